@@ -52,18 +52,18 @@ def test_arguments_of_a_save(tmp_path: Path):
             one.save(0)
         args = eval(str(caught.value).rpartition("such as ")[2], names)
         with told(
-            "orbax/ckpt_orbax/v0/_manager_reading.py: , the earlier form: write args=ocp.args"
+            "orbax/ckpt_orbax/v0/checkpoint_manager.py: , the earlier form: write args=ocp.args"
         ):
             one.save(0, args)
         one.save(0, args=args)
-        key = "orbax/ckpt_orbax/v0/_manager_reading.py: checkpointable object. Give the arguments of the object"
+        key = "orbax/ckpt_orbax/v0/checkpoint_manager.py: checkpointable object. Give the arguments of the object"
         with told(key):
             one.restore(0, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
         assert right(one.restore(0, args=ocp.args.StandardRestore()))
     with manager(tmp_path / "b") as one:
         one.save(0, args=ocp.args.Composite(state=Standard(STATE)))
         with told(
-            "orbax/ckpt_orbax/v0/_manager_reading.py: objects. Write args=ocp.args.Composite("
+            "orbax/ckpt_orbax/v0/checkpoint_manager.py: objects. Write args=ocp.args.Composite("
         ) as said:
             one.save(1, args=Standard(STATE))
         how = eval(f"dict({said.after('Write ')})".replace("...", "state"), names)
@@ -87,7 +87,7 @@ def test_what_is_no_tree(tmp_path: Path):
 
 def test_several_items_and_one_handler(tmp_path: Path):
     ckpt.save(tmp_path / "a", one=STATE, two=STATE)
-    with told("orbax/ckpt_orbax/v0/_checkpointer.py: : give the path of one of them, or use a"):
+    with told("orbax/ckpt_orbax/v0/checkpointers.py: : give the path of one of them, or use a"):
         ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(tmp_path / "a")
     one = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(tmp_path / "a" / "one")
     both = ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(

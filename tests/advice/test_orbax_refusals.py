@@ -36,7 +36,7 @@ def heard(engine_of: Any) -> tuple[list[str], Any]:
 
 def test_a_composite_is_made_anew() -> None:
     composite = ocp.args.Composite(state=1)
-    with told("orbax/ckpt_orbax/v0/_composite.py: cannot be changed: make another one"):
+    with told("orbax/ckpt_orbax/v0/args.py: cannot be changed: make another one"):
         composite.state = 2
     assert ocp.args.Composite(state=2).state == 2
 

@@ -201,7 +201,7 @@ def test_a_step_that_this_run_saved_already(tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_destination_that_is_taken(tmp_path: Path):
     ocp.PyTreeCheckpointer().save(tmp_path / "a", {"w": W * 0})
-    with told("orbax/ckpt_orbax/v0/_checkpointer.py: (overwrite=True is force=True here)") as said:
+    with told("orbax/ckpt_orbax/v0/checkpointers.py: (overwrite=True is force=True here)") as said:
         ocp.PyTreeCheckpointer().save(tmp_path / "a", STATE)
     how = eval(f"dict({said.after('overwrite=True is ').partition(' here')[0]})")
     ocp.PyTreeCheckpointer().save(tmp_path / "a", STATE, **how)

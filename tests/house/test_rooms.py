@@ -48,11 +48,7 @@ STATE = {
         "_lock",
         "_sessions",
     },  # Orbax's partial saves are known by path alone
-    "ckpt_orbax.v0._registration": {
-        "_BY_TYPE_NAME",
-        "_FOR_RESTORE",
-        "_FOR_SAVE",
-    },  # as the registry
+    "ckpt_orbax.v0._registration": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
     "ckpt_core.bench._measure": {"TRACE_PATH"},  # set around one measurement
 }
 _CHANGES = (

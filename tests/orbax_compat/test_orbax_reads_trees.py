@@ -273,7 +273,7 @@ def dtype_named(name):
 
 
 def some_of(name):
-    """Twelve elements that every dtype holds, not all alike."""
+    """Twelve elements that every dtype holds, not all equal."""
     values = np.array([0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1]).astype(dtype_named(name))
     return values.reshape(3, 4)
 

@@ -69,8 +69,8 @@ def expected(number: int) -> np.ndarray:
 
 
 def test_orbax_reads_what_two_processes_wrote(tmp_path: Path) -> None:
-    told = reports(launch(STATE + OURS_TO_ORBAX, tmp_path / "run"))
-    assert told == [{"same": True, "other": True, "step": 3, "manager": True}] * 2
+    found = reports(launch(STATE + OURS_TO_ORBAX, tmp_path / "run"))
+    assert found == [{"same": True, "other": True, "step": 3, "manager": True}] * 2
     # and in one process, on its own devices
     here = jax.sharding.SingleDeviceSharding(jax.devices()[3])
     one = jax.ShapeDtypeStruct((8, 12), np.float32, sharding=here)
@@ -93,6 +93,6 @@ def test_we_read_what_two_processes_of_orbax_wrote(two_of_orbax: Path, path: str
 def two_of_orbax(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved by two processes of Orbax, which ckpt has loaded there."""
     directory = tmp_path_factory.mktemp("orbax") / "run"
-    told = reports(launch(STATE + ORBAX_TO_OURS, directory))
-    assert told == [{"loaded": [True, True], "step": 3, "restored": True}] * 2
+    found = reports(launch(STATE + ORBAX_TO_OURS, directory))
+    assert found == [{"loaded": [True, True], "step": 3, "restored": True}] * 2
     return directory

@@ -13,6 +13,7 @@ import ckpt_core as ckpt
 from ckpt_core._save.write import Write
 from ckpt_orbax import NotOffered
 from ckpt_orbax import v1 as ocp
+from ckpt_orbax._run import SaveEnd
 from tests.support.trees import assert_same
 
 keeping = ocp.training.preservation_policies
@@ -30,6 +31,18 @@ def open_run(directory, **named):
 
 def steps_of(checkpointer):
     return [one.step for one in checkpointer.checkpoints]
+
+
+def writes_that_wait(monkeypatch):
+    """Holds all writes from now on until the event is set."""
+    go_on, real = threading.Event(), Write.write_own
+
+    def held(self, attempt):
+        assert go_on.wait(60)
+        real(self, attempt)
+
+    monkeypatch.setattr(Write, "write_own", held)
+    return go_on
 
 
 def test_a_run(tmp_path):
@@ -163,12 +176,12 @@ def test_steps_that_a_policy_deletes_are_not_listed(tmp_path):
 
 def test_metrics_may_be_any_json(tmp_path):
     best = keeping.BestN(get_metric_fn=lambda found: found["eval"]["loss"], n=1, reverse=True)
-    told = [{"eval": {"loss": loss, "by": "hand"}, "curve": [1, 2]} for loss in (3.0, 1.0, 2.0)]
+    given = [{"eval": {"loss": loss, "by": "hand"}, "curve": [1, 2]} for loss in (3.0, 1.0, 2.0)]
     with open_run(tmp_path, preservation_policy=best) as checkpointer:
-        for step, metrics in enumerate(told):
+        for step, metrics in enumerate(given):
             checkpointer.save(step, state_of(step), metrics=metrics)
-        assert [one.metrics for one in checkpointer.checkpoints] == told[1:]
-        assert checkpointer.metadata(1).metrics == told[1]
+        assert [one.metrics for one in checkpointer.checkpoints] == given[1:]
+        assert checkpointer.metadata(1).metrics == given[1]
         assert checkpointer.load_checkpointables(1).keys() == {"state"}
         assert checkpointer.checkpointables_metadata(1).metadata.keys() == {"state"}
         checkpointer.save(3, state_of(3), metrics={"eval/loss": np.float32(0.5), "n": 1})
@@ -257,7 +270,7 @@ def test_metadata_of_the_run(tmp_path):
         assert str(found.directory) == str(tmp_path)
 
 
-def test_steps_are_listed_again_when_told(tmp_path):
+def test_steps_are_listed_again_on_demand(tmp_path):
     with open_run(tmp_path) as trainer, open_run(tmp_path) as evaluator:
         assert evaluator.latest is None
         trainer.save(0, state_of(0))
@@ -388,15 +401,9 @@ def test_earlier_names_warn(tmp_path):
 
 def test_a_step_that_is_being_saved_is_the_latest(tmp_path, monkeypatch):
     """Trainers ask it at their end, and save the last step unless it is that one."""
-    go_on, real = threading.Event(), Write.write_own
-
-    def held(self, attempt):
-        assert go_on.wait(60)
-        real(self, attempt)
-
     with open_run(tmp_path) as checkpointer:
         checkpointer.save(6, state_of(6))
-        monkeypatch.setattr(Write, "write_own", held)
+        go_on = writes_that_wait(monkeypatch)
         response = checkpointer.save_async(7, state_of(7))
         assert checkpointer.latest.step == 7
         assert steps_of(checkpointer) == [6, 7]
@@ -405,24 +412,61 @@ def test_a_step_that_is_being_saved_is_the_latest(tmp_path, monkeypatch):
         assert response.result()
 
 
-def test_a_save_that_ends_during_a_look_is_seen():
+def test_a_step_that_is_being_saved_has_its_metrics_and_time(tmp_path, monkeypatch):
+    """Policies and callers see it as Orbax shows it; its time was the beginning of 1970, its metrics None."""
+    asked = []
+
+    class Saves(saving.SaveDecisionPolicy):
+        def should_save(self, step, previous_steps, *, context):
+            asked.append([(one.step, one.metrics) for one in previous_steps])
+            return True
+
+    before = datetime.datetime.now(tz=datetime.UTC)
+    with open_run(tmp_path, save_decision_policy=Saves()) as checkpointer:
+        go_on = writes_that_wait(monkeypatch)
+        response = checkpointer.save_async(7, state_of(7), metrics={"loss": 2.0})
+        running = checkpointer.latest
+        assert running.metrics == {"loss": 2.0}
+        assert before <= running.time <= datetime.datetime.now(tz=datetime.UTC)
+        assert (running.init_timestamp, running.commit_timestamp) == (running.time, None)
+        assert checkpointer.should_save(8)
+        assert asked[-1] == [(7, {"loss": 2.0})]
+        go_on.set()
+        assert response.result()
+        assert checkpointer.latest.commit_timestamp is not None
+
+
+def test_a_step_that_was_asked_for_while_it_was_replaced_shows_the_new_one(tmp_path, monkeypatch):
+    """What was known of the old one stayed for good."""
+    with open_run(tmp_path) as checkpointer:
+        checkpointer.save(7, state_of(7), metrics={"loss": 1.0})
+        go_on = writes_that_wait(monkeypatch)
+        response = checkpointer.save_async(7, state_of(8), overwrite=True, metrics={"loss": 2.0})
+        assert checkpointer.checkpoints[0].metrics == {"loss": 1.0}
+        go_on.set()
+        assert response.result()
+        assert checkpointer.checkpoints[0].metrics == {"loss": 2.0}
+
+
+def test_a_save_that_ends_during_a_look_is_seen(tmp_path):
     """It was missing among the running ones, asked for after the list, and in the list, made before."""
-    from ckpt_orbax.v1.training._steps import Steps
+    with open_run(tmp_path) as checkpointer:
+        run = checkpointer._run
+        own = run.engine
 
-    steps = Steps(names=None, light=True)
-    path = "/nowhere/5"
+        class Engine:
+            def all_steps(self):
+                found = [1] if not ended else [1, 5]
+                if not ended:
+                    ended.append(5)
+                    run._notice(ckpt.Event(kind="committed", path="/nowhere/5", step=5))
+                return found
 
-    class Engine:
-        def all_steps(self):
-            found = [1] if not ended else [1, 5]
-            if not ended:
-                ended.append(5)
-                steps.noticed(ckpt.Event(kind="committed", path=path, step=5))
-            return found
-
-    for look in (steps.begun, lambda: [steps.newest()]):
-        ended = []
-        steps.use(Engine())
-        steps.begin(5)
-        assert look()[-1] == 5
-        assert look()[-1] == 5
+        for look in (run.begun, lambda: [run.newest()]):
+            ended = []
+            run.engine = Engine()
+            run.look()
+            run._begin(5, SaveEnd(None))
+            assert look()[-1] == 5
+            assert look()[-1] == 5
+        run.engine = own

@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def state(value: float) -> Any:
-    """A TrainState of which two are alike if they were trained alike."""
+    """A TrainState of which two are equal if they were trained the same way."""
     params = {"w": jnp.full(3, value), "b": {"x": jnp.full(2, value, jnp.bfloat16)}}
     made = train_state.TrainState.create(apply_fn=len, params=params, tx=TX)
     return made.apply_gradients(grads=jax.tree.map(jnp.ones_like, params))

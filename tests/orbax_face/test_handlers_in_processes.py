@@ -74,9 +74,9 @@ def saved(step, item):
 with ocp.CheckpointManager(directory + "/run", options=options) as manager:
     saved(0, each)
     failed = [raised(lambda: saved(1, other)), raised(lambda: saved(1, fails))]
-    _handler_files.MOST_BYTES = 3
+    _handler_files.MAX_BYTES = 3
     failed.append(raised(lambda: saved(1, each)))
-    _handler_files.MOST_BYTES = 100
+    _handler_files.MAX_BYTES = 100
     saved(1, each)
     manager.wait_until_finished()
     found = manager.restore(1, args=ocp.args.Composite(own=OwnRestore())).own
@@ -100,7 +100,7 @@ report(found=found, words=words.found)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def outcomes(tmp_path_factory):
     place = tmp_path_factory.mktemp("own")
     (place / "handlers_of_own.py").write_text(textwrap.dedent(OWN))
     path = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
@@ -111,7 +111,7 @@ def told(tmp_path_factory):
         return first, reports(launch(AGAIN, place, devices=4))
 
 
-def test_files_of_all_processes_are_put_together(told):
+def test_files_of_all_processes_are_put_together(outcomes):
     names = ["process_0", "process_1", "same"]
     expected = {
         "process_0": "of 0",
@@ -119,7 +119,7 @@ def test_files_of_all_processes_are_put_together(told):
         "same": "of all",
         "all": json.dumps(names),
     }
-    first, again = told
+    first, again = outcomes
     for one in (*first, *again):
         assert one["found"] == expected
         assert one["words"] == ["words_0", "words_1"]
@@ -134,8 +134,8 @@ def test_files_of_all_processes_are_put_together(told):
         (2, ("NotOffered", "NotOffered"), "as a pytree of arrays"),
     ],
 )
-def test_a_refusal_is_the_same_in_all_processes_at_once(told, which, kinds, says):
-    for kind, one in zip(kinds, told[0], strict=True):
+def test_a_refusal_is_the_same_in_all_processes_at_once(outcomes, which, kinds, says):
+    for kind, one in zip(kinds, outcomes[0], strict=True):
         failed = one["failed"][which]
         assert failed["type"] == kind
         assert says in failed["text"]

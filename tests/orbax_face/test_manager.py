@@ -45,7 +45,7 @@ def test_the_step_that_is_being_saved_is_listed(tmp_path):
         manager.check_for_errors()
 
 
-def test_steps_are_looked_for_when_told_to(tmp_path):
+def test_steps_are_looked_for_on_demand(tmp_path):
     with manager_in(tmp_path) as manager, manager_in(tmp_path) as other:
         save_all(other, [0])
         other.wait_until_finished()
@@ -87,7 +87,7 @@ def test_when_it_saves(tmp_path, options, saved):
         assert manager.all_steps() == saved
 
 
-def test_continuous_policies_are_told_of_running_saves_unless_they_are_not(tmp_path):
+def test_continuous_policies_know_of_running_saves_unless_turned_off(tmp_path):
     class NoneRunning:
         def should_save(self, step, previous_steps, *, context):
             asked.append(context.is_saving_in_progress)
@@ -226,7 +226,7 @@ def test_metadata_of_the_run_and_of_steps(tmp_path):
         assert manager.metadata().custom_metadata == {}
 
 
-def test_a_failed_save_is_told_and_not_listed(tmp_path):
+def test_a_failed_save_is_raised_and_not_listed(tmp_path):
     class Fails(ocp.CheckpointHandler):
         def save(self, directory, item):
             raise OSError("the disk is full")
@@ -240,10 +240,34 @@ def test_a_failed_save_is_told_and_not_listed(tmp_path):
         assert manager.all_steps() == []
 
 
+@pytest.mark.parametrize("by", ["close", "with"])
+def test_handlers_are_closed_after_a_failed_save(tmp_path, by):
+    closed = []
+
+    class Closes(ocp.StandardCheckpointHandler):
+        def close(self):
+            closed.append(1)
+
+    def get_in_the_way(event):
+        if event.kind == "snapshot_taken":
+            (tmp_path / "0" / "in the way").mkdir(parents=True)
+
+    options = ocp.CheckpointManagerOptions(engine=ckpt.Options(on_event=get_in_the_way))
+    manager = ocp.CheckpointManager(tmp_path, options=options, item_handlers=Closes())
+    if by == "close":
+        manager.save(0, args=Standard(STATE))
+        with pytest.raises(FileExistsError):
+            manager.close()
+    else:
+        with pytest.raises(FileExistsError), manager:
+            manager.save(0, args=Standard(STATE))
+    assert closed == [1]
+
+
 def test_functions_are_called_after_saves(tmp_path):
     called = []
-    told = ocp.AsyncOptions(timeout_secs=60, post_finalization_callback=lambda: called.append(1))
-    with manager_in(tmp_path, async_options=told) as manager:
+    chosen = ocp.AsyncOptions(timeout_secs=60, post_finalization_callback=lambda: called.append(1))
+    with manager_in(tmp_path, async_options=chosen) as manager:
         save_all(manager, range(2))
     deadline = time.monotonic() + 60  # they are called in threads of their own
     while len(called) < 2 and time.monotonic() < deadline:

@@ -48,7 +48,7 @@ TREE = {"a": [1, {"b": 2}], "c": {}, "d": Pair(3, None), "e": Own(4, (5.0, "six"
 
 
 def same(work: Any) -> Any:
-    """What a call returns, or which error it raises, with Orbax first; both alike."""
+    """What a call returns, or which error it raises, with Orbax first; the same for both."""
     found = []
     for ocp in BOTH:
         try:
@@ -139,7 +139,7 @@ def test_names_of_steps(tmp_path):
     for number in (1, 20):
         ckpt_orbax.PyTreeCheckpointer().save(tmp_path / f"s_{number:04}", {"w": np.ones(2)})
 
-    def told(ocp: Any) -> Any:
+    def answers(ocp: Any) -> Any:
         step = ocp.path.step
         names = step.standard_name_format(step_prefix="s", step_format_fixed_length=4)
         newest = step.latest_step_metadata(tmp_path, names)
@@ -155,7 +155,7 @@ def test_names_of_steps(tmp_path):
             ocp.path.format_utils.is_orbax_checkpoint(tmp_path / "s_0001"),
         )
 
-    same(told)
+    same(answers)
     same(
         lambda ocp: ocp.path.step.step_metadata_of_checkpoint_path(
             tmp_path / "other", ocp.path.step.standard_name_format()
@@ -249,6 +249,7 @@ def test_modes_through_the_second_api(tmp_path):
 def test_handlers_of_types_that_change_nothing(tmp_path):
     def restored(ocp: Any) -> Any:
         types = ocp.type_handlers
+        before = types.get_type_handler(jax.Array)
         handler = types.SingleReplicaArrayHandler(replica_axis_index=0, use_replica_parallel=False)
         types.register_type_handler(jax.Array, handler, override=True)
         try:
@@ -266,7 +267,7 @@ def test_handlers_of_types_that_change_nothing(tmp_path):
             found = ocp.PyTreeCheckpointer().restore(path, restore_args={"w": wanted})["w"]
             return np.asarray(found).tolist(), found.sharding == sharding
         finally:
-            types.register_type_handler(jax.Array, types.ArrayHandler(), override=True)
+            types.register_type_handler(jax.Array, before, override=True)
 
     assert same(restored)[1]
 

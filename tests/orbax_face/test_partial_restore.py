@@ -60,7 +60,7 @@ DIFFERS = {
 }
 
 
-def told(tree: Any) -> Any:
+def comparable(tree: Any) -> Any:
     """A tree that can be compared: arrays as type, dtype and values."""
 
     def leaf(value: Any) -> Any:
@@ -106,9 +106,9 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("name", FITS)
 def test_what_the_checkpoint_lacks_stays(saved, name, way):
     target = FITS[name]
-    expected = told(way(BOTH[0], saved[BOTH[0]], target()))
-    assert told(way(ckpt_orbax, saved[ckpt_orbax], target())) == expected
-    assert told(way(ckpt_orbax, saved[BOTH[0]], target())) == expected
+    expected = comparable(way(BOTH[0], saved[BOTH[0]], target()))
+    assert comparable(way(ckpt_orbax, saved[ckpt_orbax], target())) == expected
+    assert comparable(way(ckpt_orbax, saved[BOTH[0]], target())) == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -130,6 +130,6 @@ def test_the_kept_value_is_the_same_object(saved):
 def test_a_placeholder_for_a_saved_leaf_leaves_it_out(saved, way):
     """Orbax does so with ``restore_args``, and restores the leaf without."""
     target = {"l": [..., zeros(1), ...], "b": {"c": ...}}
-    expected = told(by_restore_args(BOTH[0], saved[BOTH[0]], target))
+    expected = comparable(by_restore_args(BOTH[0], saved[BOTH[0]], target))
     assert expected["l"][0] is ... and expected["b"]["c"] is ...
-    assert told(way(ckpt_orbax, saved[ckpt_orbax], target)) == expected
+    assert comparable(way(ckpt_orbax, saved[ckpt_orbax], target)) == expected

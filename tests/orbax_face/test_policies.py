@@ -74,7 +74,7 @@ def test_the_best_steps_stay(named, expected):
     assert kept(policy, steps_at(range(5), metrics)) == list(expected)
 
 
-def test_steps_without_metrics_stay_unless_told():
+def test_steps_without_metrics_stay_by_default():
     metrics = [{"loss": 1.0}, None, {"loss": 2.0}, None]
     fine = keeping.BestN(get_metric_fn=lambda measured: measured["loss"], n=1)
     assert kept(fine, steps_at(range(4), metrics)) == [1, 2, 3]

@@ -47,10 +47,10 @@ report(saved=saved, steps=steps, loaded=loaded, of_run=of_run, same=same)
 
 
 def test_two_processes(tmp_path):
-    told = reports(launch(RUN, tmp_path, devices=4))
-    assert told[0]["steps"] == [2, 3]  # the others may look before the first one has deleted
+    processes = reports(launch(RUN, tmp_path, devices=4))
+    assert processes[0]["steps"] == [2, 3]  # the others may look before the first one has deleted
     shards = {}
-    for one in told:
+    for one in processes:
         assert one["saved"] == [True] * 4
         assert one["steps"][-2:] == [2, 3]
         assert one["of_run"] == {"n": 2}
@@ -134,9 +134,9 @@ def test_two_processes_with_the_first_api(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
-    told = reports(launch(FIRST_API, tmp_path, devices=4))
+    found = reports(launch(FIRST_API, tmp_path, devices=4))
     loaded = {}
-    for one in told:
+    for one in found:
         assert one["saved"] == [True] * 4
         assert (one["latest"], one["best"], one["step"]) == (3, 3, 3)
         assert (one["of_run"], one["words"]) == ({"n": 2}, ["a"])

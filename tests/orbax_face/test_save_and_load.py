@@ -127,14 +127,14 @@ def test_a_timeout_holds_while_another_waits():
         return True
 
     response = Waiting(wait)
-    told = threading.Event()
-    response.on_complete(lambda value: told.set())
+    called = threading.Event()
+    response.on_complete(lambda value: called.set())
     for _ in range(3):  # the thread of on_complete waits without a limit
         with pytest.raises(TimeoutError):
             response.result(timeout=0.05)
     release.set()
     assert response.result(timeout=60)
-    assert told.wait(60)
+    assert called.wait(60)
 
 
 def test_a_placeholder_leaves_a_leaf_out(path, state):
@@ -156,7 +156,7 @@ def test_a_placeholder_leaves_a_leaf_out(path, state):
     assert restored.bytes == sum(left)
 
 
-def test_trees_that_differ_are_told_whole(path, state):
+def test_trees_that_differ_are_reported_whole(path, state):
     ocp.save(path, state)
     less = {name: leaf for name, leaf in state.items() if name != "n"}
     with pytest.raises(ocp.errors.TreeMismatchError, match="User-provided restore item") as caught:
@@ -196,16 +196,16 @@ def test_a_target_of_what_was_described(path, state):
 
 
 def test_asynchronous(path, state):
-    told = threading.Event()
+    called = threading.Event()
     context = ocp.Context()
     ended = []
     context.asynchronous.post_finalization_callback = lambda: ended.append(1)
     with context:
         response = ocp.save_async(path, state)
-    response.on_complete(lambda value: told.set())
+    response.on_complete(lambda value: called.set())
     assert response.result() is None
     assert response.result(timeout=1) is None
-    assert told.wait(60)
+    assert called.wait(60)
     assert ended == [1]
     loading = ocp.load_async(path)
     assert_same(loading.result(), state)

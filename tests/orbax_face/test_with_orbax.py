@@ -116,13 +116,13 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_arguments_and_defaults_are_the_same(name):
-    def told(module):
+    def answers(module):
         return [
             (one.name, one.kind, one.default)
             for one in inspect.signature(at(module, name)).parameters.values()
         ]
 
-    assert told(ours) == told(theirs)
+    assert answers(ours) == answers(theirs)
 
 
 def fields_of(options):

@@ -79,11 +79,11 @@ def goes_through(program, directory, forms, kills, straight):
     for form, kill in zip(forms, [*kills, None], strict=True):
         ended = program.run(form, directory, kill)
         began.append(ended[0].steps[0])
-    told = f"{directory}: {forms}, {kills}: began at {began}"
-    assert began[0] == 0, told
-    assert 0 < began[1] <= kills[0].step + 1, told
-    assert began[1] <= began[2] <= kills[1].step + 1, told
-    assert [one.digest for one in ended] == [one.digest for one in straight], told
+    what = f"{directory}: {forms}, {kills}: began at {began}"
+    assert began[0] == 0, what
+    assert 0 < began[1] <= kills[0].step + 1, what
+    assert began[1] <= began[2] <= kills[1].step + 1, what
+    assert [one.digest for one in ended] == [one.digest for one in straight], what
 
 
 @pytest.mark.parametrize(

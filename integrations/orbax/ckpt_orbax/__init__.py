@@ -45,7 +45,7 @@ from ckpt_orbax import (
     v1,
 )
 from ckpt_orbax._leaves import PLACEHOLDER
-from ckpt_orbax._refused import NotOffered, refusing
+from ckpt_orbax._refused import NotOffered, is_face, refusing
 from ckpt_orbax.path import step
 from ckpt_orbax.transform_utils import merge_trees
 from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointManager
@@ -143,11 +143,12 @@ __all__ = [
     "v1",
 ]
 
-answer_for_classes(
-    one
-    for name, module in [*sys.modules.items()]
-    if name.startswith("ckpt_orbax.")
-    for one in vars(module).values()
-    if isinstance(one, type) and one.__module__.startswith("ckpt_orbax.")
-)
-__getattr__ = refusing(__name__)
+for _name, _module in [*sys.modules.items()]:
+    if _name.startswith("ckpt_orbax."):
+        answer_for_classes(
+            one
+            for one in vars(_module).values()
+            if isinstance(one, type) and one.__module__.startswith("ckpt_orbax.")
+        )
+    if is_face(_name):
+        vars(_module)["__getattr__"] = refusing(_name)

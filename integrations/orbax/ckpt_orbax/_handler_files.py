@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextvars
 import hashlib
 import json
 import pathlib
 import shutil
 import tempfile
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,10 +20,11 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered
+from ckpt_orbax._response import in_thread
 
 NOTE = ".ckpt-orbax-handler"
 """File in an item of files: the type name of the handler that wrote them."""
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """What processes other than 0 may write together: it goes over the network and through memory."""
 
 
@@ -37,20 +36,11 @@ def type_name(handler: Any) -> str:
 def written(
     kind: type, save: Callable[[Any], None], finish: Callable[[Any], None] | None = None
 ) -> ckpt.Files:
-    """The files that ``save`` writes into the directory that it is given, in all processes together.
+    """The files that ``save`` writes, in all processes together.
 
     They are written while the save takes its snapshot; what Orbax would do in the background is done
     then, too. With several processes each writes into a directory of its own, and process 0 puts the
-    files together: whatever is wrong with them is the same error in all processes.
-
-    Args:
-        kind: class of the handler.
-        save: writes the files.
-        finish: called with the directory, in process 0, when all files are there.
-
-    Raises:
-        NotOffered: two processes have written different files of one name, or too much.
-        CheckpointError: ``save`` has failed in another process.
+    files together and calls ``finish``: whatever is wrong with them is the same error in all processes.
     """
     together = None if jax.process_count() == 1 else _of_all_processes(kind, save)
 
@@ -80,17 +70,17 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
         error = caught
     sent = {} if jax.process_index() == 0 or error is not None else _files_in(mine)
     size = sum(map(len, sent.values()))
-    told = _from_all({"error": None if error is None else repr(error), "bytes": size})
+    ended = _from_all({"error": None if error is None else repr(error), "bytes": size})
     try:
         if error is not None:
             raise error
-        for process, one in enumerate(told):
+        for process, one in enumerate(ended):
             if one["error"] is not None:
                 raise ckpt.CheckpointError(
                     f"process {process}: {kind.__name__} has not written its files: {one['error']}"
                 )
-        _refuse_too_much(kind, sum(one["bytes"] for one in told))
-        if any(one["bytes"] for one in told):
+        _refuse_too_much(kind, sum(one["bytes"] for one in ended))
+        if any(one["bytes"] for one in ended):
             _put_together(kind, mine, sent)
     except BaseException:
         shutil.rmtree(mine, ignore_errors=True)
@@ -99,20 +89,16 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
 
 
 def _refuse_too_much(kind: type, size: int) -> None:
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise not_offered(
             f"a handler that writes {size:,} bytes in processes other than 0 ({kind.__name__})",
-            f"process 0 writes the files of all, up to {MOST_BYTES:,} bytes",
+            f"process 0 writes the files of all, up to {MAX_BYTES:,} bytes",
             "save what is large as a pytree of arrays",
         )
 
 
 def _put_together(kind: type, mine: str, sent: dict[str, str]) -> None:
-    """Adds the files of the other processes to those of process 0.
-
-    Raises:
-        NotOffered: two of them differ under one name; in all processes.
-    """
+    """Adds the files of the other processes to those of process 0; raises in all if two differ under one name."""
     own = {name: _digest(text) for name, text in _files_in(mine).items()}
     everybody = _from_all({"sent": sent, "own": own})
     seen: dict[str, str] = {}
@@ -167,21 +153,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(awaited())
-    ended: list[Any] = []
-    failed: list[BaseException] = []
-
-    def in_thread() -> None:
-        try:
-            ended.append(asyncio.run(awaited()))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(in_thread,))
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return ended[0]
+    return in_thread(lambda: asyncio.run(awaited()), "ckpt-handler").result()
 
 
 def saved_by(info: CheckpointInfo, name: str, files: ckpt.SavedFiles) -> str | None:

@@ -55,24 +55,14 @@ def _is_key(dtype: Any) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one leaf of a target asks for.
-
-    Attributes:
-        like: what ckpt takes as the target.
-        finish: turns what ckpt loads into what Orbax would return.
-    """
+    """What one leaf of a target asks for: ``like`` is ckpt's target, ``finish`` turns what comes into what Orbax returns."""
 
     like: Any
     finish: Callable[[Any], Any] = lambda value: value
 
 
 def wanted(path: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
-    """What a leaf of a target asks for, given what was saved at its place.
-
-    Raises:
-        TypeError: it cannot be a target.
-        ValueError: a scalar is wanted, and an array was saved.
-    """
+    """What a leaf of a target asks for, given what was saved at its place."""
     if not is_abstract_leaf(leaf):
         raise TypeError(
             f"{path}: Unsupported abstract leaf type for loading: `{type(leaf)}`: give a "
@@ -120,10 +110,7 @@ def _on_devices(leaf: Any, saved: LeafInfo | None) -> Any:
 
 
 def _on_host(leaf: Any, saved: LeafInfo | None) -> Any:
-    """A numpy array of the leaf's shape, which takes no memory.
-
-    An array without elements stands for one of any shape.
-    """
+    """A numpy array of the leaf's shape, which takes no memory; one without elements stands for any shape."""
     shape, dtype = leaf.shape, leaf.dtype
     if saved is not None and not (dtype or saved.dtype):
         # what numpy has no dtype for comes back as it was saved

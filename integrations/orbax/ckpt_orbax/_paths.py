@@ -29,28 +29,16 @@ def as_path(path: str | os.PathLike[str], kind: Any = None) -> Any:
 
 
 def as_text(path: Any) -> str:
-    """``path`` as ckpt takes it; a URL keeps its two slashes.
-
-    Raises:
-        ValueError: there is no path.
-    """
+    """``path`` as ckpt takes it; a URL keeps its two slashes."""
     if not path:
         raise ValueError(f"a path is needed, got {path!r}")
     return os.fspath(path)
 
 
 def refuse_another_series(directory: str, prefix: str | None, names: Any = None) -> None:
-    """Refuses a directory that holds steps whose names begin otherwise; looked for in file systems alone.
+    """Raises NotOffered in a directory of a file system with steps whose names begin otherwise.
 
     To Orbax and Flax those are another series, with retention of its own. To ckpt a directory is one run.
-
-    Args:
-        directory: of the steps.
-        prefix: with which the names begin, before an underscore.
-        names: a NameFormat, which may read several forms.
-
-    Raises:
-        NotOffered: there is such a step.
     """
     if "://" in directory or not os.path.isdir(directory):
         return
@@ -65,10 +53,3 @@ def refuse_another_series(directory: str, prefix: str | None, names: Any = None)
                 "a directory holds the steps of one run, whatever their names begin with",
                 "a directory for each prefix",
             )
-
-
-def has_metadata_file(engine: Any) -> bool:
-    """Whether the run of a Checkpointer has metadata; what an early Orbax wrote is replaced, as by Orbax."""
-    if "://" in engine.directory:
-        return engine.run_metadata is not None
-    return os.path.exists(f"{engine.directory}/metadata/_ROOT_METADATA")

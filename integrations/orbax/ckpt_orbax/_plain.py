@@ -18,15 +18,7 @@ Path = tuple[str | int, ...]
 
 
 def plain(tree: Any, change: Callable[[Path, Any], Any] | None = None) -> Any:
-    """The tree with dicts, lists, tuples and None for containers.
-
-    Args:
-        tree: any pytree.
-        change: called with the path and value of each leaf; returns what stands there instead.
-
-    Raises:
-        ValueError: two names of a node are the same as text.
-    """
+    """The tree with dicts, lists, tuples and None for containers; ``change`` may replace each leaf, by path and value."""
     return _plain(tree, (), change or (lambda _, leaf: leaf))
 
 
@@ -39,14 +31,14 @@ def _plain(node: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
     if kind in (list, tuple):
         children = (_plain(child, (*path, i), change) for i, child in enumerate(node))
         return list(children) if kind is list else tuple(children)
-    pairs = _one_level(node)
+    pairs = one_level(node)
     if pairs is None:
         return change(path, node)
     if not pairs:
         return kind() if kind in (dict, list, tuple) else ({} if isinstance(node, dict) else None)
     if all(isinstance(key, _POSITIONS) for key, _ in pairs):
         return [_plain(child, (*path, i), change) for i, (_, child) in enumerate(pairs)]
-    return _named(((_name(key), child) for key, child in pairs), path, change)
+    return _named(((key_name(key), child) for key, child in pairs), path, change)
 
 
 def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[str, Any]:
@@ -61,7 +53,7 @@ def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[s
     return named
 
 
-def _one_level(node: Any) -> list[tuple[Any, Any]] | None:
+def one_level(node: Any) -> list[tuple[Any, Any]] | None:
     """(key, child) of each child of a pytree node, None among them; None for a leaf."""
     found, structure = jax.tree_util.tree_flatten_with_path(
         node, is_leaf=lambda child: child is not node
@@ -73,7 +65,8 @@ _LEAF = jax.tree_util.tree_structure(0)
 _POSITIONS = (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)
 
 
-def _name(key: Any) -> str:
+def key_name(key: Any) -> str:
+    """The text of one key of jax's paths."""
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -115,8 +108,8 @@ def filled(target: Any, values: dict[Path, Any]) -> Any:
 
 def _entry(key: Any) -> str | int:
     if isinstance(key, _POSITIONS):
-        return int(_name(key))
-    return _name(key)
+        return int(key_name(key))
+    return key_name(key)
 
 
 def path_text(path: Path) -> str:

@@ -33,138 +33,121 @@ EMERGENCY = (
     "frequent steps in the memory or on the disks of hosts are the engine's own",
     "ckpt_core.Checkpointer(directory, local_directory=...), or CheckpointManager for the directory alone",
 )
-_TYPE_HANDLERS = (
-    "ckpt stores each type of leaf in one way, which Orbax reads",
-    "RestoreArgs and SaveArgs for single leaves; for other objects a CheckpointHandler of your own, or an "
-    "item with get_state() and set_state()",
-)
-_TRANSFORMS = (
-    "functions and patterns would change the tree between the file and its checks",
-    "ckpt_core.load(path, like, rename=..., missing=..., unexpected=...), or a change of the restored tree",
-)
-_RANDOM_KEYS = (
-    "keys are leaves, and this handler of Orbax loses their implementation",
-    "StandardSave({'key': key})",
-)
-_PROTO = (
-    "ckpt does not depend on protocol buffers",
-    "a CheckpointHandler of your own that writes message.SerializeToString()",
-)
-_MSGPACK = (
-    "it is the format of single files of Flax",
-    "flax.serialization.msgpack_serialize and msgpack_restore; `ckpt import` converts such files",
-)
-_STORAGE = (
-    "ckpt's engine writes and reads arrays",
-    "ckpt_core.save and ckpt_core.load, or ckpt_core.inspect(path) for what is stored",
-)
-_AGGREGATED = (
-    "it is about files of Orbax before 2023, which are converted by Orbax itself",
-    "ckpt_core.inspect(path).items[name].tree for the tree of a checkpoint",
-)
-_METADATA = (
-    "ckpt's engine writes and reads the files of metadata",
-    "manager.metadata(step), checkpointer.metadata(path) or ckpt_core.inspect(path)",
-)
-_SHARDINGS = (
-    "a saved sharding is kept as it was written",
-    "metadata.sharding.to_jax_sharding(), which is a NamedSharding or SingleDeviceSharding",
-)
-_COMMITS = (
-    "ckpt commits in its own way, the same on every storage",
-    "no temporary_path_class; path.atomicity has names for programs that give one",
-)
-_DELETIONS = ("steps are deleted by ckpt's engine", "manager.delete(step), or shutil.rmtree(path)")
-_TESTS = (
-    "it is a helper of Orbax's own tests",
-    "numpy.testing.assert_array_equal and jax.tree.map, in a test of your own",
-)
-_LOGGERS = (
-    "its entries are Orbax's statistics",
-    "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
-)
-_SNAPSHOTS = (
-    "a step is not held while it is read",
-    "keep more steps: CheckpointManagerOptions(max_to_keep=...)",
-)
-_TRIM = (
-    "a tree is compared with its target leaf by leaf when it is loaded",
-    "ocp.args.PyTreeRestore(item, partial_restore=True), or transform_utils.intersect_trees",
-)
-_IDS = (
-    "processes have the numbers that jax gives them",
-    "jax.process_index(); multihost.sync_global_processes(name) to wait for all",
-)
-_PATHWAYS = ("ckpt does not support Pathways", "the processes of jax itself")
-_PRIVATE = ("it is private to Orbax", "the public names, or ckpt_core itself")
-
-
-def _each(names: str, why: tuple[str, str]) -> dict[str, tuple[str, str]]:
-    return dict.fromkeys(names.split(), why)
-
-
-REFUSED = {
-    **_each(
-        "_src deserialize_root_metadata serialize_root_metadata record_saved_duration", _PRIVATE
+_REFUSALS = (
+    (
+        "it is private to Orbax",
+        "the public names, or ckpt_core itself",
+        "_src deserialize_root_metadata serialize_root_metadata record_saved_duration RESERVED_ITEM_NAMES "
+        "ItemMetadata handler_registration ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN "
+        "build_step_metadatas MetadataT",
     ),
-    **_each("RESERVED_ITEM_NAMES ItemMetadata handler_registration", _PRIVATE),
-    **_each(
-        "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN build_step_metadatas MetadataT", _PRIVATE
+    (
+        "ckpt does not support Pathways",
+        "the processes of jax itself",
+        "register_type_handlers",
     ),
-    **_each("register_type_handlers", _PATHWAYS),
-    **_each("Transform RestoreTransform apply_transformations", _TRANSFORMS),
-    **_each("tree_trim", _TRIM),
-    **_each(
-        "check_input_arguments get_cast_tspec_deserialize get_cast_tspec_serialize "
-        "get_json_tspec_read get_json_tspec_write is_supported_empty_value",
-        _TYPE_HANDLERS,
+    (
+        "functions and patterns would change the tree between the file and its checks",
+        "ckpt_core.load(path, like, rename=..., missing=..., unexpected=...), or a change of the restored "
+        "tree",
+        "Transform RestoreTransform apply_transformations",
     ),
-    **_each(
-        "get_ts_context merge_ocdbt_per_process_files async_deserialize async_serialize "
-        "tensorstore_utils ts_utils",
-        _STORAGE,
+    (
+        "a tree is compared with its target leaf by leaf when it is loaded",
+        "ocp.args.PyTreeRestore(item, partial_restore=True), or transform_utils.intersect_trees",
+        "tree_trim",
     ),
-    **_each("AggregateHandler MsgpackHandler", _MSGPACK),
-    **_each("MAX_CHUNK_SIZE msgpack_restore msgpack_serialize", _MSGPACK),
-    **_each(
+    (
+        "ckpt stores each type of leaf in one way, which Orbax reads",
+        "RestoreArgs and SaveArgs for single leaves; for other objects a CheckpointHandler of your own, "
+        "or an item with get_state() and set_state()",
+        "check_input_arguments get_cast_tspec_deserialize get_cast_tspec_serialize get_json_tspec_read "
+        "get_json_tspec_write is_supported_empty_value",
+    ),
+    (
+        "ckpt's engine writes and reads arrays",
+        "ckpt_core.save and ckpt_core.load, or ckpt_core.inspect(path) for what is stored",
+        "get_ts_context merge_ocdbt_per_process_files async_deserialize async_serialize tensorstore_utils "
+        "ts_utils",
+    ),
+    (
+        "it is the format of single files of Flax",
+        "flax.serialization.msgpack_serialize and msgpack_restore; `ckpt import` converts such files",
+        "AggregateHandler MsgpackHandler MAX_CHUNK_SIZE msgpack_restore msgpack_serialize",
+    ),
+    (
+        "it is about files of Orbax before 2023, which are converted by Orbax itself",
+        "ckpt_core.inspect(path).items[name].tree for the tree of a checkpoint",
         "all_leaves_are_placeholders from_flattened_with_keypath pytree_structure",
-        _AGGREGATED,
     ),
-    **_each("MetadataStore metadata_store", _METADATA),
-    **_each("NamedShardingMetadata SingleDeviceShardingMetadata", _SHARDINGS),
-    **_each(
+    (
+        "ckpt's engine writes and reads the files of metadata",
+        "manager.metadata(step), checkpointer.metadata(path) or ckpt_core.inspect(path)",
+        "MetadataStore metadata_store",
+    ),
+    (
+        "a saved sharding is kept as it was written",
+        "metadata.sharding.to_jax_sharding(), which is a NamedSharding or SingleDeviceSharding",
+        "NamedShardingMetadata SingleDeviceShardingMetadata",
+    ),
+    (
+        "ckpt commits in its own way, the same on every storage",
+        "no temporary_path_class; path.atomicity has names for programs that give one",
         "AsyncMakeDirFunc DeferredPath DeferredWritableTemporaryPath TemporaryPathBase create_all "
         "create_all_async on_commit_callback validate_atomic_rename_final_path "
         "validate_atomic_rename_temporary_path all_temporary_paths",
-        _COMMITS,
     ),
-    **_each(
+    (
+        "steps are deleted by ckpt's engine",
+        "manager.delete(step), or shutil.rmtree(path)",
         "deleter CheckpointDeleter PathDeleter StandardCheckpointDeleter ThreadedCheckpointDeleter "
         "create_checkpoint_deleter",
-        _DELETIONS,
     ),
-    **_each(
+    (
+        "it is a helper of Orbax's own tests",
+        "numpy.testing.assert_array_equal and jax.tree.map, in a test of your own",
         "ErrorCheckpointHandler ErrorRestoreArgs ErrorSaveArgs MockDeferredWritableTemporaryPath "
-        "TestLimitInFlightBytes assert_every_n_is_x_apart barrier_compatible_test concurrent_gb_test_setup "
-        "create_single_replica_restore_args create_tmp_directory ensure_atomic_save filter_metadata_fields "
-        "get_byte_limiter get_composite_save_args get_expected_chunk_shape get_fake_global_mesh_for_slices "
-        "global_type_handler_registry_context is_compression_used ocdbt_checkpoint_context "
-        "save_fake_tmp_dir select_single_replica set_tensorstore_driver_for_test setup_pytree "
-        "setup_sharded_pytree swap_slices_in_mesh PyTreeCheckpointHandler register_type_handler",
-        _TESTS,
+        "TestLimitInFlightBytes assert_every_n_is_x_apart barrier_compatible_test "
+        "concurrent_gb_test_setup create_single_replica_restore_args create_tmp_directory "
+        "ensure_atomic_save filter_metadata_fields get_byte_limiter get_composite_save_args "
+        "get_expected_chunk_shape get_fake_global_mesh_for_slices global_type_handler_registry_context "
+        "is_compression_used ocdbt_checkpoint_context save_fake_tmp_dir select_single_replica "
+        "set_tensorstore_driver_for_test setup_pytree setup_sharded_pytree swap_slices_in_mesh "
+        "PyTreeCheckpointHandler register_type_handler",
     ),
-    **_each("step_statistics CloudLogger CloudLoggerOptions", _LOGGERS),
-    **_each("get_snapshot_dir_from_step_dir", _SNAPSHOTS),
-    **_each("get_barrier_sync_fn BarrierSyncFn", _IDS),
-    **_each("get_present_and_missing_chunks ProcessMetadataCheckpointHandler ChunkId", EMERGENCY),
-    **_each("ProtoCheckpointHandler ProtoRestore ProtoSave ProtoRestoreArgs ProtoSaveArgs", _PROTO),
-    **_each(
+    (
+        "its entries are Orbax's statistics",
+        "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
+        "step_statistics CloudLogger CloudLoggerOptions",
+    ),
+    (
+        "a step is not held while it is read",
+        "keep more steps: CheckpointManagerOptions(max_to_keep=...)",
+        "get_snapshot_dir_from_step_dir",
+    ),
+    (
+        "processes have the numbers that jax gives them",
+        "jax.process_index(); multihost.sync_global_processes(name) to wait for all",
+        "get_barrier_sync_fn BarrierSyncFn",
+    ),
+    (
+        *EMERGENCY,
+        "get_present_and_missing_chunks ProcessMetadataCheckpointHandler ChunkId",
+    ),
+    (
+        "ckpt does not depend on protocol buffers",
+        "a CheckpointHandler of your own that writes message.SerializeToString()",
+        "ProtoCheckpointHandler ProtoRestore ProtoSave ProtoRestoreArgs ProtoSaveArgs",
+    ),
+    (
+        "keys are leaves, and this handler of Orbax loses their implementation",
+        "StandardSave({'key': key})",
         "JaxRandomKeyCheckpointHandler JaxRandomKeyRestore JaxRandomKeySave JaxRandomKeyRestoreArgs "
         "JaxRandomKeySaveArgs NumpyRandomKeyCheckpointHandler NumpyRandomKeyRestore NumpyRandomKeySave "
         "NumpyRandomKeyRestoreArgs NumpyRandomKeySaveArgs",
-        _RANDOM_KEYS,
     ),
-}
+)
+REFUSED = {name: (why, instead) for why, instead, names in _REFUSALS for name in names.split()}
 """Names of Orbax's first API: why they are refused, and what to write instead."""
 
 
@@ -181,11 +164,21 @@ def missing_name(module: str, name: str) -> AttributeError:
     )
 
 
+def is_face(module: str) -> bool:
+    """Whether a module is one of Orbax's first API, by which its names are imported."""
+    top, *below = module.split(".")
+    return (
+        top == "ckpt_orbax"
+        and below[:1] not in (["v0"], ["v1"])
+        and not any(name.startswith("_") for name in below)
+    )
+
+
 def refusing(module: str) -> Callable[[str], Any]:
     """``__getattr__`` of a module: an error that says why it does not have a name.
 
-    ``from module import name`` replaces an AttributeError by "cannot import name", so what calls for
-    that is told by an ImportError; an AttributeError elsewhere leaves ``hasattr`` as it is.
+    ``from module import name`` replaces an AttributeError by "cannot import name", so such an import
+    gets an ImportError; an AttributeError elsewhere leaves ``hasattr`` as it is.
     """
 
     def getattr_of_module(name: str) -> Any:

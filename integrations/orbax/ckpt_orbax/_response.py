@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -14,7 +16,7 @@ _logger = logging.getLogger("ckpt_orbax")
 
 @runtime_checkable
 class AsyncResponse(Protocol[T]):
-    """Work in the background: ``result`` waits for it, ``on_complete`` is told of it."""
+    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it."""
 
     def result(self, timeout: float | None = None) -> T:
         """Blocks until the work has ended; returns its result or raises its error."""
@@ -25,33 +27,52 @@ class AsyncResponse(Protocol[T]):
         ...
 
 
+def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
+    """Runs ``work`` in a thread of its own, with the caller's Context; the exit of the program waits for it."""
+    future = concurrent.futures.Future[T]()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(work))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name).start()
+    return future
+
+
 class Waiting:
     """An ``AsyncResponse`` over anything that can be waited for.
 
     Args:
         wait: takes a timeout in seconds or None; returns the result, raises the error of the work, or
             ``TimeoutError`` if the work goes on.
+        finished: called when the work has succeeded, whether anyone calls ``result`` or not.
     """
 
-    def __init__(self, wait: Callable[[float | None], Any]) -> None:
+    def __init__(
+        self, wait: Callable[[float | None], Any], finished: Callable[[], None] | None = None
+    ) -> None:
         self._wait = wait
+        self._finished = finished
         self._lock = threading.Lock()
         self._ended: tuple[Any, BaseException | None] | None = None
+        if finished is not None:
+            self.on_complete(lambda _: None)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Blocks until the work has ended.
-
-        Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
-            Exception: the error of the work, at every call.
-        """
+        """Blocks until the work has ended; raises its error at every call, and TimeoutError while it goes on."""
         # on_complete's thread may be waiting, and holds the lock as long
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"not done after {timeout:g} s; it goes on")
         try:
             if self._ended is None:
                 try:
-                    self._ended = self._wait(timeout), None
+                    value = self._wait(timeout)
+                    if self._finished is not None:
+                        self._finished()
+                    self._ended = value, None
                 except TimeoutError:
                     raise  # not necessarily the end: the next call waits again
                 except Exception as error:
@@ -66,7 +87,7 @@ class Waiting:
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Calls ``callback(result)`` in a thread of its own when the work has succeeded."""
 
-        def wait_and_tell() -> None:
+        def wait_and_call() -> None:
             try:
                 value = self.result()
             except Exception:
@@ -75,4 +96,4 @@ class Waiting:
                 return
             callback(value)
 
-        threading.Thread(target=wait_and_tell, name="ckpt-on-complete", daemon=True).start()
+        threading.Thread(target=wait_and_call, name="ckpt-on-complete", daemon=True).start()

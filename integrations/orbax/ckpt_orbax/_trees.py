@@ -5,56 +5,62 @@ from __future__ import annotations
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_core import ItemInfo, LeafInfo
+from ckpt_core import ItemInfo
 from ckpt_orbax._leaves import PLACEHOLDER, Wanted, wanted
 from ckpt_orbax._plain import Path, filled, leaves_of, orbax_form, path_text, plain
+from ckpt_orbax.v1.errors import TreeMismatchError
 
 
 def load_tree(
     path: str,
     item: ItemInfo,
     target: Any,
+    options: ckpt.Options,
     *,
     partial: bool,
-    options: ckpt.Options,
+    leaving_out: str,
+    keeping: str = "",
 ) -> Any:
-    """One item of a checkpoint as a new tree; arrays take the dtype and sharding of the target.
+    """One item of a checkpoint as a new tree, as its target asks; ``partial`` leaves out what that does not name.
 
-    Args:
-        path: the checkpoint.
-        item: what ``inspect`` says of the item.
-        target: tree of arrays, of their descriptions, of types of numbers; ``...`` leaves a leaf out.
-            None: what was saved, where it was saved.
-        partial: leave out what the target does not name.
-        options: of the load.
-
-    Raises:
-        StructureMismatch: target and checkpoint differ.
+    If the two differ, TreeMismatchError has ``leaving_out`` and ``keeping`` as advice for leaves of one side alone.
     """
     if target is None:
         return orbax_form(ckpt.load(path, item=item.name, options=options))
-    asked = _Asked({leaf.path: leaf for leaf in item.leaves})
-    like = plain(target, asked.ask)
-    asked.refuse_misplaced()
-    loaded = ckpt.load(
-        path,
-        like,
-        item=item.name,
-        cast=True,
-        unexpected="ignore" if partial else "error",
-        options=options,
-    )
-    return filled(target, asked.finished(loaded))
+    saved = {leaf.path: leaf for leaf in item.leaves}
+    asked: dict[Path, Wanted] = {}
+    misplaced: list[ckpt.Mismatch] = []
+
+    def ask(at: Path, leaf: Any) -> Any:
+        text = path_text(at)
+        if leaf is not PLACEHOLDER:
+            asked[at] = wanted(text, leaf, saved.get(text))
+            return asked[at].like
+        asked[at] = Wanted(leaf)
+        if text not in saved:
+            why = "... for a leaf, and no leaf has this path"
+            misplaced.append(ckpt.Mismatch(text, "missing", None, why))
+        return leaf
+
+    try:
+        like = plain(target, ask)
+        if misplaced:
+            raise ckpt.StructureMismatch(misplaced)
+        unexpected = "ignore" if partial else "error"
+        loaded = ckpt.load(
+            path, like, item=item.name, cast=True, unexpected=unexpected, options=options
+        )
+    except ckpt.StructureMismatch as error:
+        raise TreeMismatchError(
+            f"User-provided restore item and on-disk value differ ({item.name or path}): "
+            + _differences(error, leaving_out, keeping)
+        ) from error
+    values = leaves_of(loaded)
+    return filled(target, {at: one.finish(values[at]) for at, one in asked.items()})
 
 
-def told(error: ckpt.StructureMismatch, leaving_out: str, keeping: str = "") -> str:
-    """The differences, with advice of Orbax's own arguments instead of those of ``ckpt_core.load``.
-
-    Args:
-        error: of the load.
-        leaving_out: how a caller leaves saved leaves out.
-        keeping: how a caller keeps its own values where nothing was saved.
-    """
+def _differences(error: ckpt.StructureMismatch, leaving_out: str, keeping: str) -> str:
+    """A message with Orbax's own arguments as advice instead of those of ``ckpt_core.load``."""
     kinds = {one.kind for one in error.mismatches}
     lines = [str(one) for one in error.mismatches] or [str(error)]
     if "unexpected" in kinds or not kinds:
@@ -64,42 +70,3 @@ def told(error: ckpt.StructureMismatch, leaving_out: str, keeping: str = "") -> 
         if keeping:
             lines.append(f"To keep the target's values there: {keeping}")
     return "\n".join(lines)
-
-
-class _Asked:
-    """What the leaves of one target ask for.
-
-    Args:
-        saved: the leaves of the checkpoint, by path.
-    """
-
-    def __init__(self, saved: dict[str, LeafInfo]) -> None:
-        self._saved = saved
-        self._wanted: dict[Path, Wanted] = {}
-        self.left_out: dict[str, Path] = {}
-
-    def ask(self, path: Path, leaf: Any) -> Any:
-        """What ckpt takes as the target of one leaf."""
-        text = path_text(path)
-        saved = self._saved.get(text)
-        if leaf is PLACEHOLDER:
-            self.left_out[text] = path
-            return leaf
-        self._wanted[path] = wanted(text, leaf, saved)
-        return self._wanted[path].like
-
-    def refuse_misplaced(self) -> None:
-        """Raises StructureMismatch if ``...`` stands where no leaf was saved."""
-        wrong = [
-            ckpt.Mismatch(text, "missing", None, "... for a leaf, and no leaf has this path")
-            for text in self.left_out
-            if text not in self._saved
-        ]
-        if wrong:
-            raise ckpt.StructureMismatch(wrong)
-
-    def finished(self, loaded: Any) -> dict[Path, Any]:
-        """The values of the target's leaves, by path."""
-        values = leaves_of(loaded)
-        finished = {path: one.finish(values[path]) for path, one in self._wanted.items()}
-        return {**finished, **dict.fromkeys(self.left_out.values(), PLACEHOLDER)}

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v1.arrays import to_shape_dtype_struct
 
 Index = tuple[slice, ...]
@@ -51,5 +50,3 @@ def _axis(number: int) -> str:
 
 
 __all__ = ["Index", "Shape", "construct_maximal_shardings", "to_shape_dtype_struct"]
-
-__getattr__ = refusing(__name__)

@@ -1,6 +1,5 @@
 """Which handler takes which arguments."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0._registration import (
     CheckpointArgs,
     get_registered_args_cls,
@@ -18,5 +17,3 @@ __all__ = [
     "has_registered_args",
     "register_with_handler",
 ]
-
-__getattr__ = refusing(__name__)

@@ -1,6 +1,3 @@
 """``ckpt_orbax.checkpoint_manager``, for ``from ckpt_orbax.checkpoint_manager import ...``."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.checkpoint_manager import *  # noqa: F403
-
-__getattr__ = refusing(__name__)

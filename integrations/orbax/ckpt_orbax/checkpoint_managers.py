@@ -1,6 +1,3 @@
 """``ckpt_orbax.checkpoint_managers``, for ``from ckpt_orbax.checkpoint_managers import ...``."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.checkpoint_managers import *  # noqa: F403
-
-__getattr__ = refusing(__name__)

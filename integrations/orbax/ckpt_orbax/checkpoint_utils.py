@@ -1,6 +1,3 @@
 """``ckpt_orbax.checkpoint_utils``, for ``from ckpt_orbax.checkpoint_utils import ...``."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.checkpoint_utils import *  # noqa: F403
-
-__getattr__ = refusing(__name__)

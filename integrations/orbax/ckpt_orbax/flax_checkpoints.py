@@ -197,11 +197,11 @@ def _of_directory(path: str, target: Any) -> Any:
     if target is None:
         return PyTreeCheckpointer().restore(path)
     args = construct_restore_args(target)
-    _tell_of_kept(path, target)
+    _log_kept(path, target)
     return PyTreeCheckpointer().restore(path, item=target, restore_args=args, transforms={})
 
 
-def _tell_of_kept(path: str, target: Any) -> None:
+def _log_kept(path: str, target: Any) -> None:
     """Logs which leaves of the target keep their values: training would go on from those in silence."""
     items = [*ckpt.inspect(path).items.values()]
     if len(items) != 1:

@@ -1,59 +1,29 @@
 """``ckpt_orbax.handlers``, for ``from ckpt_orbax.handlers import ...``; with the arguments under their names there."""
 
-from ckpt_orbax._refused import refusing
-from ckpt_orbax.v0.args import ArrayRestore as ArrayRestoreArgs
-from ckpt_orbax.v0.args import ArraySave as ArraySaveArgs
-from ckpt_orbax.v0.args import Composite as CompositeArgs
-from ckpt_orbax.v0.args import JsonRestore as JsonRestoreArgs
-from ckpt_orbax.v0.args import JsonSave as JsonSaveArgs
-from ckpt_orbax.v0.args import PyTreeRestore as PyTreeRestoreArgs
-from ckpt_orbax.v0.args import PyTreeSave as PyTreeSaveArgs
-from ckpt_orbax.v0.args import StandardRestore as StandardRestoreArgs
-from ckpt_orbax.v0.args import StandardSave as StandardSaveArgs
-from ckpt_orbax.v0.handlers import (
-    AlreadyExistsError,
-    ArrayCheckpointHandler,
-    AsyncCheckpointHandler,
-    BasePyTreeCheckpointHandler,
-    CheckpointHandler,
-    CheckpointHandlerRegistry,
-    CompositeCheckpointHandler,
-    CompositeOptions,
-    DefaultCheckpointHandlerRegistry,
-    JsonCheckpointHandler,
-    NoEntryError,
-    PyTreeCheckpointHandler,
-    StandardCheckpointHandler,
-    create_default_handler_registry,
-)
+from ckpt_orbax.v0 import args as _args
+from ckpt_orbax.v0 import handlers as _handlers
+from ckpt_orbax.v0.handlers import *  # noqa: F403
 
-CompositeResults = CompositeArgs
+ArrayRestoreArgs = _args.ArrayRestore
+ArraySaveArgs = _args.ArraySave
+CompositeArgs = CompositeResults = _args.Composite
+JsonRestoreArgs = _args.JsonRestore
+JsonSaveArgs = _args.JsonSave
+PyTreeRestoreArgs = _args.PyTreeRestore
+PyTreeSaveArgs = _args.PyTreeSave
+StandardRestoreArgs = _args.StandardRestore
+StandardSaveArgs = _args.StandardSave
 
 __all__ = [
-    "AlreadyExistsError",
-    "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
     "ArraySaveArgs",
-    "AsyncCheckpointHandler",
-    "BasePyTreeCheckpointHandler",
-    "CheckpointHandler",
-    "CheckpointHandlerRegistry",
     "CompositeArgs",
-    "CompositeCheckpointHandler",
-    "CompositeOptions",
     "CompositeResults",
-    "DefaultCheckpointHandlerRegistry",
-    "JsonCheckpointHandler",
     "JsonRestoreArgs",
     "JsonSaveArgs",
-    "NoEntryError",
-    "PyTreeCheckpointHandler",
     "PyTreeRestoreArgs",
     "PyTreeSaveArgs",
-    "StandardCheckpointHandler",
     "StandardRestoreArgs",
     "StandardSaveArgs",
-    "create_default_handler_registry",
 ]
-
-__getattr__ = refusing(__name__)
+__all__ += _handlers.__all__

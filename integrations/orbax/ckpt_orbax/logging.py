@@ -1,12 +1,10 @@
-"""Bases of loggers of your own; ckpt's engine tells its events by ``ckpt_core.Options(on_event=)``."""
+"""Bases of loggers of your own; ckpt's engine reports its events to ``ckpt_core.Options(on_event=)``."""
 
 from __future__ import annotations
 
 import abc
 import logging
 from typing import Any
-
-from ckpt_orbax._refused import refusing
 
 
 class AbstractLogger(abc.ABC):
@@ -38,5 +36,3 @@ class CompositeLogger(AbstractLogger):
 
 
 __all__ = ["AbstractLogger", "CompositeLogger", "StandardLogger"]
-
-__getattr__ = refusing(__name__)

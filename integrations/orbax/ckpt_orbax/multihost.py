@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpt_orbax._refused import not_offered, refusing
+from ckpt_orbax._refused import not_offered
 
 
 def process_index() -> int:
@@ -111,5 +111,3 @@ __all__ = [
     "reached_preemption",
     "sync_global_processes",
 ]
-
-__getattr__ = refusing(__name__)

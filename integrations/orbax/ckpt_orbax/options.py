@@ -1,6 +1,3 @@
 """``ckpt_orbax.options``, for ``from ckpt_orbax.options import ...``."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.options import *  # noqa: F403
-
-__getattr__ = refusing(__name__)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-from ckpt_orbax._refused import refusing
-
 
 class CheckpointingImpl(enum.Enum):
     """Who writes arrays under Pathways; ckpt takes ``NO_DISPATCHER``, which is without Pathways."""
@@ -25,5 +23,3 @@ class CheckpointingImpl(enum.Enum):
 
 
 __all__ = ["CheckpointingImpl"]
-
-__getattr__ = refusing(__name__)

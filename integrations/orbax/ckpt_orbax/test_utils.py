@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.multihost import sync_global_processes
 
 
@@ -108,5 +107,3 @@ __all__ = [
     "replicate_sharded_array",
     "sync_global_processes",
 ]
-
-__getattr__ = refusing(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.leaf_args import RestoreArgs
 from ckpt_orbax.v0.tree import from_flat_dict, to_flat_dict
 
@@ -39,5 +38,3 @@ def intersect_trees(*trees: Any, target: Any = None) -> Any:
 
 
 __all__ = ["RestoreArgs", "intersect_trees", "merge_trees"]
-
-__getattr__ = refusing(__name__)

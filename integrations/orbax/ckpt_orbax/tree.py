@@ -1,6 +1,3 @@
 """``ckpt_orbax.tree``, for ``from ckpt_orbax.tree import ...``."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.tree import *  # noqa: F403
-
-__getattr__ = refusing(__name__)

@@ -1,6 +1,3 @@
 """``ckpt_orbax.type_handlers``, for ``from ckpt_orbax.type_handlers import ...``."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.type_handlers import *  # noqa: F403
-
-__getattr__ = refusing(__name__)

@@ -1,33 +1,8 @@
 """What a checkpoint says of itself without its arrays."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.metadata import tree, value
-from ckpt_orbax.v0.metadata import (
-    ArrayMetadata,
-    Metadata,
-    RootMetadata,
-    ScalarMetadata,
-    ShardingMetadata,
-    StepMetadata,
-    StorageMetadata,
-    StringMetadata,
-    TreeMetadata,
-    get_step_metadata,
-)
+from ckpt_orbax.v0 import metadata as _metadata
+from ckpt_orbax.v0.metadata import *  # noqa: F403
 
-__all__ = [
-    "ArrayMetadata",
-    "Metadata",
-    "RootMetadata",
-    "ScalarMetadata",
-    "ShardingMetadata",
-    "StepMetadata",
-    "StorageMetadata",
-    "StringMetadata",
-    "TreeMetadata",
-    "get_step_metadata",
-    "tree",
-    "value",
-]
-
-__getattr__ = refusing(__name__)
+__all__ = ["tree", "value"]
+__all__ += _metadata.__all__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.metadata import TreeMetadata
 
 
@@ -24,5 +23,3 @@ class ValueMetadataEntry:
 
 
 __all__ = ["TreeMetadata", "ValueMetadataEntry"]
-
-__getattr__ = refusing(__name__)

@@ -1,6 +1,5 @@
 """Paths and step names."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.path import atomicity, atomicity_defaults, atomicity_types, format_utils, step
 from ckpt_orbax.v1.path import Path, PathAwaitingCreation, PathLike
 
@@ -14,5 +13,3 @@ __all__ = [
     "format_utils",
     "step",
 ]
-
-__getattr__ = refusing(__name__)

@@ -1,6 +1,5 @@
 """Names for ``temporary_path_class=``, which has no effect: ckpt's commits are atomic everywhere."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.path.atomicity_types import (
     COMMIT_SUCCESS_FILE,
     TMP_DIR_SUFFIX,
@@ -30,5 +29,3 @@ __all__ = [
     "TemporaryPath",
     "ValidationError",
 ]
-
-__getattr__ = refusing(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.path.atomicity import (
     AtomicRenameTemporaryPath,
     CommitFileTemporaryPath,
@@ -21,5 +20,3 @@ def get_default_temporary_path_class(path: Any, *_: Any, **__: Any) -> type[Temp
 get_item_default_temporary_path_class = get_default_temporary_path_class
 
 __all__ = ["get_default_temporary_path_class", "get_item_default_temporary_path_class"]
-
-__getattr__ = refusing(__name__)

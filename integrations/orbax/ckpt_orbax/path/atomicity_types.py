@@ -1,6 +1,5 @@
 """How Orbax commits; ckpt commits by one rename, or on object stores by one small object."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.utils import TMP_DIR_SUFFIX
 
 COMMIT_SUCCESS_FILE = "commit_success.txt"
@@ -16,5 +15,3 @@ class ValidationError(ValueError):
 
 
 __all__ = ["COMMIT_SUCCESS_FILE", "TMP_DIR_SUFFIX", "TemporaryPath", "ValidationError"]
-
-__getattr__ = refusing(__name__)

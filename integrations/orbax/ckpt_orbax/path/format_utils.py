@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v1._describe import is_orbax_checkpoint
 
 OCDBT_MANIFEST_FILE = "manifest.ocdbt"
@@ -29,5 +28,3 @@ __all__ = [
     "is_orbax_checkpoint",
     "is_pytree_checkpoint",
 ]
-
-__getattr__ = refusing(__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.utils import (
     TMP_DIR_SUFFIX,
     any_checkpoint_step,
@@ -108,5 +107,3 @@ __all__ = [
     "step_prefix_with_underscore",
     "tmp_checkpoints",
 ]
-
-__getattr__ = refusing(__name__)

@@ -1,4 +1,4 @@
-"""Who saves and restores each item of a manager: what was registered, else what the arguments tell."""
+"""Who saves and restores each item of a manager: what was registered, else what is registered for the arguments."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckpt_orbax.v0 import _registration, handlers
-from ckpt_orbax.v0._registration import CheckpointArgs
-from ckpt_orbax.v0._restoring import Called
+from ckpt_orbax.v0._registration import Called, CheckpointArgs
 
 
 class ItemHandlers:
-    """Handlers by item; a new item gets the one that is registered for its arguments.
-
-    Args:
-        names: items whose arguments will tell who saves them.
-        by_name: handlers by item; None as in ``names``.
-        registry: handlers by item and class of arguments.
-    """
+    """Handlers by item; a new item gets the one that is registered for its arguments."""
 
     def __init__(
         self,
@@ -39,11 +32,7 @@ class ItemHandlers:
                 self._registry.add(name, kind, handler)
 
     def of_args(self, name: str, args: Any) -> Any:
-        """The handler of an item, given its arguments.
-
-        Raises:
-            ValueError: the item has another one, or is not among those of the manager.
-        """
+        """The handler of an item, given its arguments."""
         if args is None:
             return self.of_name(name)
         for item in (name, None):
@@ -61,11 +50,7 @@ class ItemHandlers:
         )
 
     def of_name(self, name: str) -> Any:
-        """The handler of an item.
-
-        Raises:
-            ValueError: it is not known yet.
-        """
+        """The handler of an item, which has to be known."""
         handler = self.known(name)
         if handler is None:
             raise ValueError(
@@ -80,11 +65,7 @@ class ItemHandlers:
         return next((handler for (item, _), handler in entries.items() if item == name), None)
 
     def args_for(self, name: str, for_save: bool, *arguments: Any, **named: Any) -> Any:
-        """The arguments of a call of Orbax's earlier form, which gives objects instead.
-
-        Raises:
-            ValueError: the item is not known.
-        """
+        """The arguments of a call of Orbax's earlier form, which gives objects instead."""
         handler = self.known(name)
         if handler is None:
             raise ValueError(
@@ -110,8 +91,7 @@ def args_of_call(handler: Any, for_save: bool, *arguments: Any, **named: Any) ->
 def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
     """The classes of arguments of a handler, for saves and for restores.
 
-    Those that are registered; for a handler that inherits from one of ckpt's forms without writing
-    itself, those of that form; else those that pass the call on as it is.
+    A handler that inherits from one of ckpt's forms without writing itself takes those of that form.
     """
     kinds = [type(handler)] if handlers.overrides(handler) else type(handler).__mro__
     for kind in kinds:

@@ -18,6 +18,23 @@ class CheckpointArgs:
     """
 
 
+class Called(CheckpointArgs):
+    """Arguments for a handler without registered arguments: those of the call itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    @property
+    def item(self) -> Any:
+        """The object to save."""
+        return self.kwargs.get("item", self.args[0] if self.args else None)
+
+
+def as_call(args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as those of a call of a handler's method, by position and by name."""
+    return (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+
+
 def is_args_class(kind: Any) -> bool:
     """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's."""
     if not isinstance(kind, type):
@@ -31,10 +48,7 @@ def is_args(value: Any) -> bool:
 
 
 def _home(kind: type) -> Any:
-    """The module of Orbax whose ``CheckpointArgs`` a class inherits from, or None.
-
-    Grain's arguments, for one, are of that class if Orbax is installed, whatever the program imports.
-    """
+    """The module of Orbax whose ``CheckpointArgs`` a class inherits from, or None; Grain's do, with Orbax installed."""
     for base in kind.__mro__:
         if base.__name__ == "CheckpointArgs" and base.__module__.startswith("orbax.checkpoint."):
             return sys.modules.get(base.__module__)
@@ -43,7 +57,6 @@ def _home(kind: type) -> Any:
 
 _FOR_SAVE: dict[type[CheckpointArgs], Any] = {}
 _FOR_RESTORE: dict[type[CheckpointArgs], Any] = {}
-_BY_TYPE_NAME: dict[str, Any] = {}
 
 
 def register_with_handler(
@@ -78,7 +91,6 @@ def register_with_handler(
             _FOR_SAVE[cls] = handler_cls
         if for_restore:
             _FOR_RESTORE[cls] = handler_cls
-        _BY_TYPE_NAME[type_name(handler_cls)] = handler_cls
         return cls
 
     return register
@@ -148,4 +160,5 @@ def has_registered_args(handler: Any) -> bool:
 
 def handler_of_type_name(name: str | None) -> Any:
     """The registered class of handler with this type name, or None."""
-    return _BY_TYPE_NAME.get(name or "")
+    known = [*_FOR_SAVE.values(), *_FOR_RESTORE.values()]
+    return next((kind for kind in reversed(known) if type_name(kind) == name), None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import inspect
 import json
 import os
 from typing import Any
@@ -17,7 +15,10 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import filled, leaves_of
 from ckpt_orbax.v0 import _registration, _tree_targets, handlers
 from ckpt_orbax.v0 import args as args_lib
+from ckpt_orbax.v0._item_handlers import ItemHandlers
+from ckpt_orbax.v0._registration import as_call
 from ckpt_orbax.v0.leaf_args import wants_broadcast
+from ckpt_orbax.v1._describe import is_metrics
 from ckpt_orbax.v1._items import is_of_its_framework
 from ckpt_orbax.v1.errors import TreeMismatchError
 
@@ -25,22 +26,35 @@ ARRAY = "checkpoint"
 """Name of the array in the tree of an item that is a single array."""
 
 
+def restored_items(
+    info: CheckpointInfo, args: Any, items: ItemHandlers, options: ckpt.Options
+) -> args_lib.Composite:
+    """Several items of a checkpoint: those of ``args``, or all."""
+    if not args:
+        found = {
+            name: restored_item(info, name, None, items.known(name), options)
+            for name, item in info.items.items()
+            if not is_metrics(item)
+        }
+        return args_lib.Composite(**found)
+    missing = [name for name in args if name not in info.items]
+    if missing:
+        raise KeyError(
+            f'Item "{missing[0]}" was not found in the checkpoint. Available items: '
+            f"{', '.join(info.items) or 'none'}"
+        )
+    return args_lib.Composite(
+        **{
+            name: restored_item(info, name, one, items.of_args(name, one), options)
+            for name, one in args.items()
+        }
+    )
+
+
 def restored_item(
     info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
 ) -> Any:
-    """One item of a checkpoint.
-
-    Args:
-        info: of the checkpoint.
-        name: of the item.
-        args: how it is wanted; None for what was saved.
-        handler: who restores it; None for whoever saved it.
-        options: of the load.
-
-    Raises:
-        TreeMismatchError: target and checkpoint differ.
-        ValueError: the arguments do not fit what was saved.
-    """
+    """One item of a checkpoint, as ``args`` ask for it; by whoever saved it if ``handler`` is None."""
     item = info.items[name]
     value = getattr(args, "item", None)
     if item.form == "process":
@@ -80,35 +94,33 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
     if isinstance(args, args_lib.PyTreeRestore):
         target, partial = _tree_targets.pytree_target(args, item), _tree_targets.is_partial(args)
         own = _tree_targets.own_values(args, item)
+        keeping = "ocp.args.PyTreeRestore(partial_restore=True)"
+        leaving_out = (
+            "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)"
+        )
     else:
         args = args or args_lib.StandardRestore()
         target, partial = _tree_targets.standard_target(args, item), False
+        keeping = leaving_out = (
+            "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
+            "the item"
+        )
     try:
-        loaded = _trees.load_tree(info.path, item, target, partial=partial, options=options)
-    except ckpt.StructureMismatch as error:
-        _tree_targets.refuse_other_shapes(args, error)
-        raise TreeMismatchError(
-            f"User-provided restore item and on-disk value differ ({name or info.path}): "
-            + _advice(error, args)
-        ) from error
+        loaded = _trees.load_tree(
+            info.path,
+            item,
+            target,
+            options,
+            partial=partial,
+            leaving_out=leaving_out,
+            keeping=keeping,
+        )
+    except TreeMismatchError as error:
+        _tree_targets.refuse_other_shapes(args, error.__cause__)
+        raise
     if own:
         loaded = filled(args.item, {**leaves_of(loaded), **own})
     return loaded[ARRAY] if single and isinstance(loaded, dict) and ARRAY in loaded else loaded
-
-
-def _advice(error: ckpt.StructureMismatch, args: Any) -> str:
-    """The differences, and what the arguments of a restore can do about them."""
-    if isinstance(args, args_lib.PyTreeRestore):
-        return _trees.told(
-            error,
-            "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
-            "ocp.args.PyTreeRestore(partial_restore=True)",
-        )
-    partly = (
-        "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
-        "the item"
-    )
-    return _trees.told(error, partly, partly)
 
 
 def _set_live(info: CheckpointInfo, name: str, target: Any, options: ckpt.Options) -> Any:
@@ -147,53 +159,12 @@ def restored_by(handler: Any, directory: Any, args: Any) -> Any:
     """What a handler of the user reads in a directory."""
     if args is None:
         return handler.restore(directory)
-    if isinstance(args, Called):
-        return handler.restore(directory, *args.args, **args.kwargs)
-    return handler.restore(directory, args=args)
-
-
-class Called(args_lib.CheckpointArgs):
-    """Arguments for a handler without registered arguments: those of the call itself."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.args, self.kwargs = args, kwargs
-
-    @property
-    def item(self) -> Any:
-        """The object to save."""
-        return self.kwargs.get("item", self.args[0] if self.args else None)
-
-
-def saved_files(handler: Any, directory: Any, args: Any) -> None:
-    """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
-    given = (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
-    if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
-        futures = asyncio.run(handler.async_save(directory, *given[0], **given[1]))
-        for future in futures or ():
-            future.result()
-    else:
-        handler.save(directory, *given[0], **given[1])
-
-
-def finish_files(handler: Any, directory: Any) -> None:
-    """Tells a handler of the user that all processes have written."""
-    finalize = getattr(handler, "finalize", None)
-    if finalize is not None:
-        finalize(directory)
+    given, named = as_call(args)
+    return handler.restore(directory, *given, **named)
 
 
 def flat_value(path: str, handler: Any, args: Any, why: ckpt.CheckpointNotFound) -> Any:
-    """What a handler reads in a directory that Orbax wrote for it alone.
-
-    Args:
-        path: the directory.
-        handler: reads it, unless it is a name only.
-        args: of the restore.
-        why: the error of the engine, which has found no checkpoint there.
-
-    Raises:
-        FileNotFoundError: there is no such directory, or nothing that this handler reads.
-    """
+    """What a handler reads in a directory that Orbax wrote for it alone; else raises ``why``, the engine's error."""
     if not os.path.isdir(path):
         raise FileNotFoundError(f"Checkpoint at {path} not found.")
     if isinstance(handler, handlers.JsonCheckpointHandler):

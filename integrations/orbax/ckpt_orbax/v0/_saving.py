@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,22 +17,21 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import handlers
-from ckpt_orbax.v0._restoring import ARRAY, finish_files, saved_files
+from ckpt_orbax.v0._item_handlers import ItemHandlers
+from ckpt_orbax.v0._registration import as_call
+from ckpt_orbax.v0._restoring import ARRAY
 from ckpt_orbax.v1._items import has_adapter, is_empty, is_of_its_framework
 
 
+def items_to_save(wanted: Mapping[str, Any], items: ItemHandlers) -> dict[str, Any]:
+    """What ckpt saves for several items, by name, given their arguments."""
+    return {
+        name: item_to_save(name, args, items.of_args(name, args)) for name, args in wanted.items()
+    }
+
+
 def item_to_save(name: str, args: Any, handler: Any) -> Any:
-    """What ckpt saves for one item.
-
-    Args:
-        name: of the item, for messages.
-        args: what is to be saved, and how.
-        handler: who saves it.
-
-    Raises:
-        ValueError: there is nothing to save, or a leaf is of a type that Orbax does not save.
-        NotOffered: the arguments want what ckpt does not store.
-    """
+    """What ckpt saves for one item."""
     value = getattr(args, "item", None)
     if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
         return value
@@ -38,8 +40,8 @@ def item_to_save(name: str, args: Any, handler: Any) -> Any:
             return value  # a data pipeline: the engine writes what this handler would, and more
         return written(
             type(handler),
-            lambda directory: saved_files(handler, as_path(directory), args),
-            lambda directory: finish_files(handler, as_path(directory)),
+            lambda directory: _save_files(handler, as_path(directory), args),
+            lambda directory: getattr(handler, "finalize", _nothing)(as_path(directory)),
         )
     if isinstance(handler, handlers.JsonCheckpointHandler):
         return ckpt.Json(value)
@@ -80,3 +82,18 @@ def _cast(tree: Any, save_args: Any) -> Any:
     if not any(dtype is not None for dtype in dtypes.values()):
         return tree
     return plain(tree, lambda path, leaf: converted(leaf, dtypes.get(path)))
+
+
+def _save_files(handler: Any, directory: Any, args: Any) -> None:
+    """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
+    given, named = as_call(args)
+    if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
+        futures = asyncio.run(handler.async_save(directory, *given, **named))
+        for future in futures or ():
+            future.result()
+    else:
+        handler.save(directory, *given, **named)
+
+
+def _nothing(directory: Any) -> None:
+    """What a handler without ``finalize`` does when all processes have written."""

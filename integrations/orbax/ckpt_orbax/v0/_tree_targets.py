@@ -35,11 +35,7 @@ _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def standard_target(args: StandardRestore, item: ItemInfo) -> Any:
-    """The target of a ``StandardRestore``; None for the tree as it was saved.
-
-    Raises:
-        ValueError: a leaf of the target is of a type that Orbax refuses.
-    """
+    """The target of a ``StandardRestore``; None for the tree as it was saved."""
     tree = _tree(args.item)
     if tree is None:
         return None
@@ -74,12 +70,7 @@ def _like(leaf: Any, saved: LeafInfo | None, fallback: Any) -> Any:
 
 
 def pytree_target(args: PyTreeRestore, item: ItemInfo) -> Any:
-    """The target of a ``PyTreeRestore``; None for the tree as it was saved.
-
-    Raises:
-        NotOffered: the arguments transform the tree.
-        ValueError: ``transforms={}`` without ``item``; ``restore_args`` without a saved leaf.
-    """
+    """The target of a ``PyTreeRestore``; None for the tree as it was saved."""
     _refuse_transforms(args)
     given = leaves_of(_tree(args.restore_args))
     tree = _tree(args.item)
@@ -130,11 +121,7 @@ def is_partial(args: PyTreeRestore) -> bool:
 
 
 def own_values(args: PyTreeRestore, item: ItemInfo) -> dict[Any, Any]:
-    """What the target keeps, by path, because the checkpoint lacks it.
-
-    Raises:
-        TreeMismatchError: with ``partial_restore`` the two have other containers at one place.
-    """
+    """What the target keeps, by path, because the checkpoint lacks it."""
     wanted = _tree(args.item)
     if args.partial_restore and wanted is not None:
         compared = _Compared()
@@ -265,12 +252,7 @@ def _saved_leaves(item: ItemInfo) -> dict[Any, LeafInfo]:
 
 
 def refuse_other_shapes(args: Any, error: Any) -> None:
-    """Raises NotOffered if shapes differ, and the arguments want arrays padded or cut.
-
-    Args:
-        args: of the restore.
-        error: the StructureMismatch of the load.
-    """
+    """Raises NotOffered if shapes differ, and the arguments want arrays padded or cut."""
     leaves = leaves_of(_tree(getattr(args, "restore_args", None)))
     lenient = not getattr(args, "strict", True) or any(
         isinstance(leaf, ArrayRestoreArgs) and not leaf.strict for leaf in leaves.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +11,15 @@ from typing import Any
 import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
 from ckpt_core.arguments import answering
-from ckpt_orbax._paths import as_text, has_metadata_file, refuse_another_series
+from ckpt_orbax import multihost
+from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.v0 import manager_options
+from ckpt_orbax._run import Run
 from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointManager
 from ckpt_orbax.v0._item_handlers import ItemHandlers
-from ckpt_orbax.v0._manager_reading import DEFAULT_ITEM_NAME, METRIC_ITEM_NAME, Reading
 from ckpt_orbax.v0._registration import is_args
-from ckpt_orbax.v0._saving import item_to_save
+from ckpt_orbax.v0._restoring import restored_item, restored_items
+from ckpt_orbax.v0._saving import items_to_save
 from ckpt_orbax.v0.args import CheckpointArgs, Composite
 from ckpt_orbax.v0.checkpointers import AsyncCheckpointer, Checkpointer
 from ckpt_orbax.v0.handlers import (
@@ -28,13 +28,22 @@ from ckpt_orbax.v0.handlers import (
     CompositeCheckpointHandler,
     JsonCheckpointHandler,
 )
-from ckpt_orbax.v0.manager_options import CheckpointManagerOptions
-from ckpt_orbax.v0.metadata import RootMetadata, StepMetadata
+from ckpt_orbax.v0.manager_options import (
+    CheckpointManagerOptions,
+    engine_options,
+    mode_of,
+    preservation_policy,
+    save_policy,
+)
+from ckpt_orbax.v0.metadata import RootMetadata, StepMetadata, described_step, described_tree
 from ckpt_orbax.v0.options import AsyncOptions, FileOptions, MultiprocessingOptions
-from ckpt_orbax.v1.path.step import prefix_and_length, standard_name_format
-from ckpt_orbax.v1.training._decisions import as_saved, keep_policy, save_policy
-from ckpt_orbax.v1.training._steps import Steps
+from ckpt_orbax.v0.utils import checkpoint_steps
+from ckpt_orbax.v1._describe import is_metrics
 
+DEFAULT_ITEM_NAME = "default"
+"""Name of the item of a manager that saves one object without a name."""
+METRIC_ITEM_NAME = "metrics"
+"""Name of the directory with the metrics of a step."""
 METADATA_ITEM_NAME = "metadata"
 """Name of the directory with the metadata of the run."""
 
@@ -58,7 +67,7 @@ class CheckpointInfo:
     metrics: Any = None
 
 
-class CheckpointManager(Reading):
+class CheckpointManager:
     """Saves, keeps and restores the steps of one run, under Orbax's names.
 
     Args:
@@ -66,7 +75,7 @@ class CheckpointManager(Reading):
         checkpointers: the earlier form of ``item_handlers``: a Checkpointer, or one for each item.
         options: when to save, what to keep.
         metadata: a dict of JSON about the whole run, written when its directory has none yet.
-        item_names: items of a Composite, whose handlers the arguments will tell.
+        item_names: items of a Composite, whose handlers follow from the arguments.
         item_handlers: a handler, or one for each item of a Composite.
         logger: refused, except None.
         handler_registry: handlers by item and class of arguments.
@@ -110,64 +119,133 @@ class CheckpointManager(Reading):
         elif item_names or item_handlers:
             self._single = False
         self._items = ItemHandlers(item_names or (), item_handlers, handler_registry)
-        self._begin_engine(as_text(directory), options, background)
-        self._run_metadata = None
-        if metadata is not None and options.save_root_metadata:
-            if options.read_only:
-                self._run_metadata = dict(metadata)
-            elif not has_metadata_file(self._engine):
-                self._engine.write_run_metadata(dict(metadata))
-
-    def _begin_engine(
-        self, directory: str, options: CheckpointManagerOptions, background: bool
-    ) -> None:
-        heard = manager_options.engine_options(options)
-        prefix, length = options.step_prefix, options.step_format_fixed_length
-        if options.step_name_format is not None:
-            prefix, length = prefix_and_length(options.step_name_format)
-        self._names = options.step_name_format or standard_name_format(
-            step_prefix=prefix, step_format_fixed_length=length
-        )
-        refuse_another_series(directory, prefix, options.step_name_format)
-        self._steps = steps = Steps(self._names, options.lightweight_initialize)
-        if options.create and "://" not in directory:
-            mode = manager_options.mode_of(options)
-            os.makedirs(directory, 0o777 if mode is None else mode, exist_ok=True)
-        listeners = [
-            one for one in (heard.on_event, self._steps.noticed, self._ended) if one is not None
-        ]
-        self._engine = ckpt.Checkpointer(
+        if metadata is not None:
+            metadata = dict(metadata) if options.save_root_metadata else None
+        self._run_metadata = metadata if options.read_only else None
+        mode = 0o777 if (chosen := mode_of(options)) is None else chosen
+        self._run = Run(
             directory,
-            save_policy=save_policy(
-                manager_options.save_policy(options),
-                steps.with_running,
-                options.multiprocessing_options,
-            ),
-            keep_policy=keep_policy(manager_options.preservation_policy(options)),
-            step_prefix=prefix,
-            step_format_fixed_length=length,
+            engine_options(options),
+            save=save_policy(options),
+            keep=preservation_policy(options),
+            multiprocessing=options.multiprocessing_options,
+            names=options.step_name_format,
+            prefix=options.step_prefix,
+            length=options.step_format_fixed_length,
+            light=options.lightweight_initialize,
+            metadata=None if options.read_only else metadata,
+            mode=mode if options.create else None,
+            then=self._call_back,
             asynchronous=background,
             read_only=options.read_only,
-            options=dataclasses.replace(heard, on_event=ckpt.events.each(*listeners)),
         )
-        steps.use(self._engine)
-        steps.numbers()
 
-    def _ended(self, event: ckpt.Event) -> None:
-        """Listener of the engine: calls the function that is to be told of each save."""
+    def _call_back(self, event: ckpt.Event) -> None:
+        """Listener of the engine: calls the function that the options name, in a thread of its own."""
         options = self._options.async_options
         callback = None if options is None else options.post_finalization_callback
         if callback is not None and event.kind == "committed":
             threading.Thread(target=callback, name="ckpt-post-finalization").start()
 
+    # -------------------------------------------------------------------------------------- steps
+
+    @property
+    def directory(self) -> Any:
+        """The directory of the steps."""
+        return as_path(self._run.engine.directory)
+
+    def all_steps(self, read: bool = False) -> list[int]:
+        """The steps that are saved or being saved, ascending, as of the last save here.
+
+        Args:
+            read: list the directory again.
+        """
+        if read:
+            self._run.look()
+        return self._run.begun()
+
+    def latest_step(self) -> int | None:
+        """The newest step that is saved or being saved, or None; see ``all_steps``."""
+        return self._run.newest()
+
+    def best_step(self) -> int | None:
+        """The step with the best metrics by ``best_fn``; without that, the newest; None if there is none."""
+        best_fn = self._options.best_fn
+        if best_fn is None:
+            return self.latest_step()
+        measured = [one for one in self._run.with_running() if one.metrics is not None]
+        if not measured:
+            return None
+        best = min if self._options.best_mode == "min" else max
+        return best(reversed(measured), key=lambda one: best_fn(one.metrics)).step
+
+    def reload(self) -> None:
+        """Lists the directory again, where others may have saved or deleted."""
+        self._run.look(light=False)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether jax's preemption service says to save this step and stop; False without it."""
+        return multihost.reached_preemption(step)
+
+    def metrics(self, step: int) -> Any:
+        """The metrics that were saved with a step, or None."""
+        return described_step(self._inspect(step), None).metrics or None
+
+    def metadata(self, step: int | None = None) -> Any:
+        """What a step says of itself, without its arrays; what was said of the whole run for None.
+
+        Raises:
+            FileNotFoundError: there is no such step.
+        """
+        if step is None:
+            found = self._run.engine.run_metadata or self._run_metadata or {}
+            return RootMetadata(custom_metadata=found)
+        info = self._inspect(step)
+        return described_step(info, self._described_items(info))
+
+    def item_metadata(self, step: int | None) -> Any:
+        """The tree of a step, or a Composite of trees, with a description at each leaf.
+
+        Raises:
+            ValueError: there is no step number.
+        """
+        if step is None:
+            raise ValueError("a step number is needed: only steps have items")
+        metadata: StepMetadata = self.metadata(step)
+        return metadata.item_metadata
+
+    def _described_items(self, info: ckpt.CheckpointInfo) -> Any:
+        trees = {
+            name: described_tree(info, item)
+            for name, item in info.items.items()
+            if not is_metrics(item)
+        }
+        return trees[DEFAULT_ITEM_NAME] if self._is_single(info) else Composite(**trees)
+
+    def _is_single(self, info: ckpt.CheckpointInfo) -> bool:
+        """Whether the manager saves one object without a name; the first checkpoint decides."""
+        if self._single is None:
+            self._single = DEFAULT_ITEM_NAME in info.items
+        return self._single
+
+    def _inspect(self, step: int, directory: Any = None) -> ckpt.CheckpointInfo:
+        self._run.engine.wait_until_finished()
+        if directory is None and step in self._run.numbers():
+            return self._run.engine.inspect(step)
+        path = self._run.path(step, None if directory is None else as_text(directory))
+        try:
+            return ckpt.inspect(str(path))
+        except ckpt.CheckpointNotFound as error:
+            held = ", ".join(map(str, self.all_steps())) or "none"
+            raise ckpt.CheckpointNotFound(
+                f"{path.parent}: no step {step}; there are: {held}"
+            ) from error
+
     # -------------------------------------------------------------------------------------- saves
 
     def should_save(self, step: int) -> bool:
         """Whether ``save`` would save this step; with several processes, all must call it."""
-        if self._options.read_only:
-            return False
-        newest = self._steps.newest()
-        return (newest is None or step > newest) and self._engine.should_save(step)
+        return not self._options.read_only and self._run.should_save(step)
 
     @answering
     def save(
@@ -205,59 +283,117 @@ class CheckpointManager(Reading):
         self.check_args(items, args)
         if self._options.read_only or not (force or self.should_save(step)):
             return False
-        self._engine.wait_until_finished()
-        if step in self._steps.numbers():
+        self._run.engine.wait_until_finished()
+        if step in self._run.numbers():
             raise StepAlreadyExistsError(
                 f"{self.directory}: Checkpoint for step {step} already exists: delete({step}) first"
             )
-        wanted = self._save_args(items, save_kwargs) if args is None else self._by_name(args)
-        saved = {
-            name: item_to_save(name, one, self._items.of_args(name, one))
-            for name, one in wanted.items()
-        }
-        return self._begin(step, saved, metrics, custom_metadata)
-
-    def _begin(self, step: int, items: dict[str, Any], metrics: Any, metadata: Any) -> bool:
-        if self._options.prevent_write_metrics:
-            metrics = None
-        numbers, told = as_saved(metrics)
-        self._steps.begin(step, metrics)
+        if args is None:
+            wanted = self._earlier_args(True, items, save_kwargs)
+        else:
+            wanted = args if isinstance(args, Composite) else {DEFAULT_ITEM_NAME: args}
+        saved = items_to_save(wanted, self._items)
+        kept = None if self._options.prevent_write_metrics else metrics
         try:
-            begun = self._engine.save(
-                step, items={**items, **told}, metrics=numbers, metadata=metadata, force=True
-            )
-        except BaseException as error:
-            self._steps.abandon(step)
-            if isinstance(error, ckpt.CheckpointExists):
-                raise StepAlreadyExistsError(
-                    f"{error}. By this manager: reload(), and restore(latest_step()) goes on from there; delete({step}) removes one"
-                ) from error
-            raise
-        if not begun:
-            self._steps.abandon(step)
-        return begun
+            return self._run.save(step, saved, kept, custom_metadata) is not None
+        except CheckpointExists as error:
+            raise StepAlreadyExistsError(
+                f"{error}. By this manager: reload(), and restore(latest_step()) goes on from there; delete({step}) removes one"
+            ) from error
 
-    def _by_name(self, args: CheckpointArgs) -> Mapping[str, Any]:
-        return args if isinstance(args, Composite) else {DEFAULT_ITEM_NAME: args}
-
-    def _save_args(self, items: Any, save_kwargs: Any) -> Mapping[str, Any]:
-        """The arguments that the earlier form of a save stands for, by item."""
+    def _earlier_args(self, for_save: bool, items: Any, kwargs: Any) -> dict[str, Any]:
+        """The arguments that the earlier form of a save or restore stands for, by item."""
         if self._single:
-            items, save_kwargs = {DEFAULT_ITEM_NAME: items}, {DEFAULT_ITEM_NAME: save_kwargs}
-        kwargs = save_kwargs or {}
+            items, kwargs = {DEFAULT_ITEM_NAME: items}, {DEFAULT_ITEM_NAME: kwargs}
+        items, kwargs = items or {}, kwargs or {}
         return {
-            name: self._items.args_for(name, True, value, **(kwargs.get(name) or {}))
-            for name, value in items.items()
+            name: self._items.args_for(name, for_save, items.get(name), **(kwargs.get(name) or {}))
+            for name in (items if for_save else {**items, **kwargs})
         }
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save is being written."""
-        return bool(self._steps.running)
+        return bool(self._run.running())
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that has ended; does not wait for one that is running."""
-        if not self._steps.running:
-            self._engine.wait_until_finished()
+        if not self._run.running():
+            self._run.engine.wait_until_finished()
+
+    # ----------------------------------------------------------------------------------- restores
+
+    @answering
+    def restore(
+        self,
+        step: int | None,
+        items: Any = None,
+        restore_kwargs: Any = None,
+        directory: Any = None,
+        args: CheckpointArgs | None = None,
+    ) -> Any:
+        """What was saved as a step, verified; waits for a running save.
+
+        Args:
+            step: its number; None for the newest.
+            items, restore_kwargs: the earlier form of ``args``: targets, and other arguments.
+            directory: of another run.
+            args: how the object, or each of the items of a Composite, is wanted. None: as saved.
+
+        Returns:
+            The object; or a Composite, if the items have names.
+
+        Raises:
+            FileNotFoundError: there is no such step.
+            KeyError: the step lacks an item.
+            ValueError: target and checkpoint differ, or the arguments do not fit what was saved.
+        """
+        if step is None:
+            steps = self.all_steps() if directory is None else checkpoint_steps(directory)
+            if not steps:
+                raise ckpt.CheckpointNotFound(f"No steps found in {directory or self.directory}.")
+            step = max(steps)
+        if isinstance(step, str):
+            raise TypeError(f"step must be an integer, got the text {step!r}")
+        info = self._inspect(step, directory)
+        self._is_single(info)
+        self.check_args(items, args)
+        if args is None and not (items is None and restore_kwargs is None):
+            wanted = self._earlier_args(False, items, restore_kwargs)
+            args = wanted[DEFAULT_ITEM_NAME] if self._single else Composite(**wanted)
+        if not self._single:
+            return restored_items(info, args, self._items, self._options.engine)
+        if DEFAULT_ITEM_NAME not in info.items:
+            held = ", ".join(info.items) or "none"
+            raise KeyError(
+                f'Item "{DEFAULT_ITEM_NAME}" was not found in the checkpoint: it has {held}'
+            )
+        handler = (
+            self._items.known(DEFAULT_ITEM_NAME)
+            if args is None
+            else self._items.of_args(DEFAULT_ITEM_NAME, args)
+        )
+        return restored_item(info, DEFAULT_ITEM_NAME, args, handler, self._options.engine)
+
+    def check_args(self, items: Any, args: Any) -> None:
+        """Raises ValueError if arguments are of the wrong kind for this manager."""
+        if is_args(items):
+            raise ValueError(
+                "CheckpointArgs came as `items`, the earlier form: write args=ocp.args..., by its name"
+            )
+        if args is None:
+            return
+        if not is_args(args):
+            raise ValueError(f"args must be CheckpointArgs, got a {type(args).__name__}")
+        if self._single and isinstance(args, Composite):
+            raise ValueError(
+                "Cannot provide `args` of type `Composite` when dealing with a single, unnamed (default) "
+                "checkpointable object. Give the arguments of the object itself"
+            )
+        if not self._single and not isinstance(args, Composite):
+            raise ValueError(
+                "Must provide `args` of type `Composite` when dealing with multiple checkpointable "
+                "objects. Write args=ocp.args.Composite(state=...)"
+            )
 
     # -------------------------------------------------------------------------- deletions, the end
 
@@ -267,30 +403,29 @@ class CheckpointManager(Reading):
         Raises:
             FileNotFoundError: there is no such step.
         """
-        if self._options.read_only:
-            return
-        self._engine.wait_until_finished()
-        try:
-            self._engine.delete(step)
-        finally:
-            self._steps.look()
+        if not self._options.read_only:
+            self._run.delete(step)
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
-        self._engine.wait_until_finished()
+        self._run.engine.wait_until_finished()
 
     def close(self) -> None:
         """As ``wait_until_finished``, and releases the directory."""
-        self._engine.close()
-        self._items.close()
+        try:
+            self._run.engine.close()
+        finally:
+            self._items.close()
 
     def __enter__(self) -> CheckpointManager:
-        self._engine.__enter__()
+        self._run.engine.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._engine.__exit__(kind, error, trace)
-        self._items.close()
+        try:
+            self._run.engine.__exit__(kind, error, trace)
+        finally:
+            self._items.close()
 
 
 def _check_given(checkpointers: Any, names: Any, by_name: Any, registry: Any) -> None:

@@ -6,12 +6,166 @@ import dataclasses
 from typing import Any
 
 import ckpt_core as ckpt
+from ckpt_core import CheckpointInfo
+from ckpt_orbax._options import changed, refuse_processes
+from ckpt_orbax._paths import as_text
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.v0 import handlers
+from ckpt_orbax.v0 import _restoring, handlers
 from ckpt_orbax.v0._abstract import AbstractCheckpointer
-from ckpt_orbax.v0._checkpointer import Checkpointer
-from ckpt_orbax.v0.args import StandardRestore, StandardSave
-from ckpt_orbax.v0.options import AsyncOptions, timeout_of
+from ckpt_orbax.v0._item_handlers import ItemHandlers, args_of_call
+from ckpt_orbax.v0._saving import item_to_save, items_to_save
+from ckpt_orbax.v0.args import Composite, StandardRestore, StandardSave
+from ckpt_orbax.v0.metadata import StepMetadata, described_step, described_tree
+from ckpt_orbax.v0.options import AsyncOptions
+from ckpt_orbax.v1.errors import DestinationExistsError, InvalidLayoutError
+
+_SINGLE = ("state", "default")
+"""Names of an item that is alone: of ``ckpt_core.save`` here, of Orbax's managers."""
+_TREES = (handlers.PyTreeCheckpointHandler, handlers.StandardCheckpointHandler)
+
+
+class Checkpointer(AbstractCheckpointer):
+    """Saves one object, or a Composite of several, at a path; blocks until it is there.
+
+    Args:
+        handler: what kind of object it is; a handler of ckpt's forms, or one of your own.
+        multiprocessing_options: only what ckpt can honour.
+        file_options: a mode of the directories.
+        atomicity_options, checkpoint_metadata_store, temporary_path_class: of no effect.
+        engine: ckpt's own ``Options``, which Orbax does not have.
+
+    Example:
+        >>> import ckpt_orbax as ocp, numpy as np, tempfile
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> checkpointer = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+        >>> checkpointer.save(path, args=ocp.args.StandardSave({"w": np.ones(2)}))
+        >>> checkpointer.restore(path)["w"].tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        multiprocessing_options: Any = None,
+        file_options: Any = None,
+        atomicity_options: Any = None,
+        checkpoint_metadata_store: Any = None,
+        temporary_path_class: Any = None,
+        engine: ckpt.Options | None = None,
+    ) -> None:
+        refuse_processes(multiprocessing_options)
+        self._handler = handler
+        mode = getattr(file_options, "path_permission_mode", None)
+        self._options = changed(engine or ckpt.Options(), None, mode)
+        self._items = None
+        if isinstance(handler, handlers.CompositeCheckpointHandler):
+            self._items = ItemHandlers(
+                handler.item_names, handler.items_and_handlers, handler.handler_registry
+            )
+
+    @property
+    def handler(self) -> Any:
+        """What kind of object is saved."""
+        return self._handler
+
+    def save(
+        self,
+        directory: Any,
+        *args: Any,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes a checkpoint; when it returns, a power cut cannot lose it.
+
+        Args:
+            directory: path; it must not exist.
+            *args: the object, or the ``args`` of its handler.
+            force: replace what is there, in one step.
+            custom_metadata: a dict of JSON.
+            **kwargs: arguments of the handler, such as ``args=`` or ``save_args=``.
+
+        Raises:
+            ValueError: there is something at ``directory``, or nothing to save.
+        """
+        self.begin(directory, args, kwargs, force, custom_metadata).result()
+
+    def begin(
+        self, directory: Any, args: Any, kwargs: Any, force: bool, metadata: Any
+    ) -> ckpt.PendingSave:
+        """Starts a save; every form of ``save`` ends here."""
+        wanted = args_of_call(self._handler, True, *args, **kwargs)
+        path, options = as_text(directory), self._options
+        if self._items is None:
+            what: dict[str, Any] = {}
+            given = (item_to_save("item", wanted, self._handler),)
+            if "://" not in path and isinstance(self._handler, _TREES):
+                options = dataclasses.replace(options, flat=True)  # Orbax looks for it at the path
+        else:
+            what, given = {"items": items_to_save(wanted, self._items)}, ()
+        try:
+            return ckpt.save_async(
+                path,
+                *given,
+                overwrite=force,
+                metadata=metadata,
+                options=options,
+                **what,
+            )
+        except ckpt.CheckpointExists as error:
+            raise DestinationExistsError(
+                f"Destination {directory} is taken: {error} (overwrite=True is force=True here)"
+            ) from error
+
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """The object at a path, verified; as it was saved, or as the arguments ask for it.
+
+        Args:
+            directory: a checkpoint of ckpt or Orbax, or one item of it.
+            *args: a target, or the ``args`` of the handler.
+            **kwargs: arguments of the handler, such as ``args=`` or ``restore_args=``.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            ValueError: target and checkpoint differ.
+        """
+        path = as_text(directory)
+        if self._items is not None:
+            wanted = args_of_call(self._handler, False, *args, **kwargs)
+            return _restoring.restored_items(ckpt.inspect(path), wanted, self._items, self._options)
+        asked = bool(args or kwargs) or not handlers.overrides(self._handler)
+        wanted = args_of_call(self._handler, False, *args, **kwargs) if asked else None
+        try:
+            info = ckpt.inspect(path)
+        except ckpt.CheckpointNotFound as error:
+            return _restoring.flat_value(path, self._handler, wanted, error)
+        name = _only_item(info)
+        return _restoring.restored_item(info, name, wanted, self._handler, self._options)
+
+    def metadata(self, directory: Any) -> StepMetadata:
+        """What a checkpoint says of itself, without its arrays.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+        """
+        info = ckpt.inspect(as_text(directory))
+        trees = {name: described_tree(info, item) for name, item in info.items.items()}
+        if self._items is not None:
+            return described_step(info, Composite(**trees))
+        return described_step(info, trees[_only_item(info)])
+
+    def close(self) -> None:
+        """Closes the handler."""
+        if self._items is not None:
+            self._items.close()
+        self._handler.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
 
 class AsyncCheckpointer(Checkpointer):
@@ -47,7 +201,7 @@ class AsyncCheckpointer(Checkpointer):
                 "wait_until_finished(), and call the function; or CheckpointManagerOptions(async_options=)",
             )
         self.async_options = chosen
-        self._options = dataclasses.replace(self._options, **timeout_of(chosen))
+        self._options = changed(self._options, chosen)
 
     def save(
         self,
@@ -167,6 +321,19 @@ class StandardCheckpointer(AsyncCheckpointer):
         """The tree at a path, as ``target`` looks; see ``Checkpointer.restore``."""
         args = kwargs.pop("args", None) or StandardRestore(target, strict=strict)
         return super().restore(directory, args=args, **kwargs)
+
+
+def _only_item(info: CheckpointInfo) -> str:
+    """The name of the item that is meant if none is named."""
+    if len(info.items) == 1:
+        return next(iter(info.items))
+    for name in _SINGLE:
+        if name in info.items:
+            return name
+    raise InvalidLayoutError(
+        f"{info.path} has the items {', '.join(info.items)}: give the path of one of them, or use a "
+        "CompositeCheckpointHandler"
+    )
 
 
 __all__ = [

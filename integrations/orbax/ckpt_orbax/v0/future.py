@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+from ckpt_orbax._response import in_thread
 
 
 @runtime_checkable
@@ -42,16 +43,7 @@ class CommitFuture:
     def __init__(
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, **_: Any
     ) -> None:
-        self._ended: list[Any] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(coro,), name=name)
-        self._thread.start()
-
-    def _run(self, coro: Coroutine[Any, Any, Any]) -> None:
-        try:
-            self._ended.append(asyncio.run(coro))
-        except BaseException as error:
-            self._error = error
+        self._future = in_thread(lambda: asyncio.run(coro), name or "ckpt-commit")
 
     def result(self, timeout: int | None = None) -> Any:
         """Blocks until the coroutine has ended.
@@ -60,12 +52,12 @@ class CommitFuture:
             TimeoutError: it has not after ``timeout`` seconds.
             Exception: its error.
         """
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise TimeoutError(f"not done after {timeout} s; it goes on")
-        if self._error is not None:
-            raise self._error
-        return self._ended[0]
+        try:
+            return self._future.result(timeout)
+        except TimeoutError:
+            if self._future.done():
+                raise  # the coroutine's own
+            raise TimeoutError(f"not done after {timeout} s; it goes on") from None
 
 
 CommitFutureAwaitingContractedSignals = CommitFuture

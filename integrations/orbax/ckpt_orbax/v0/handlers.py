@@ -174,7 +174,7 @@ class CompositeCheckpointHandler(Form):
     """Stands for a checkpoint of several items.
 
     Args:
-        *item_names: items whose handlers their arguments will tell.
+        *item_names: items whose handlers follow from their arguments.
         composite_options: of no effect.
         handler_registry: handlers by item and arguments.
         **items_and_handlers: handlers by item.

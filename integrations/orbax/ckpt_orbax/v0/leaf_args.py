@@ -68,7 +68,7 @@ class ArrayRestoreArgs(RestoreArgs):
 
 @dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
-    """As ``ArrayRestoreArgs``; one process reads what several hold alike, and sends it to the others.
+    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it to the others.
 
     Attributes:
         single_replica_sharding: of no effect, as in Orbax.

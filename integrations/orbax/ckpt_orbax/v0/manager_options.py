@@ -9,15 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_orbax._modes import with_mode
+from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.v0.options import (
-    AsyncOptions,
-    FileOptions,
-    MultiprocessingOptions,
-    refuse_unsupported,
-    timeout_of,
-)
+from ckpt_orbax.v0.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from ckpt_orbax.v1.training import preservation_policies as keeping
 from ckpt_orbax.v1.training import save_decision_policies as saving
 
@@ -57,7 +51,7 @@ class CheckpointManagerOptions:
         preservation_policy: instead of all options that say what stays.
         save_root_metadata: write the manager's ``metadata``.
         prevent_write_metrics: do not store metrics.
-        enable_should_save_is_saving_in_progress_check: tell policies whether a save is running.
+        enable_should_save_is_saving_in_progress_check: policies know whether a save is running.
         lightweight_initialize: leave metrics and times of earlier steps out.
         cleanup_tmp_directories, single_host_load_and_broadcast, enable_background_delete,
             num_deletion_threads, atomicity_options, temporary_path_class: of no effect.
@@ -128,15 +122,15 @@ class _ByFunction(saving.SaveDecisionPolicy):
 
 @dataclass
 class _WithoutRunning(saving.SaveDecisionPolicy):
-    """A policy that is told that no save is running."""
+    """A policy that does not know of running saves."""
 
     policy: Any
 
     def should_save(
         self, step: Any, previous_steps: Sequence[Any], *, context: saving.DecisionContext
     ) -> bool:
-        told = dataclasses.replace(context, is_saving_in_progress=False)
-        return self.policy.should_save(step, previous_steps, context=told)
+        known = dataclasses.replace(context, is_saving_in_progress=False)
+        return self.policy.should_save(step, previous_steps, context=known)
 
 
 def save_policy(options: CheckpointManagerOptions) -> Any:
@@ -197,7 +191,7 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
     Raises:
         NotOffered: one of them would mean something else.
     """
-    refuse_unsupported(options.multiprocessing_options)
+    refuse_processes(options.multiprocessing_options)
     if options.todelete_full_path is not None:
         raise not_offered(
             "CheckpointManagerOptions(todelete_full_path=)",
@@ -210,11 +204,9 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
             "all processes write one directory",
             "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
         )
-    changes: dict[str, Any] = dict(timeout_of(options.async_options))
-    if options.todelete_subdir is not None:
-        changes["trash_directory"] = options.todelete_subdir
-    engine = with_mode(options.engine, mode_of(options))
-    return dataclasses.replace(engine, **changes)
+    trash = options.todelete_subdir
+    changes = {} if trash is None else {"trash_directory": trash}
+    return changed(options.engine, options.async_options, mode_of(options), **changes)
 
 
 def mode_of(options: CheckpointManagerOptions) -> int | None:

@@ -13,7 +13,7 @@ from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
 from ckpt_orbax._leaves import saved_dtype
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._plain import orbax_form
-from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs, metrics_of, sharding_of
+from ckpt_orbax.v1._describe import metrics_of, sharding_of, times_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ShardingMetadata:
 
 @dataclass(frozen=True)
 class StorageMetadata:
-    """How an array is stored; ckpt does not tell it here, ``ckpt_core.inspect`` does."""
+    """How an array is stored; ckpt reports it in ``ckpt_core.inspect``, not here."""
 
     chunk_shape: tuple[int, ...] | None
     write_shape: tuple[int, ...] | None = None
@@ -179,8 +179,7 @@ def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
     return StepMetadata(
         item_metadata=item_metadata,
         metrics=metrics_of(info) or {},
-        init_timestamp_nsecs=begun_nsecs(info),
-        commit_timestamp_nsecs=committed_nsecs(info),
+        **times_of(info),
         custom_metadata=info.metadata or {},
     )
 
@@ -222,3 +221,17 @@ def _described(leaf: LeafInfo, directory: Any) -> Metadata:
                 sharding=ShardingMetadata(leaf.sharding) if leaf.sharding else None,
                 dtype=saved_dtype(leaf),
             )
+
+
+__all__ = [
+    "ArrayMetadata",
+    "Metadata",
+    "RootMetadata",
+    "ScalarMetadata",
+    "ShardingMetadata",
+    "StepMetadata",
+    "StorageMetadata",
+    "StringMetadata",
+    "TreeMetadata",
+    "get_step_metadata",
+]

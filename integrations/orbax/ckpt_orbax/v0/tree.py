@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from ckpt_orbax._plain import filled, leaves_of, orbax_form, plain
+from ckpt_orbax._plain import filled, key_name, leaves_of, one_level, orbax_form, plain
 from ckpt_orbax.v1.arrays import to_shape_dtype_struct
 
 PyTree = PyTreeOf = Any
@@ -38,7 +38,7 @@ def to_flat_dict(
     if is_leaf is None and keep_empty_nodes:
         is_leaf = is_empty_node
     found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    named = {tuple(map(_part, path)): leaf for path, leaf in found}
+    named = {tuple(map(key_name, path)): leaf for path, leaf in found}
     return named if sep is None else {sep.join(path): leaf for path, leaf in named.items()}
 
 
@@ -47,13 +47,6 @@ def is_empty_node(node: Any) -> bool:
     return not jax.tree_util.all_leaves([node]) and not jax.tree.leaves(
         node, is_leaf=lambda child: child is not node
     )
-
-
-def _part(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def from_flat_dict(
@@ -195,17 +188,17 @@ def tree_difference(
     is_leaf: Callable[[Any], bool] | None = None,
     leaves_equal: Callable[[Any, Any], bool] | None = None,
 ) -> Any:
-    """A tree with a ``Diff`` wherever two trees differ; None if they are alike.
+    """A tree with a ``Diff`` wherever two trees differ; None if they do not.
 
     Args:
         a, b: trees of the same kind.
         is_leaf: says what is a leaf.
-        leaves_equal: says whether two leaves are alike; by default if they are of one type.
+        leaves_equal: says whether two leaves are equal; by default if they are of one type.
     """
     of_leaf = is_leaf or (lambda node: jax.tree_util.all_leaves([node]))
-    alike = leaves_equal or (lambda one, other: type(one) is type(other))
+    equal = leaves_equal or (lambda one, other: type(one) is type(other))
     if of_leaf(a) and of_leaf(b):
-        return None if alike(a, b) else Diff(a, b)
+        return None if equal(a, b) else Diff(a, b)
     if type(a) is not type(b):
         return Diff(type(a), type(b))
     if isinstance(a, (list, tuple)) and len(a) != len(b) and not hasattr(a, "_fields"):
@@ -214,7 +207,7 @@ def tree_difference(
     found: dict[Any, Any] = {}
     for key, child in ours.items():
         if key in theirs:
-            diff = tree_difference(child, theirs[key], is_leaf=of_leaf, leaves_equal=alike)
+            diff = tree_difference(child, theirs[key], is_leaf=of_leaf, leaves_equal=equal)
         else:
             diff = Diff(child, None)
         if diff is not None:
@@ -274,8 +267,7 @@ def _children(node: Any) -> dict[Any, Any]:
     """What is in a container, by name or position."""
     if isinstance(node, Mapping):
         return dict(cast(Mapping[Any, Any], node))
-    found, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
-    return {path[0]: child for path, child in found}
+    return dict(one_level(node) or ())
 
 
 def _with_children(node: Any, children: list[Any]) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.multihost import (
     broadcast_one_to_all,
@@ -27,6 +26,7 @@ from ckpt_orbax.v0.tree import (
     to_flat_dict,
 )
 from ckpt_orbax.v0.tree import str_keypath as tuple_path_from_keypath
+from ckpt_orbax.v1._describe import is_orbax_checkpoint
 from ckpt_orbax.v1.arrays import to_shape_dtype_struct
 from ckpt_orbax.v1.path.step import standard_name_format
 
@@ -80,10 +80,7 @@ def step_from_checkpoint_name(name: str) -> int:
 
 def is_checkpoint_finalized(path: Any) -> bool:
     """Whether there is a complete checkpoint at a path."""
-    try:
-        return bool(ckpt.inspect(as_text(path)).items)
-    except (ckpt.CheckpointError, OSError, ValueError):
-        return False
+    return is_orbax_checkpoint(path)
 
 
 def is_tmp_checkpoint(path: Any) -> bool:

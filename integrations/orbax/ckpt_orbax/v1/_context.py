@@ -10,19 +10,20 @@ from ckpt_orbax.v1 import options as named
 
 _ACTIVE: ContextVar[Context | None] = ContextVar("ckpt_orbax_context", default=None)
 
-_PARTS: dict[str, Any] = {
-    "pytree": named.PyTreeOptions,
-    "array": named.ArrayOptions,
-    "asynchronous": named.AsyncOptions,
-    "multiprocessing": named.MultiprocessingOptions,
-    "file": named.FileOptions,
-    "checkpointables": named.CheckpointablesOptions,
-    "pathways": named.PathwaysOptions,
-    "deletion": named.DeletionOptions,
-    "memory": named.MemoryOptions,
-    "safetensors": named.SafetensorsOptions,
-    "atomicity": named.AtomicityOptions,
+_PARTS: dict[str, tuple[str, Any]] = {
+    "pytree": ("pytree_options", named.PyTreeOptions),
+    "array": ("array_options", named.ArrayOptions),
+    "asynchronous": ("async_options", named.AsyncOptions),
+    "multiprocessing": ("multiprocessing_options", named.MultiprocessingOptions),
+    "file": ("file_options", named.FileOptions),
+    "checkpointables": ("checkpointables_options", named.CheckpointablesOptions),
+    "pathways": ("pathways_options", named.PathwaysOptions),
+    "deletion": ("deletion_options", named.DeletionOptions),
+    "memory": ("memory_options", named.MemoryOptions),
+    "safetensors": ("safetensors_options", named.SafetensorsOptions),
+    "atomicity": ("atomicity_options", named.AtomicityOptions),
 }
+"""Each attribute: the argument that sets it, which also is another name of it, and its class."""
 
 
 class Context:
@@ -77,22 +78,12 @@ class Context:
         safetensors_options: named.SafetensorsOptions | None = None,
         atomicity_options: named.AtomicityOptions | None = None,
     ) -> None:
-        given: dict[str, Any] = {
-            "pytree": pytree_options,
-            "array": array_options,
-            "asynchronous": async_options,
-            "multiprocessing": multiprocessing_options,
-            "file": file_options,
-            "checkpointables": checkpointables_options,
-            "pathways": pathways_options,
-            "deletion": deletion_options,
-            "memory": memory_options,
-            "safetensors": safetensors_options,
-            "atomicity": atomicity_options,
-        }
+        given = locals()
         write = self.__dict__  # attributes are read-only for users
-        for name, kind in _PARTS.items():
-            source = given[name] if given[name] is not None else getattr(context, name, None)
+        for name, (argument, kind) in _PARTS.items():
+            source = (
+                given[argument] if given[argument] is not None else getattr(context, name, None)
+            )
             write[name] = kind() if source is None else named.copied(source)
         layout = checkpoint_layout or getattr(context, "checkpoint_layout", "orbax")
         write["checkpoint_layout"] = named.CheckpointLayout(layout)
@@ -124,20 +115,9 @@ class Context:
                 settings.__dict__["_held"] = settings.__dict__.get("_held", 0) + by
 
 
-_ALIASES = {
-    "pytree_options": "pytree",
-    "array_options": "array",
-    "async_options": "asynchronous",
-    "multiprocessing_options": "multiprocessing",
-    "file_options": "file",
-    "checkpointables_options": "checkpointables",
-    "pathways_options": "pathways",
-    "deletion_options": "deletion",
-    "memory_options": "memory",
-    "safetensors_options": "safetensors",
-}
-for _alias, _name in _ALIASES.items():
-    setattr(Context, _alias, property(lambda self, name=_name: getattr(self, name)))
+for _name, (_argument, _) in _PARTS.items():
+    if _name != "atomicity":  # as in Orbax
+        setattr(Context, _argument, property(lambda self, name=_name: getattr(self, name)))
 
 
 def get_context(default: Context | None = None) -> Context:

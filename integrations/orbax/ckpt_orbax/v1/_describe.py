@@ -21,26 +21,23 @@ _FIRST = (STATE, "pytree", "default")
 
 
 def inspected(path: str) -> CheckpointInfo:
-    """``ckpt_core.inspect``, without the item that holds the metrics.
-
-    Raises:
-        NoCheckpointError: there is no checkpoint.
-    """
+    """``ckpt_core.inspect``, without the item that holds the metrics."""
     try:
         info = ckpt.inspect(path)
-        items = {name: item for name, item in info.items.items() if not _is_metrics(item)}
+        items = {name: item for name, item in info.items.items() if not is_metrics(item)}
         return dataclasses.replace(info, items=items)
     except ckpt.CheckpointNotFound as error:
         raise NoCheckpointError(str(error)) from error
 
 
-def _is_metrics(item: ItemInfo) -> bool:
+def is_metrics(item: ItemInfo) -> bool:
+    """Whether an item holds the metrics of a step."""
     return item.name == "metrics" and item.form == "json"
 
 
 def metrics_of(info: CheckpointInfo) -> Any:
     """The metrics of a step as they were saved; None without any."""
-    if "metrics" in info.items and _is_metrics(info.items["metrics"]):
+    if "metrics" in info.items and is_metrics(info.items["metrics"]):
         return ckpt.load(info.path, item="metrics")
     if info.metrics and info.format_version is None:
         return _orbax_metrics(info)
@@ -56,11 +53,7 @@ def _orbax_metrics(info: CheckpointInfo) -> Any:
 
 
 def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:
-    """The pytree of this name; the only or most likely one for ``AUTO`` or None.
-
-    Raises:
-        InvalidLayoutError: there is none.
-    """
+    """The pytree of this name; the only or most likely one for ``AUTO`` or None."""
     trees = [item for item in info.items.values() if item.form == "tree"]
     if name is None or name == AUTO:
         order = sorted(trees, key=lambda item: (_rank(item.name), item.name))
@@ -121,15 +114,11 @@ def _ids(mesh: Any) -> Any:
     return np.array([_ids(part) for part in mesh])
 
 
-def begun_nsecs(info: CheckpointInfo) -> int | None:
-    """When the save began, in nanoseconds since 1970."""
-    ended = committed_nsecs(info)
-    return None if ended is None else ended - int(sum(info.durations.values()) * 1e9)
-
-
-def committed_nsecs(info: CheckpointInfo) -> int | None:
-    """When the checkpoint was committed, in nanoseconds since 1970."""
-    return None if info.created_unix_secs is None else int(info.created_unix_secs * 1e9)
+def times_of(info: CheckpointInfo) -> dict[str, Any]:
+    """When the save began and the checkpoint was committed, in nanoseconds since 1970."""
+    ended = None if info.created_unix_secs is None else int(info.created_unix_secs * 1e9)
+    began = None if ended is None else ended - int(sum(info.durations.values()) * 1e9)
+    return {"init_timestamp_nsecs": began, "commit_timestamp_nsecs": ended}
 
 
 def is_orbax_checkpoint(path: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import Any
 
@@ -10,12 +9,12 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_orbax._leaves import converted
-from ckpt_orbax._modes import with_mode
+from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._plain import plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.pathways import CheckpointingImpl
 from ckpt_orbax.v1._context import Context
-from ckpt_orbax.v1.options import AsyncOptions, CheckpointLayout
+from ckpt_orbax.v1.options import CheckpointLayout
 
 logger = logging.getLogger("ckpt_orbax")
 
@@ -45,11 +44,6 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
         "this face stores the containers that Orbax stores by default",
         "ckpt_core.save and ckpt_core.load, which keep tuples and NamedTuples",
     ),
-    "multiprocessing.primary_host": (
-        0,
-        "process 0 leads",
-        "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
-    ),
     "deletion.gcs_deletion_options.todelete_full_path": (
         None,
         "ckpt moves steps to a directory beside them",
@@ -58,7 +52,7 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
     "memory.serialization_status_callback": (
         None,
         "it would never be called",
-        "context.engine = ckpt_core.Options(on_event=...), which also tells progress",
+        "context.engine = ckpt_core.Options(on_event=...), which also reports progress",
     ),
     "pathways.checkpointing_impl": (
         (None, CheckpointingImpl.NO_DISPATCHER),
@@ -69,24 +63,14 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
 
 
 def refuse_unsupported(context: Context) -> None:
-    """Raises for options that would change what is stored or loaded.
-
-    Raises:
-        NotOffered: the message has the option, why, and what to write instead.
-    """
+    """Raises NotOffered for options that would change what is stored or loaded."""
     for name, (fine, why, instead) in _REFUSED.items():
         value: Any = context
         for part in name.split("."):
             value = getattr(value, part)
         if value not in (fine if isinstance(fine, tuple) else (fine,)):
             raise not_offered(f"Context.{name} = {value!r}", why, instead)
-    active = context.multiprocessing.active_processes
-    if active is not None and len(active) != jax.process_count():
-        raise not_offered(
-            "Context.multiprocessing.active_processes",
-            "all processes take part in a checkpoint",
-            "save with all of them",
-        )
+    refuse_processes(context.multiprocessing, "Context.multiprocessing.{} = {!r}")
     if context.checkpoint_layout is CheckpointLayout.SAFETENSORS:
         raise not_offered(
             "Context.checkpoint_layout = 'safetensors'",
@@ -96,25 +80,17 @@ def refuse_unsupported(context: Context) -> None:
 
 
 def engine_options(context: Context) -> ckpt.Options:
-    """The options of ckpt that a Context stands for.
-
-    Raises:
-        NotOffered: see ``refuse_unsupported``.
-    """
+    """The options of ckpt that a Context stands for."""
     refuse_unsupported(context)
     memory, saving = context.memory, context.array.saving
     limits = [
-        limit
-        for limit in (
-            memory.write_concurrent_bytes,
-            memory.read_concurrent_bytes,
-            memory.transfer_concurrent_bytes,
-        )
-        if limit is not None
+        memory.write_concurrent_bytes,
+        memory.read_concurrent_bytes,
+        memory.transfer_concurrent_bytes,
     ]
     changes: dict[str, Any] = {}
-    if limits:
-        changes["max_host_bytes"] = max(1024, min(limits))
+    if known := [limit for limit in limits if limit is not None]:
+        changes["max_host_bytes"] = max(1024, min(known))
     if saving.ocdbt_target_data_file_size is not None:
         size = saving.ocdbt_target_data_file_size
         changes["target_data_file_bytes"] = max(1024, size) if size else 2**40
@@ -122,10 +98,9 @@ def engine_options(context: Context) -> ckpt.Options:
         changes["chunk_bytes"] = max(1024, saving.storage_options.chunk_byte_size)
     if context.array.loading.use_load_and_broadcast:
         changes["broadcast"] = True
-    if context.asynchronous.timeout_secs != AsyncOptions.timeout_secs:
-        changes["timeout_secs"] = float(context.asynchronous.timeout_secs)
-    engine = with_mode(context.engine, context.file.path_permission_mode)
-    return dataclasses.replace(engine, **changes)
+    return changed(
+        context.engine, context.asynchronous, context.file.path_permission_mode, **changes
+    )
 
 
 def stored(state: Any, context: Context) -> Any:

@@ -25,11 +25,7 @@ _STATEFUL = (
 
 
 class Directory:
-    """An existing directory, as a handler's ``save`` gets it.
-
-    Attributes:
-        path: the directory.
-    """
+    """An existing directory, as a handler's ``save`` gets it."""
 
     def __init__(self, path: Any) -> None:
         self.path = path
@@ -66,11 +62,7 @@ def written_by(handler: Any, value: Any) -> ckpt.Files:
 
 
 def needed(name: str, target: Any) -> Any:
-    """``target``, an object to set.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """``target``, an object to set; raises ValueError if there is none."""
     if target is None:
         raise ValueError(
             f"{name}: To restore a `StatefulCheckpointable`, you must pass an instance of the object. "
@@ -82,17 +74,12 @@ def needed(name: str, target: Any) -> Any:
 def load_item(
     info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
 ) -> Any:
-    """A checkpointable that is no pytree.
-
-    Raises:
-        NoEntryError: no handler is registered for its files.
-        ValueError: it sets itself, and no object was given.
-    """
+    """A checkpointable that is no pytree."""
     loaded = ckpt.load(info.path, item=name, options=options)
     if info.items[name].form != "files":
         return loaded
     if target is None and info.format_version is not None and NOTE not in loaded.names():
-        return loaded  # saved as ckpt.Files, by nobody's handler
+        return loaded  # saved as ckpt.Files, not by a handler
     handler = _handler(info, name, target, context, loaded)
 
     async def load(directory: Any) -> Any:

@@ -25,12 +25,7 @@ _NATIVE = (ckpt.Files, ckpt.Json, ckpt.SavedFiles)
 
 
 def items_of(checkpointables: dict[str, Any], context: Context) -> dict[str, Any]:
-    """What ckpt saves for each checkpointable.
-
-    Raises:
-        ValueError: a checkpointable is None, empty, or has a leaf that Orbax does not save.
-        NoEntryError: no handler takes it.
-    """
+    """What ckpt saves for each checkpointable."""
     registry = context.checkpointables.registry
     return {
         name: value

@@ -16,11 +16,7 @@ def check_name(name: str | None) -> None:
 
 
 def check_checkpointables(given: Any, what: str) -> dict[str, Any]:
-    """``given``, a dict of checkpointables by name.
-
-    Raises:
-        ValueError: it is something else, or a name is empty or reserved.
-    """
+    """``given``, if it is a dict of checkpointables by names that are allowed."""
     if not isinstance(given, dict):
         raise ValueError(f"{what} must be a dict of names to objects, got a {type(given).__name__}")
     for name in cast(dict[str, Any], given):

@@ -11,7 +11,7 @@ import jax
 from ckpt_core import CheckpointError
 from ckpt_orbax._handler_files import type_name
 from ckpt_orbax._leaves import is_abstract_leaf, is_leaf
-from ckpt_orbax._refused import not_offered
+from ckpt_orbax._refused import Refused, not_offered
 
 Checkpointable = Any
 AbstractCheckpointable = Any
@@ -108,15 +108,13 @@ class StatefulCheckpointableHandler(EngineForm):
         return isinstance(abstract_checkpointable, StatefulCheckpointable)
 
 
-class ProtoHandler:
+class ProtoHandler(Refused):
     """Refused: there is no protocol buffer in ckpt."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise not_offered(
-            "ProtoHandler",
-            "ckpt does not depend on protocol buffers",
-            "save message.SerializeToString() in a handler of your own, or as ckpt_core.Files",
-        )
+    why_not = (
+        "ckpt does not depend on protocol buffers",
+        "save message.SerializeToString() in a handler of your own, or as ckpt_core.Files",
+    )
 
 
 class AlreadyExistsError(CheckpointError, ValueError):
@@ -293,3 +291,21 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
 def _names(registry: Any, kind: Any) -> tuple[str, ...]:
     """The type names under which items of a handler are saved."""
     return (type_name(kind), *registry.get_secondary_typestrs(kind))
+
+
+__all__ = [
+    "AbstractCheckpointable",
+    "AlreadyExistsError",
+    "Checkpointable",
+    "CheckpointableHandler",
+    "CheckpointableHandlerRegistry",
+    "JsonHandler",
+    "NoEntryError",
+    "ProtoHandler",
+    "PyTreeHandler",
+    "StatefulCheckpointable",
+    "StatefulCheckpointableHandler",
+    "global_registry",
+    "local_registry",
+    "register_handler",
+]

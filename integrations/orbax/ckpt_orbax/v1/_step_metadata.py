@@ -6,7 +6,7 @@ import datetime
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, TypeVar
 
-from ckpt_orbax.v1.describing import as_time
+from ckpt_orbax.v1 import describing
 
 Described = TypeVar("Described")
 
@@ -35,18 +35,12 @@ class CheckpointMetadata(Generic[Described]):
 
     @property
     def time(self) -> datetime.datetime:
-        """When the step was committed; the beginning of 1970 if that is not known."""
-        return as_time(self.commit_timestamp_nsecs or 0) or datetime.datetime.now(datetime.UTC)
+        """When the step was committed, or, until then, its save began; the beginning of 1970 if neither is known."""
+        nsecs = self.commit_timestamp_nsecs or self.init_timestamp_nsecs or 0
+        return datetime.datetime.fromtimestamp(nsecs / 1e9, tz=datetime.UTC)
 
-    @property
-    def init_timestamp(self) -> datetime.datetime | None:
-        """When the save began."""
-        return as_time(self.init_timestamp_nsecs)
-
-    @property
-    def commit_timestamp(self) -> datetime.datetime | None:
-        """When the step was committed."""
-        return as_time(self.commit_timestamp_nsecs)
+    init_timestamp = describing.CheckpointMetadata.init_timestamp
+    commit_timestamp = describing.CheckpointMetadata.commit_timestamp
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import datetime
 import warnings
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, TypeVar
 
+from ckpt_core import CheckpointInfo
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.v1 import _files
-from ckpt_orbax.v1._context import get_context
-from ckpt_orbax.v1._describe import (
-    begun_nsecs,
-    committed_nsecs,
-    inspected,
-    pytree_item,
-    tree_of,
-)
+from ckpt_orbax.v1._context import Context, get_context
+from ckpt_orbax.v1._describe import inspected, pytree_item, times_of, tree_of
 from ckpt_orbax.v1._engine import refuse_unsupported
 from ckpt_orbax.v1._names import AUTO, check_name
 
@@ -77,33 +73,32 @@ def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMet
         ((2,), {'lr': 0.1})
     """
     check_name(checkpointable_name)
-    context = get_context()
-    refuse_unsupported(context)
-    info = inspected(as_text(path))
-    tree = tree_of(pytree_item(info, checkpointable_name))
-    return CheckpointMetadata(
-        as_path(path, context.file.path_class),
-        metadata=tree,
-        init_timestamp_nsecs=begun_nsecs(info),
-        commit_timestamp_nsecs=committed_nsecs(info),
-        custom_metadata={} if info.metadata is None else info.metadata,
-    )
+    return _described(path, lambda info, _: tree_of(pytree_item(info, checkpointable_name)))
 
 
 def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
     """As ``metadata``, for each checkpointable; None for those without a description."""
+    return _described(
+        path,
+        lambda info, context: {
+            name: tree_of(item)
+            if item.form == "tree"
+            else _files.describe_item(info, name, context)
+            for name, item in info.items.items()
+        },
+    )
+
+
+def _described(
+    path: Any, describe: Callable[[CheckpointInfo, Context], Any]
+) -> CheckpointMetadata[Any]:
     context = get_context()
     refuse_unsupported(context)
     info = inspected(as_text(path))
-    described = {
-        name: tree_of(item) if item.form == "tree" else _files.describe_item(info, name, context)
-        for name, item in info.items.items()
-    }
     return CheckpointMetadata(
         as_path(path, context.file.path_class),
-        metadata=described,
-        init_timestamp_nsecs=begun_nsecs(info),
-        commit_timestamp_nsecs=committed_nsecs(info),
+        metadata=describe(info, context),
+        **times_of(info),
         custom_metadata={} if info.metadata is None else info.metadata,
     )
 

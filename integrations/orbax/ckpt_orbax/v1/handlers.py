@@ -1,35 +1,7 @@
 """Handlers of checkpointables, and their registries."""
 
-from ckpt_orbax.v1._registry import (
-    AbstractCheckpointable,
-    AlreadyExistsError,
-    Checkpointable,
-    CheckpointableHandler,
-    CheckpointableHandlerRegistry,
-    JsonHandler,
-    NoEntryError,
-    ProtoHandler,
-    PyTreeHandler,
-    StatefulCheckpointable,
-    StatefulCheckpointableHandler,
-    global_registry,
-    local_registry,
-    register_handler,
-)
+from ckpt_orbax.v1 import _registry
+from ckpt_orbax.v1._registry import *  # noqa: F403
 
-__all__ = [
-    "AbstractCheckpointable",
-    "AlreadyExistsError",
-    "Checkpointable",
-    "CheckpointableHandler",
-    "CheckpointableHandlerRegistry",
-    "JsonHandler",
-    "NoEntryError",
-    "ProtoHandler",
-    "PyTreeHandler",
-    "StatefulCheckpointable",
-    "StatefulCheckpointableHandler",
-    "global_registry",
-    "local_registry",
-    "register_handler",
-]
+__all__: list[str] = []
+__all__ += _registry.__all__

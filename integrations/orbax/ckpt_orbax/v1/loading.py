@@ -11,12 +11,12 @@ from ckpt_orbax import _trees
 from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
 from ckpt_orbax._leaves import is_abstract_leaf
 from ckpt_orbax._paths import as_text
-from ckpt_orbax._response import AsyncResponse, Waiting
+from ckpt_orbax._response import AsyncResponse, Waiting, in_thread
 from ckpt_orbax.v1 import _engine, _files
 from ckpt_orbax.v1._context import Context, get_context
 from ckpt_orbax.v1._describe import inspected, pytree_item
 from ckpt_orbax.v1._names import AUTO, STATE, check_checkpointables, check_name
-from ckpt_orbax.v1.errors import MissingCheckpointablesError, TreeMismatchError
+from ckpt_orbax.v1.errors import MissingCheckpointablesError
 
 
 def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
@@ -90,19 +90,14 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
 def _load_tree(
     info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
 ) -> Any:
-    partial = context.pytree.loading.partial_load
-    try:
-        return _trees.load_tree(
-            info.path, info.items[name], target, partial=partial, options=options
-        )
-    except ckpt.StructureMismatch as error:
-        raise TreeMismatchError(
-            f"User-provided restore item and on-disk value differ ({name}): "
-            + _trees.told(
-                error,
-                "ocp.PLACEHOLDER in their place, or context.pytree.loading.partial_load = True",
-            )
-        ) from error
+    return _trees.load_tree(
+        info.path,
+        info.items[name],
+        target,
+        options,
+        partial=context.pytree.loading.partial_load,
+        leaving_out="ocp.PLACEHOLDER in their place, or context.pytree.loading.partial_load = True",
+    )
 
 
 def _described(target: Any) -> Any:
@@ -127,27 +122,22 @@ def load_async(
     path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = STATE
 ) -> AsyncResponse[Any]:
     """As ``load``, in the background; unlike Orbax's, for every layout."""
-    return _in_background(
-        lambda: load(path, abstract_state, checkpointable_name=checkpointable_name)
-    )
+
+    def work() -> Any:
+        return load(path, abstract_state, checkpointable_name=checkpointable_name)
+
+    return Waiting(in_thread(work, "ckpt-load").result)
 
 
 def load_checkpointables_async(
     path: Any, abstract_checkpointables: Any = None
 ) -> AsyncResponse[dict[str, Any]]:
     """As ``load_checkpointables``, in the background; objects are set by ``result()``'s time."""
-    return _in_background(lambda: load_checkpointables(path, abstract_checkpointables))
 
+    def work() -> dict[str, Any]:
+        return load_checkpointables(path, abstract_checkpointables)
 
-def _in_background(work: Any) -> Waiting:
-    """Runs ``work`` in a thread, with the caller's Context."""
-    import concurrent.futures
-    import contextvars
-
-    executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ckpt-load")
-    future = executor.submit(contextvars.copy_context().run, work)
-    executor.shutdown(wait=False)
-    return Waiting(future.result)
+    return Waiting(in_thread(work, "ckpt-load").result)
 
 
 def load_pytree(*arguments: Any, **named: Any) -> Any:

@@ -93,7 +93,6 @@ def _begin(path: Any, checkpointables: dict[str, Any], overwrite: bool, metadata
     context = get_context()
     options = _engine.engine_options(context)
     items = _items.items_of(checkpointables, context)
-    finished = context.asynchronous.post_finalization_callback
     target = as_text(path)
     if overwrite:
         _engine.logger.info("%s: what is there is replaced, since overwrite=True was given", target)
@@ -106,13 +105,8 @@ def _begin(path: Any, checkpointables: dict[str, Any], overwrite: bool, metadata
 
     def wait(timeout: float | None) -> None:
         pending.result(timeout)
-        if finished is not None:
-            finished()
 
-    response = Waiting(wait)
-    if finished is not None:
-        response.on_complete(lambda _: None)  # the callback does not depend on anyone's result()
-    return response
+    return Waiting(wait, context.asynchronous.post_finalization_callback)
 
 
 def save_pytree(*arguments: Any, **named: Any) -> None:

@@ -1,6 +1,6 @@
 """Orbax's emergency manager: making one says what to use instead."""
 
-from ckpt_orbax._refused import EMERGENCY, Refused, refusing
+from ckpt_orbax._refused import EMERGENCY, Refused
 from ckpt_orbax.v0.handlers import CheckpointHandler, PyTreeCheckpointHandler
 from ckpt_orbax.v0.metadata import RootMetadata, StepMetadata
 from ckpt_orbax.v0.options import MultiprocessingOptions
@@ -41,5 +41,3 @@ __all__ = [
     "RootMetadata",
     "StepMetadata",
 ]
-
-__getattr__ = refusing(__name__)

@@ -1,6 +1,6 @@
 """Orbax's manager for a replicator service: making one says what to use instead."""
 
-from ckpt_orbax._refused import EMERGENCY, Refused, refusing
+from ckpt_orbax._refused import EMERGENCY, Refused
 
 
 class ReplicatorCheckpointManager(Refused):
@@ -16,5 +16,3 @@ class ReplicatorCheckpointManagerOptions(Refused):
 
 
 __all__ = ["ReplicatorCheckpointManager", "ReplicatorCheckpointManagerOptions"]
-
-__getattr__ = refusing(__name__)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_orbax._paths import as_text, has_metadata_file, refuse_another_series
+from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax._response import AsyncResponse, Waiting
-from ckpt_orbax.v1 import _engine, _items
+from ckpt_orbax._run import Run
+from ckpt_orbax.v1 import _engine, _items, describing, loading
 from ckpt_orbax.v1._context import Context, get_context
 from ckpt_orbax.v1._names import STATE, check_checkpointables
-from ckpt_orbax.v1.path.step import NameFormat, prefix_and_length, standard_name_format
+from ckpt_orbax.v1._step_metadata import CheckpointMetadata, RootMetadata
+from ckpt_orbax.v1.path.step import NameFormat
 from ckpt_orbax.v1.training import errors, save_decision_policies
-from ckpt_orbax.v1.training._decisions import as_saved, keep_policy, save_policy
 from ckpt_orbax.v1.training._earlier_names import EarlierNames
-from ckpt_orbax.v1.training._reading import Reading
-from ckpt_orbax.v1.training._steps import Steps
 
 
-class Checkpointer(Reading, EarlierNames):
+class Checkpointer(EarlierNames):
     """Saves, keeps and loads the steps of one run, under Orbax's names.
 
     Args:
@@ -69,40 +69,89 @@ class Checkpointer(Reading, EarlierNames):
                 "context.engine = ckpt_core.Options(on_event=...), or ckpt_core.events",
             )
         self._context = Context(context or get_context())
-        options = _engine.engine_options(self._context)
-        prefix, length = prefix_and_length(step_name_format)
-        refuse_another_series(as_text(directory), prefix, step_name_format)
-        self._steps = steps = Steps(
-            step_name_format or standard_name_format(), lightweight_initialize
+        self._run = Run(
+            directory,
+            _engine.engine_options(self._context),
+            save=save_decision_policy or save_decision_policies.default_policy(),
+            keep=preservation_policy,
+            multiprocessing=self._context.multiprocessing,
+            names=step_name_format,
+            light=lightweight_initialize,
+            metadata=custom_metadata,
         )
-        # The caller's listener first: a save whose listener has not returned goes on.
-        heard = [steps.noticed] if options.on_event is None else [options.on_event, steps.noticed]
-        self._engine = ckpt.Checkpointer(
-            as_text(directory),
-            save_policy=save_policy(
-                save_decision_policy or save_decision_policies.default_policy(),
-                steps.with_running,
-                self._context.multiprocessing,
-            ),
-            keep_policy=keep_policy(preservation_policy),
-            step_prefix=prefix,
-            step_format_fixed_length=length,
-            options=dataclasses.replace(options, on_event=ckpt.events.each(*heard)),
+
+    # -------------------------------------------------------------------------------------- steps
+
+    @property
+    def directory(self) -> Any:
+        """The directory of the steps."""
+        return as_path(self._run.engine.directory, self._context.file.path_class)
+
+    @property
+    def checkpoints(self) -> Sequence[CheckpointMetadata[None]]:
+        """The steps, oldest first, as of the last save here or ``reload``; also one that is being saved."""
+        return self._run.with_running()
+
+    @property
+    def latest(self) -> CheckpointMetadata[None] | None:
+        """The newest step, or None; it may be one that is being saved, for which a load waits."""
+        return max(self.checkpoints, key=lambda one: one.step, default=None)
+
+    def reload(self) -> None:
+        """Lists the directory again, where others may have saved or deleted."""
+        self._run.look()
+
+    def root_metadata(self) -> RootMetadata:
+        """What was said of the whole run."""
+        found = self._run.engine.run_metadata
+        return RootMetadata(
+            directory=self.directory, custom_metadata={} if found is None else found
         )
-        if "://" not in self._engine.directory:
-            os.makedirs(self._engine.directory, exist_ok=True)  # callers look for it at once
-        steps.use(self._engine)
-        steps.numbers()
-        if custom_metadata is not None and not has_metadata_file(self._engine):
-            self._engine.write_run_metadata(custom_metadata)
+
+    def metadata(self, step: Any = None) -> CheckpointMetadata[Any]:
+        """The tree of a step, without its arrays; of the newest step for None.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+        """
+        with self._at(step) as found:
+            return _joined(found, describing.metadata(found.path))
+
+    def checkpointables_metadata(self, step: Any = None) -> CheckpointMetadata[dict[str, Any]]:
+        """As ``metadata``, for each checkpointable."""
+        with self._at(step) as found:
+            return _joined(found, describing.checkpointables_metadata(found.path))
+
+    def _existing(self, step: Any) -> CheckpointMetadata[None]:
+        """What is known of a step."""
+        self._run.engine.wait_until_finished()
+        numbers = self._run.numbers()
+        wanted = getattr(step, "step", step)
+        if wanted is None and numbers:
+            wanted = numbers[-1]
+        if wanted not in numbers:
+            held = ", ".join(map(str, numbers)) or "none"
+            what = "no step" if wanted is None else f"no step {wanted}"
+            raise errors.StepNotFoundError(f"{self.directory}: {what}; there are: {held}")
+        return self._run.describe(wanted)
+
+    @contextlib.contextmanager
+    def _at(self, step: Any) -> Generator[CheckpointMetadata[None]]:
+        """What is known of a step, for a block that reads it with this Checkpointer's Context."""
+        try:
+            found = self._existing(step)
+            with get_context(self._context):
+                yield found
+        except errors.StepNotFoundError:
+            raise
+        except ckpt.CheckpointNotFound as error:  # deleted by another process
+            raise errors.StepNotFoundError(f"{error}; reload() lists the steps again") from error
 
     # -------------------------------------------------------------------------------------- saves
 
     def should_save(self, step: int) -> bool:
         """Whether ``save`` would save this step; with several processes, all must call it."""
-        step = getattr(step, "step", step)
-        newest = self._steps.newest()
-        return (newest is None or step > newest) and self._engine.should_save(step)
+        return self._run.should_save(getattr(step, "step", step))
 
     def save(
         self,
@@ -131,15 +180,9 @@ class Checkpointer(Reading, EarlierNames):
         Raises:
             StepAlreadyExistsError: there is a step of this number.
         """
-        response = self.save_async(
-            step,
-            state,
-            checkpointable_name=checkpointable_name,
-            force=force,
-            overwrite=overwrite,
-            metrics=metrics,
-            custom_metadata=custom_metadata,
-        )
+        _items.check_state(state)
+        named = {checkpointable_name: state}
+        response = self._begin(step, named, force, overwrite, metrics, custom_metadata)
         return response is not None and response.result()
 
     def save_async(
@@ -155,14 +198,8 @@ class Checkpointer(Reading, EarlierNames):
     ) -> AsyncResponse[bool] | None:
         """As ``save``, in the background; None if the policy does not want the step."""
         _items.check_state(state)
-        return self.save_checkpointables_async(
-            step,
-            {checkpointable_name: state},
-            force=force,
-            overwrite=overwrite,
-            metrics=metrics,
-            custom_metadata=custom_metadata,
-        )
+        named = {checkpointable_name: state}
+        return self._begin(step, named, force, overwrite, metrics, custom_metadata)
 
     def save_checkpointables(
         self,
@@ -175,14 +212,7 @@ class Checkpointer(Reading, EarlierNames):
         custom_metadata: Any = None,
     ) -> bool:
         """As ``save``, for several named objects."""
-        response = self.save_checkpointables_async(
-            step,
-            checkpointables,
-            force=force,
-            overwrite=overwrite,
-            metrics=metrics,
-            custom_metadata=custom_metadata,
-        )
+        response = self._begin(step, checkpointables, force, overwrite, metrics, custom_metadata)
         return response is not None and response.result()
 
     def save_checkpointables_async(
@@ -196,6 +226,18 @@ class Checkpointer(Reading, EarlierNames):
         custom_metadata: Any = None,
     ) -> AsyncResponse[bool] | None:
         """As ``save_checkpointables``, in the background; None if the policy does not want the step."""
+        return self._begin(step, checkpointables, force, overwrite, metrics, custom_metadata)
+
+    def _begin(
+        self,
+        step: int,
+        checkpointables: dict[str, Any],
+        force: bool,
+        overwrite: bool,
+        metrics: Any,
+        custom_metadata: Any,
+    ) -> Waiting | None:
+        """Starts a save; every form of ``save`` ends here."""
         context = get_context(self._context)
         if not checkpointables:
             raise ValueError(
@@ -203,60 +245,66 @@ class Checkpointer(Reading, EarlierNames):
             )
         check_checkpointables(checkpointables, "checkpointables")
         _engine.refuse_unsupported(context)
-        if not overwrite and step in self._steps.begun():
+        if not overwrite and step in self._run.begun():
             raise errors.StepAlreadyExistsError(
                 f"{self.directory}: Step {step} already exists: overwrite=True replaces it"
             )
-        if not force and not (
-            self._engine.should_save(step) if overwrite else self.should_save(step)
-        ):
+        wants = self._run.engine.should_save if overwrite else self.should_save
+        if not force and not wants(step):
             return None
-        metrics, told = as_saved(metrics)
-        items = {**_items.items_of(checkpointables, context), **told}
-        ended = self._steps.begin(step)
+        items = _items.items_of(checkpointables, context)
         try:
-            begun = self._engine.save(
-                step,
-                items=items,
-                metrics=metrics,
-                metadata=custom_metadata,
-                force=True,
-                overwrite=overwrite,
-            )
-        except BaseException as error:
-            self._steps.abandon(step)
-            if isinstance(error, ckpt.CheckpointExists):
-                raise errors.StepAlreadyExistsError(str(error)) from error
-            raise
-        if not begun:
-            self._steps.abandon(step)
+            ended = self._run.save(step, items, metrics, custom_metadata, overwrite=overwrite)
+        except ckpt.CheckpointExists as error:
+            raise errors.StepAlreadyExistsError(str(error)) from error
+        if ended is None:
             return None
-        return self._response(step, ended, context.asynchronous.post_finalization_callback)
-
-    def _response(self, step: int, ended: Any, finished: Any) -> Waiting:
-        def wait(timeout: float | None) -> bool:
-            if timeout is not None and not ended.wait(timeout):
-                raise TimeoutError(
-                    f"{self.directory}: step {step} is not saved after {timeout:g} s"
-                )
-            self._engine.wait_until_finished()
-            error = self._steps.failure(step)  # another call may have been told of it already
-            if error is not None:
-                raise error
-            if finished is not None:
-                finished()
-            return True
-
-        response = Waiting(wait)
-        if finished is not None:
-            response.on_complete(
-                lambda _: None
-            )  # the callback does not depend on anyone's result()
-        return response
+        return Waiting(
+            lambda timeout: self._run.wait_for(step, ended, timeout),
+            context.asynchronous.post_finalization_callback,
+        )
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save is being written."""
-        return bool(self._steps.running)
+        return bool(self._run.running())
+
+    # -------------------------------------------------------------------------------------- loads
+
+    def load(
+        self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
+    ) -> Any:
+        """The pytree of a step, or of the newest one; see ``ocp.load``.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+        """
+        loading.check_abstract(abstract_state)
+        return self.load_checkpointables(step, {checkpointable_name: abstract_state})[
+            checkpointable_name
+        ]
+
+    def load_checkpointables(
+        self, step: Any = None, abstract_checkpointables: Any = None
+    ) -> dict[str, Any]:
+        """Checkpointables of a step by name; see ``ocp.load_checkpointables``."""
+        with self._at(step) as found:
+            return loading.load_checkpointables(found.path, abstract_checkpointables)
+
+    def load_async(
+        self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
+    ) -> AsyncResponse[Any]:
+        """As ``load``, in the background; Orbax does not have it yet."""
+        with self._at(step) as found:
+            return loading.load_async(
+                found.path, abstract_state, checkpointable_name=checkpointable_name
+            )
+
+    def load_checkpointables_async(
+        self, step: Any = None, abstract_checkpointables: Any = None
+    ) -> AsyncResponse[dict[str, Any]]:
+        """As ``load_checkpointables``, in the background; Orbax does not have it yet."""
+        with self._at(step) as found:
+            return loading.load_checkpointables_async(found.path, abstract_checkpointables)
 
     # -------------------------------------------------------------------------- deletions, the end
 
@@ -275,16 +323,12 @@ class Checkpointer(Reading, EarlierNames):
                 "a step is never changed after its commit: its checksums are of the whole",
                 "load_checkpointables() without it, and save the rest as another checkpoint",
             )
-        self._engine.wait_until_finished()
-        number = getattr(step, "step", step)
         try:
-            self._engine.delete(number)
+            self._run.delete(getattr(step, "step", step))
         except ckpt.CheckpointNotFound as error:
             if missing_ok:
                 return False
             raise errors.StepNotFoundError(str(error)) from error
-        finally:
-            self._steps.look()
         return True
 
     def delete_async(
@@ -304,15 +348,27 @@ class Checkpointer(Reading, EarlierNames):
 
     def wait(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
-        self._engine.wait_until_finished()
+        self._run.engine.wait_until_finished()
 
     def close(self) -> None:
         """As ``wait``, and releases the directory."""
-        self._engine.close()
+        self._run.engine.close()
 
     def __enter__(self) -> Checkpointer:
-        self._engine.__enter__()
+        self._run.engine.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._engine.__exit__(kind, error, trace)
+        self._run.engine.__exit__(kind, error, trace)
+
+
+def _joined(step: CheckpointMetadata[None], found: Any) -> CheckpointMetadata[Any]:
+    """What the run and the checkpoint itself say of a step."""
+    return dataclasses.replace(
+        step,
+        path=found.path,
+        metadata=found.metadata,
+        init_timestamp_nsecs=found.init_timestamp_nsecs,
+        commit_timestamp_nsecs=found.commit_timestamp_nsecs,
+        custom_metadata=found.custom_metadata,
+    )

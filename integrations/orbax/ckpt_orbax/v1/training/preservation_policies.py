@@ -200,10 +200,10 @@ def _spaced(checkpoints: Sequence[Step], far: Callable[[Step, Step], bool]) -> l
     return kept
 
 
-def _last_of(kept: list[bool], most: int | None) -> list[bool]:
-    """The last ``most`` of those that are kept; all for None, and for 0 as in Orbax."""
+def _last_of(kept: list[bool], limit: int | None) -> list[bool]:
+    """The last ``limit`` of those that are kept; all for None, and for 0 as in Orbax."""
     chosen = [position for position, keep in enumerate(kept) if keep]
-    if not most or len(chosen) <= most:
+    if not limit or len(chosen) <= limit:
         return kept
-    stay = set(chosen[len(chosen) - most :])
+    stay = set(chosen[len(chosen) - limit :])
     return [position in stay for position in range(len(kept))]

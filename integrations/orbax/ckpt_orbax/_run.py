@@ -1,0 +1,350 @@
+"""The run under both faces: ckpt's Checkpointer, the steps that it has, and Orbax's policies as ckpt asks them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+import ckpt_core as ckpt
+from ckpt_orbax._paths import as_path, as_text, refuse_another_series
+from ckpt_orbax.v1._describe import metrics_of, times_of
+from ckpt_orbax.v1._step_metadata import CheckpointMetadata
+from ckpt_orbax.v1.options import MultiprocessingOptions
+from ckpt_orbax.v1.path.step import prefix_and_length, standard_name_format
+from ckpt_orbax.v1.training import save_decision_policies as saving
+from ckpt_orbax.v1.training.preservation_policies import PreservationContext
+
+Step = CheckpointMetadata[None]
+_LOOK_SECS = 0.02
+
+
+class SaveEnd:
+    """The end of one save, which the thread that saves sets.
+
+    It has no lock: a signal handler that raises within ``threading.Event.wait`` would leave that locked, and the thread
+    that saves would wait for it.
+    """
+
+    def __init__(self, metrics: Any) -> None:
+        self.metrics = metrics
+        self.began_nsecs = time.time_ns()
+        self.over = False
+
+    def wait(self, timeout_secs: float) -> bool:
+        """Blocks until the save is over, or the timeout; whether it is."""
+        until = time.monotonic() + timeout_secs
+        while not self.over and time.monotonic() < until:
+            time.sleep(_LOOK_SECS)
+        return self.over
+
+
+class Run:
+    """A Checkpointer with its committed steps as of the last look, and the step that is being saved.
+
+    It lists the directory when it is made, after each save and deletion of its own, and after ``look``.
+
+    Args:
+        save, keep: Orbax's policies; ``keep=None`` keeps all.
+        names: a NameFormat; without one, ``prefix`` and ``length`` name the steps.
+        light: leave time and metrics of the steps out.
+        metadata: of the run, written if it has none.
+        mode: of the directory, which is made if it is missing; None to leave it missing.
+        then: a listener, called after that of ``options`` and the run's own.
+        **engine: further arguments of the Checkpointer.
+    """
+
+    def __init__(
+        self,
+        directory: Any,
+        options: ckpt.Options,
+        *,
+        save: Any,
+        keep: Any,
+        multiprocessing: MultiprocessingOptions,
+        names: Any = None,
+        prefix: str | None = None,
+        length: int | None = None,
+        light: bool = False,
+        metadata: Any = None,
+        mode: int | None = 0o777,
+        then: Callable[[ckpt.Event], None] | None = None,
+        **engine: Any,
+    ) -> None:
+        if names is not None:
+            prefix, length = prefix_and_length(names)
+        refuse_another_series(as_text(directory), prefix, names)
+        self._names = names or standard_name_format(
+            step_prefix=prefix, step_format_fixed_length=length
+        )
+        self._light = light
+        self._lock = threading.Lock()
+        self._numbers: list[int] = []
+        self._known: dict[int, Step] = {}
+        self._begun: dict[int, SaveEnd] = {}
+        self._failed: dict[int, BaseException] = {}
+        self._stale = True
+        # The caller's listener first: a save whose listener has not returned goes on.
+        listeners = [one for one in (options.on_event, self._notice, then) if one is not None]
+        self.engine = ckpt.Checkpointer(
+            as_text(directory),
+            save_policy=_save_policy(save, self.with_running, multiprocessing),
+            keep_policy=_keep_policy(keep),
+            step_prefix=prefix,
+            step_format_fixed_length=length,
+            options=dataclasses.replace(options, on_event=ckpt.events.each(*listeners)),
+            **engine,
+        )
+        if mode is not None and "://" not in self.engine.directory:
+            os.makedirs(self.engine.directory, mode, exist_ok=True)  # callers look for it at once
+        self.numbers()
+        if metadata is not None and not self._has_metadata_file():
+            self.engine.write_run_metadata(metadata)
+
+    def _has_metadata_file(self) -> bool:
+        """Whether the run has metadata; what an early Orbax wrote is replaced, as by Orbax."""
+        if "://" in self.engine.directory:
+            return self.engine.run_metadata is not None
+        return os.path.exists(f"{self.engine.directory}/metadata/_ROOT_METADATA")
+
+    # -------------------------------------------------------------------------------------- saves
+
+    def should_save(self, step: int) -> bool:
+        """Whether a step is newer than all others, and the policy wants it."""
+        newest = self.newest()
+        return (newest is None or step > newest) and self.engine.should_save(step)
+
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        metrics: Any,
+        metadata: Any,
+        *,
+        overwrite: bool = False,
+    ) -> SaveEnd | None:
+        """Begins a save, whatever the policy says; its end, or None if ckpt does not save the step."""
+        numbers, as_json = _as_saved(metrics)
+        ended, begun = SaveEnd(metrics), False
+        try:
+            self._begin(step, ended)
+            begun = self.engine.save(
+                step,
+                items={**items, **as_json},
+                metrics=numbers,
+                metadata=metadata,
+                force=True,
+                overwrite=overwrite,
+            )
+        finally:
+            if not begun:
+                with self._lock:
+                    self._begun.pop(step, None)
+        return ended if begun else None
+
+    def _begin(self, step: int, ended: SaveEnd) -> None:
+        """Notes that a save begins."""
+        with self._lock:
+            self._failed.pop(step, None)
+            self._begun = {one: end for one, end in self._begun.items() if not end.over}
+            self._begun[step] = ended
+
+    def _notice(self, event: ckpt.Event) -> None:
+        """Listener of the engine: notes the end of a save, in the thread that saves."""
+        if event.step is None or event.kind not in ("committed", "save_failed", "deleted"):
+            return
+        with self._lock:
+            self._stale = True
+            self._known.pop(event.step, None)  # another save may have replaced the step
+            if event.error is not None:
+                self._failed[event.step] = event.error
+            ended = None if event.kind == "deleted" else self._begun.get(event.step)
+        if ended is not None:
+            ended.over = True
+
+    def wait_for(self, step: int, ended: SaveEnd, timeout: float | None) -> bool:
+        """Blocks until a save of its own is over; True, or its error, also after another call has raised that."""
+        if timeout is not None and not ended.wait(timeout):
+            raise TimeoutError(
+                f"{self.engine.directory}: step {step} is not saved after {timeout:g} s"
+            )
+        self.engine.wait_until_finished()
+        error = self._failed.get(step)
+        if error is not None:
+            raise error
+        return True
+
+    def delete(self, step: int) -> None:
+        """Deletes a step, after a running save."""
+        self.engine.wait_until_finished()
+        try:
+            self.engine.delete(step)
+        finally:
+            self.look()
+
+    # -------------------------------------------------------------------------------------- steps
+
+    def look(self, *, light: bool = True) -> None:
+        """Lists the directory again at the next question; from then on with all of each step if not ``light``."""
+        with self._lock:
+            self._stale = True
+            if not light and self._light:
+                self._light, self._known = False, {}
+
+    def running(self) -> dict[int, SaveEnd]:
+        """The steps that are being saved."""
+        with self._lock:
+            return {step: ended for step, ended in self._begun.items() if not ended.over}
+
+    def numbers(self) -> list[int]:
+        """The committed steps, ascending."""
+        with self._lock:
+            if not self._stale:
+                return list(self._numbers)
+            # process 0 deletes what no policy keeps, and does not report it to the others
+            self._stale = jax.process_index() > 0
+        numbers = self.engine.all_steps()
+        with self._lock:
+            self._numbers = numbers
+            self._known = {step: one for step, one in self._known.items() if step in numbers}
+        return list(numbers)
+
+    def begun(self) -> list[int]:
+        """The steps that are committed or being saved, ascending."""
+        running = (
+            self.running()
+        )  # first: a save that ends meanwhile is then in both, else in neither
+        return sorted({*self.numbers(), *running})
+
+    def newest(self) -> int | None:
+        """The newest step that is committed or being saved."""
+        return max(self.begun(), default=None)
+
+    def describe(self, step: int) -> Step:
+        """What is known of a committed step."""
+        known = self._known.get(step)
+        if known is None:
+            known = self._known[step] = self._described(step)
+        return known
+
+    def with_running(self) -> list[Step]:
+        """The steps that are committed or being saved, oldest first."""
+        running = self.running()  # first, as in `begun`
+        steps = {
+            step: CheckpointMetadata[None](
+                step,
+                self.path(step),
+                init_timestamp_nsecs=save.began_nsecs,
+                metrics=save.metrics,
+            )
+            for step, save in running.items()
+        }
+        for step in self.numbers():
+            try:
+                steps[step] = self.describe(step)
+            except ckpt.CheckpointNotFound:
+                continue  # deleted since the last look
+        return [steps[step] for step in sorted(steps)]
+
+    def path(self, step: int, directory: str | None = None) -> Any:
+        """Where a step is, or will be; in another directory, where it would be."""
+        return as_path(directory or self.engine.directory) / self._names.build_name(step)
+
+    def _described(self, step: int) -> Step:
+        if self._light:
+            return CheckpointMetadata(step, self.path(step))
+        info = self.engine.inspect(step)
+        return CheckpointMetadata(
+            step, as_path(info.path), **times_of(info), metrics=metrics_of(info)
+        )
+
+
+# ---------------------------------------------------------------------------- policies and metrics
+
+
+def _save_policy(
+    policy: Any,
+    previous_steps: Callable[[], Sequence[Step]],
+    multiprocessing: MultiprocessingOptions,
+) -> ckpt.when.SavePolicy:
+    """Orbax's policy as ckpt asks it; process 0 decides for all."""
+
+    def decide(step: int, context: ckpt.when.SaveContext) -> bool:
+        now = CheckpointMetadata[None](step, None, commit_timestamp_nsecs=time.time_ns())
+        known = saving.DecisionContext(
+            is_saving_in_progress=context.saving,
+            reached_preemption=context.preempted,
+            multiprocessing_options=multiprocessing,
+        )
+        return bool(policy.should_save(now, previous_steps(), context=known))
+
+    # A process without jax.distributed has no preemption service: there, as with Orbax, SIGTERM
+    # ends it. If ckpt listened for SIGTERM, the process would live on, and no policy would learn of it.
+    listens = jax.distributed.is_initialized() and _asks_for_preemption(policy)
+    return ckpt.when.SavePolicy(decide, repr(policy), listens)
+
+
+def _asks_for_preemption(policy: Any) -> bool:
+    if isinstance(policy, saving.AnySavePolicy):
+        return any(_asks_for_preemption(one) for one in policy.policies)
+    return not isinstance(
+        policy,
+        (
+            saving.FixedIntervalPolicy,
+            saving.SpecificStepsPolicy,
+            saving.ContinuousCheckpointingPolicy,
+            saving.InitialSavePolicy,
+        ),
+    )
+
+
+def _keep_policy(policy: Any) -> Any:
+    """Orbax's policy as ckpt asks it; None keeps all."""
+    if policy is None:
+        return None
+
+    def choose(facts: Sequence[Any]) -> list[int]:
+        steps = [
+            CheckpointMetadata[None](
+                one.step,
+                None,
+                commit_timestamp_nsecs=int(one.created_unix_secs * 1e9),
+                metrics=_nested(one.metrics) or None,
+            )
+            for one in facts
+        ]
+        kept = policy.should_preserve(steps, context=PreservationContext())
+        return [one.step for one, stays in zip(facts, kept, strict=True) if stays]
+
+    choose.__name__ = type(policy).__name__
+    return choose
+
+
+def _nested(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """The numbers by name; those with "/" in it also nested, as they may have been saved."""
+    found: dict[str, Any] = {}
+    for name, number in numbers.items():
+        *parents, last = name.split("/")
+        inside = found
+        for parent in parents:
+            below = inside.setdefault(parent, {})
+            inside = below if isinstance(below, dict) else {}
+        inside[last] = number
+    return {**found, **numbers}
+
+
+def _as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:
+    """Metrics as ckpt takes them: numbers by name, or an item with whatever JSON they are."""
+    flat = isinstance(metrics, Mapping) and all(
+        isinstance(name, str) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub"
+        for name, value in cast(Mapping[Any, Any], metrics).items()
+    )
+    if metrics is None or flat:
+        return metrics, {}
+    return None, {"metrics": ckpt.Json(metrics)}
