@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -73,8 +73,7 @@ def capture_baseline(result: SuiteResult, directory: Path) -> Path:
             "config": case.config,
             "metrics": {
                 f"{operation}_{metric}": dataclasses.asdict(summary)
-                for operation, metrics in case.by_operation().items()
-                for metric, summary in metrics.items()
+                for operation, metric, summary in case.metrics()
             },
         }
         for case in result.cases
@@ -114,13 +113,11 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def compare(
-    result: SuiteResult, path: Path, threshold: float, gated: tuple[str, ...] = GATED
-) -> Comparison:
+def compare(result: SuiteResult, path: Path, threshold: float) -> Comparison:
     """Compares every metric with the baseline.
 
     A metric is worse if its median got worse by more than ``threshold`` (0.1 is ten percent),
-    the means differ by more than chance, and it matches a pattern in ``gated``.
+    the means differ by more than chance, and it matches a pattern in ``GATED``.
 
     Raises:
         ConfigError: the file is no baseline, or one of another backend, device or number of them.
@@ -136,38 +133,23 @@ def compare(
     deltas: list[Delta] = []
     missing: list[str] = []
     for case in result.cases:
+        label = f"{case.group}: {case.label}"
         known = baseline["benchmarks"].get(case.name)
         if known is None:
-            if case.by_operation():
-                missing.append(f"{case.group}: {case.label}")
+            missing += [label] if case.metrics() else []
             continue
-        deltas += _deltas(case, known["metrics"], threshold, gated)
-    return Comparison(str(path), then.get("git_sha"), threshold, tuple(deltas), tuple(missing))
-
-
-def _deltas(
-    case: Any, known: Mapping[str, Any], threshold: float, gated: tuple[str, ...]
-) -> Iterator[Delta]:
-    for operation, metrics in case.by_operation().items():
-        for metric, summary in metrics.items():
+        for operation, metric, summary in case.metrics():
             tag = f"{operation}_{metric}"
-            before = known.get(tag)
-            if before is None:
+            if tag not in known["metrics"]:
                 continue
+            before = known["metrics"][tag]
             change = _change(metric, before["median"], summary.median)
             beyond = differ(before["values"], summary.values)
-            yield Delta(
-                case=case.name,
-                label=f"{case.group}: {case.label}",
-                metric=tag,
-                before=before["median"],
-                now=summary.median,
-                change=change,
-                beyond_noise=beyond,
-                worse=beyond
-                and change > threshold
-                and any(fnmatch(tag, pattern) for pattern in gated),
-            )
+            is_gated = any(fnmatch(tag, pattern) for pattern in GATED)
+            worse = beyond and change > threshold and is_gated
+            values = (before["median"], summary.median, change, beyond, worse)
+            deltas.append(Delta(case.name, label, tag, *values))
+    return Comparison(str(path), then.get("git_sha"), threshold, tuple(deltas), tuple(missing))
 
 
 def _change(metric: str, before: float, now: float) -> float:

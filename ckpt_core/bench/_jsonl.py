@@ -41,21 +41,11 @@ class JsonLines:
 
 
 def _case_record(case: CaseResult) -> dict[str, Any]:
-    statistics = {
-        operation: {metric: dataclasses.asdict(summary) for metric, summary in metrics.items()}
-        for operation, metrics in case.by_operation().items()
-    }
-    return {
-        "case": case.name,
-        "label": case.label,
-        "group": case.group,
-        "generator": case.generator,
-        "config": case.config,
-        "notes": case.notes,
-        "skipped": case.skipped,
-        "errors": case.errors,
-        "statistics": statistics,
-    }
+    statistics: dict[str, dict[str, Any]] = {}
+    for operation, metric, summary in case.metrics():
+        statistics.setdefault(operation, {})[metric] = dataclasses.asdict(summary)
+    names = ("label", "group", "generator", "config", "notes", "skipped", "errors")
+    return {"case": case.name, **{n: getattr(case, n) for n in names}, "statistics": statistics}
 
 
 def read_result(path: Path) -> SuiteResult:

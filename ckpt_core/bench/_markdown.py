@@ -9,16 +9,7 @@ from typing import Any
 from ckpt_core.bench._jsonl import read_result
 from ckpt_core.bench._rows import Row, not_empty, operations_of, rows_of
 
-_COLUMNS = (
-    "case",
-    "median s",
-    "min - max",
-    "± 95 %",
-    "GB/s",
-    "to first",
-    "peak MB",
-    "durable",
-)
+_COLUMNS = ("case", "median s", "min - max", "± 95 %", "GB/s", "to first", "peak MB", "durable")
 
 
 def markdown(path: Path) -> str:
