@@ -194,7 +194,7 @@ def _scaling(result: SuiteResult) -> list[dict[str, Any]]:
     for group, cases in result.groups.items():
         for axis in dict.fromkeys(name for case in cases for name in case.varying):
             points = [
-                (_number(case.varying.get(axis)), _label_without(case, axis), case)
+                (_number(case.varying.get(axis, "")), _label_without(case, axis), case)
                 for case in cases
             ]
             found += _lines_over(f"{group}: time over {axis}", axis, points)
@@ -210,12 +210,12 @@ def _scaling(result: SuiteResult) -> list[dict[str, Any]]:
 
 
 def _lines_over(
-    title: str, x_name: str, points: Iterable[tuple[float | None, str, CaseResult]]
+    title: str, x_name: str, points: Iterable[tuple[float, str, CaseResult]]
 ) -> list[dict[str, Any]]:
     blocks: list[Block] = []
     series: dict[str, dict[str, list[tuple[float, Summary]]]] = {}
     for x, label, case in points:
-        for operation, metric, summary in case.metrics() if x is not None and x > 0 else ():
+        for operation, metric, summary in case.metrics() if x > 0 else ():
             if metric == TIME:
                 series.setdefault(operation, {}).setdefault(label, []).append((x, summary))
     for operation, found in series.items():
@@ -235,11 +235,12 @@ def _lines_over(
     return [_section(title, blocks)] if blocks else []
 
 
-def _number(text: str | None) -> float | None:
+def _number(text: str) -> float:
+    """The number that a text is; 0, which no line has, if it is none."""
     try:
-        return None if text is None else float(text)
+        return float(text)
     except ValueError:
-        return None
+        return 0.0
 
 
 def _label_without(case: CaseResult, axis: str) -> str:
@@ -247,9 +248,9 @@ def _label_without(case: CaseResult, axis: str) -> str:
     return ", ".join(rest) or case.generator.rpartition(".")[2]
 
 
-def _size_mb(case: CaseResult) -> float | None:
+def _size_mb(case: CaseResult) -> float:
     summary = case.by_operation().get("checkpoint", {}).get("5_inventory/size_mb")
-    return None if summary is None else summary.median
+    return 0.0 if summary is None else summary.median
 
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:
