@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core.bench.libraries._trees import names_of
+from ckpt_core.bench.libraries._base import names_of
 
 
 class WrongData(CheckpointError):

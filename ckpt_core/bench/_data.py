@@ -27,9 +27,10 @@ def make_mesh(config: MeshConfig | None) -> Any:
     """
     if config is None:
         return None
-    dcn_parallelism = config.dcn_parallelism or {}
-    ici = [config.ici_parallelism.get(axis, 1) for axis in config.mesh_axes]
-    dcn = [dcn_parallelism.get(axis, 1) for axis in config.mesh_axes]
+    ici, dcn = (
+        [(degrees or {}).get(axis, 1) for axis in config.mesh_axes]
+        for degrees in (config.ici_parallelism, config.dcn_parallelism)
+    )
     wanted, there = math.prod(ici) * math.prod(dcn), jax.device_count()
     if wanted != there:
         raise Skipped(f"the mesh {config.label} needs {wanted} devices, there are {there}")

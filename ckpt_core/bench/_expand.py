@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
-from ckpt_core.bench._yaml import Reader, nearest
+from ckpt_core.bench._yaml import LinedDict, Reader, nearest
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,8 @@ def _axes(
     """Option -> its values, in the order of the class's fields; checks them against its types."""
     hints = typing.get_type_hints(options, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(options)}
-    given = config.options
-    for key in given:
-        if key not in fields:
-            text = f"{options.__name__} has no option {key!r}{nearest(key, fields)}"
-            reader.complain(given.lines[key], text)
+    given = config.options or LinedDict()
+    reader.unknown(given, fields, f"{options.__name__} has no option")
     axes: dict[str, list[Any]] = {}
     for name, field in fields.items():
         value = given[name] if name in given else _default(field)
@@ -150,19 +147,16 @@ def _cases(
 def _labelled(cases: list[Case]) -> tuple[Case, ...]:
     """Labels each case by the options that differ within its group; drops duplicate cases."""
     distinct = list({case.name: case for case in cases}.values())
-    groups: dict[str, list[Case]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for case in distinct:
-        groups.setdefault(case.group, []).append(case)
+        groups.setdefault(case.group, []).append(dataclasses.asdict(case.options))
     labelled: list[Case] = []
     for case in distinct:
-        others = [dataclasses.asdict(other.options) for other in groups[case.group]]
-        mine = dataclasses.asdict(case.options)
-        names = [
-            name
-            for name, value in mine.items()
-            if any(other.get(name) != value for other in others)
-        ]
-        label = ", ".join(filter(None, map(case.options.label, names)))
-        varying = {name: str(mine[name]) for name in names}
+        varying = {
+            name: str(value)
+            for name, value in dataclasses.asdict(case.options).items()
+            if any(other.get(name) != value for other in groups[case.group])
+        }
+        label = ", ".join(filter(None, map(case.options.label, varying)))
         labelled.append(dataclasses.replace(case, varying=varying, label=label or case.label))
     return tuple(labelled)

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jax
+
+from ckpt_core.bench._core import Skipped
+
 _FLAGS = {
     "broadcast": "cannot load on one replica and broadcast",
     "replica_separate_folder": "cannot write each replica to a folder of its own",
@@ -114,3 +118,41 @@ class Library:
         """The loaded values as a tree like the one that was saved; not timed."""
         del like
         return loaded
+
+
+class FlatLibrary(Library):
+    """One that saves a mapping of names to arrays of its own kind."""
+
+    def of_leaf(self, leaf: Any) -> Any:
+        """A leaf as this library saves it; not timed."""
+        raise NotImplementedError
+
+    def to_leaf(self, found: Any, like: Any) -> Any:
+        """A loaded array as one that can be compared; not timed."""
+        del like
+        return found
+
+    def prepare(self, state: Any) -> Any:
+        check_arrays(state)
+        leaves = map(self.of_leaf, jax.tree.leaves(state))
+        return dict(zip(names_of(state), leaves, strict=True))
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        pairs = zip(names_of(like), jax.tree.leaves(like), strict=True)
+        leaves = [self.to_leaf(loaded[name], leaf) for name, leaf in pairs]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def names_of(tree: Any) -> list[str]:
+    """A name for every leaf, in order."""
+    paths, _ = jax.tree.flatten_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+
+
+def check_arrays(tree: Any) -> None:
+    """Raises ``Skipped`` if a leaf is not an array, or other processes hold a part of it."""
+    for leaf in jax.tree.leaves(tree):
+        if not hasattr(leaf, "dtype"):
+            raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise Skipped("saves arrays of one process only")

@@ -5,10 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ckpt_core.bench.libraries._base import Library, Storage
+
+_SETTINGS = {
+    "ocdbt": ("array.saving", "use_ocdbt"),
+    "zarr3": ("array.saving", "use_zarr3"),
+    "compression": ("array.saving", "use_compression"),
+    "replica_parallel": ("array.saving", "use_replica_parallel"),
+    "replica_separate_folder": ("array.saving", "enable_replica_parallel_separate_folder"),
+    "chunk_bytes": ("array.saving.storage_options", "chunk_byte_size"),
+    "save_bytes": ("memory", "write_concurrent_bytes"),
+    "load_bytes": ("memory", "read_concurrent_bytes"),
+    "broadcast": ("array.loading", "use_load_and_broadcast"),
+}
+"""Setting -> where Orbax's context has it."""
 
 
 class OrbaxV1(Library):
@@ -18,40 +32,16 @@ class OrbaxV1(Library):
     default_durability: ClassVar[str] = "data files"
     in_background: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
-    tuned: ClassVar[frozenset[str]] = frozenset(
-        {
-            "ocdbt",
-            "zarr3",
-            "compression",
-            "chunk_bytes",
-            "save_bytes",
-            "load_bytes",
-            "broadcast",
-            "replica_separate_folder",
-        }
-    )
+    tuned: ClassVar[frozenset[str]] = frozenset(_SETTINGS)
 
     def _context(self) -> Any:
         from orbax.checkpoint import v1 as ocp
 
         context: Any = ocp.Context()
-        storage, saving = self.storage, context.array.saving
-        if storage.ocdbt is not None:
-            saving.use_ocdbt = storage.ocdbt
-        if storage.zarr3 is not None:
-            saving.use_zarr3 = storage.zarr3
-        if storage.compression is not None:
-            saving.use_compression = storage.compression
-        if storage.replica_parallel is not None:
-            saving.use_replica_parallel = storage.replica_parallel
-        saving.enable_replica_parallel_separate_folder = storage.replica_separate_folder
-        if storage.chunk_bytes is not None:
-            saving.storage_options.chunk_byte_size = storage.chunk_bytes
-        if storage.save_bytes is not None:
-            context.memory.write_concurrent_bytes = storage.save_bytes
-        if storage.load_bytes is not None:
-            context.memory.read_concurrent_bytes = storage.load_bytes
-        context.array.loading.use_load_and_broadcast = storage.broadcast
+        for setting, (place, name) in _SETTINGS.items():
+            value = getattr(self.storage, setting)
+            if value is not None:
+                setattr(attrgetter(place)(context), name, value)
         return context
 
     def save(self, path: Path, state: Any) -> None:
