@@ -23,13 +23,7 @@ GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory
 
 @dataclass(frozen=True)
 class Delta:
-    """One metric of one case in the baseline and now.
-
-    Attributes:
-        change: change of the median as a fraction of the baseline; above 0 is worse.
-        beyond_noise: whether the means differ by more than chance (Welch's t-test, 95 %).
-        worse: whether this metric makes the comparison fail.
-    """
+    """One metric of one case; ``change`` is that of the median as a fraction of the baseline, above 0 is worse."""
 
     case: str
     label: str
@@ -93,11 +87,7 @@ def capture_baseline(result: SuiteResult, directory: Path) -> Path:
 
 
 def read_baseline(path: Path) -> Mapping[str, Any]:
-    """The content of a baseline file.
-
-    Raises:
-        ConfigError: the file is missing, is not a baseline, or has another version.
-    """
+    """The content of a baseline file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["schema_version"]
@@ -114,14 +104,7 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
 
 
 def compare(result: SuiteResult, path: Path, threshold: float) -> Comparison:
-    """Compares every metric with the baseline.
-
-    A metric is worse if its median got worse by more than ``threshold`` (0.1 is ten percent),
-    the means differ by more than chance, and it matches a pattern in ``GATED``.
-
-    Raises:
-        ConfigError: the file is no baseline, or one of another backend, device or number of them.
-    """
+    """Compares every metric with the baseline; ``worse`` are those beyond noise and ``threshold`` (0.1 is ten percent) that are ``GATED``."""
     baseline = read_baseline(path)
     then, now = baseline["environment"], result.environment
     for fact in ("backend", "device_kind", "devices", "processes"):

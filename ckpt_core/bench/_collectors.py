@@ -228,11 +228,7 @@ DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory", "tensorstore")
 
 
 def chosen(keys: Any) -> list[Collector]:
-    """The collectors for the keys, in the order in which they start.
-
-    Raises:
-        ValueError: a key is unknown.
-    """
+    """The collectors for the keys, in the order in which they start."""
     wanted = DEFAULT_KEYS if keys is None else tuple(keys)
     for key in wanted:
         if key not in COLLECTORS:

@@ -20,11 +20,7 @@ from ckpt_core.bench._yaml import ConfigError, nearest
 
 
 def make_mesh(config: MeshConfig | None) -> Any:
-    """The ``jax.sharding.Mesh`` of a configuration; None for None.
-
-    Raises:
-        Skipped: its axes do not fit the devices.
-    """
+    """The ``jax.sharding.Mesh`` of a configuration, None for None; ``Skipped`` if its axes do not fit the devices."""
     if config is None:
         return None
     ici, dcn = (

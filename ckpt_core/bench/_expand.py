@@ -41,11 +41,7 @@ class Case:
 
 
 def expand(suite: SuiteConfig) -> tuple[Case, ...]:
-    """Every combination of a suite; invalid ones have the reason in ``skipped``.
-
-    Raises:
-        ConfigError: a generator or an option does not exist, or a value has the wrong type.
-    """
+    """Every combination of a suite; invalid ones have the reason in ``skipped``."""
     reader = Reader(suite.file)
     cases: list[Case] = []
     for config in suite.benchmarks:

@@ -49,11 +49,7 @@ def _case_record(case: CaseResult) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> SuiteResult:
-    """The result that a file of JSON lines describes; if the run was killed, what had ended.
-
-    Raises:
-        ConfigError: the file is missing or holds no results.
-    """
+    """The result that a file of JSON lines describes; if the run was killed, what had ended."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         # What follows the last newline is empty, or a line that a killed process did not finish.

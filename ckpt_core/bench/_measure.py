@@ -16,11 +16,7 @@ TRACE_PATH: ContextVar[Callable[[str], str | None] | None] = ContextVar("trace_p
 
 @dataclass
 class Block:
-    """The block that is being measured.
-
-    Attributes:
-        nbytes: the bytes that it moves; if set, the throughput is recorded.
-    """
+    """The block that is being measured; with ``nbytes``, the bytes that it moves, the throughput is recorded."""
 
     nbytes: int | None = None
 

@@ -15,11 +15,7 @@ from ckpt_core.bench._rows import RATE, TIME, number
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:
-    """Writes ``<output>/tensorboard`` and returns its path; each case has a run for each process.
-
-    Raises:
-        ModuleNotFoundError: TensorBoard is not installed.
-    """
+    """Writes ``<output>/tensorboard`` and returns its path; each case has a run for each process."""
     root = output / "tensorboard"
     with closing(EventFile(root / "__suite__")) as file:
         _text(file, "suite", f"# {result.suite_name}", *_suite_tables(result))

@@ -42,11 +42,7 @@ class LinedList(list[Any]):
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, int]:
-    """A YAML document as plain values, with ``LinedDict`` and ``LinedList``, and its first line.
-
-    Raises:
-        ConfigError: the text is not YAML, or a key is duplicate or not a string.
-    """
+    """A YAML document as plain values, with ``LinedDict`` and ``LinedList``, and its first line."""
     import yaml
 
     def line_of(node: Any) -> int:
