@@ -17,11 +17,7 @@ from typing import Any
 from shared import MIB, fresh, middle, options, table, timed
 
 WAYS = ("ckpt", "safetensors.flax", "orbax v1", "mmap + device_put")
-CASES = {
-    "one device": None,
-    "8 devices, rows": ("data",),
-    "8 devices, columns": (None, "data"),
-}
+CASES = {"one device": None, "8 devices, rows": ("data",), "8 devices, columns": (None, "data")}
 WIDTH = 4096
 
 

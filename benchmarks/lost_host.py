@@ -137,10 +137,7 @@ def run(work: Any, given: dict[str, Any]) -> list[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-        "JAX_PLATFORMS": "cpu",
-    }
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
     started = [start(work, given, index, address, **flags) for index in range(given["count"])]
     try:
         return [told(process) for process in started]

@@ -92,10 +92,7 @@ class Told:
         self.from_zero += self._processes * each
 
     def agree_alike(
-        self,
-        said: Sequence[tuple[str, str]],
-        decide: Callable[[Tables], str],
-        head_bytes: int = 2,
+        self, said: Sequence[tuple[str, str]], decide: Callable[[Tables], str], head_bytes: int = 2
     ) -> None:
         """As ``Processes.gather_alike``: what is the same on all is sent as a digest, or in a second agreement."""
         mine = digest(said[0][0])

@@ -192,10 +192,7 @@ def tools_of(store: str, url: str, bucket: str) -> tuple[list[Tool], Callable[[]
     else:
         root = f"gs://{bucket}"
         os.environ |= {"TENSORSTORE_GCS_HTTP_URL": url, "STORAGE_EMULATOR_HOST": url}
-        os.environ |= {
-            "GCE_METADATA_ROOT": "127.0.0.1:1",
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "0",
-        }
+        os.environ |= {"GCE_METADATA_ROOT": "127.0.0.1:1", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "0"}
         spec = {"driver": "gcs"}
         makers = [
             (missing("gcsfs"), lambda: with_gcsfs(url, bucket)),

@@ -158,10 +158,7 @@ def device_memory() -> Callable[[], Numbers]:
     return stop
 
 
-_DEVICE_MEMORY = {
-    "bytes_in_use": "device_diff_gb",
-    "peak_bytes_in_use": "device_hbm_peak_diff_gb",
-}
+_DEVICE_MEMORY = {"bytes_in_use": "device_diff_gb", "peak_bytes_in_use": "device_hbm_peak_diff_gb"}
 
 
 def _on_devices() -> tuple[int, dict[str, int]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
+from ckpt_core.bench._results import CaseResult
 from ckpt_core.bench._yaml import LinedDict, Reader, nearest
 
 
@@ -38,6 +39,22 @@ class Case:
     mesh: MeshConfig | None
     varying: Mapping[str, str]
     skipped: str | None = None
+
+    def before_runs(self) -> CaseResult:
+        """Its result so far."""
+        return CaseResult(
+            name=self.name,
+            label=self.label,
+            group=self.group,
+            generator=f"{self.generator.__module__}.{self.generator.__qualname__}",
+            config={
+                "options": dataclasses.asdict(self.options),
+                "checkpoint": dataclasses.asdict(self.checkpoint),
+                "mesh": self.mesh and dataclasses.asdict(self.mesh),
+            },
+            varying=self.varying,
+            skipped=self.skipped,
+        )
 
 
 def expand(suite: SuiteConfig) -> tuple[Case, ...]:
