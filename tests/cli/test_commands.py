@@ -363,4 +363,4 @@ def test_a_real_ctrl_c_in_two_processes(suite, tmp_path: Path):
     # one that was caught waiting for the other in the middle of a save writes no more than that
     if records[-1]["record"] == "end":
         assert records[-1]["interrupted"] is True
-        assert "<h3>save</h3>" in (tmp_path / "out/report.html").read_text()
+        assert '"title": "save"' in (tmp_path / "out/report.html").read_text()
