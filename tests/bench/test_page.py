@@ -114,7 +114,7 @@ def test_the_page_stands_alone_and_is_well_formed(tmp_path: Path):
     found = _Elements(write_page(tmp_path, NAPS).read_text(encoding="utf-8"))
     assert all(address.startswith(("#", "data:,")) for address in found.addresses)
     sections = json.loads(found.scripts[0])["sections"]
-    # the first one tells the minute
+    # the first one has the minute
     assert sections[1:] == json.loads(json.dumps(sections_of(NAPS)[1:]))
     assert [f"#s{number}" for number in range(len(sections))] == found.addresses[1:]
     assert {f"s{number}" for number in range(len(sections))} < set(found.ids)

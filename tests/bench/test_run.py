@@ -23,7 +23,7 @@ from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_lib
 
 @pytest.fixture(autouse=True)
 def no_sync(monkeypatch):
-    """What the rest of a busy machine has to write is none of these tests' business."""
+    """What the rest of a busy machine has to write does not count here."""
     monkeypatch.setattr(os, "sync", lambda: None)
 
 
@@ -37,7 +37,7 @@ class ProbeOptions(bench.BenchmarkOptions):
 
 @bench.benchmark_options(ProbeOptions)
 class Probe(bench.BenchmarksGenerator):
-    """Measures nothing in particular, and misbehaves when told to."""
+    """Measures nothing in particular, and misbehaves when asked to."""
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         name = context.options.name
@@ -161,14 +161,14 @@ def test_only_some_cases(tmp_path: Path):
         run(probe("[abc]"), tmp_path, only="y")
 
 
-def test_the_listener_hears_each_run(tmp_path: Path):
-    heard: list[tuple[str, str]] = []
+def test_the_listener_gets_each_run(tmp_path: Path):
+    seen: list[tuple[str, str]] = []
     run(
         probe("[a, absent, fails]"),
         tmp_path,
-        lambda case, run: heard.append((case.label, run.skipped or run.error or run.kind)),
+        lambda case, run: seen.append((case.label, run.skipped or run.error or run.kind)),
     )
-    assert heard == [
+    assert seen == [
         ("name=a", "warm-up"),
         ("name=absent", "is not here"),
         ("name=fails", "KeyError: 'planted'"),
