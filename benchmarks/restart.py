@@ -33,11 +33,12 @@ def save(folder: str, way: str, leaves: int, side: int) -> None:
     import jax.numpy as jnp
     import numpy as np
 
-    from ckpt_core.bench.libraries import Storage, make_library
+    from ckpt_core.bench.generators import SaveLoadOptions
+    from ckpt_core.bench.libraries import make_library
 
     rng = np.random.default_rng(0)
     arrays = {f"layer{n:03}": rng.standard_normal((side, side), np.float32) for n in range(leaves)}
-    library = make_library(LIBRARIES[way], Storage())
+    library = make_library(SaveLoadOptions(library=LIBRARIES[way]))
     tree = {name: jnp.asarray(array) for name, array in arrays.items()}
     library.save(Path(folder) / way, library.prepare(tree))
 

@@ -18,7 +18,8 @@ from ckpt_core import bench
 from ckpt_core.bench._check import WrongData, check_equal
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._results import SuiteResult
-from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
+from ckpt_core.bench.generators import SaveLoadOptions
+from ckpt_core.bench.libraries import NAMES, Library, library, make_library
 
 
 @pytest.fixture(autouse=True)
@@ -465,7 +466,7 @@ class _Liar(Library):
 def test_a_library_that_loads_something_else_fails(tmp_path: Path, monkeypatch):
     from ckpt_core.bench.generators import _save_load
 
-    monkeypatch.setattr(_save_load, "make_library", lambda *_: _Liar(Storage()))
+    monkeypatch.setattr(_save_load, "make_library", lambda *_: _Liar(SaveLoadOptions()))
     text = SMALL.replace("GENERATOR", "SaveLoad").replace("OPTIONS", "{}")
     (case,) = run(text, tmp_path).cases
     assert case.errors[0] == ("WrongData: the loaded leaf 'a.0' is not the one that was saved")
@@ -488,14 +489,14 @@ def test_libraries_say_what_they_cannot(monkeypatch):
     with pytest.raises(ValueError, match="did you mean 'safetensors'"):
         library("safetensor")
     with pytest.raises(Skipped, match="torch_save saves in the foreground only"):
-        make_library("torch_save", Storage(background=True))
+        make_library(SaveLoadOptions(library="torch_save", async_enabled=True))
     with pytest.raises(Skipped, match="orbax_v1 offers no save without fsync"):
-        make_library("orbax_v1", Storage(durable=False))
+        make_library(SaveLoadOptions(library="orbax_v1", durable=False))
     with pytest.raises(Skipped, match="numpy_savez has no setting for compression"):
-        make_library("numpy_savez", Storage(compression=True))
+        make_library(SaveLoadOptions(library="numpy_savez", use_compression=True))
     monkeypatch.setattr(library("equinox"), "modules", ("no_such_module",))
     with pytest.raises(Skipped, match="equinox is not installed: no module 'no_such_module'"):
-        make_library("equinox", Storage())
+        make_library(SaveLoadOptions(library="equinox"))
 
 
 def test_settling_collects_nothing_inside():

@@ -14,9 +14,8 @@ from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._data import abstract, total_bytes
 from ckpt_core.bench._settle import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._yaml import nearest
-from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
+from ckpt_core.bench.libraries import NAMES, Library, library, make_library
 
-_GIB = 2**30
 # The text of swept options in tables; null, the library's own choice, has none.
 _WORDS: dict[str, dict[Any, str]] = {
     "async_enabled": {True: "background", False: "foreground"},
@@ -60,7 +59,7 @@ class SaveLoadOptions(bench.BenchmarkOptions):
     def problem(self) -> str | None:
         if self.library not in NAMES:
             return f"no library {self.library!r}{nearest(str(self.library), NAMES)}"
-        reason = library(str(self.library)).refuses(self.storage())
+        reason = library(str(self.library)).refuses(self)
         return None if reason is None else f"{self.library} {reason}"
 
     def label(self, name: str) -> str:
@@ -68,27 +67,6 @@ class SaveLoadOptions(bench.BenchmarkOptions):
         if words is not None:
             return words.get(getattr(self, name), "")
         return super().label(name)
-
-    def storage(self) -> Storage:
-        """The options in the form that the libraries take."""
-        options: Any = self
-
-        def gib(value: float | None) -> int | None:
-            return None if value is None else int(value * _GIB)
-
-        return Storage(
-            durable=options.durable,
-            background=options.async_enabled,
-            ocdbt=options.use_ocdbt,
-            zarr3=options.use_zarr3,
-            compression=options.use_compression,
-            replica_parallel=options.use_replica_parallel,
-            replica_separate_folder=options.enable_replica_parallel_separate_folder,
-            broadcast=options.use_load_and_broadcast,
-            chunk_bytes=options.chunk_byte_size,
-            save_bytes=gib(options.save_concurrent_gb),
-            load_bytes=gib(options.restore_concurrent_gb),
-        )
 
     def metric_keys(self) -> list[str] | None:
         """The metrics to measure; tracemalloc only on request, because it slows everything down."""
@@ -115,7 +93,7 @@ def data_of(context: bench.TestContext) -> Any:
 def save_and_load(context: bench.TestContext, state: Any) -> bench.TestResult:
     """Measures the round trip of a state as the options of ``SaveLoad`` say."""
     options: SaveLoadOptions = context.options
-    lib = make_library(str(options.library), options.storage())
+    lib = make_library(options)
     if not lib.sharded and jax.process_count() > 1:
         raise bench.Skipped(f"{options.library} runs in one process only")
     metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
@@ -128,7 +106,7 @@ def save_and_load(context: bench.TestContext, state: Any) -> bench.TestResult:
 
 def sharded_library(options: SaveLoadOptions) -> Library:
     """The library of the options; raises ``Skipped`` if it cannot save arrays that several devices hold."""
-    lib = make_library(str(options.library), options.storage())
+    lib = make_library(options)
     if not lib.sharded:
         raise bench.Skipped(f"{options.library} knows no shardings")
     return lib

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ckpt_core.bench._settle import fsync_all
-from ckpt_core.bench.libraries._base import FlatLibrary, Library, Storage, check_arrays
+from ckpt_core.bench.libraries._base import FlatLibrary, Library, check_arrays
 
 
 class Safetensors(FlatLibrary):
@@ -87,8 +87,8 @@ class Floor(Library):
     default_durability: ClassVar[str] = "yes"
     skips_fsync: ClassVar[bool] = True
 
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(storage)
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
         self._buffer = np.empty(0, np.uint8)
 
     def prepare(self, state: Any) -> Any:
@@ -104,7 +104,7 @@ class Floor(Library):
                 _write_all(descriptor, list(state[start : start + 1000]))
         finally:
             os.close(descriptor)
-        if self.storage.durable is not False:
+        if self.options.durable is not False:
             fsync_all(path)
 
     def load(self, path: Path, like: Any) -> Any:

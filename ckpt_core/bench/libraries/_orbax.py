@@ -9,20 +9,23 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckpt_core.bench.libraries._base import Library, Storage
+from ckpt_core.bench.libraries._base import GIB, Library
 
 _SETTINGS = {
-    "ocdbt": ("array.saving", "use_ocdbt"),
-    "zarr3": ("array.saving", "use_zarr3"),
-    "compression": ("array.saving", "use_compression"),
-    "replica_parallel": ("array.saving", "use_replica_parallel"),
-    "replica_separate_folder": ("array.saving", "enable_replica_parallel_separate_folder"),
-    "chunk_bytes": ("array.saving.storage_options", "chunk_byte_size"),
-    "save_bytes": ("memory", "write_concurrent_bytes"),
-    "load_bytes": ("memory", "read_concurrent_bytes"),
-    "broadcast": ("array.loading", "use_load_and_broadcast"),
+    "use_ocdbt": ("array.saving", "use_ocdbt"),
+    "use_zarr3": ("array.saving", "use_zarr3"),
+    "use_compression": ("array.saving", "use_compression"),
+    "use_replica_parallel": ("array.saving", "use_replica_parallel"),
+    "enable_replica_parallel_separate_folder": (
+        "array.saving",
+        "enable_replica_parallel_separate_folder",
+    ),
+    "chunk_byte_size": ("array.saving.storage_options", "chunk_byte_size"),
+    "save_concurrent_gb": ("memory", "write_concurrent_bytes"),
+    "restore_concurrent_gb": ("memory", "read_concurrent_bytes"),
+    "use_load_and_broadcast": ("array.loading", "use_load_and_broadcast"),
 }
-"""Setting -> where Orbax's context has it."""
+"""Option -> where Orbax's context has it."""
 
 
 class OrbaxV1(Library):
@@ -39,8 +42,9 @@ class OrbaxV1(Library):
 
         context: Any = ocp.Context()
         for setting, (place, name) in _SETTINGS.items():
-            value = getattr(self.storage, setting)
+            value = getattr(self.options, setting)
             if value is not None:
+                value = int(value * GIB) if setting.endswith("_gb") else value
                 setattr(attrgetter(place)(context), name, value)
         return context
 
@@ -66,14 +70,14 @@ class OrbaxV1(Library):
 class OrbaxV1Uncompressed(OrbaxV1):
     """``orbax.checkpoint.v1`` without compression, since weights hardly shrink."""
 
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(replace(storage, compression=False))
+    def __init__(self, options: Any) -> None:
+        super().__init__(replace(options, use_compression=False))
 
     @classmethod
-    def refuses(cls, storage: Storage) -> str | None:
-        if storage.compression is not None:
+    def refuses(cls, options: Any) -> str | None:
+        if options.use_compression is not None:
             return "has compression off; sweep use_compression of orbax_v1"
-        return super().refuses(storage)
+        return super().refuses(options)
 
 
 class OrbaxV0Manager(Library):

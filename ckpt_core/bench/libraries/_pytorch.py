@@ -58,7 +58,7 @@ class TorchDcp(_Torch):
     def _writer(self, path: Path) -> Any:
         from torch.distributed.checkpoint import FileSystemWriter
 
-        return FileSystemWriter(path, sync_files=self.storage.durable is not False)
+        return FileSystemWriter(path, sync_files=self.options.durable is not False)
 
     def save(self, path: Path, state: Any) -> None:
         from torch.distributed import checkpoint as dcp
