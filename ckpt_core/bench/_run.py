@@ -131,7 +131,7 @@ class _Loop:
 
     def run_group(self, cases: list[Case]) -> None:
         """All runs of cases that share data and mesh."""
-        from ckpt_core.bench._data import HostData, make_mesh
+        from ckpt_core.bench._data import host_data, make_mesh
 
         for case in cases:
             if case.skipped:
@@ -141,14 +141,14 @@ class _Loop:
             return
         try:
             mesh = make_mesh(cases[0].mesh)
-            data = HostData(cases[0].checkpoint)
+            put = host_data(cases[0].checkpoint)
         except Skipped as reason:
             for case in cases:
                 self._skip(case, str(reason))
             return
         for case, kind, repeat in self._schedule(cases):
             if not self.found[case.name].skipped:
-                self._run(case, kind, repeat, data, mesh)
+                self._run(case, kind, repeat, put, mesh)
 
     def _schedule(self, cases: list[Case]) -> Iterator[tuple[Case, str, int]]:
         warm_ups, repeats = self._suite.warmup_repeats, self._suite.num_repeats
@@ -169,7 +169,7 @@ class _Loop:
         if self._listener is not None and self._processes.index == 0:
             self._listener(result, run)
 
-    def _run(self, case: Case, kind: str, repeat: int, data: Any, mesh: Any) -> None:
+    def _run(self, case: Case, kind: str, repeat: int, put: Any, mesh: Any) -> None:
         where = Path(case.name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
         local = self._settings.local_directory
         path = self._settings.output / where
@@ -191,7 +191,7 @@ class _Loop:
         if traced and kind == COUNTED and self._suite.num_repeats > 1:
             kind = COUNTED if case.options.trace_every_repeat else TRACED
         started = time.time()
-        answers = self._agree(_attempt(case, context, data))
+        answers = self._agree(_attempt(case, context, put))
         run = _combined(Run(case.name, kind, repeat, started), answers)
         if run.skipped is not None:
             self._skip(case, run.skipped)
@@ -245,11 +245,11 @@ def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list
     return answers[0]
 
 
-def _attempt(case: Case, context: TestContext, data: Any) -> dict[str, Any]:
+def _attempt(case: Case, context: TestContext, put: Any) -> dict[str, Any]:
     """Runs a case once on this process: returns values and notes, or the error as text."""
     token = TRACE_PATH.set(context.trace_path)
     try:
-        context = replace(context, pytree=data.put(context.mesh))
+        context = replace(context, pytree=put(context.mesh))
         result = case.generator().test_fn(context)
         size, count = inventory(context.path)
         if count:

@@ -104,7 +104,7 @@ def test_show_of_what_orbax_wrote(call, tmp_path: Path):
     assert code == 1 and "nothing can be verified" in out
 
 
-def test_a_stranger_in_the_directory_is_called_one():
+def test_what_is_not_ckpts_in_the_directory_is_called_so():
     assert purpose_of("model/left.over") == "unknown to ckpt"
 
 

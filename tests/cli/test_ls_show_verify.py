@@ -1,4 +1,4 @@
-"""`ckpt ls`, `show` and `verify`: what they say of runs, of strangers, of what is not whole yet."""
+"""`ckpt ls`, `show` and `verify`: what they say of runs, of folders that are not ckpt's, of what is not whole yet."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_strict_json_of_ordinary_values_is_json(value):
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
-def test_a_file_and_a_strangers_folder_are_called_so(call, tmp_path: Path, command: str):
+def test_a_file_and_a_foreign_folder_are_called_so(call, tmp_path: Path, command: str):
     np.savez(tmp_path / "weights.npz", w=np.ones(3))
     (tmp_path / "notes").mkdir()
     for name in "abcdefg":

@@ -206,7 +206,7 @@ def test_a_file_is_no_checkpoint_and_says_what_reads_it(tmp_path: Path):
     assert np.load(tmp_path / "weights.npz")["w"].tolist() == [1, 1, 1]
 
 
-def test_a_strangers_folder_is_never_advised_to_be_overwritten(tmp_path: Path):
+def test_a_foreign_folder_is_never_advised_to_be_overwritten(tmp_path: Path):
     folder = tmp_path / "run/12"
     folder.mkdir(parents=True)
     (folder / "thesis.tex").write_text("years of work")
