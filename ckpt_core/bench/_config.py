@@ -58,13 +58,7 @@ _SOME = Is("a list of at least one", bool)
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """A synthetic array, or ``count`` of them.
-
-    Attributes:
-        dtype: the name of a dtype in jax.numpy.
-        sharding: for each dimension a mesh axis, several, or None.
-        count: None for one array; a number for a mapping of that many arrays.
-    """
+    """A synthetic array, or ``count`` of them; ``sharding`` has for each dimension a mesh axis, several, or None."""
 
     dtype: _Dtype
     shape: _Shape
@@ -81,14 +75,7 @@ class PlainSpec:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None.
-
-    Attributes:
-        spec: name -> ArraySpec, PlainSpec, or a mapping of these.
-        random_seed: seed of the synthetic numbers.
-        sharding_config_path: JSON file with the wanted sharding of every leaf, for ``path``.
-        name: shown in tables; numbered if several checkpoints have none.
-    """
+    """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
 
     name: Text = ""
     spec: Annotated[Mapping[str, Any] | None, Is("a mapping of names to arrays")] = None

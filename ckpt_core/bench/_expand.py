@@ -20,15 +20,7 @@ from ckpt_core.bench._yaml import LinedDict, Reader, nearest
 
 @dataclass(frozen=True)
 class Case:
-    """One combination.
-
-    Attributes:
-        name: stable over runs and revisions; the name of its directory.
-        label: how it differs from the other cases of its group, as text for tables.
-        group: the title of its table: generator, checkpoint and mesh.
-        varying: the swept options and their values, as text.
-        skipped: why it does not run, or None.
-    """
+    """One combination; its ``name`` is stable over runs and revisions, its ``label`` the difference to the others of its ``group``."""
 
     name: str
     label: str

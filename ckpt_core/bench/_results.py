@@ -87,12 +87,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A whole run of a suite.
-
-    Attributes:
-        environment: machine, versions, revision.
-        interrupted: Ctrl-C or a kill ended the run; the result holds the runs that had ended.
-    """
+    """A whole run of a suite; ``interrupted``: Ctrl-C or a kill ended it, and the result holds the runs that had ended."""
 
     suite_name: str
     environment: Mapping[str, Any]

@@ -173,12 +173,7 @@ class Reader:
         more: Iterable[str] = (),
         but: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """Those values of a mapping that fit the fields of a dataclass; problems for all others.
-
-        Args:
-            more: further keys that the mapping may have.
-            but: fields that are no keys.
-        """
+        """Those values of a mapping that fit the fields of a dataclass, ``but`` some; problems for all other keys than ``more``."""
         if not self.value(what, given, Annotated[LinedDict, Is("a mapping")], line):
             return {}
         hints = get_type_hints(kind, include_extras=True)
