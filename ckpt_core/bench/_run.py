@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from ckpt_core import _processes
+from ckpt_core._background.threads import start_daemon
 from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
@@ -225,24 +226,17 @@ class _Loop:
 
 def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list[str]:
     """Runs the exchange in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
-    answers: list[list[str]] = []
-    errors: list[BaseException] = []
+    answers: Future[list[str]] = Future()
 
     def exchange() -> None:
         try:
-            answers.append(
-                json.loads(processes.gather_decide(tag, text, json.dumps, AGREEMENT_SECS))
-            )
+            found = processes.gather_decide(tag, text, json.dumps, AGREEMENT_SECS)
+            answers.set_result(json.loads(found))
         except BaseException as error:
-            errors.append(error)
+            answers.set_exception(error)
 
-    thread = threading.Thread(target=exchange, name="ckpt-bench-agree", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.2)
-    if errors:
-        raise errors[0]
-    return answers[0]
+    start_daemon(exchange, "ckpt-bench-agree").wait()
+    return answers.result()
 
 
 def _attempt(case: Case, context: TestContext, put: Any) -> dict[str, Any]:
