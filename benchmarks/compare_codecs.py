@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shared import header, middle, options, row, timed  # isort: skip
+from shared import header, in_turn, middle, options, row, timed  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -137,12 +137,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.directory or ".") as directory:
         for name, value in kinds(given.steps, given.width).items():
             total = sum(leaf.nbytes for leaf in jax.tree.leaves(value))
-            found: dict[str | None, list[tuple[int, float, float]]] = {c: [] for c in CODECS}
-            for number in range(given.rounds + 1):
-                for codec in CODECS:
-                    one = measure(Path(directory) / "x", value, codec)
-                    if number:  # the first round warms up
-                        found[codec].append(one)
+            work = functools.partial(measure, Path(directory) / "x", value)
+            found = in_turn(CODECS, given.rounds, work, warm_ups=1)
             for codec, rounds in found.items():
                 size, *secs = map(middle, zip(*rounds, strict=True))
                 rates = (f"{total / one / 1e9:.2f}" for one in secs)

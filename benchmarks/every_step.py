@@ -17,7 +17,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from shared import MIB, fresh, header, middle, options, row, spread
+from shared import MIB, fresh, header, in_turn, middle, options, row, spread
 
 NONE = "no checkpoints"
 _QUIET_CORES = 0.15
@@ -221,10 +221,7 @@ def main() -> None:
     threads = cores if given.all_cores else max(1, cores - 1)
     wanted = given.ways.split(",")
     ways = [way for way in WAYS if way == NONE or any(part in way for part in wanted)]
-    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-    for _ in range(given.repeats):
-        for way in ways:
-            runs[way].append(quiet_run(way, given, threads))
+    runs = in_turn(ways, given.repeats, lambda way: quiet_run(way, given, threads))
     print(
         f"{given.mib} MiB, {given.steps} steps, XLA on {threads} of {cores} cores, {given.repeats} turns"
     )

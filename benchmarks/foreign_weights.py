@@ -7,6 +7,7 @@ a table of medians: seconds of the load, and by how many MiB the process grew at
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
@@ -14,14 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared import MIB, fresh, middle, options, table, timed
+from shared import MIB, fresh, in_turn, middle, options, table, timed
 
 WAYS = ("ckpt", "safetensors.flax", "orbax v1", "mmap + device_put")
-CASES = {
-    "one device": None,
-    "8 devices, rows": ("data",),
-    "8 devices, columns": (None, "data"),
-}
+CASES = {"one device": None, "8 devices, rows": ("data",), "8 devices, columns": (None, "data")}
 WIDTH = 4096
 
 
@@ -111,22 +108,22 @@ def main() -> None:
     shapes = {f"layers.{n}.weight": (rows, WIDTH) for n in range(count)}
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
     environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(dir=given.directory) as folder:
         path = Path(folder) / "model.safetensors"
         fresh(save, path, count, rows, **environment)
-        for _ in range(given.repeats):
-            for case, spec in CASES.items():
-                digests = []
-                for way in WAYS:
-                    secs, grown, sums = fresh(measure, path, way, spec, shapes, **environment)
-                    found.setdefault((case, way), []).append((secs, grown))
-                    digests.append(sums)
-                assert digests == digests[:1] * len(WAYS), "the ways loaded different values"
-    cells = {
-        key: "{:.2f} s, {:.0f} MiB".format(*map(middle, zip(*runs, strict=True)))
-        for key, runs in found.items()
-    }
+
+        def one(case: str, way: str) -> list[Any]:
+            return fresh(measure, path, way, CASES[case], shapes, **environment)
+
+        pairs = itertools.product(CASES, WAYS)
+        found = in_turn(pairs, given.repeats, lambda pair: one(*pair))
+    cells: dict[tuple[str, str], str] = {}
+    for pair, runs in found.items():
+        secs, grown, sums = zip(*runs, strict=True)
+        assert all(one == found[pair[0], WAYS[0]][0][2] for one in sums), (
+            "the ways loaded different values"
+        )
+        cells[pair] = f"{middle(secs):.2f} s, {middle(grown):.0f} MiB"
     lines = {case: [cells[case, way] for way in WAYS] for case in CASES}
     table((f"{given.mib} MiB of bfloat16", *WAYS), lines)
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from shared import header, options, row  # isort: skip
+from shared import header, lines_of, options, plot, row  # isort: skip
 
 from ckpt_core._doctor import Tier, best_intervals
 
@@ -82,13 +81,8 @@ def simulate(
 ) -> tuple[float, list[int]]:
     """The useful share of time, and after how many steps each tier takes a save."""
     fast, slow = tiers(setup, costs)
-    plan = best_intervals(
-        fast,
-        slow,
-        step_secs=costs.step_secs,
-        failure_secs=failure_secs,
-        start_secs=costs.start_secs,
-    )
+    secs = {"step_secs": costs.step_secs, "start_secs": costs.start_secs}
+    plan = best_intervals(fast, slow, failure_secs=failure_secs, **secs)
     # one step of training takes so much longer, because of the saves
     stretch = 1 + sum(
         tier.cost_secs / (one.steps * costs.step_secs)
@@ -137,23 +131,20 @@ def main() -> None:
         plot=("", "a .png or .svg"),
     )
     size = given.gib * 2**30
+    same = ("step_secs", "slowdown", "start_secs", "lost", "both")
     found: dict[str, list[tuple[int, float]]] = {setup: [] for setup in SETUPS}
     header("hosts", "failures a day", *SETUPS, words=0)
     for hosts in map(int, given.hosts.split(",")):
         rate = min(given.shared_host, given.shared / hosts)
         costs = Costs(
-            step_secs=given.step_secs,
             blocking_secs=size / given.snapshot,
-            slowdown=given.slowdown,
             local_secs=size / given.memory,
             shared_secs=size / rate,
             local_read_secs=size / given.memory_read,
             shared_read_secs=size / rate,
             peer_read_secs=size / given.network,
             copy_secs=size / given.network,
-            start_secs=given.start_secs,
-            lost=given.lost,
-            both=given.both,
+            **{name: getattr(given, name) for name in same},
         )
         failure_secs = given.host_hours * 3600 / hosts
         cells: list[str] = []
@@ -168,29 +159,14 @@ def main() -> None:
             cells.append(f"{found[setup][-1][1]:.2%} ({every})")
         row(f"{hosts:,}", f"{86_400 / failure_secs:.2g}", *cells)
     if given.plot:
-        draw(found, Path(given.plot))
+        from matplotlib.ticker import PercentFormatter
 
-
-def draw(found: dict[str, list[tuple[int, float]]], path: Path) -> None:
-    """Useful share of time over the number of hosts."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    # the same drawing has the same bytes, and its text is text
-    matplotlib.rcParams.update({"svg.hashsalt": "ckpt", "svg.fonttype": "none"})
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for (setup, points), style in zip(found.items(), ("o-", "s-", "^-", "d--"), strict=True):
-        axes.plot(*zip(*points, strict=True), style, label=setup, markersize=5)
-    axes.set(xscale="log", xlabel="hosts", ylabel="useful share of time")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    title = "Useful share of time over the number of hosts"
-    metadata = {"Date": None, "Title": title} if path.suffix == ".svg" else {"Title": title}
-    figure.savefig(path, dpi=120, metadata=metadata)
+        title = "Useful share of time over the number of hosts"
+        with plot(given.plot, title, figsize=(7, 4.2)) as axes:
+            lines_of(found, axes)
+            axes.set(xscale="log", xlabel="hosts", ylabel="useful share of time")
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.legend()
 
 
 if __name__ == "__main__":

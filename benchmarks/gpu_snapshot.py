@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shared import middle, options, timed  # isort: skip
+from shared import in_turn, middle, options, timed  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -120,15 +120,15 @@ def main() -> None:
     copies = bandwidths(state, given.rounds)
     for name, gigabytes in copies.items():
         print(f"copy to the host, {name:20} {gigabytes:8.2f} GB/s")
-    rows: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(dir=parent) as name:
-        for turn in range(given.rounds + 1):
-            for place in PLACES:
-                state, x, row = save_during_training(
-                    state, x, place, Path(name) / place, given.steps
-                )
-                if turn:  # the first round warms up
-                    rows.setdefault(place, []).append(row)
+
+        def save(place: str) -> dict[str, float]:
+            nonlocal state, x
+            folder = Path(name) / place
+            state, x, row = save_during_training(state, x, place, folder, given.steps)
+            return row
+
+        rows = in_turn(PLACES, given.rounds, save, warm_ups=1)
     medians = {
         place: {key: middle(row[key] for row in found) for key in found[0]}
         for place, found in rows.items()

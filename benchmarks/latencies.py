@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from shared import fresh, import_secs, options, spread, timed  # isort: skip
+from shared import fresh, import_secs, in_turn, options, spread, timed  # isort: skip
 
 import crc32c
 import jax
@@ -81,19 +81,17 @@ def numpy_arrays(found: Seconds, folder: Path, rounds: int) -> None:
         ],
         " to jax arrays": lambda: jax.block_until_ready(ckpt.load(folder)),
     }
-    for _ in range(rounds):
-        for name, work in works.items():
-            clock(found, f"0.5 GiB{name}", work)
+    secs = in_turn(works, rounds, lambda name: timed(works[name])[0])
+    found |= {f"0.5 GiB{name}": values for name, values in secs.items()}
 
 
 def main() -> None:
     given = options(__doc__, rounds=11, steps=10_000, leaves=5_000)
     found: Seconds = {}
-    for turn in range(given.rounds + 1):
-        for module in ("ckpt_core", "orbax.checkpoint"):
-            secs = fresh(import_secs, module)
-            if turn:  # not the first, which reads files from the disk
-                found.setdefault(f"import {module}, beyond import jax", []).append(secs)
+    # not the first round, which reads files from the disk
+    modules = ("ckpt_core", "orbax.checkpoint")
+    secs = in_turn(modules, given.rounds, lambda module: fresh(import_secs, module), warm_ups=1)
+    found |= {f"import {module}, beyond import jax": values for module, values in secs.items()}
     with tempfile.TemporaryDirectory(dir=given.directory) as name:
         folder = Path(name)
         numpy_arrays(found, folder / "large", given.rounds)

@@ -20,7 +20,19 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from shared import MIB, header, middle, options, row, spread, start, timed, told
+from shared import (
+    MIB,
+    free_address,
+    header,
+    in_turn,
+    middle,
+    options,
+    result_of,
+    row,
+    spread,
+    start,
+    timed,
+)
 
 STEPS, EVERY, SIDE = 15, 5, 2048
 
@@ -134,16 +146,11 @@ def restore(given: dict[str, Any], index: int, address: str) -> None:
 
 def run(work: Any, given: dict[str, Any]) -> list[Any]:
     """What each process of a run gives."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-        "JAX_PLATFORMS": "cpu",
-    }
+    address = free_address()
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
     started = [start(work, given, index, address, **flags) for index in range(given["count"])]
     try:
-        return [told(process) for process in started]
+        return [result_of(process) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -199,16 +206,13 @@ def main() -> None:
         *(("one host lost", way, (1,)) for way in killed[2:]),
         ("two partners lost", "partners", (1, 2)),
     ]
-    found: dict[tuple[str, str], list[tuple[float, int, float]]] = {}
     with tempfile.TemporaryDirectory(dir=given.directory) as folder:
-        for _ in range(given.repeats):
-            for what, way, lost in cases:
-                found.setdefault((what, way), []).append(measure(way, lost, given, folder))
+        found = in_turn(cases, given.repeats, lambda case: measure(*case[1:], given, folder))
     header("what happened", "set-up", "a save blocks, ms", "steps lost", "back after, s", words=2)
     for case, runs in found.items():
         blocked, steps, secs = zip(*runs, strict=True)
         lost = ", ".join(map(str, sorted({STEPS - 1 - step for step in steps})))
-        row(*case, spread(blocked, ".3g", 1e3), lost, spread(secs, ".3g"))
+        row(*case[:2], spread(blocked, ".3g", 1e3), lost, spread(secs, ".3g"))
     print(f"\none plain connection on loopback: {socket_bytes_per_sec() / 1e9:.2f} GB/s")
 
 

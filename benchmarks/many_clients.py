@@ -8,15 +8,11 @@ timed is how they agree. All share the cores of one machine: a job has a host fo
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
 import os
 import shutil
-import socket
-import statistics
-import sys
 import tempfile
 import time
 import traceback
@@ -24,7 +20,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+from shared import free_address, header, middle, options, row  # isort: skip
 
 import jax
 import numpy as np
@@ -45,9 +41,8 @@ def work(root: Path, index: int, count: int, partners: bool) -> dict[str, list[f
     from ckpt_core._run.tiers import LocalTier, StepToSave
     from ckpt_core._save import RecordFields
 
-    options = ckpt.Options(
-        partners="host" if partners else None, timeout_secs=LIMIT_SECS, durable=False
-    )
+    how = {"partners": "host"} if partners else {}
+    settings = ckpt.Options(timeout_secs=LIMIT_SECS, durable=False, **how)
     lineage = Lineage("run", LINEAGE)
     processes = Processes(index, count)
     secs: dict[str, list[float]] = {}
@@ -64,7 +59,7 @@ def work(root: Path, index: int, count: int, partners: bool) -> dict[str, list[f
             processes.gather_alike(next_tag(), "x" * 400, "", lambda _: "", LIMIT_SECS)
         with timed("agreement, all differ"):
             processes.gather_alike(next_tag(), f"{index}" * 80, "", lambda _: "", LIMIT_SECS)
-    run = open_run_directory(root / "persistent", StepNames(), options, False)
+    run = open_run_directory(root / "persistent", StepNames(), settings, False)
     run = dataclasses.replace(run, processes=processes)
     with timed("opening"):
         tier = LocalTier(str(root / f"local.{index}"), lineage, run)
@@ -97,9 +92,7 @@ def measured(count: int, partners: bool) -> dict[str, list[float]]:
     """The seconds of each call of all processes."""
     root = Path(tempfile.mkdtemp(prefix="ckpt-clients-", dir=_memory()))
     (root / "persistent").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
 
     def process(index: int) -> dict[str, list[float]]:
         jax.distributed.initialize(
@@ -131,17 +124,16 @@ def _memory() -> str | None:
 
 
 def main() -> None:
-    """Prints a line for each call: the median of all processes, and the slowest one."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--partners", action="store_true", help="with copies on the next process")
-    arguments = parser.parse_args()
-    print("processes call                         median, s   slowest, s")
-    for count in arguments.processes:
-        for what, secs in measured(count, arguments.partners).items():
-            print(
-                f"{count:9} {what:25} {statistics.median(secs):12.3f} {max(secs):12.3f}", flush=True
-            )
+    given = options(
+        __doc__,
+        directory=False,
+        processes=[16, 64, 256],
+        partners=(False, "with copies on the next process"),
+    )
+    header("processes", "call", "median, s", "slowest, s", words=2)
+    for count in given.processes:
+        for what, secs in measured(count, given.partners).items():
+            row(count, what, f"{middle(secs):.3f}", f"{max(secs):.3f}")
 
 
 if __name__ == "__main__":

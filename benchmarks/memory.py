@@ -30,13 +30,13 @@ CASES = {
 
 def grown(work: Callable[[], Any]) -> int:
     """By how many bytes the process grew at most."""
-    from ckpt_core.bench._collectors import _reset_peak, _resident
+    from ckpt_core.bench._collectors import reset_peak, resident
 
     gc.collect()
-    before, _ = _resident()
-    _reset_peak()
+    before, _ = resident()
+    reset_peak()
     kept = work()
-    _, peak = _resident()
+    _, peak = resident()
     del kept
     return peak - before
 

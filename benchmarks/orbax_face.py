@@ -10,85 +10,62 @@ and in brackets the fastest and the slowest. The directory must be on a real dis
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shared import ROOT, header, middle, options, row, spread, timed  # isort: skip
+from shared import ROOT, header, middle, options, row, spread  # isort: skip
 
 import jax
 import numpy as np
 
-from ckpt_core.bench import settle
-from ckpt_core.bench._config import ArraySpec, CheckpointConfig, load_suite
-from ckpt_core.bench._data import HostData
+from ckpt_core import bench
 
 LIBRARIES = {"Orbax": "orbax.checkpoint.experimental.v1", "ckpt_orbax": "ckpt_orbax.v1"}
 MEASURES = ("save", "save_async, blocked", "save_async, in all", "load", "load, target")
-
-Seconds = dict[tuple[str, str], list[float]]
-"""Of each counted round, by measure and library."""
+TIME = "0_basics/time_s"
 
 
-def states(divide: int, only: list[str] | None) -> Iterator[CheckpointConfig]:
-    """The states of peers.yaml with many leaves, each with fewer of them."""
-    for config in load_suite(ROOT / "benchmarks" / "peers.yaml").checkpoints:
-        wanted = any(text in config.name for text in only) if only else config.name != "1 x 1 GiB"
-        if wanted:
-            yield dataclasses.replace(config, spec=fewer(config.spec, divide))
+@dataclasses.dataclass(frozen=True)
+class FaceOptions(bench.BenchmarkOptions):
+    library: str | list[str] = "ckpt_orbax"
+
+
+@bench.benchmark_options(FaceOptions)
+class Face(bench.BenchmarksGenerator):
+    """Calls of Orbax's second API, the same on both."""
+
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        ocp: Any = importlib.import_module(LIBRARIES[context.options.library])
+        state, directory, metrics = context.pytree, context.path, bench.Metrics()
+        target = jax.tree.map(ocp.arrays.to_shape_dtype_struct, state)
+        with bench.settle(), metrics.measure("save", ["time"]):
+            ocp.save(directory / "saved", state)
+        with bench.settle(), metrics.measure("save_async, in all", ["time"]):
+            with metrics.measure("save_async, blocked", ["time"]):
+                response = ocp.save_async(directory / "later", state)
+            response.result()
+        for measure, arguments in (("load", ()), ("load, target", (target,))):
+            with bench.settle(), metrics.measure(measure, ["time"]):
+                loaded = jax.block_until_ready(ocp.load(directory / "later", *arguments))
+            assert jax.tree.structure(loaded) == jax.tree.structure(state)
+            for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(state), strict=True):
+                assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), (
+                    "other bytes came back"
+                )
+            del loaded
+        leaves = jax.tree.leaves(state)
+        size = f"{len(leaves):,} leaves, {sum(leaf.nbytes for leaf in leaves) / 2**20:.0f} MiB"
+        return bench.TestResult(metrics, {"size": size})
 
 
 def fewer(spec: Any, divide: int) -> Any:
-    if isinstance(spec, ArraySpec):
-        return dataclasses.replace(spec, count=spec.count and max(1, spec.count // divide))
-    return {name: fewer(part, divide) for name, part in spec.items()}
-
-
-def program(ocp: Any, directory: Path, state: Any) -> Iterator[tuple[str, float]]:
-    """What is measured: calls of Orbax's second API, the same on both."""
-    target = jax.tree.map(ocp.arrays.to_shape_dtype_struct, state)
-    with settle():
-        secs, _ = timed(lambda: ocp.save(directory / "saved", state))
-    yield "save", secs
-    with settle():
-        blocked, response = timed(lambda: ocp.save_async(directory / "later", state))
-        waited, _ = timed(response.result)
-    yield "save_async, blocked", blocked
-    yield "save_async, in all", blocked + waited
-    for measure, arguments in (("load", ()), ("load, target", (target,))):
-        load = functools.partial(ocp.load, directory / "later", *arguments)
-        with settle():
-            secs, loaded = timed(lambda load=load: jax.block_until_ready(load()))
-        assert jax.tree.structure(loaded) == jax.tree.structure(state)
-        for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(state), strict=True):
-            assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), "other bytes came back"
-        del loaded
-        yield measure, secs
-
-
-def measure(config: CheckpointConfig, rounds: int, parent: Path | None) -> tuple[Seconds, str]:
-    """Seconds of each counted round, and the size of the state."""
-    data = HostData(config)
-    found: Seconds = {}
-    size = ""
-    for turn in range(rounds + 1):
-        names = list(LIBRARIES)
-        for name in names[:: 1 if turn % 2 else -1]:
-            state = data.put(None)
-            leaves = jax.tree.leaves(state)
-            size = f"{len(leaves):,} leaves, {sum(leaf.nbytes for leaf in leaves) / 2**20:.0f} MiB"
-            scratch = Path(tempfile.mkdtemp(prefix="ckpt-bench-", dir=parent))
-            for what, secs in program(importlib.import_module(LIBRARIES[name]), scratch, state):
-                if turn:
-                    found.setdefault((what, name), []).append(secs)
-            shutil.rmtree(scratch)
-            print(f"{config.name}: round {turn} of {rounds}: {name}", file=sys.stderr)
-    return found, size
+    """A state with fewer leaves."""
+    if isinstance(spec, dict):
+        return {name: fewer(part, divide) for name, part in spec.items()}
+    return dataclasses.replace(spec, count=spec.count and max(1, spec.count // divide))
 
 
 def main() -> None:
@@ -101,14 +78,34 @@ def main() -> None:
     from absl import logging
 
     logging.set_verbosity(logging.FATAL)  # Orbax's warnings about each load without a target
+    texts = list(filter(None, given.only.split(";")))
+    peers = bench.load_suite(ROOT / "benchmarks" / "peers.yaml")
+    faces = bench.parse_suite(
+        f"suite_name: faces\nnum_repeats: {given.rounds}\nremove_repeated_dir: true\nbenchmarks:\n"
+        f"- {{generator: {__name__}.Face, options: {{library: {[*LIBRARIES]}}}}}"
+    )
     header("state", "", "Orbax, s", "ckpt_orbax, s", "times as fast", words=2)
-    for config in states(given.divide, list(filter(None, given.only.split(";")))):
-        found, size = measure(config, given.rounds, given.directory)
-        for what in MEASURES:
-            title = f"{config.name}: {size}" if what == MEASURES[0] else ""
-            secs = [found[what, name] for name in LIBRARIES]
-            theirs, ours = map(middle, secs)
-            row(title, what, *(spread(one, ".3f") for one in secs), f"{theirs / ours:.1f}")
+    for config in peers.checkpoints:
+        if not any(text in config.name for text in texts) if texts else config.name == "1 x 1 GiB":
+            continue
+        state = dataclasses.replace(config, spec=fewer(config.spec, given.divide))
+        suite = dataclasses.replace(faces, checkpoints=(state,))
+        with tempfile.TemporaryDirectory(prefix="ckpt-bench-", dir=given.directory) as scratch:
+            result = bench.run_suite(suite, bench.RunSettings(Path(scratch)), report)
+        title = f"{config.name}: {result.cases[0].notes['size']}"
+        theirs, ours = (case.by_operation() for case in result.cases)
+        for measure in MEASURES:
+            secs = [found[measure][TIME].values for found in (theirs, ours)]
+            ratio = middle(secs[0]) / middle(secs[1])
+            row(title, measure, *(spread(one, ".3f") for one in secs), f"{ratio:.1f}")
+            title = ""
+
+
+def report(case: Any, run: Any) -> None:
+    """Prints which run has ended; a failed one ends the script."""
+    print(f"{case.group}: {run.kind} {run.repeat}: {case.label}", file=sys.stderr)
+    if run.error is not None:
+        sys.exit(run.details)
 
 
 if __name__ == "__main__":

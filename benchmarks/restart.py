@@ -18,7 +18,14 @@ from typing import Any
 
 from shared import MIB, fresh, middle, options, spread, table
 
-LIBRARIES = ("ckpt", "safetensors", "orbax", "orbax uncompressed", "torch")
+LIBRARIES = {
+    "ckpt": "ckpt",
+    "safetensors": "safetensors",
+    "orbax": "orbax_v1",
+    "orbax uncompressed": "orbax_v1_uncompressed",
+    "torch": "torch_save",
+}
+"""Way -> what saves its files."""
 FLOORS = ("disk", "memory")
 
 
@@ -26,27 +33,14 @@ def save(folder: str, way: str, leaves: int, side: int) -> None:
     import jax.numpy as jnp
     import numpy as np
 
+    from ckpt_core.bench.generators import SaveLoadOptions
+    from ckpt_core.bench.libraries import make_library
+
     rng = np.random.default_rng(0)
     arrays = {f"layer{n:03}": rng.standard_normal((side, side), np.float32) for n in range(leaves)}
+    library = make_library(SaveLoadOptions(library=LIBRARIES[way]))
     tree = {name: jnp.asarray(array) for name, array in arrays.items()}
-    if way == "ckpt":
-        import ckpt_core as ckpt
-
-        ckpt.save(f"{folder}/ckpt", tree)
-    elif way == "safetensors":
-        from safetensors.flax import save_file
-
-        save_file(tree, f"{folder}/safetensors")
-    elif way == "torch":
-        import torch
-
-        torch.save({n: torch.from_numpy(x) for n, x in arrays.items()}, f"{folder}/torch")
-    else:
-        from orbax.checkpoint import v1 as ocp
-
-        saving = ocp.options.ArrayOptions.Saving(use_compression=way == "orbax")
-        with ocp.Context(array_options=ocp.options.ArrayOptions(saving=saving)):
-            ocp.save(f"{folder}/{way}", tree)
+    library.save(Path(folder) / way, library.prepare(tree))
 
 
 def restart(began: float, folder: str, way: str, leaves: int, side: int) -> list[float]:

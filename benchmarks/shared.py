@@ -1,16 +1,17 @@
-"""What the scripts have in common: options, new processes, medians with their spread, tables.
+"""What the scripts have in common: options, turns, new processes, medians with their spread, tables, plots.
 
 A script that measures new processes writes what they do as functions, and imports inside of them what they measure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def start(
     return subprocess.Popen(command, env=inherited, stdout=subprocess.PIPE, text=True)
 
 
-def told(process: subprocess.Popen[str]) -> Any:
+def result_of(process: subprocess.Popen[str]) -> Any:
     """What the function of a process gave; ends the script if it failed."""
     out, _ = process.communicate(timeout=3600)
     if process.returncode:
@@ -67,7 +68,16 @@ def told(process: subprocess.Popen[str]) -> Any:
 
 def fresh(function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
     """What a function of a script gives in a new process."""
-    return told(start(function, *arguments, **environment))
+    return result_of(start(function, *arguments, **environment))
+
+
+def free_address() -> str:
+    """An address on this machine at which nobody listens."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def import_secs(module: str) -> float:
@@ -83,6 +93,19 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result
+
+
+def in_turn(
+    ways: Iterable[Any], rounds: int, measure: Callable[[Any], Any], warm_ups: int = 0
+) -> dict[Any, list[Any]]:
+    """What was measured of each way in each round, all ways in turn; without the first rounds, that warm up."""
+    found: dict[Any, list[Any]] = {way: [] for way in ways}
+    for turn in range(warm_ups + rounds):
+        for way, values in found.items():
+            one = measure(way)
+            if turn >= warm_ups:
+                values.append(one)
+    return found
 
 
 def middle(values: Iterable[float]) -> float:
@@ -114,3 +137,26 @@ def table(names: Sequence[str], rows: Mapping[str, Sequence[object]]) -> None:
     header(*names)
     for name, cells in rows.items():
         row(name, *cells)
+
+
+def lines_of(found: Mapping[str, Sequence[tuple[float, float]]], axes: Any) -> None:
+    """Draws a line with a style of its own for each name."""
+    for (name, points), style in zip(found.items(), ("o-", "s-", "^-", "d--"), strict=True):
+        axes.plot(*zip(*points, strict=True), style, label=name, markersize=5)
+    axes.grid(alpha=0.3)
+
+
+@contextlib.contextmanager
+def plot(path: str, title: str, **layout: Any) -> Iterator[Any]:
+    """Axes to draw on, which are written to a .png or .svg at the end; the same drawing has the same bytes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams.update({"svg.hashsalt": "ckpt", "svg.fonttype": "none"})  # text is text
+    figure, axes = plt.subplots(layout="constrained", **layout)
+    yield axes
+    figure.savefig(
+        path, dpi=120, metadata={"Title": title} | ({"Date": None} if path.endswith(".svg") else {})
+    )

@@ -8,14 +8,11 @@ answers and tables. Nothing is sent; docs/scaling.md shows the table. Sizes with
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+from shared import header, lines_of, options, plot, row  # isort: skip
 
 from ckpt_core._processes import Table
 from ckpt_core._processes.messages import digest
@@ -58,12 +55,12 @@ class Keys:
         pass
 
 
-class Told:
+class Traffic:
     """Bytes of one call of all processes."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self.to_zero = self.from_zero = self.of_one = self.heard = self.rounds = 0
+        self.to_zero = self.from_zero = self.of_one = self.at_once = self.rounds = 0
         self.secs = 0.0
         self.keys = Keys()
         self.tables = Tables(Table(self.keys, "groups"), Table(self.keys, "states"))
@@ -74,8 +71,7 @@ class Told:
         """One agreement; each process reads one block of the rows that are published.
 
         Args:
-            values: what each process says.
-            decide: gives the answer.
+            values: what each process sends.
             head_bytes: of the name of the call, which stands before each value and the answer.
         """
         self.rounds += 1
@@ -83,49 +79,48 @@ class Told:
         before = len(self.keys.texts)
         answer = decide(self.tables)
         self.secs += time.process_time() - began
-        self.to_zero += sum(map(len, values)) + head_bytes * len(values)
+        sent = sum(map(len, values)) + head_bytes * len(values)
         blocks = list(self.keys.texts.values())[before:]
         block = sum(map(len, blocks)) // len(blocks) if blocks else 0
         each = len(answer) + head_bytes + block
-        self.heard = max(self.heard, sum(map(len, values)) + head_bytes * len(values))
+        self.to_zero += sent
+        self.at_once = max(self.at_once, sent)
         self.of_one = max(self.of_one, each)
         self.from_zero += self._processes * each
 
-    def agree_alike(
+    def agree_digested(
         self,
-        said: Sequence[tuple[str, str]],
+        sent: Sequence[tuple[str, str]],
         decide: Callable[[Tables], str],
         head_bytes: int = 2,
     ) -> None:
         """As ``Processes.gather_alike``: what is the same on all is sent as a digest, or in a second agreement."""
-        mine = digest(said[0][0])
-        digests = [digest(common) for common, _ in said]
-        first = [one + own for one, (_, own) in zip(digests, said, strict=True)]
+        mine = digest(sent[0][0])
+        digests = [digest(common) for common, _ in sent]
+        first = [one + own for one, (_, own) in zip(digests, sent, strict=True)]
         if all(one == mine for one in digests):
             self.agree(first, lambda tables: "=" + decide(tables), head_bytes)
             return
         self.agree(first, lambda _: f"?{mine}", head_bytes)
         whole = [
             "" if one == mine else f"!{common}"
-            for one, (common, _) in zip(digests, said, strict=True)
+            for one, (common, _) in zip(digests, sent, strict=True)
         ]
         self.agree(whole, decide)
 
-    def row(self, what: str) -> str:
-        """As a line of the table."""
-        mib = 1 / 1024**2
-        return (
-            f"{self._processes:9} {what:30} {self.rounds:6} {self.to_zero * mib:11.2f} {self.from_zero * mib:13.2f}"
-            f" {self.of_one:13} {self.heard * mib:13.2f} {self.secs:9.2f}"
-        )
+    def print(self, what: str) -> None:
+        """As a row of the table."""
+        mib = (f"{count / 1024**2:.2f}" for count in (self.to_zero, self.from_zero))
+        most = f"{self.at_once / 1024**2:.2f}"
+        row(self._processes, what, self.rounds, *mib, self.of_one, most, f"{self.secs:.2f}")
 
 
-def opening(processes: int, moved: bool) -> Told:
+def opening(processes: int, moved: bool) -> Traffic:
     """Addresses, partners and a first look at two steps; with ``moved``, each process is on another host than before."""
-    told = Told(processes)
+    traffic = Traffic(processes)
     machines = [f"{n // HOST_PROCESSES:010x}" for n in range(processes)]
     network = [f"{machine} {machine} 10.128.200.1" for machine in machines]
-    told.agree(
+    traffic.agree(
         network,
         lambda _: json.dumps([DIGEST, True, False, [[machines[0], "10.128.0.1"]] * 2]),
         OPENING_BYTES,
@@ -138,7 +133,7 @@ def opening(processes: int, moved: bool) -> Told:
         rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
         return json.dumps(["", [], tables.groups.publish(rows)])
 
-    told.agree_alike(serving, introduce)
+    traffic.agree_digested(serving, introduce)
 
     def part(step: int, index: int) -> Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
@@ -151,11 +146,11 @@ def opening(processes: int, moved: bool) -> Told:
         everyone = [LocalParts.parse(text, n) for n, (text, _) in enumerate(texts)]
         return judge(everyone, machines, [True] * processes).dump(processes, tables.groups.publish)
 
-    told.agree_alike(texts, look, LOOKING_BYTES)
-    return told
+    traffic.agree_digested(texts, look, LOOKING_BYTES)
+    return traffic
 
 
-def saving(processes: int, state_bytes: int) -> tuple[Told, Told]:
+def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
     """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows.
 
     Args:
@@ -173,54 +168,49 @@ def saving(processes: int, state_bytes: int) -> tuple[Told, Told]:
             texts.append(Start({"the step": 8}, Layout(DIGEST, 960), offer).dump())
         return texts
 
-    first, later = Told(processes), Told(processes)
+    first, later = Traffic(processes), Traffic(processes)
     later.keys, later.tables = first.keys, first.tables  # of the save before
-    for step, told in enumerate((first, later)):
+    for step, traffic in enumerate((first, later)):
         texts = texts_of(step)
-        told.agree_alike(texts, lambda tables, texts=texts: _started(texts, tables), SAVING_BYTES)
+        traffic.agree_digested(
+            texts, lambda tables, texts=texts: _started(texts, tables), SAVING_BYTES
+        )
         for _ in ("written", "committed"):
-            told.agree(["="] * processes, lambda _: "=")
+            traffic.agree(["="] * processes, lambda _: "=")
     return first, later
 
 
-def draw(found: dict[str, list[tuple[int, Told]]], path: Path) -> None:
-    """What process 0 hears and what the service sends to all, over the number of processes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    # the same drawing has the same bytes, and its text is text
-    matplotlib.rcParams.update({"svg.hashsalt": "ckpt", "svg.fonttype": "none"})
-    figure, sides = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
-    for axes, name in zip(sides, ("process 0 hears", "all others get"), strict=True):
-        for (what, points), style in zip(found.items(), ("o-", "s-", "^-", "d--"), strict=True):
-            sizes = [one.to_zero if axes is sides[0] else one.from_zero for _, one in points]
-            counts = [count for count, _ in points]
-            axes.plot(counts, [one / 1024**2 for one in sizes], style, label=what, markersize=5)
-        axes.set(xscale="log", yscale="log", xlabel="processes", title=f"{name}, MiB")
-        axes.set_xticks([count for count, _ in points], [f"{count:,}" for count, _ in points])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    sides[0].legend()
-    title = "What processes tell each other, over their number"
-    metadata = {"Date": None, "Title": title} if path.suffix == ".svg" else {"Title": title}
-    figure.savefig(path, dpi=120, metadata=metadata)
+def draw(found: dict[str, list[tuple[int, Traffic]]], path: str) -> None:
+    """What process 0 receives and what the service sends to all, over the number of processes."""
+    title = "What processes send each other, over their number"
+    names = ("to_zero", "process 0 receives"), ("from_zero", "all others get")
+    with plot(path, title, nrows=1, ncols=2, figsize=(9, 4), sharey=True) as sides:
+        for axes, (field, name) in zip(sides, names, strict=True):
+            lines = {
+                what: [(count, getattr(one, field) / 1024**2) for count, one in points]
+                for what, points in found.items()
+            }
+            lines_of(lines, axes)
+            axes.set(xscale="log", yscale="log", xlabel="processes", title=f"{name}, MiB")
+            counts = [count for count, _ in next(iter(lines.values()))]
+            axes.set_xticks(counts, [f"{count:,}" for count in counts])
+            axes.minorticks_off()
+        sides[0].legend()
 
 
-def persistent(processes: int) -> Told:
+def persistent(processes: int) -> Traffic:
     """A save of all into one directory, of five files each: started, seen, written, committed."""
-    told = Told(processes)
+    traffic = Traffic(processes)
     settings = {"the path": "gs://bucket/run/8", "overwrite=": False}
     offers = [NO_OFFER] * processes
     offers[0] = Offer(None, ["gs://bucket/run/8", TOKEN])
-    said = [Start(settings, Layout(DIGEST, 960), offer).dump() for offer in offers]
-    told.agree_alike(said, lambda _: judge_start(said), 2 + len("save"))
-    told.agree(["="] * processes, lambda _: "=")
+    starts = [Start(settings, Layout(DIGEST, 960), offer).dump() for offer in offers]
+    traffic.agree_digested(starts, lambda _: judge_start(starts), 2 + len("save"))
+    traffic.agree(["="] * processes, lambda _: "=")
     file = ["state/ocdbt.process_0000/d/" + SHORT, 123456789, SHORT]
-    told.agree(["=" + json.dumps([file] * 5, separators=(",", ":"))] * processes, lambda _: "=")
-    told.agree(["="] * processes, lambda _: "=")
-    return told
+    traffic.agree(["=" + json.dumps([file] * 5, separators=(",", ":"))] * processes, lambda _: "=")
+    traffic.agree(["="] * processes, lambda _: "=")
+    return traffic
 
 
 def _started(texts: list[tuple[str, str]], tables: Tables) -> str:
@@ -229,36 +219,34 @@ def _started(texts: list[tuple[str, str]], tables: Tables) -> str:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
-    parser.add_argument("--plot", default="", help="a .png or .svg")
-    print(
-        "processes call                           rounds   to 0, MiB    sent, MiB  bytes to one  most at once"
-        "    s at 0"
+    given = options(
+        __doc__,
+        directory=False,
+        processes=[64, 256, 1024, 4096, 16384],
+        plot=("", "a .png or .svg"),
     )
-    arguments = parser.parse_args()
-    found: dict[str, list[tuple[int, Told]]] = {}
-
-    def counted(processes: int, what: str, told: Told) -> None:
-        found.setdefault(what, []).append((processes, told))
-        print(told.row(what), flush=True)
-
-    for processes in arguments.processes:
-        counted(processes, "opening", opening(processes, moved=False))
-        counted(processes, "opening, all hosts moved", opening(processes, moved=True))
+    sizes = ("rounds", "to 0, MiB", "sent, MiB", "bytes to one", "most at once, MiB", "s at 0")
+    header("processes", "call", *sizes, words=2)
+    found: dict[str, list[tuple[int, Traffic]]] = {}
+    for processes in given.processes:
+        calls = {
+            "opening": opening(processes, moved=False),
+            "opening, all hosts moved": opening(processes, moved=True),
+        }
         for state_bytes, what in ((0, "local save"), (250, "local save, 250 B state")):
-            first, later = saving(processes, state_bytes)
-            counted(processes, f"first {what}", first)
-            counted(processes, f"later {what}", later)
-        counted(processes, "persistent save", persistent(processes))
-    if arguments.plot:
+            calls[f"first {what}"], calls[f"later {what}"] = saving(processes, state_bytes)
+        calls["persistent save"] = persistent(processes)
+        for what, traffic in calls.items():
+            found.setdefault(what, []).append((processes, traffic))
+            traffic.print(what)
+    if given.plot:
         shown = {
             "opening of fast directories": "opening, all hosts moved",
             "save into fast directories": "later local save",
             "the same, 250 B of pipeline state each": "later local save, 250 B state",
             "save into one directory, five files each": "persistent save",
         }
-        draw({label: found[what] for label, what in shown.items()}, Path(arguments.plot))
+        draw({label: found[what] for label, what in shown.items()}, given.plot)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ docs/scaling.md draws the conclusions.
 from __future__ import annotations
 
 import json
-import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from shared import header, middle, options, row, timed  # isort: skip
+from shared import free_address, header, middle, options, row, timed  # isort: skip
 
 import numpy as np
 from jax._src.lib import _jax  # the service that jax.distributed starts; it has no public name
@@ -94,9 +94,7 @@ def planning(processes: int, layers: int) -> None:
 
 def agreeing(processes: int) -> None:
     """One row: an agreement of many clients, each in a thread, of one real service."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     service = _jax.get_distributed_runtime_service(address, processes)
     clients = [
         _jax.get_distributed_runtime_client(address, n, init_timeout=60, use_compression=True)
@@ -145,20 +143,15 @@ def merging(processes: int, arrays: int) -> None:
         secs, _ = timed(lambda: merge(item, processes, context))
         index_bytes = sum(file.stat().st_size for file in (Path(folder) / "d").iterdir())
     shards = processes * arrays
-    row(
-        processes,
-        shards,
-        f"{secs:.3f}",
-        f"{secs * 1e6 / processes:.1f}",
-        f"{index_bytes / shards:.1f}",
-    )
+    times = f"{secs:.3f}", f"{secs * 1e6 / processes:.1f}"
+    row(processes, shards, *times, f"{index_bytes / shards:.1f}")
 
 
 def digesting(processes: int) -> None:
     """One row: process 0 combines the others' lists of files, and compares sizes."""
     with tempfile.TemporaryDirectory() as folder:
         attempt = PosixBackend().begin(f"{folder}/one", overwrite=False, durable=False, token="t")
-        told: list[str] = []
+        lists: list[str] = []
         for process in range(processes):
             # index, data and checksums of one process
             names = [f"state/ocdbt.process_{process}/manifest.ocdbt"]
@@ -166,11 +159,11 @@ def digesting(processes: int) -> None:
             names.append(f"state/checksums/process_{process}")
             for name in names:
                 attempt.write(name, b"1234")
-            told.append(json.dumps([[name, 4, 2**31, 0] for name in names], separators=(",", ":")))
-        secs, found = timed(lambda: digest_all(attempt, [], told, {}, True, None))
+            lists.append(json.dumps([[name, 4, 2**31, 0] for name in names], separators=(",", ":")))
+        secs, found = timed(lambda: digest_all(attempt, [], lists, {}, True, None))
         attempt.abort()
-    told_bytes = sum(map(len, told)) / processes
-    row(processes, len(found), f"{secs:.3f}", f"{secs * 1e6 / processes:.1f}", f"{told_bytes:.0f}")
+    sent_bytes = sum(map(len, lists)) / processes
+    row(processes, len(found), f"{secs:.3f}", f"{secs * 1e6 / processes:.1f}", f"{sent_bytes:.0f}")
 
 
 def main() -> None:
@@ -183,23 +176,25 @@ def main() -> None:
         layers=80,
         arrays=32,
     )
-    print("planning, seconds of one process (again: shardings known from the save before)\n")
+    per_process = ("seconds", "us a process")
     columns = ("leaves", "median", "max", "again", "uneven, %", "MB a process")
+    print("planning, seconds of one process (again: shardings known from the save before)")
+    table_of(columns, given.processes, lambda count: planning(count, given.layers))
+    print("\nan agreement")
+    table_of(("milliseconds", "us a process"), given.clients, agreeing)
+    print("\ndigests, at process 0")
+    table_of(("files", *per_process, "bytes sent by each"), given.processes, digesting)
+    print("\nmerging")
+    columns = ("chunks", *per_process, "bytes per chunk")
+    table_of(columns, given.processes, lambda count: merging(count, given.arrays))
+
+
+def table_of(columns: Iterable[str], counts: list[int], line: Callable[[int], None]) -> None:
+    """A table with a row for each number of processes."""
+    print()
     header("processes", *columns, words=0)
-    for processes in given.processes:
-        planning(processes, given.layers)
-    print("\nan agreement\n")
-    header("processes", "milliseconds", "us a process", words=0)
-    for processes in given.clients:
-        agreeing(processes)
-    print("\ndigests, at process 0\n")
-    header("processes", "files", "seconds", "us a process", "bytes told by each", words=0)
-    for processes in given.processes:
-        digesting(processes)
-    print("\nmerging\n")
-    header("processes", "chunks", "seconds", "us a process", "bytes per chunk", words=0)
-    for processes in given.processes:
-        merging(processes, given.arrays)
+    for processes in counts:
+        line(processes)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 
-from shared import MIB, fresh, middle, options, spread, timed
+from shared import MIB, fresh, in_turn, middle, options, spread, timed
 
 WAYS = ("load alone", "compile alone", "load, then compile", "load_async while compiling")
 
@@ -62,13 +62,11 @@ def start_up(path: str, way: str, layers: int, side: int) -> float:
 def main() -> None:
     given = options(__doc__, mib=(512, "size of the parameters"), layers=24, repeats=5)
     side = int((given.mib * MIB / 4 / given.layers) ** 0.5)
-    secs: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(dir=given.directory) as folder:
         path = f"{folder}/step"
         fresh(save, path, given.layers, side)
-        for _ in range(given.repeats):
-            for way in WAYS:
-                secs[way].append(fresh(start_up, path, way, given.layers, side))
+        size = given.layers, side
+        secs = in_turn(WAYS, given.repeats, lambda way: fresh(start_up, path, way, *size))
     for way, found in secs.items():
         print(f"{way:28} {spread(found, '.3f')} s")
     apart, together = (middle(secs[way]) for way in WAYS[2:])

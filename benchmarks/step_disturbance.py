@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from shared import middle, options, spread, timed  # isort: skip
+from shared import in_turn, middle, options, spread, timed  # isort: skip
 
 import crc32c
 import jax
@@ -103,9 +103,6 @@ def main() -> None:
     hosts = [np.asarray(leaf) for leaf in state.values()]
     x = jnp.eye(given.width)
     step(x).block_until_ready()
-    rows: dict[str, list[float]] = {}
-    works: dict[str, list[float]] = {}
-    shares: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(dir=given.directory) as name:
         folder = Path(name)
 
@@ -117,21 +114,25 @@ def main() -> None:
             "plain threads": lambda: write_plainly(hosts, folder / "plain"),
             "ckpt": save,
         }
-        for turn in range(given.rounds + 1):
-            for what, work in choices.items():
-                os.sync()
-                found, secs = steps_while(x, work)
-                if turn:
-                    rows.setdefault(what, []).append(sum(found) / len(found))
-                    works.setdefault(what, []).append(secs)
+
+        def disturbed(what: str) -> tuple[float, float]:
+            os.sync()
+            found, secs = steps_while(x, choices[what])
+            return sum(found) / len(found), secs
+
+        both = in_turn(choices, given.rounds, disturbed, warm_ups=1)
+        rows = {what: [step_secs for step_secs, _ in found] for what, found in both.items()}
+        works = {what: [secs for _, secs in found] for what, found in both.items()}
         many = {f"w{n}": np.full((16, 16), n, np.float32) for n in range(5000)}
-        for turn in range(given.rounds):
-            for what, tree in (("these leaves", state), ("5,000 leaves of 1 KiB", many)):
-                target = folder / f"{what} {turn}"
-                shares.setdefault(what, []).append(
-                    python_share(functools.partial(ckpt.save, target, tree))
-                )
-                shutil.rmtree(target)
+        trees = {"these leaves": state, "5,000 leaves of 1 KiB": many}
+
+        def shared_lock(what: str) -> tuple[float, float]:
+            target = folder / what
+            found = python_share(functools.partial(ckpt.save, target, trees[what]))
+            shutil.rmtree(target)
+            return found
+
+        shares = in_turn(trees, given.rounds, shared_lock)
         hosts.clear()  # these views would prevent the arrays from being donated
         donate = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
         state = jax.block_until_ready(donate(state))

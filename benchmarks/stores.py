@@ -192,10 +192,7 @@ def tools_of(store: str, url: str, bucket: str) -> tuple[list[Tool], Callable[[]
     else:
         root = f"gs://{bucket}"
         os.environ |= {"TENSORSTORE_GCS_HTTP_URL": url, "STORAGE_EMULATOR_HOST": url}
-        os.environ |= {
-            "GCE_METADATA_ROOT": "127.0.0.1:1",
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "0",
-        }
+        os.environ |= {"GCE_METADATA_ROOT": "127.0.0.1:1", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "0"}
         spec = {"driver": "gcs"}
         makers = [
             (missing("gcsfs"), lambda: with_gcsfs(url, bucket)),
@@ -278,7 +275,7 @@ def server(store: str) -> Iterator[list[str]]:
             yield stack.enter_context(child("tests.support.gcs_server"))
 
 
-def told(found: Row, counts: Row, verb: str, best: float) -> list[str]:
+def cells_of(found: Row, counts: Row, verb: str, best: float) -> list[str]:
     secs, (seen,) = found[verb], counts[verb]
     moved = {name: seen.pop(name) / MIB for name in ("up", "down")}
     speed = f"{spread(secs)} s, {found['mib'] / middle(secs):.0f} MiB/s"
@@ -312,7 +309,7 @@ def main() -> None:
         for found, seen in zip(rows, counts, strict=True):
             rivals = [r for r in rows if r["plain"] and r["size"] == found["size"]]
             best = {v: min(middle(r[v]) for r in rivals) for v in ("save", "load")}
-            cells = (told(found, seen, verb, best[verb]) for verb in ("save", "load"))
+            cells = (cells_of(found, seen, verb, best[verb]) for verb in ("save", "load"))
             row(f"{store}, {found['size']}: {found['tool']}", *itertools.chain(*cells))
 
 

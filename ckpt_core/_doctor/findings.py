@@ -75,56 +75,56 @@ def of_disk(disk: Disk) -> list[Finding]:
         return [Finding("note", "disk", text), *_of_clock(disk.clock_ahead_secs)]
     found: list[Finding] = []
 
-    def tell(level: Literal["problem", "note"], about: str, text: str) -> None:
+    def add(level: Literal["problem", "note"], about: str, text: str) -> None:
         found.append(Finding(level, about, text))
 
     if disk.free_bytes is not None and disk.free_bytes < _LOW_BYTES:
-        tell("problem", "disk", f"{disk.free_bytes / 2**20:.0f} MiB are free: saves will fail")
+        add("problem", "disk", f"{disk.free_bytes / 2**20:.0f} MiB are free: saves will fail")
     if disk.free_inodes is not None and disk.free_inodes < _LOW_INODES:
-        tell("problem", "disk", f"{disk.free_inodes} more files can be made: saves will fail")
+        add("problem", "disk", f"{disk.free_inodes} more files can be made: saves will fail")
     if disk.mounted_by is not None:
         text = (
             f"a bucket that {disk.mounted_by} mounts: its URL (gs:// or s3://) is safer and faster"
         )
-        tell("note", "disk", text)
+        add("note", "disk", text)
     elif disk.file_system in ("tmpfs", "ramfs"):
-        tell("note", "disk", "in memory: nothing here outlives a restart of the machine")
+        add("note", "disk", "in memory: nothing here outlives a restart of the machine")
     elif disk.file_system in _NETWORK or disk.file_system.startswith("fuse"):
         text = (
             f"{disk.file_system} is reached over a network: files are not memory-mapped, and whether an fsync lasts is "
             "the server's promise"
         )
-        tell("note", "disk", text)
+        add("note", "disk", text)
     elif not disk.file_system:
         text = (
-            "of which kind the file system is, nothing tells here: files are read instead of memory-mapped, and a bucket "
+            "the kind of the file system is not known here: files are read instead of memory-mapped, and a bucket "
             "that is mounted as a directory may be taken for a disk; use its URL (gs:// or s3://)"
         )
-        tell("note", "disk", text)
+        add("note", "disk", text)
     if disk.sync_secs > _SLOW_SYNC_SECS:
         text = f"an fsync takes {disk.sync_secs:.2f} s: each save waits for a few of them, in the background"
-        tell("note", "disk", text)
+        add("note", "disk", text)
     if disk.write_bytes_per_sec < _SLOW_BYTES_PER_SEC:
         text = (
             f"one file is written at {disk.write_bytes_per_sec / 1e6:.0f} MB/s: saves of large states will last; see "
             "Options(compression=) and local_directory="
         )
-        tell("note", "disk", text)
+        add("note", "disk", text)
     if not disk.hard_links:
-        tell(
+        add(
             "note",
             "disk",
             "no hard links: files that did not change are written again in each step",
         )
     if not disk.exchanges:
         text = "no atomic exchange of directories: overwrite=True renames twice, and clean-up ends what was cut between"
-        tell("note", "disk", text)
+        add("note", "disk", text)
     if not disk.locks:
         text = (
             "a second lock of one file is granted: nothing here keeps two writers apart, or a deletion from a reader. "
             "Let one job write to one directory"
         )
-        tell("problem", "locks", text)
+        add("problem", "locks", text)
     return found + _of_clock(disk.clock_ahead_secs)
 
 

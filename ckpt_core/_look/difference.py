@@ -27,7 +27,7 @@ class LeafDifference:
 
     Attributes:
         item, path: which leaf; the item's name in A.
-        kind: ``same``, ``values``, ``text``, ``dtype`` (the shapes are alike, so values are compared), or ``shape``.
+        kind: ``same``, ``values``, ``text``, ``dtype`` (the shapes are the same, so values are compared), or ``shape``.
         a, b: what it is on either side, such as ``float32[3, 4]``; the value, if it is text.
         count, changed: elements, and of how many the bits differ (the values, if the dtypes do).
         largest, rms: of the differences, where both are finite; NaN if it holds no numbers.
@@ -87,7 +87,7 @@ class Difference:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs of what was compared. Metadata are told, and do not count."""
+        """Whether nothing differs of what was compared. Metadata are shown, and do not count."""
         apart = self.only_a or self.only_b or self.changed or self.structure
         return not apart and False not in self.others.values()
 
@@ -102,7 +102,7 @@ def compare(
     """What differs between two checkpoints of any format; holds a few pieces of either at a time.
 
     Items are matched by name; where both sides have one tree of arrays, these are. Leaves are matched by path, in
-    which dots count as slashes, unless two leaves of one side were alike then.
+    which dots count as slashes, unless two leaves of one side had the same path then.
 
     Args:
         a, b: checkpoints of ckpt or Orbax, or safetensors.
@@ -179,14 +179,14 @@ def _compared(
             yield _leaf((name_a, a.path), a, b, pieces)
 
 
-def _leaf(told: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> LeafDifference:
+def _leaf(names: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> LeafDifference:
     if a.text is not None or b.text is not None:
         same = a.text == b.text
         kind = "same" if same else "text"
-        return LeafDifference(*told, kind, _told(a), _told(b), 1, int(not same))
+        return LeafDifference(*names, kind, _described(a), _described(b), 1, int(not same))
     if not _has_values(a, b):
-        return LeafDifference(*told, "shape", _told(a), _told(b))
-    return _values(told, a, b, pieces)
+        return LeafDifference(*names, "shape", _described(a), _described(b))
+    return _values(names, a, b, pieces)
 
 
 def _has_values(a: Leaf, b: Leaf) -> bool:
@@ -206,7 +206,7 @@ def _no_numbers(leaf: Leaf) -> bool:
     return leaf.spec.kind in NO_NUMBERS
 
 
-def _values(told: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> LeafDifference:
+def _values(names: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> LeafDifference:
     sums, changed = PairSums(), 0
     for _ in a.regions(max(a.itemsize, b.itemsize)):
         left, right = next(pieces)
@@ -217,14 +217,14 @@ def _values(told: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> L
             sums.add(left, right)
     if _no_numbers(a):
         kind = "values" if changed else "same"
-        return LeafDifference(*told, kind, _told(a), _told(b), sums.count, changed)
+        return LeafDifference(*names, kind, _described(a), _described(b), sums.count, changed)
     kind = "same" if not sums.changed_count else "values"
     kind = "dtype" if a.spec.dtype != b.spec.dtype else kind
     return LeafDifference(
-        *told,
+        *names,
         kind,
-        _told(a),
-        _told(b),
+        _described(a),
+        _described(b),
         sums.count,
         sums.changed_count,
         sums.largest,
@@ -238,7 +238,7 @@ def _values(told: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> L
     )
 
 
-def _told(leaf: Leaf) -> str:
+def _described(leaf: Leaf) -> str:
     if leaf.text is not None:
         return repr(leaf.text)
     return f"{leaf.spec.dtype or leaf.spec.kind}{list(leaf.spec.shape)}"

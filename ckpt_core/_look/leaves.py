@@ -31,14 +31,7 @@ PIECE_BYTES = 32 * MIB
 
 @dataclass(frozen=True)
 class Leaf:
-    """A saved leaf.
-
-    Attributes:
-        path: as ``inspect`` gives it.
-        spec: what it is.
-        text: its value, if it is text; else None.
-        place: where its reader finds it.
-    """
+    """A saved leaf: its path and type, its value if that is text, and where its reader finds it."""
 
     path: str
     spec: LeafSpec
@@ -124,18 +117,7 @@ class Trees:
     def pieces(
         self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
     ) -> Generator[Array]:
-        """The values of leaves that are not text, with their own dtypes, in order: ``regions()`` of each in turn.
-
-        Must be closed: its threads read ahead.
-
-        Args:
-            item: of these leaves.
-            leaves: which.
-            itemsizes: for each, that for its regions; its own if empty.
-
-        Raises:
-            CheckpointCorrupt: the data is damaged.
-        """
+        """The values of leaves that are not text, in order: ``regions()`` of each in turn, of its item size or that given; close it, its threads read ahead."""
         sizes = itemsizes or [leaf.itemsize for leaf in leaves]
         read_in = [
             (leaf, part)

@@ -11,12 +11,7 @@ from ckpt_core._tree import Node, Path, format_path
 
 @dataclass(frozen=True)
 class NodeDifference:
-    """A place of a tree that is another container on either side, or stands under another key.
-
-    Attributes:
-        item, path: where; the item's name in A.
-        a, b: what it is on either side, such as ``tuple`` and ``list``.
-    """
+    """A place of a tree that is another container on either side, or stands under another key; ``item`` is its name in A."""
 
     item: str
     path: str
@@ -27,15 +22,9 @@ class NodeDifference:
 def differing_nodes(
     item: str, a: Node, b: Node, below: Collection[Path] | None
 ) -> list[NodeDifference]:
-    """Where two trees differ in more than which leaves they have, in the order of A.
-
-    Args:
-        item: name of the item.
-        a, b: both structures.
-        below: paths of leaves; only what lies on the way to one of them is compared. None: all.
-    """
+    """Where two trees differ in more than which leaves they have, in the order of A, on the way to the leaves ``below`` (None: everywhere)."""
     nodes_a, nodes_b = (
-        {format_path(path): told for path, told in _told(root, ())} for root in (a, b)
+        {format_path(path): text for path, text in _described(root, ())} for root in (a, b)
     )
     wanted = (
         None
@@ -54,14 +43,14 @@ _LEAF = "a leaf"
 
 
 def _is_leaf(path: str, a: dict[str, str], b: dict[str, str]) -> bool:
-    """Whether one side has a leaf there and the other has nothing, which is told of leaves."""
+    """Whether one side has a leaf there and the other has nothing, as the lists of leaves say."""
     return (path in a) != (path in b) and (a.get(path) or b[path]).startswith(_LEAF)
 
 
 _INT = " under an int"
 
 
-def _told(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
+def _described(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
     """Path and description of a node and all below it."""
     while node.kind == "expanded":
         (node,) = node.children
@@ -75,12 +64,12 @@ def _told(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
     static = "".join(f" {name}={value}" for name, value in _static(node.static))
     yield path, f"{empty}{kind}{' ' + name if name else ''}{static}{under}"
     for key, child in zip(node.keys, node.children, strict=True):
-        yield from _told(child, (*path, key))
+        yield from _described(child, (*path, key))
 
 
 def _static(text: str) -> Iterator[tuple[str, str]]:
-    told = json.loads(text) if text else {}
-    fields = told.get("fields", {})
+    static = json.loads(text) if text else {}
+    fields = static.get("fields", {})
     yield from ((name, json.dumps(value)) for name, value in fields.items())
-    if "function" in told:
-        yield "function", told["function"]
+    if "function" in static:
+        yield "function", static["function"]

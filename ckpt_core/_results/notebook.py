@@ -45,7 +45,7 @@ def of_restored(restored: Restored) -> str:
 
 def of_report(report: RestoreReport) -> str:
     """What a restore did with the leaves: a line for each kind, whose paths are folded up."""
-    told = [
+    lists = [
         ("loaded", report.loaded),
         ("missing, kept as they were", report.missing),
         ("saved, not wanted", report.unexpected),
@@ -54,7 +54,7 @@ def of_report(report: RestoreReport) -> str:
     ]
     lines = [
         _folded(f"{len(paths)} {what}", _table(("leaf",), [(path,) for path in paths]))
-        for what, paths in told
+        for what, paths in lists
         if paths
     ]
     return "".join(lines) or "<div>no leaves</div>"
@@ -88,8 +88,8 @@ def _block(title: str, parts: Iterable[str]) -> str:
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    told = [f"{_text(name)}: {_text(value)}" for name, value in facts if value]
-    return "".join(f"<div>{line}</div>" for line in told)
+    lines = [f"{_text(name)}: {_text(value)}" for name, value in facts if value]
+    return "".join(f"<div>{line}</div>" for line in lines)
 
 
 def _folded(title: str, body: str, escaped: bool = False) -> str:

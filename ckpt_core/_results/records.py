@@ -42,8 +42,8 @@ class RestoreReport:
     resharded: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        told = {name: _shown(getattr(self, name)) for name in self.__dataclass_fields__}
-        return f"RestoreReport({', '.join(f'{name}={paths}' for name, paths in told.items())})"
+        shown = {name: _shown(getattr(self, name)) for name in self.__dataclass_fields__}
+        return f"RestoreReport({', '.join(f'{name}={paths}' for name, paths in shown.items())})"
 
     def _repr_html_(self) -> str:
         return notebook.of_report(self)
@@ -53,7 +53,7 @@ _UNPACKS = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"
 
 
 def _is_unpacked(caller: FrameType | None) -> bool:
-    """Whether the caller stands at ``a, b = restored``, by which it would get names; only its code tells."""
+    """Whether the caller stands at ``a, b = restored``, by which it would get names; only its code shows it."""
     if caller is None:
         return False
     code = caller.f_code.co_code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,13 +23,7 @@ GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory
 
 @dataclass(frozen=True)
 class Delta:
-    """One metric of one case in the baseline and now.
-
-    Attributes:
-        change: change of the median as a fraction of the baseline; above 0 is worse.
-        beyond_noise: whether the means differ by more than chance (Welch's t-test, 95 %).
-        worse: whether this metric makes the comparison fail.
-    """
+    """One metric of one case; ``change`` is that of the median as a fraction of the baseline, above 0 is worse."""
 
     case: str
     label: str
@@ -73,8 +67,7 @@ def capture_baseline(result: SuiteResult, directory: Path) -> Path:
             "config": case.config,
             "metrics": {
                 f"{operation}_{metric}": dataclasses.asdict(summary)
-                for operation, metrics in case.by_operation().items()
-                for metric, summary in metrics.items()
+                for operation, metric, summary in case.metrics()
             },
         }
         for case in result.cases
@@ -94,11 +87,7 @@ def capture_baseline(result: SuiteResult, directory: Path) -> Path:
 
 
 def read_baseline(path: Path) -> Mapping[str, Any]:
-    """The content of a baseline file.
-
-    Raises:
-        ConfigError: the file is missing, is not a baseline, or has another version.
-    """
+    """The content of a baseline file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["schema_version"]
@@ -114,17 +103,8 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def compare(
-    result: SuiteResult, path: Path, threshold: float, gated: tuple[str, ...] = GATED
-) -> Comparison:
-    """Compares every metric with the baseline.
-
-    A metric is worse if its median got worse by more than ``threshold`` (0.1 is ten percent),
-    the means differ by more than chance, and it matches a pattern in ``gated``.
-
-    Raises:
-        ConfigError: the file is no baseline, or one of another backend, device or number of them.
-    """
+def compare(result: SuiteResult, path: Path, threshold: float) -> Comparison:
+    """Compares every metric with the baseline; ``worse`` are those beyond noise and ``threshold`` (0.1 is ten percent) that are ``GATED``."""
     baseline = read_baseline(path)
     then, now = baseline["environment"], result.environment
     for fact in ("backend", "device_kind", "devices", "processes"):
@@ -136,38 +116,23 @@ def compare(
     deltas: list[Delta] = []
     missing: list[str] = []
     for case in result.cases:
+        label = f"{case.group}: {case.label}"
         known = baseline["benchmarks"].get(case.name)
         if known is None:
-            if case.by_operation():
-                missing.append(f"{case.group}: {case.label}")
+            missing += [label] if case.metrics() else []
             continue
-        deltas += _deltas(case, known["metrics"], threshold, gated)
-    return Comparison(str(path), then.get("git_sha"), threshold, tuple(deltas), tuple(missing))
-
-
-def _deltas(
-    case: Any, known: Mapping[str, Any], threshold: float, gated: tuple[str, ...]
-) -> Iterator[Delta]:
-    for operation, metrics in case.by_operation().items():
-        for metric, summary in metrics.items():
+        for operation, metric, summary in case.metrics():
             tag = f"{operation}_{metric}"
-            before = known.get(tag)
-            if before is None:
+            if tag not in known["metrics"]:
                 continue
+            before = known["metrics"][tag]
             change = _change(metric, before["median"], summary.median)
             beyond = differ(before["values"], summary.values)
-            yield Delta(
-                case=case.name,
-                label=f"{case.group}: {case.label}",
-                metric=tag,
-                before=before["median"],
-                now=summary.median,
-                change=change,
-                beyond_noise=beyond,
-                worse=beyond
-                and change > threshold
-                and any(fnmatch(tag, pattern) for pattern in gated),
-            )
+            is_gated = any(fnmatch(tag, pattern) for pattern in GATED)
+            worse = beyond and change > threshold and is_gated
+            values = (before["median"], summary.median, change, beyond, worse)
+            deltas.append(Delta(case.name, label, tag, *values))
+    return Comparison(str(path), then.get("git_sha"), threshold, tuple(deltas), tuple(missing))
 
 
 def _change(metric: str, before: float, now: float) -> float:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core.bench.libraries._trees import names_of
+from ckpt_core.bench.libraries._base import names_of
 
 
 class WrongData(CheckpointError):
@@ -16,11 +16,7 @@ class WrongData(CheckpointError):
 
 
 def check_equal(expected: Any, found: Any) -> None:
-    """Compares the shards of two trees that this process holds, bit for bit.
-
-    Raises:
-        WrongData: the trees differ; the message names the first leaf that does.
-    """
+    """Compares the shards of two trees that this process holds, bit for bit; raises ``WrongData`` for the first leaf that differs."""
     names, wanted, got = names_of(expected), jax.tree.leaves(expected), jax.tree.leaves(found)
     if len(wanted) != len(got):
         raise WrongData(f"loaded {len(got)} leaves, saved were {len(wanted)}")

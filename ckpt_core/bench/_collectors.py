@@ -1,8 +1,8 @@
 """Collectors measure a block of code, each one kind of number: time, memory, events.
 
-A collector has ``start()`` and ``stop() -> {tag: value}``. The clock starts last and stops first,
-so it does not measure the other collectors. Blocks may be nested: an inner block does not disturb
-the numbers of the outer one.
+A collector is a function that begins to measure and returns the function that ends it and returns the numbers by
+tag. The clock starts last and stops first, so it does not measure the other collectors. Blocks may be nested: an
+inner block does not disturb the numbers of the outer one.
 """
 
 from __future__ import annotations
@@ -10,29 +10,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 from ckpt_core.bench._tags import is_rate, tag_of
 
 MB, GB, GIB = 1e6, 1e9, 2**30
+Numbers: TypeAlias = dict[str, float]
+Collector: TypeAlias = Callable[[], Callable[[], Numbers]]
 
 
-class Collector(Protocol):
-    """Numbers about what happens between ``start`` and ``stop``."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> dict[str, float]: ...
-
-
-class Time:
+def wall_time() -> Callable[[], Numbers]:
     """Wall time."""
-
-    def start(self) -> None:
-        self._start = time.perf_counter()
-
-    def stop(self) -> dict[str, float]:
-        return {"0_basics/time_s": time.perf_counter() - self._start}
+    start = time.perf_counter()
+    return lambda: {"0_basics/time_s": time.perf_counter() - start}
 
 
 class Rss:
@@ -42,19 +32,19 @@ class Rss:
     _open: ClassVar[list[Rss]] = []
     _lock = threading.Lock()
 
-    def start(self) -> None:
+    def __init__(self) -> None:
         with Rss._lock:
             self._share_peak()
-            self._exact = _reset_peak()
-            self._start, _ = _resident()
+            self._exact = reset_peak()
+            self._start, _ = resident()
             self._peak = self._start
             Rss._open.append(self)
 
-    def stop(self) -> dict[str, float]:
+    def stop(self) -> Numbers:
         with Rss._lock:
             self._share_peak()
             Rss._open.remove(self)
-            end, _ = _resident()
+            end, _ = resident()
         found = {"0_basics/host_rss_diff_mb": (end - self._start) / MB}
         if self._exact:
             found["0_basics/host_rss_peak_mb"] = max(0, self._peak - self._start) / MB
@@ -62,12 +52,12 @@ class Rss:
 
     @staticmethod
     def _share_peak() -> None:
-        _, peak = _resident()
+        _, peak = resident()
         for block in Rss._open:
             block._peak = max(block._peak, peak)
 
 
-def _resident() -> tuple[int, int]:
+def resident() -> tuple[int, int]:
     """Resident bytes of this process: now, and the peak since the last reset."""
     now = peak = 0
     try:
@@ -84,7 +74,8 @@ def _resident() -> tuple[int, int]:
     return now, peak
 
 
-def _reset_peak() -> bool:
+def reset_peak() -> bool:
+    """Makes the kernel count the peak anew; returns whether it can."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")
@@ -100,13 +91,13 @@ class JaxMonitoring:
     _lock = threading.Lock()
     _listening = False
 
-    def start(self) -> None:
-        self._sums: dict[str, float] = {}
+    def __init__(self) -> None:
+        self._sums: Numbers = {}
         with JaxMonitoring._lock:
             JaxMonitoring._listen()
             JaxMonitoring._open.append(self)
 
-    def stop(self) -> dict[str, float]:
+    def stop(self) -> Numbers:
         with JaxMonitoring._lock:
             JaxMonitoring._open.remove(self)
             found = dict(self._sums)
@@ -131,17 +122,17 @@ class JaxMonitoring:
             return
         import jax
 
-        jax.monitoring.register_event_listener(lambda event, **_: cls._heard(event, 1.0))
+        jax.monitoring.register_event_listener(lambda event, **_: cls._add_to_open(event, 1.0))
         jax.monitoring.register_event_duration_secs_listener(
-            lambda event, duration_secs, **_: cls._heard(event, duration_secs)
+            lambda event, duration_secs, **_: cls._add_to_open(event, duration_secs)
         )
         jax.monitoring.register_scalar_listener(
-            lambda event, value, **_: cls._heard(event, float(value))
+            lambda event, value, **_: cls._add_to_open(event, float(value))
         )
         cls._listening = True
 
     @classmethod
-    def _heard(cls, event: str, value: float) -> None:
+    def _add_to_open(cls, event: str, value: float) -> None:
         tag = tag_of(event) if cls._open else None
         if tag is None:
             return
@@ -152,104 +143,93 @@ class JaxMonitoring:
                 block._add(tag, value)
 
 
-class DeviceMemory:
+def device_memory() -> Callable[[], Numbers]:
     """Live arrays added; growth and peak of device memory, if the backend reports it."""
+    arrays, memory = _on_devices()
 
-    def start(self) -> None:
-        self._arrays, self._memory = self._now()
-
-    def stop(self) -> dict[str, float]:
-        arrays, memory = self._now()
-        found = {"7_memory/jax_live_arrays_count_delta": float(arrays - self._arrays)}
-        for key, name in (("bytes_in_use", "device_diff_gb"), ("peak_bytes_in_use", _PEAK)):
-            before, after = self._memory.get(key), memory.get(key)
-            if before is not None and after is not None:
-                found[f"7_memory/{name}"] = (after - before) / GIB
+    def stop() -> Numbers:
+        arrays_after, memory_after = _on_devices()
+        found = {"7_memory/jax_live_arrays_count_delta": float(arrays_after - arrays)}
+        for key, name in _DEVICE_MEMORY.items():
+            if key in memory and key in memory_after:
+                found[f"7_memory/{name}"] = (memory_after[key] - memory[key]) / GIB
         return found
 
-    @staticmethod
-    def _now() -> tuple[int, dict[str, int]]:
-        """The number of live arrays, and for each memory statistic the maximum over the devices."""
-        import jax
-
-        largest: dict[str, int] = {}
-        for device in jax.local_devices():
-            for key, value in (device.memory_stats() or {}).items():
-                largest[key] = max(value, largest.get(key, 0))
-        return len(jax.live_arrays()), largest
+    return stop
 
 
-_PEAK = "device_hbm_peak_diff_gb"
+_DEVICE_MEMORY = {"bytes_in_use": "device_diff_gb", "peak_bytes_in_use": "device_hbm_peak_diff_gb"}
+
+
+def _on_devices() -> tuple[int, dict[str, int]]:
+    """The number of live arrays, and for each memory statistic the maximum over the devices."""
+    import jax
+
+    largest: dict[str, int] = {}
+    for device in jax.local_devices():
+        for key, value in (device.memory_stats() or {}).items():
+            largest[key] = max(value, largest.get(key, 0))
+    return len(jax.live_arrays()), largest
+
 
 # The other metrics are gauges and histograms, whose difference has no meaning.
 _COUNTED = ("kvstore/", "cache/", "thread_pool/work_time_ns", "thread_pool/total_queue_time_ns")
 
 
-class TensorStore:
+def tensorstore() -> Callable[[], Numbers]:
     """TensorStore's own counters: operations, bytes, cache hits and misses."""
+    from ckpt_core._storage import counters
 
-    def start(self) -> None:
-        from ckpt_core._storage import counters
+    before = counters()
 
-        self._start = counters()
-
-    def stop(self) -> dict[str, float]:
-        from ckpt_core._storage import counters
-
+    def stop() -> Numbers:
         changed = {
-            name: value - self._start.get(name, 0)
+            f"6_tensorstore/{name.replace('/', '_')}_diff": value - before.get(name, 0)
             for name, value in counters().items()
-            if name.startswith(_COUNTED) and value != self._start.get(name, 0)
+            if name.startswith(_COUNTED) and value != before.get(name, 0)
         }
-        found = {
-            f"6_tensorstore/{name.replace('/', '_')}_diff": value for name, value in changed.items()
-        }
-        return found | {"6_tensorstore/changed_metric_count": float(len(changed))}
+        return changed | {"6_tensorstore/changed_metric_count": float(len(changed))}
+
+    return stop
 
 
-class Tracemalloc:
+def tracemalloc() -> Callable[[], Numbers]:
     """Python's own allocations. Off by default, because tracing slows everything down."""
+    import tracemalloc
 
-    def start(self) -> None:
-        import tracemalloc
+    was_on = tracemalloc.is_tracing()
+    if not was_on:
+        tracemalloc.start()
+    start, _ = tracemalloc.get_traced_memory()
+    if not was_on:
+        tracemalloc.reset_peak()
 
-        self._was_on = tracemalloc.is_tracing()
-        if not self._was_on:
-            tracemalloc.start()
-        self._start, _ = tracemalloc.get_traced_memory()
-        if not self._was_on:
-            tracemalloc.reset_peak()
-
-    def stop(self) -> dict[str, float]:
-        import tracemalloc
-
+    def stop() -> Numbers:
         _, peak = tracemalloc.get_traced_memory()
-        if not self._was_on:
+        if not was_on:
             tracemalloc.stop()
-        return {"7_memory/tracemalloc_peak_diff_mb": max(0, peak - self._start) / MB}
+        return {"7_memory/tracemalloc_peak_diff_mb": max(0, peak - start) / MB}
+
+    return stop
 
 
-COLLECTORS: dict[str, Callable[[], Collector]] = {
-    "tracemalloc": Tracemalloc,
-    "tensorstore": TensorStore,
-    "device_memory": DeviceMemory,
-    "jax_monitoring": JaxMonitoring,
-    "rss": Rss,
-    "time": Time,  # last, so that it starts last and stops first
+COLLECTORS: dict[str, Collector] = {
+    "tracemalloc": tracemalloc,
+    "tensorstore": tensorstore,
+    "device_memory": device_memory,
+    "jax_monitoring": lambda: JaxMonitoring().stop,
+    "rss": lambda: Rss().stop,
+    "time": wall_time,  # last, so that it starts last and stops first
 }
 DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory", "tensorstore")
 
 
-def make_collectors(keys: Any) -> list[Collector]:
-    """Collectors for the keys, in the order in which they start.
-
-    Raises:
-        ValueError: a key is unknown.
-    """
-    chosen = DEFAULT_KEYS if keys is None else tuple(keys)
-    for key in chosen:
+def chosen(keys: Any) -> list[Collector]:
+    """The collectors for the keys, in the order in which they start."""
+    wanted = DEFAULT_KEYS if keys is None else tuple(keys)
+    for key in wanted:
         if key not in COLLECTORS:
             from ckpt_core.bench._yaml import nearest
 
             raise ValueError(f"no metric {key!r}{nearest(key, COLLECTORS)}")
-    return [make() for key, make in COLLECTORS.items() if key in chosen]
+    return [collector for key, collector in COLLECTORS.items() if key in wanted]

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from ckpt_core.bench._yaml import (
     Is,
     LinedDict,
+    LinedList,
     Natural,
     Positive,
     Reader,
     Text,
-    fits,
     nearest,
     read_yaml,
 )
@@ -31,9 +31,7 @@ PATHWAYS = (
 )
 
 
-def _is_dtype(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
+def _is_dtype(value: str) -> bool:
     import ml_dtypes
     import numpy as np
 
@@ -44,46 +42,27 @@ def _is_dtype(value: Any) -> bool:
     return True
 
 
-def _is_list_of(hint: Any, *, least: int = 0) -> Any:
-    return lambda value: (
-        isinstance(value, list) and len(value) >= least and all(fits(one, hint) for one in value)
-    )
-
-
-def _is_sharding(value: Any) -> bool:
-    axis = str | None
-    some = Annotated[Any, Is("", _is_list_of(axis))]
-    return value is None or _is_list_of(axis | some)(value)
-
-
-def _is_degrees(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and _is_list_of(Positive)([*value.values()]))
-
-
-_IS_DTYPE = Is("the name of a dtype such as float32 or bfloat16", _is_dtype)
-_IS_SHARDING = Is("a list of axis names, null, or lists of these", _is_sharding)
-_IS_DEGREES = Is("a mapping of axis names to integers of at least 1", _is_degrees)
-_IS_SHAPE = Is("a list of integers", _is_list_of(Natural))
-_IS_AXES = Is("a list of axis names", _is_list_of(str, least=1))
-_IS_OPTIONS = Is("a mapping", lambda value: value is None or isinstance(value, LinedDict))
-_IS_SPEC = Is("a mapping of names to arrays", _IS_OPTIONS.test)
-_IS_SOME = Is("a list of at least one", _is_list_of(Any, least=1))
-_Degrees: TypeAlias = Annotated[Mapping[str, int], _IS_DEGREES]
+_Dtype: TypeAlias = Annotated[str, Is("the name of a dtype such as float32 or bfloat16", _is_dtype)]
+_Shape: TypeAlias = Annotated[tuple[Natural, ...], Is("a list of integers")]
+_Axis: TypeAlias = str | None
+_Sharding: TypeAlias = Annotated[
+    tuple[_Axis | tuple[_Axis, ...], ...] | None,
+    Is("a list of axis names, null, or lists of these"),
+]
+_Axes: TypeAlias = Annotated[tuple[str, ...], Is("a list of axis names", bool)]
+_Degrees: TypeAlias = Annotated[
+    Mapping[str, Positive] | None, Is("a mapping of axis names to integers of at least 1")
+]
+_SOME = Is("a list of at least one", bool)
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """A synthetic array, or ``count`` of them.
+    """A synthetic array, or ``count`` of them; ``sharding`` has for each dimension a mesh axis, several, or None."""
 
-    Attributes:
-        dtype: the name of a dtype in jax.numpy.
-        sharding: for each dimension a mesh axis, several, or None.
-        count: None for one array; a number for a mapping of that many arrays.
-    """
-
-    dtype: Annotated[str, _IS_DTYPE]
-    shape: Annotated[tuple[int, ...], _IS_SHAPE]
-    sharding: Annotated[tuple[Any, ...] | None, _IS_SHARDING] = None
+    dtype: _Dtype
+    shape: _Shape
+    sharding: _Sharding = None
     count: Positive | None = None
 
 
@@ -96,17 +75,10 @@ class PlainSpec:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None.
-
-    Attributes:
-        spec: name -> ArraySpec, PlainSpec, or a mapping of these.
-        random_seed: seed of the synthetic numbers.
-        sharding_config_path: JSON file with the wanted sharding of every leaf, for ``path``.
-        name: shown in tables; numbered if several checkpoints have none.
-    """
+    """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
 
     name: Text = ""
-    spec: Annotated[Mapping[str, Any] | None, _IS_SPEC] = None
+    spec: Annotated[Mapping[str, Any] | None, Is("a mapping of names to arrays")] = None
     path: Text | None = None
     random_seed: Natural = 0
     sharding_config_path: Text | None = None
@@ -116,7 +88,7 @@ class CheckpointConfig:
 class MeshConfig:
     """A mesh of devices; skipped unless the product of its axes is the number of devices."""
 
-    mesh_axes: Annotated[tuple[str, ...], _IS_AXES]
+    mesh_axes: _Axes
     ici_parallelism: _Degrees = field(default_factory=dict[str, int])
     dcn_parallelism: _Degrees | None = None
     allow_split_physical_axes: bool = False
@@ -125,7 +97,7 @@ class MeshConfig:
     @property
     def label(self) -> str:
         """``data=2 fsdp=4``."""
-        ici, dcn = self.ici_parallelism, self.dcn_parallelism or {}
+        ici, dcn = self.ici_parallelism or {}, self.dcn_parallelism or {}
         sizes = {a: ici.get(a, 1) * dcn.get(a, 1) for a in self.mesh_axes}
         return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
@@ -135,7 +107,7 @@ class BenchmarkConfig:
     """One entry of ``benchmarks``: a generator by its import path, and its options."""
 
     generator: Text
-    options: Annotated[LinedDict, _IS_OPTIONS] = field(default_factory=LinedDict)
+    options: Annotated[LinedDict | None, Is("a mapping")] = field(default_factory=LinedDict)
     line: int = 0
 
 
@@ -154,7 +126,7 @@ class SuiteConfig:
 
     file: str
     suite_name: Text
-    benchmarks: Annotated[tuple[BenchmarkConfig, ...], _IS_SOME]
+    benchmarks: Annotated[tuple[BenchmarkConfig, ...], _SOME]
     num_repeats: Positive = 1
     warmup_repeats: Natural = 1
     order: Literal["interleaved", "sequential"] = "interleaved"
@@ -197,46 +169,46 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
         reader.complain(given.lines["simdevice"], f"simdevice: {PATHWAYS}")
     checkpoints = _one_or_many(reader, given, "checkpoint_config", _checkpoint)
     meshes = _one_or_many(reader, given, "mesh_config", _mesh)
-    benchmarks = _each(reader, found.pop("benchmarks", ()), _benchmark)
+    if "benchmarks" in found:
+        found["benchmarks"] = _each(reader, given["benchmarks"], _benchmark)
     reader.finish()
-    found |= {"benchmarks": tuple(benchmarks), "meshes": tuple(meshes) or (None,)}
-    return SuiteConfig(file=file, checkpoints=_named(checkpoints) or (CheckpointConfig(),), **found)
+    found |= {"checkpoints": _named(checkpoints) or (CheckpointConfig(),)}
+    return SuiteConfig(file=file, meshes=meshes or (None,), **found)
 
 
 _ELSEWHERE = ("checkpoint_config", "checkpoint_configs", "mesh_config", "mesh_configs", "simdevice")
 
 
-def _one_or_many(reader: Reader, given: LinedDict, key: str, parse: Any) -> list[Any]:
+def _one_or_many(reader: Reader, given: LinedDict, key: str, parse: Any) -> tuple[Any, ...]:
     """The parsed values under ``key`` (one) or ``<key>s`` (a list); giving both is an error."""
     many = f"{key}s"
     if key in given and many in given:
         reader.complain(given.lines[many], f"give {key} or {many}, not both")
     elif key in given:
-        return [parse(reader, given[key], given.lines[key])]
-    elif many in given and reader.value(
-        many, given[many], Annotated[Any, _IS_SOME], given.lines[many]
-    ):
-        return _each(reader, given[many], parse)
-    return []
+        return (parse(reader, given[key], given.lines[key]),)
+    elif many in given:
+        some = Annotated[tuple[Any, ...], _SOME]
+        if reader.value(many, given[many], some, given.lines[many]):
+            return _each(reader, given[many], parse)
+    return ()
 
 
-def _each(reader: Reader, given: Any, parse: Any) -> list[Any]:
-    return [parse(reader, *one) for one in zip(given, given.lines, strict=True)] if given else []
+def _each(reader: Reader, given: LinedList, parse: Any) -> tuple[Any, ...]:
+    return tuple(parse(reader, *one) for one in zip(given, given.lines, strict=True))
 
 
-def _named(checkpoints: list[CheckpointConfig]) -> tuple[CheckpointConfig, ...]:
-    """The checkpoints with a name for each, so that tables can tell them apart."""
-    named: list[CheckpointConfig] = []
-    for number, config in enumerate(checkpoints):
-        name = config.name or (f"checkpoint {number}" if len(checkpoints) > 1 else "")
-        named.append(replace(config, name=name))
-    return tuple(named)
+def _named(checkpoints: tuple[CheckpointConfig, ...]) -> tuple[CheckpointConfig, ...]:
+    """The checkpoints, of several each with a name, by which tables distinguish them."""
+    return tuple(
+        replace(one, name=one.name or (f"checkpoint {n}" if len(checkpoints) > 1 else ""))
+        for n, one in enumerate(checkpoints)
+    )
 
 
 def _checkpoint(reader: Reader, given: Any, line: int) -> CheckpointConfig:
     pathways = "load_with_colocated_python"
     found = reader.fields(given, line, "checkpoint_config", CheckpointConfig, more=(pathways,))
-    spec, path = found.pop("spec", None), found.get("path")
+    spec, path = found.get("spec"), found.get("path")
     if spec is not None and path is not None:
         reader.complain(line, "checkpoint_config has spec and path; give exactly one")
     if found.get("sharding_config_path") is not None and path is None:
@@ -258,24 +230,17 @@ def _leaf(reader: Reader, name: str, given: Any, line: int) -> Any:
             reader.complain(line, f"{name}: {given!r} is no leaf; 'int' and 'str' are")
         return PlainSpec(given)
     children = given.values() if isinstance(given, LinedDict) else ()
-    if (
-        children
-        and not {"dtype", "shape"} & set(given)
-        and all(isinstance(one, dict | str) for one in children)
-    ):
+    is_array = not children or {"dtype", "shape"} & set(given)
+    if not is_array and all(isinstance(one, dict | str) for one in children):
         return _spec(reader, given)
-    found = reader.fields(given, line, f"the array {name}", ArraySpec)
-    defaults = {"dtype": "float32", "shape": ()}  # where there are problems, nobody gets the array
-    return ArraySpec(**{key: _tuples(value) for key, value in (defaults | found).items()})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    # where there are problems, nobody gets the array
+    defaults: dict[str, Any] = {"dtype": "float32", "shape": ()}
+    return ArraySpec(**(defaults | reader.fields(given, line, f"the array {name}", ArraySpec)))
 
 
 def _mesh(reader: Reader, given: Any, line: int) -> MeshConfig:
     found = reader.fields(given, line, "mesh_config", MeshConfig)
-    axes = found["mesh_axes"] = _tuples(found.get("mesh_axes", ()))
+    axes = found["mesh_axes"] = found.get("mesh_axes", ())
     for key in ("ici_parallelism", "dcn_parallelism"):
         for axis, line in found[key].lines.items() if found.get(key) else ():
             if axes and axis not in axes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,58 +20,41 @@ from ckpt_core.bench._yaml import ConfigError, nearest
 
 
 def make_mesh(config: MeshConfig | None) -> Any:
-    """The ``jax.sharding.Mesh`` of a configuration; None for None.
-
-    Raises:
-        Skipped: its axes do not fit the devices.
-    """
+    """The ``jax.sharding.Mesh`` of a configuration, None for None; ``Skipped`` if its axes do not fit the devices."""
     if config is None:
         return None
-    dcn_parallelism = config.dcn_parallelism or {}
-    ici = [config.ici_parallelism.get(axis, 1) for axis in config.mesh_axes]
-    dcn = [dcn_parallelism.get(axis, 1) for axis in config.mesh_axes]
+    ici, dcn = (
+        [(degrees or {}).get(axis, 1) for axis in config.mesh_axes]
+        for degrees in (config.ici_parallelism, config.dcn_parallelism)
+    )
     wanted, there = math.prod(ici) * math.prod(dcn), jax.device_count()
     if wanted != there:
         raise Skipped(f"the mesh {config.label} needs {wanted} devices, there are {there}")
+    split: dict[str, Any] = {"allow_split_physical_axes": config.allow_split_physical_axes}
     try:
         if math.prod(dcn) > 1:
             devices = mesh_utils.create_hybrid_device_mesh(
-                ici,
-                dcn,
-                process_is_granule=config.process_is_granule,
-                allow_split_physical_axes=config.allow_split_physical_axes,
+                ici, dcn, process_is_granule=config.process_is_granule, **split
             )
         else:
-            devices = mesh_utils.create_device_mesh(
-                ici, allow_split_physical_axes=config.allow_split_physical_axes
-            )
+            devices = mesh_utils.create_device_mesh(ici, **split)
     except (ValueError, NotImplementedError) as error:
         raise Skipped(f"the mesh {config.label} does not fit these devices: {error}") from error
     return Mesh(devices, config.mesh_axes)
 
 
-class HostData:
-    """The values of one checkpoint configuration on the host, made once.
+def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
+    """What puts the data of a configuration, which is made once on the host, onto a mesh as new jax arrays.
 
-    ``put`` makes new device arrays for every run: an array that was saved before may have cached its
-    host copy, and one that was restored may share memory with the data that was read.
+    Every run gets new ones: an array that was saved before may have cached its host copy, and one that
+    was restored may share memory with the data that was read.
     """
-
-    def __init__(self, config: CheckpointConfig) -> None:
-        self._config = config
-        self._tree: Any = None
-        if config.spec is not None:
-            self._tree = _generate(config.spec, np.random.default_rng(config.random_seed))
-
-    def put(self, mesh: Any) -> Any:
-        """The tree as new jax arrays; waits until they are on the devices."""
-        if self._config.path is not None:
-            return jax.block_until_ready(
-                load_onto(self._config.path, self._config.sharding_config_path)
-            )
-        if self._tree is None:
-            return None
-        return jax.block_until_ready(_put(self._tree, mesh))
+    if config.path is not None:
+        path, sharding = config.path, config.sharding_config_path
+        return lambda _: jax.block_until_ready(load_onto(path, sharding))
+    spec, rng = config.spec, np.random.default_rng(config.random_seed)
+    tree = None if spec is None else _generate(spec, rng)
+    return lambda mesh: jax.block_until_ready(_put(tree, mesh))
 
 
 def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -131,41 +114,31 @@ def load_onto(path: str, sharding_path: str | None) -> Any:
     """
     if sharding_path is None:
         return ckpt.load(path)
-    wanted = read_shardings(sharding_path)
-    return ckpt.load(path, sharding=_chooser(path, sharding_path, wanted))
-
-
-def _chooser(path: str, file: str, wanted: Mapping[str, Any]) -> Any:
-    infos = {leaf.path: leaf for item in ckpt.inspect(path).items.values() for leaf in item.leaves}
+    wanted = _wanted_shardings(sharding_path)
     problems: list[tuple[int, str]] = []
-    for leaf_path, leaf in infos.items():
-        name = leaf_path.replace("/", ".")
-        if leaf.kind != "jax" and name not in wanted:
-            continue
-        if name not in wanted:
+    for leaf in (leaf for item in ckpt.inspect(path).items.values() for leaf in item.leaves):
+        name = leaf.path.replace("/", ".")
+        if name not in wanted and leaf.kind == "jax":
             problems.append((0, f"lacks the leaf {name!r}{nearest(name, wanted)}"))
-            continue
-        shape, dtype = tuple(wanted[name]["shape"]), wanted[name]["dtype"]
-        if shape != leaf.shape or dtype != leaf.dtype:
-            problems.append(
-                (0, f"{name}: wants {dtype}{list(shape)}, saved is {leaf.dtype}{list(leaf.shape)}")
-            )
+        elif name in wanted and wanted[name][:2] != (leaf.shape, leaf.dtype):
+            shape, dtype, _ = wanted[name]
+            saved = f"{leaf.dtype}{list(leaf.shape)}"
+            problems.append((0, f"{name}: wants {dtype}{list(shape)}, saved is {saved}"))
     if problems:
-        raise ConfigError(file, problems)
-    return lambda leaf_path, _: wanted[leaf_path.replace("/", ".")]["made"]
+        raise ConfigError(sharding_path, problems)
+    return ckpt.load(path, sharding=lambda leaf, _: wanted[leaf.replace("/", ".")][2])
 
 
-def read_shardings(file: str) -> dict[str, Any]:
-    """The entries of a sharding file, each with its NamedSharding as ``made``."""
+def _wanted_shardings(file: str) -> dict[str, tuple[tuple[int, ...], str, NamedSharding]]:
+    """Shape, dtype and sharding of each leaf in a sharding file."""
     try:
-        entries = json.loads(Path(file).read_text(encoding="utf-8"))
         return {
-            name: {
-                "shape": entry["shape"],
-                "dtype": str(jax.numpy.dtype(entry["dtype"])),
-                "made": _named_sharding(entry["sharding"]),
-            }
-            for name, entry in entries.items()
+            name: (
+                tuple(entry["shape"]),
+                str(jax.numpy.dtype(entry["dtype"])),
+                _named_sharding(entry["sharding"]),
+            )
+            for name, entry in json.loads(Path(file).read_text(encoding="utf-8")).items()
         }
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ConfigError(file, [(0, f"is no sharding file: {error!r}")]) from error
@@ -173,14 +146,12 @@ def read_shardings(file: str) -> dict[str, Any]:
 
 def _named_sharding(described: Mapping[str, Any]) -> NamedSharding:
     shape, axes = described["mesh"]["shape"], described["mesh"]["axes"]
-    count = int(np.prod(shape))
-    devices = np.array(jax.devices()[:count])
-    if devices.size < count:
-        raise ConfigError(
-            "sharding", [(0, f"wants a mesh of {count} devices, there are {devices.size}")]
-        )
+    count, there = int(np.prod(shape)), jax.device_count()
+    if there < count:
+        raise ConfigError("sharding", [(0, f"wants a mesh of {count} devices, there are {there}")])
     spec = [tuple(entry) if isinstance(entry, list) else entry for entry in described["spec"]]
-    return NamedSharding(Mesh(devices.reshape(shape), tuple(axes)), PartitionSpec(*spec))
+    mesh = Mesh(np.array(jax.devices()[:count]).reshape(shape), tuple(axes))
+    return NamedSharding(mesh, PartitionSpec(*spec))
 
 
 def total_bytes(tree: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,8 @@ from ckpt_core._directory.paths import file_system_of
 from ckpt_core.bench._settle import can_drop_page_cache
 
 _PACKAGES = (
-    "jax",
-    "jaxlib",
-    "numpy",
-    "tensorstore",
-    "orbax-checkpoint",
-    "torch",
-    "safetensors",
-    "equinox",
+    *("jax", "jaxlib", "numpy", "tensorstore"),
+    *("orbax-checkpoint", "torch", "safetensors", "equinox"),
 )
 
 
@@ -69,7 +64,14 @@ def git_sha() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def warnings_about(environment: dict[str, Any]) -> list[str]:
+def machine_of(environment: Mapping[str, Any]) -> str:
+    """Devices, processes, CPUs and file system, as the table and the page name them."""
+    return "{devices} x {device_kind}, {processes} process(es), {cpus} CPUs, {file_system}".format(
+        **environment
+    )
+
+
+def warnings_about(environment: Mapping[str, Any]) -> list[str]:
     """Sentences about what makes measurements on this machine unreliable."""
     found: list[str] = []
     if environment["file_system"] in ("tmpfs", "ramfs"):

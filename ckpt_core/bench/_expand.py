@@ -14,20 +14,13 @@ from typing import Any
 
 from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
-from ckpt_core.bench._yaml import Reader, nearest
+from ckpt_core.bench._results import CaseResult
+from ckpt_core.bench._yaml import LinedDict, Reader, nearest
 
 
 @dataclass(frozen=True)
 class Case:
-    """One combination.
-
-    Attributes:
-        name: stable over runs and revisions; the name of its directory.
-        label: how it differs from the other cases of its group, as text for tables.
-        group: the title of its table: generator, checkpoint and mesh.
-        varying: the swept options and their values, as text.
-        skipped: why it does not run, or None.
-    """
+    """One combination; its ``name`` is stable over runs and revisions, its ``label`` the difference to the others of its ``group``."""
 
     name: str
     label: str
@@ -39,13 +32,25 @@ class Case:
     varying: Mapping[str, str]
     skipped: str | None = None
 
+    def before_runs(self) -> CaseResult:
+        """Its result so far."""
+        return CaseResult(
+            name=self.name,
+            label=self.label,
+            group=self.group,
+            generator=f"{self.generator.__module__}.{self.generator.__qualname__}",
+            config={
+                "options": dataclasses.asdict(self.options),
+                "checkpoint": dataclasses.asdict(self.checkpoint),
+                "mesh": self.mesh and dataclasses.asdict(self.mesh),
+            },
+            varying=self.varying,
+            skipped=self.skipped,
+        )
+
 
 def expand(suite: SuiteConfig) -> tuple[Case, ...]:
-    """Every combination of a suite; invalid ones have the reason in ``skipped``.
-
-    Raises:
-        ConfigError: a generator or an option does not exist, or a value has the wrong type.
-    """
+    """Every combination of a suite; invalid ones have the reason in ``skipped``."""
     reader = Reader(suite.file)
     cases: list[Case] = []
     for config in suite.benchmarks:
@@ -89,11 +94,8 @@ def _axes(
     """Option -> its values, in the order of the class's fields; checks them against its types."""
     hints = typing.get_type_hints(options, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(options)}
-    given = config.options
-    for key in given:
-        if key not in fields:
-            text = f"{options.__name__} has no option {key!r}{nearest(key, fields)}"
-            reader.complain(given.lines[key], text)
+    given = config.options or LinedDict()
+    reader.unknown(given, fields, f"{options.__name__} has no option")
     axes: dict[str, list[Any]] = {}
     for name, field in fields.items():
         value = given[name] if name in given else _default(field)
@@ -150,19 +152,16 @@ def _cases(
 def _labelled(cases: list[Case]) -> tuple[Case, ...]:
     """Labels each case by the options that differ within its group; drops duplicate cases."""
     distinct = list({case.name: case for case in cases}.values())
-    groups: dict[str, list[Case]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for case in distinct:
-        groups.setdefault(case.group, []).append(case)
+        groups.setdefault(case.group, []).append(dataclasses.asdict(case.options))
     labelled: list[Case] = []
     for case in distinct:
-        others = [dataclasses.asdict(other.options) for other in groups[case.group]]
-        mine = dataclasses.asdict(case.options)
-        names = [
-            name
-            for name, value in mine.items()
-            if any(other.get(name) != value for other in others)
-        ]
-        label = ", ".join(filter(None, map(case.options.label, names)))
-        varying = {name: str(mine[name]) for name in names}
+        varying = {
+            name: str(value)
+            for name, value in dataclasses.asdict(case.options).items()
+            if any(other.get(name) != value for other in groups[case.group])
+        }
+        label = ", ".join(filter(None, map(case.options.label, varying)))
         labelled.append(dataclasses.replace(case, varying=varying, label=label or case.label))
     return tuple(labelled)

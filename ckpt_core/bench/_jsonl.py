@@ -41,29 +41,15 @@ class JsonLines:
 
 
 def _case_record(case: CaseResult) -> dict[str, Any]:
-    statistics = {
-        operation: {metric: dataclasses.asdict(summary) for metric, summary in metrics.items()}
-        for operation, metrics in case.by_operation().items()
-    }
-    return {
-        "case": case.name,
-        "label": case.label,
-        "group": case.group,
-        "generator": case.generator,
-        "config": case.config,
-        "notes": case.notes,
-        "skipped": case.skipped,
-        "errors": case.errors,
-        "statistics": statistics,
-    }
+    statistics: dict[str, dict[str, Any]] = {}
+    for operation, metric, summary in case.metrics():
+        statistics.setdefault(operation, {})[metric] = dataclasses.asdict(summary)
+    names = ("label", "group", "generator", "config", "notes", "skipped", "errors")
+    return {"case": case.name, **{n: getattr(case, n) for n in names}, "statistics": statistics}
 
 
 def read_result(path: Path) -> SuiteResult:
-    """The result that a file of JSON lines describes; if the run was killed, what had ended.
-
-    Raises:
-        ConfigError: the file is missing or holds no results.
-    """
+    """The result that a file of JSON lines describes; if the run was killed, what had ended."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         # What follows the last newline is empty, or a line that a killed process did not finish.

@@ -9,26 +9,11 @@ from typing import Any
 from ckpt_core.bench._jsonl import read_result
 from ckpt_core.bench._rows import Row, not_empty, operations_of, rows_of
 
-_COLUMNS = (
-    "case",
-    "median s",
-    "min - max",
-    "± 95 %",
-    "GB/s",
-    "to first",
-    "peak MB",
-    "durable",
-)
+_COLUMNS = ("case", "median s", "min - max", "± 95 %", "GB/s", "to first", "peak MB", "durable")
 
 
 def markdown(path: Path) -> str:
-    """The environment, then a table for each group and operation, with ratios to its first case.
-
-    If the run was interrupted or killed, the tables cover the runs that had ended.
-
-    Raises:
-        ConfigError: the file is missing or holds no results.
-    """
+    """The environment, then a table for each group and operation, with ratios to its first case."""
     result = read_result(path)
     parts = [f"## {result.suite_name}", "", _where(result.environment), ""]
     if result.interrupted:

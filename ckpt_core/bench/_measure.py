@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from ckpt_core.bench._collectors import GB, make_collectors
+from ckpt_core.bench._collectors import GB, chosen
 
 # The run loop sets this to the `trace_path` of the running test. A context variable, because a
 # benchmark calls `Metrics()` without arguments.
@@ -16,11 +16,7 @@ TRACE_PATH: ContextVar[Callable[[str], str | None] | None] = ContextVar("trace_p
 
 @dataclass
 class Block:
-    """The block that is being measured.
-
-    Attributes:
-        nbytes: the bytes that it moves; if set, the throughput is recorded.
-    """
+    """The block that is being measured; with ``nbytes``, the bytes that it moves, the throughput is recorded."""
 
     nbytes: int | None = None
 
@@ -61,39 +57,30 @@ class Metrics:
             nbytes: the bytes that the block moves, for the throughput.
         """
         self.values.setdefault(name, {})  # keeps operations in the order in which they begin
-        collectors = make_collectors(metric_keys)
+        collectors = chosen(metric_keys)
         block = Block(nbytes)
         with self._traced(name):
-            for collector in collectors:
-                collector.start()
+            stops = [start() for start in collectors]
             found: dict[str, float] = {}
-            done = False
             try:
                 yield block
-                done = True
             finally:
-                for collector in reversed(collectors):
-                    found |= collector.stop()
-        if done:
-            self._record(name, found, block)
-
-    def add(self, name: str, tag: str, value: float) -> None:
-        """Records a number of your own, such as ``add("save", "5_inventory/files_count", 3)``."""
-        self.values.setdefault(name, {}).setdefault(tag, []).append(float(value))
-
-    def _record(self, name: str, found: dict[str, float], block: Block) -> None:
+                for stop in reversed(stops):
+                    found |= stop()
         seconds = found.get("0_basics/time_s")
         if block.nbytes is not None and seconds:
             found["4_throughput/gb_per_s"] = block.nbytes / seconds / GB
         for tag, value in sorted(found.items()):
             self.add(name, tag, value)
 
+    def add(self, name: str, tag: str, value: float) -> None:
+        """Records a number of your own, such as ``add("save", "5_inventory/files_count", 3)``."""
+        self.values.setdefault(name, {}).setdefault(tag, []).append(float(value))
+
     @contextmanager
     def _traced(self, name: str) -> Generator[None, None, None]:
         path = self._trace_path(name) if self._trace_path is not None else None
-        if (
-            path is None or self._tracing
-        ):  # jax records one trace at a time: that of the outer block
+        if path is None or self._tracing:  # jax records one trace at a time, of the outer block
             yield
             return
         import jax

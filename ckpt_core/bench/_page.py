@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench._baseline import Comparison
-from ckpt_core.bench._environment import warnings_about
+from ckpt_core.bench._environment import machine_of, warnings_about
 from ckpt_core.bench._results import CaseResult, SuiteResult
-from ckpt_core.bench._rows import TIME, Row, not_empty, number, operations_of, rows_of
+from ckpt_core.bench._rows import (
+    COMPARED,
+    TIME,
+    Row,
+    compared,
+    not_empty,
+    number,
+    operations_of,
+    rows_of,
+)
 from ckpt_core.bench._stats import Summary
 from ckpt_core.report import html_page
 
@@ -46,12 +55,15 @@ def sections_of(result: SuiteResult, comparison: Comparison | None = None) -> li
     found = [_section(result.suite_name, _header(result))]
     if comparison is not None:
         found.append(_comparison(comparison))
-    found += _failures(result)
+    failed = [
+        _details(f"{where}: {run.error}", {"pre": run.details or ""})
+        for where, run in result.failures
+    ]
+    found += [_section("Failed runs", failed, "bad")] if failed else []
     found += _scaling(result)
     colours = _colours(result)
     for group, cases in result.groups.items():
-        measured = [case for case in cases if case.by_operation()]
-        if measured:
+        if measured := [case for case in cases if case.metrics()]:
             found.append(_section(group, _group(measured, colours)))
     skipped = [[case.group, case.label, case.skipped] for case in result.cases if case.skipped]
     if skipped:
@@ -97,13 +109,10 @@ def _header(result: SuiteResult) -> list[Block]:
         if repeats > 1
         else "one run of each: nothing is known of the spread."
     )
-    where = (
-        f"{facts['devices']} x {facts['device_kind']}, {facts['processes']} process(es), "
-        f"{facts['cpus']} CPUs, {facts['file_system']}, jax {facts['versions'].get('jax')}, "
-        f"ckpt {facts['versions']['ckpt']}"
-        + (f" at {facts['git_sha'][:12]}" if facts.get("git_sha") else "")
-    )
-    warnings = warnings_about(dict(facts))
+    versions, sha = facts["versions"], facts.get("git_sha")
+    where = f"{machine_of(facts)}, jax {versions.get('jax')}, ckpt {versions['ckpt']}"
+    where += f" at {sha[:12]}" if sha else ""
+    warnings = warnings_about(facts)
     if result.interrupted:
         warnings.append("interrupted: what is here is complete in itself")
     lines = [_text(where), _text(f"{time.strftime('%Y-%m-%d %H:%M')}, {drawn}")]
@@ -132,8 +141,7 @@ def _group(cases: Sequence[CaseResult], colours: Mapping[str, int]) -> list[Bloc
     metrics = [
         [case.label, operation, metric, number(s.median), number(s.min), number(s.max)]
         for case in cases
-        for operation, metrics in case.by_operation().items()
-        for metric, s in metrics.items()
+        for operation, metric, s in case.metrics()
     ]
     columns = ("case", "operation", "metric", "median", "min", "max")
     return [*found, _details(f"all {len(metrics)} metrics", _table(columns, metrics, columns[3:]))]
@@ -159,7 +167,7 @@ def _bars(rows: Sequence[Row], colours: Mapping[str, int]) -> Block:
             "median": row.seconds.median,
             "interval": _interval(row.seconds),
             "values": row.seconds.values[:_MOST_DOTS] if row.seconds.n > 1 else (),
-            "told": _spelled(row.seconds),
+            "spelled": _spelled(row.seconds),
             "colour": colours[_library(row.case)],
             "pale": _is_lost(row),
         }
@@ -186,7 +194,7 @@ def _scaling(result: SuiteResult) -> list[dict[str, Any]]:
     for group, cases in result.groups.items():
         for axis in dict.fromkeys(name for case in cases for name in case.varying):
             points = [
-                (_number(case.varying.get(axis)), _label_without(case, axis), case)
+                (_number(case.varying.get(axis, "")), _label_without(case, axis), case)
                 for case in cases
             ]
             found += _lines_over(f"{group}: time over {axis}", axis, points)
@@ -202,17 +210,14 @@ def _scaling(result: SuiteResult) -> list[dict[str, Any]]:
 
 
 def _lines_over(
-    title: str, x_name: str, points: Iterable[tuple[float | None, str, CaseResult]]
+    title: str, x_name: str, points: Iterable[tuple[float, str, CaseResult]]
 ) -> list[dict[str, Any]]:
     blocks: list[Block] = []
     series: dict[str, dict[str, list[tuple[float, Summary]]]] = {}
     for x, label, case in points:
-        if x is None or x <= 0:
-            continue
-        for operation, metrics in case.by_operation().items():
-            if TIME in metrics:
-                into = series.setdefault(operation, {}).setdefault(label, [])
-                into.append((x, metrics[TIME]))
+        for operation, metric, summary in case.metrics() if x > 0 else ():
+            if metric == TIME:
+                series.setdefault(operation, {}).setdefault(label, []).append((x, summary))
     for operation, found in series.items():
         if max(len({x for x, _ in line}) for line in found.values()) > 2:
             lines = [
@@ -230,11 +235,12 @@ def _lines_over(
     return [_section(title, blocks)] if blocks else []
 
 
-def _number(text: str | None) -> float | None:
+def _number(text: str) -> float:
+    """The number that a text is; 0, which no line has, if it is none."""
     try:
-        return None if text is None else float(text)
+        return float(text)
     except ValueError:
-        return None
+        return 0.0
 
 
 def _label_without(case: CaseResult, axis: str) -> str:
@@ -242,43 +248,19 @@ def _label_without(case: CaseResult, axis: str) -> str:
     return ", ".join(rest) or case.generator.rpartition(".")[2]
 
 
-def _size_mb(case: CaseResult) -> float | None:
+def _size_mb(case: CaseResult) -> float:
     summary = case.by_operation().get("checkpoint", {}).get("5_inventory/size_mb")
-    return None if summary is None else summary.median
+    return 0.0 if summary is None else summary.median
 
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:
-    rows = [
-        [
-            delta.label,
-            delta.metric,
-            number(delta.before),
-            number(delta.now),
-            f"{100 * delta.change:+.1f} %",
-            "worse" if delta.worse else "" if delta.beyond_noise else "noise",
-        ]
-        for delta in comparison.changed
-    ]
-    names = ("case", "metric", "before", "now", "worse by", "")
+    rows = compared(comparison)
     count = len(comparison.worse)
     verdict = f"{count} metrics are worse" if count else "nothing is worse"
     limit = f"by more than {100 * comparison.threshold:g} % and beyond noise."
-    table = _table(names, rows, names[2:5])
+    table = _table(COMPARED, rows, COMPARED[2:5])
     blocks = [
         _text(f"{verdict} {limit}", "note warn" if count else "note good"),
         _details(f"{len(rows)} metrics that changed", table, is_open=bool(count)),
     ]
     return _section(f"Against the baseline {(comparison.sha or 'unknown')[:12]}", blocks)
-
-
-def _failures(result: SuiteResult) -> list[dict[str, Any]]:
-    rows = [
-        _details(
-            f"{case.group}: {case.label}, {run.kind} run {run.repeat}: {run.error}",
-            {"pre": run.details or ""},
-        )
-        for case in result.cases
-        for run in case.runs
-        if run.error is not None
-    ]
-    return [_section("Failed runs", rows, "bad")] if rows else []

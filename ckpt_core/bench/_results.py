@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ckpt_core.bench._stats import Summary, summarize
@@ -66,29 +67,27 @@ class CaseResult:
 
     def by_operation(self) -> dict[str, dict[str, Summary]]:
         """Statistics of every metric over the counted runs: operation -> metric -> summary."""
-        values: dict[str, dict[str, list[float]]] = {}
-        for run in self.runs:
-            if run.kind != COUNTED or run.error is not None:
-                continue
-            for operation, metrics in run.values.items():
-                into = values.setdefault(operation, {})
-                for metric, found in metrics.items():
-                    into.setdefault(metric, []).extend(found)
+        counted = (run for run in self.runs if run.kind == COUNTED and run.error is None)
         return {
-            operation: {metric: summarize(found) for metric, found in sorted(metrics.items())}
-            for operation, metrics in values.items()
+            operation: {
+                metric: summarize([*chain(*values)]) for metric, values in sorted(metrics.items())
+            }
+            for operation, metrics in collected(run.values for run in counted).items()
             if metrics
         }
+
+    def metrics(self) -> list[tuple[str, str, Summary]]:
+        """The same as operation, metric and summary."""
+        return [
+            (operation, metric, summary)
+            for operation, metrics in self.by_operation().items()
+            for metric, summary in metrics.items()
+        ]
 
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A whole run of a suite.
-
-    Attributes:
-        environment: machine, versions, revision.
-        interrupted: Ctrl-C or a kill ended the run; the result holds the runs that had ended.
-    """
+    """A whole run of a suite; ``interrupted``: Ctrl-C or a kill ended it, and the result holds the runs that had ended."""
 
     suite_name: str
     environment: Mapping[str, Any]
@@ -101,6 +100,16 @@ class SuiteResult:
         return [case for case in self.cases if case.errors]
 
     @property
+    def failures(self) -> list[tuple[str, Run]]:
+        """Each run that raised, after a line about it without its error."""
+        return [
+            (f"{case.group}: {case.label}, {run.kind} run {run.repeat}", run)
+            for case in self.cases
+            for run in case.runs
+            if run.error is not None
+        ]
+
+    @property
     def groups(self) -> dict[str, list[CaseResult]]:
         """Cases by the table they belong to, in order."""
         found: dict[str, list[CaseResult]] = {}
@@ -109,20 +118,25 @@ class SuiteResult:
         return found
 
 
-def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
-    """Combines processes: slowest time, lowest rate, most memory, sum of TensorStore's counts."""
-    columns: dict[str, dict[str, list[list[float]]]] = {}
-    for host in hosts:
-        for operation, metrics in host.items():
-            into = columns.setdefault(operation, {})
+def collected(many: Iterable[Values]) -> dict[str, dict[str, list[list[float]]]]:
+    """Operation -> metric -> the lists of values of all that have it, in their order."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for one in many:
+        for operation, metrics in one.items():
+            into = found.setdefault(operation, {})
             for metric, values in metrics.items():
                 into.setdefault(metric, []).append(values)
+    return found
+
+
+def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
+    """Combines processes: slowest time, lowest rate, most memory, sum of TensorStore's counts."""
     return {
         operation: {
-            metric: [_reduction(metric)(row) for row in zip(*found, strict=False)]
-            for metric, found in metrics.items()
+            metric: [_reduction(metric)(row) for row in zip(*values, strict=False)]
+            for metric, values in metrics.items()
         }
-        for operation, metrics in columns.items()
+        for operation, metrics in collected(hosts).items()
     }
 
 

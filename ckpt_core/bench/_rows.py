@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._results import CaseResult
 from ckpt_core.bench._stats import Summary
 
@@ -58,6 +59,24 @@ def rows_of(cases: Iterable[CaseResult], operation: str) -> list[Row]:
 def not_empty(columns: Iterable[str], rows: Sequence[Row]) -> list[str]:
     """The columns in which at least one row has a text."""
     return [column for column in columns if any(row.cells[column] for row in rows)]
+
+
+COMPARED = ("case", "metric", "before", "now", "worse by", "")
+
+
+def compared(comparison: Comparison) -> list[list[str]]:
+    """The metrics that changed since the baseline, in the columns ``COMPARED``."""
+    return [
+        [
+            delta.label,
+            delta.metric,
+            number(delta.before),
+            number(delta.now),
+            f"{100 * delta.change:+.1f} %",
+            "worse" if delta.worse else "" if delta.beyond_noise else "noise",
+        ]
+        for delta in comparison.changed
+    ]
 
 
 def number(value: float) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from ckpt_core import _processes
+from ckpt_core._background.threads import start_daemon
 from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
@@ -92,68 +92,47 @@ def run_suite(
     )
     before = jax.config.jax_enable_x64  # pyright: ignore
     jax.config.update("jax_enable_x64", True)  # otherwise float64 in a spec would become float32
-    loop = _Loop(suite, replace(settings, output=output), listener)
+    loop = _Loop(suite, replace(settings, output=output), listener, cases)
     environment = describe_environment(output)  # its load average must not include the benchmark
     interrupted = False
+    groups: dict[str, list[Case]] = {}  # of the same data and mesh, which are made once for each
+    for case in cases:
+        groups.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
     try:
-        for together in _grouped(cases):
+        for together in groups.values():
             loop.run_group(together)
     except KeyboardInterrupt:
         interrupted = True
     finally:
         jax.config.update("jax_enable_x64", before)
-    results = tuple(loop.result(case) for case in cases)
-    return SuiteResult(suite.suite_name, environment, results, interrupted)
+    return SuiteResult(suite.suite_name, environment, tuple(loop.found.values()), interrupted)
 
 
 def _matches(case: Case, pattern: str | None) -> bool:
-    return pattern is None or any(
-        fnmatch(text, pattern) for text in (case.label, case.group, case.name)
-    )
-
-
-def _grouped(cases: list[Case]) -> list[list[Case]]:
-    """Groups cases with the same data and mesh, so that the data is made once for each group."""
-    found: dict[str, list[Case]] = {}
-    for case in cases:
-        found.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
-    return list(found.values())
+    texts = (case.label, case.group, case.name)
+    return pattern is None or any(fnmatch(text, pattern) for text in texts)
 
 
 class _Loop:
-    """Runs cases and collects their results."""
+    """Runs cases; ``found`` has the result of each, with the runs so far."""
 
     def __init__(
-        self, suite: SuiteConfig, settings: RunSettings, listener: Listener | None
+        self,
+        suite: SuiteConfig,
+        settings: RunSettings,
+        listener: Listener | None,
+        cases: list[Case],
     ) -> None:
+        self.found = {case.name: case.before_runs() for case in cases}
         self._suite = suite
         self._settings = settings
         self._listener = listener
         self._processes = _processes.this_run()
         self._agreements = itertools.count()
-        self._runs: dict[str, list[Run]] = {}
-        self._skipped: dict[str, str] = {}
-
-    def result(self, case: Case) -> CaseResult:
-        """The result of a case with the runs so far."""
-        return CaseResult(
-            name=case.name,
-            label=case.label,
-            group=case.group,
-            generator=f"{case.generator.__module__}.{case.generator.__qualname__}",
-            config={
-                "options": dataclasses.asdict(case.options),
-                "checkpoint": dataclasses.asdict(case.checkpoint),
-                "mesh": case.mesh and dataclasses.asdict(case.mesh),
-            },
-            varying=case.varying,
-            runs=tuple(self._runs.get(case.name, ())),
-            skipped=case.skipped or self._skipped.get(case.name),
-        )
 
     def run_group(self, cases: list[Case]) -> None:
         """All runs of cases that share data and mesh."""
-        from ckpt_core.bench._data import HostData, make_mesh
+        from ckpt_core.bench._data import host_data, make_mesh
 
         for case in cases:
             if case.skipped:
@@ -163,14 +142,14 @@ class _Loop:
             return
         try:
             mesh = make_mesh(cases[0].mesh)
-            data = HostData(cases[0].checkpoint)
+            put = host_data(cases[0].checkpoint)
         except Skipped as reason:
             for case in cases:
                 self._skip(case, str(reason))
             return
         for case, kind, repeat in self._schedule(cases):
-            if case.name not in self._skipped:
-                self._run(case, kind, repeat, data, mesh)
+            if not self.found[case.name].skipped:
+                self._run(case, kind, repeat, put, mesh)
 
     def _schedule(self, cases: list[Case]) -> Iterator[tuple[Case, str, int]]:
         warm_ups, repeats = self._suite.warmup_repeats, self._suite.num_repeats
@@ -183,21 +162,21 @@ class _Loop:
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
     def _skip(self, case: Case, reason: str) -> None:
-        self._skipped[case.name] = reason
-        self._tell(case, Run(case.name, WARM_UP, 0, time.time(), skipped=reason))
+        run = Run(case.name, WARM_UP, 0, time.time(), skipped=reason)
+        self._keep(replace(self.found[case.name], skipped=reason), run)
 
-    def _tell(self, case: Case, run: Run) -> None:
+    def _keep(self, result: CaseResult, run: Run) -> None:
+        self.found[result.name] = result
         if self._listener is not None and self._processes.index == 0:
-            self._listener(self.result(case), run)
+            self._listener(result, run)
 
-    def _run(self, case: Case, kind: str, repeat: int, data: Any, mesh: Any) -> None:
-        where = f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}"
-        path = self._settings.output / case.name / where
+    def _run(self, case: Case, kind: str, repeat: int, put: Any, mesh: Any) -> None:
+        where = Path(case.name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
         local = self._settings.local_directory
-        local_path = None if local is None else local.absolute() / case.name / where
+        path = self._settings.output / where
+        local_path = None if local is None else local.absolute() / where
         traced = self._traced(case, kind, repeat)
-        if self._processes.index == 0:
-            self._delete(path, local_path)
+        self._delete(path, local_path)
         self._agree({})
         for directory in filter(None, (path, local_path)):
             directory.mkdir(parents=True, exist_ok=True)
@@ -213,14 +192,14 @@ class _Loop:
         if traced and kind == COUNTED and self._suite.num_repeats > 1:
             kind = COUNTED if case.options.trace_every_repeat else TRACED
         started = time.time()
-        told = self._agree(_attempt(case, context, data))
-        run = _combined(case.name, kind, repeat, started, told)
+        answers = self._agree(_attempt(case, context, put))
+        run = _combined(Run(case.name, kind, repeat, started), answers)
         if run.skipped is not None:
             self._skip(case, run.skipped)
         else:
-            self._runs.setdefault(case.name, []).append(run)
-            self._tell(case, run)
-        if self._suite.remove_repeated_dir and self._processes.index == 0:
+            result = self.found[case.name]
+            self._keep(replace(result, runs=(*result.runs, run)), run)
+        if self._suite.remove_repeated_dir:
             self._delete(path, local_path)
 
     def _traced(self, case: Case, kind: str, repeat: int) -> bool:
@@ -232,46 +211,39 @@ class _Loop:
         warm_ups = self._suite.warmup_repeats
         return repeat == warm_ups - 1 if kind == WARM_UP else warm_ups == 0 and repeat == 0
 
-    def _agree(self, told: dict[str, Any]) -> list[dict[str, Any]]:
-        tag, text = f"bench/{next(self._agreements)}", json.dumps(told)
+    def _agree(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answers of all processes."""
+        tag, text = f"bench/{next(self._agreements)}", json.dumps(answer)
         if self._processes.count == 1:
             return [json.loads(text)]
-        return [json.loads(answer) for answer in _interruptible(self._processes, tag, text)]
+        return [json.loads(one) for one in _interruptible(self._processes, tag, text)]
 
-    @staticmethod
-    def _delete(*paths: Path | None) -> None:
-        for path in paths:
+    def _delete(self, *paths: Path | None) -> None:
+        for path in paths if self._processes.index == 0 else ():
             if path is not None and path.exists():
                 PosixBackend().delete(str(path))
 
 
 def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list[str]:
     """Runs the exchange in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
-    answers: list[list[str]] = []
-    errors: list[BaseException] = []
+    answers: Future[list[str]] = Future()
 
     def exchange() -> None:
         try:
-            answers.append(
-                json.loads(processes.gather_decide(tag, text, json.dumps, AGREEMENT_SECS))
-            )
+            found = processes.gather_decide(tag, text, json.dumps, AGREEMENT_SECS)
+            answers.set_result(json.loads(found))
         except BaseException as error:
-            errors.append(error)
+            answers.set_exception(error)
 
-    thread = threading.Thread(target=exchange, name="ckpt-bench-agree", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.2)
-    if errors:
-        raise errors[0]
-    return answers[0]
+    start_daemon(exchange, "ckpt-bench-agree").wait()
+    return answers.result()
 
 
-def _attempt(case: Case, context: TestContext, data: Any) -> dict[str, Any]:
+def _attempt(case: Case, context: TestContext, put: Any) -> dict[str, Any]:
     """Runs a case once on this process: returns values and notes, or the error as text."""
     token = TRACE_PATH.set(context.trace_path)
     try:
-        context = replace(context, pytree=data.put(context.mesh))
+        context = replace(context, pytree=put(context.mesh))
         result = case.generator().test_fn(context)
         size, count = inventory(context.path)
         if count:
@@ -289,26 +261,16 @@ def _attempt(case: Case, context: TestContext, data: Any) -> dict[str, Any]:
         TRACE_PATH.reset(token)
 
 
-def _combined(case: str, kind: str, repeat: int, started: float, told: list[dict[str, Any]]) -> Run:
-    """One record from the answers of all processes."""
+def _combined(run: Run, answers: list[dict[str, Any]]) -> Run:
+    """The run with the answers of all processes; of texts, the first."""
 
     def first(key: str) -> Any:
-        for index, answer in enumerate(told):
+        for index, answer in enumerate(answers):
             if answer.get(key):
-                where = f"process {index}: " if len(told) > 1 and key == "error" else ""
-                return where + answer[key] if isinstance(answer[key], str) else answer[key]
+                where = f"process {index}: " if len(answers) > 1 and key == "error" else ""
+                return where + answer[key] if where else answer[key]
         return None
 
-    hosts = tuple(answer.get("values", {}) for answer in told)
-    return Run(
-        case=case,
-        kind=kind,
-        repeat=repeat,
-        started_unix_secs=started,
-        values=over_hosts(hosts),
-        hosts=hosts,
-        notes=first("notes") or {},
-        error=first("error"),
-        details=first("details"),
-        skipped=first("skipped"),
-    )
+    hosts = tuple(answer.get("values", {}) for answer in answers)
+    texts = {key: first(key) for key in ("error", "details", "skipped")}
+    return replace(run, values=over_hosts(hosts), hosts=hosts, notes=first("notes") or {}, **texts)

@@ -53,11 +53,7 @@ def _sync() -> None:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Drops these files from the page cache, so that the next read comes from the disk.
-
-    The kernel may ignore the request. Without effect on macOS and Windows, of which a report says so
-    (``can_drop_page_cache``).
-    """
+    """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk; see ``can_drop_page_cache``."""
     _sync()  # dirty pages cannot be dropped
     if not can_drop_page_cache():
         return

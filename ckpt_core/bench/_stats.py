@@ -11,11 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Summary:
-    """The statistics of one metric.
-
-    Attributes:
-        ci95: half the width of the 95 % confidence interval of the mean; None for one value.
-    """
+    """The statistics of one metric; ``ci95`` is half the width of the 95 % confidence interval of the mean, None for one value."""
 
     n: int
     min: float

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ckpt_core._event_file import EventFile
 from ckpt_core.bench._markdown import table
-from ckpt_core.bench._results import COUNTED, CaseResult, SuiteResult
+from ckpt_core.bench._results import COUNTED, CaseResult, SuiteResult, collected
 from ckpt_core.bench._rows import RATE, TIME, number
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:
-    """Writes ``<output>/tensorboard`` and returns its path; each case has a run for each process.
-
-    Raises:
-        ModuleNotFoundError: TensorBoard is not installed.
-    """
+    """Writes ``<output>/tensorboard`` and returns its path; each case has a run for each process."""
     root = output / "tensorboard"
     with closing(EventFile(root / "__suite__")) as file:
         _text(file, "suite", f"# {result.suite_name}", *_suite_tables(result))
@@ -40,14 +37,10 @@ def _write_hosts(root: Path, case: CaseResult) -> None:
     runs = [run for run in case.runs if run.kind == COUNTED and run.error is None]
     for host in range(max((len(run.hosts) for run in runs), default=0)):
         with closing(EventFile(root / case.name / f"host_{host}")) as file:
-            series: dict[str, list[float]] = {}
-            for run in runs:
-                for operation, metrics in run.hosts[host].items():
-                    for metric, values in metrics.items():
-                        series.setdefault(f"{operation}_{metric}", []).extend(values)
-            for tag, values in series.items():
-                for step, value in enumerate(values):
-                    file.scalar(tag, value, step)
+            for operation, metrics in collected(run.hosts[host] for run in runs).items():
+                for metric, values in metrics.items():
+                    for step, value in enumerate(chain(*values)):
+                        file.scalar(f"{operation}_{metric}", value, step)
 
 
 def _write_summary(directory: Path, case: CaseResult) -> None:

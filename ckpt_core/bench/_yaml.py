@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from ckpt_core._errors import CheckpointError
@@ -30,43 +30,37 @@ class ConfigError(CheckpointError, ValueError):
 
 
 class LinedDict(dict[str, Any]):
-    """A mapping of a file, with the line of each key."""
+    """A mapping of a file; ``lines`` has the line of each key."""
 
     lines: dict[str, int]
 
 
 class LinedList(list[Any]):
-    """A list of a file, with the line of each entry."""
+    """A list of a file; ``lines`` has the line of each entry."""
 
     lines: list[int]
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, int]:
-    """A YAML document as plain values, with ``LinedDict`` and ``LinedList``, and its first line.
-
-    Raises:
-        ConfigError: the text is not YAML, or a key is duplicate or not a string.
-    """
+    """A YAML document as plain values, with ``LinedDict`` and ``LinedList``, and its first line."""
     import yaml
 
     def line_of(node: Any) -> int:
         return node.start_mark.line + 1
 
     def mapping(loader: Any, node: Any) -> LinedDict:
-        first: dict[str, int] = {}
+        found, found.lines = LinedDict(), {}
         for key_node, _ in node.value:
             if key_node.tag.endswith(":merge"):  # `<<: *anchor`, whose keys may be set anew
                 continue
             key, line = loader.construct_object(key_node, deep=True), line_of(key_node)
             if not isinstance(key, str):
                 raise ConfigError(file, [(line, f"key {key!r} must be text")])
-            if key in first:
-                where = f"here twice, first on line {first[key]}"
+            if key in found.lines:
+                where = f"here twice, first on line {found.lines[key]}"
                 raise ConfigError(file, [(line, f"key {key!r} is {where}")])
-            first[key] = line
+            found.lines[key] = line
         loader.flatten_mapping(node)
-        found = LinedDict()
-        found.lines = {}
         for key_node, value_node in node.value:
             key = loader.construct_object(key_node, deep=True)
             found[key] = loader.construct_object(value_node, deep=True)
@@ -98,30 +92,32 @@ def read_yaml(text: str, file: str) -> tuple[Any, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Is:
-    """What a value must be, in words, and whether it is; for ``Annotated``."""
+    """For ``Annotated``: the type of a value in words, and what else the value must be."""
 
     words: str
-    test: Callable[[Any], bool]
+    test: Callable[[Any], bool] = lambda _: True
 
 
-def _is_integer(value: Any, lowest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
-
-
-Text: TypeAlias = Annotated[str, Is("text", lambda value: isinstance(value, str) and value != "")]
-Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda v: _is_integer(v, 1))]
-Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda v: _is_integer(v, 0))]
+Text: TypeAlias = Annotated[str, Is("text", bool)]
+Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda value: value >= 1)]
+Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value of a file is what a type hint says; ``list[...]`` says only that it may be swept."""
-    origin = get_origin(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, member) for member in get_args(hint))
+        return any(fits(value, member) for member in arguments)
     if origin is Annotated:
-        return all(one.test(value) for one in hint.__metadata__)
+        return fits(value, arguments[0]) and all(one.test(value) for one in arguments[1:])
     if origin is Literal:
-        return value in get_args(hint)
+        return value in arguments
+    if dataclasses.is_dataclass(hint):
+        return True  # is checked where it is made
+    if origin is tuple:
+        return isinstance(value, list) and all(fits(one, arguments[0]) for one in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(fits(one, arguments[1]) for one in value.values())
     if hint in (int, float):
         kinds = int if hint is int else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool)
@@ -177,33 +173,33 @@ class Reader:
         more: Iterable[str] = (),
         but: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """Those values of a mapping that fit the fields of a dataclass; problems for all others.
-
-        Args:
-            more: further keys that the mapping may have.
-            but: fields that are no keys.
-        """
-        if not self.value(what, given, Annotated[Any, _IS_MAPPING], line):
+        """Those values of a mapping that fit the fields of a dataclass, ``but`` some; problems for all other keys than ``more``."""
+        if not self.value(what, given, Annotated[LinedDict, Is("a mapping")], line):
             return {}
         hints = get_type_hints(kind, include_extras=True)
         fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in but}
-        known, meant = [*fields, *more], set[str]()
-        for key in given:
-            if key not in known:
-                self.complain(given.lines[key], f"{what} has no key {key!r}{nearest(key, known)}")
-                meant |= set(difflib.get_close_matches(key, known, n=1))
+        known = [*fields, *more]
+        meant = self.unknown(given, known, f"{what} has no key")
         for name, field in fields.items():
             needed = field.default is field.default_factory is dataclasses.MISSING
             if needed and name not in given and name not in meant:  # a misspelled one was reported
                 self.complain(line, f"{what} lacks the key {name!r}")
         return {
-            name: given[name]
+            name: _tuples(given[name])
             for name in fields
             if name in given and self.value(name, given[name], hints[name], given.lines[name])
         }
 
+    def unknown(self, given: LinedDict, known: Iterable[str], complaint: str) -> set[str]:
+        """Complains about the keys that are not known; returns those that were probably meant."""
+        others = [key for key in given if key not in known]
+        for key in others:
+            self.complain(given.lines[key], f"{complaint} {key!r}{nearest(key, known)}")
+        return {close for key in others for close in difflib.get_close_matches(key, known, n=1)}
 
-_IS_MAPPING = Is("a mapping", lambda value: isinstance(value, LinedDict))
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _described(value: Any) -> str:

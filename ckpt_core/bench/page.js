@@ -8,7 +8,7 @@
   const hue = (index) => colour(`--c${index}`);
   const shown = (value) => String(Number(Number(value).toPrecision(6)));
   const shortened = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text);
-  const told = (label, text, unit) => `<b>${report.safe(label)}</b><br>${report.safe(text)} ${report.safe(unit)}`;
+  const tip = (label, text, unit) => `<b>${report.safe(label)}</b><br>${report.safe(text)} ${report.safe(unit)}`;
   const axis = (more, ends) => report.axis({ ...more, axisLabel: { color: colour("--soft"), fontSize: 11, hideOverlap: true, formatter: shown, ...ends } });
   /** Points without a line, or a line without a tooltip: what is drawn over a chart. */
   const over = (data, more) => ({ type: "line", data, silent: true, animation: false, showAllSymbol: true, emphasis: { disabled: true }, lineStyle: { opacity: 0 }, ...more });
@@ -31,9 +31,9 @@
     return {
       ...report.chartBase(),
       grid: { left: 4, right: 8, top: 4, bottom: 38, outerBoundsMode: "none" },
-      tooltip: report.tooltip({ trigger: "item", formatter: ({ data }) => told(bars[data.row].label, bars[data.row].told, unit) }),
+      tooltip: report.tooltip({ trigger: "item", formatter: ({ data }) => tip(bars[data.row].label, bars[data.row].spelled, unit) }),
       xAxis: axis({ type: log ? "log" : "value", name, nameLocation: "end", nameGap: 0, nameTextStyle: { color: colour("--soft"), fontSize: 11, align: "right", verticalAlign: "top", padding: [22, 0, 0, 0] } }, { alignMinLabel: "left", alignMaxLabel: "right" }),
-      yAxis: [labels(false, (bar) => shortened(bar.label)), labels(true, (bar) => bar.told)],
+      yAxis: [labels(false, (bar) => shortened(bar.label)), labels(true, (bar) => bar.spelled)],
       series: [
         log
           ? over(medians, { silent: false, symbol: "circle", symbolSize: 12 })
@@ -48,7 +48,7 @@
   report.lines = ({ lines, x, unit }) => ({
     ...report.chartBase(),
     grid: { left: 56, right: 26, top: 12, bottom: 44, outerBoundsMode: "none" },
-    tooltip: report.tooltip({ trigger: "item", formatter: ({ seriesName, data }) => told(seriesName, data[2], unit) }),
+    tooltip: report.tooltip({ trigger: "item", formatter: ({ seriesName, data }) => tip(seriesName, data[2], unit) }),
     xAxis: axis({ type: "log", name: `${x} (log); ${unit} (log)`, nameLocation: "middle", nameGap: 28 }),
     yAxis: axis({ type: "log" }),
     series: lines.flatMap((line) => {

@@ -281,7 +281,7 @@ def remove(
 def collect_garbage(
     directory: Annotated[str, typer.Argument(help="A directory of steps.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be deleted, and delete nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -384,9 +384,9 @@ def run() -> int:
         return 130
     except (CheckpointError, OSError) as error:
         from ckpt_core.cli._advice import typed
-        from ckpt_core.cli._text import told
+        from ckpt_core.cli._text import message_of
 
-        print(f"ckpt: {typed(told(error), sys.argv[1:], app)}", file=sys.stderr)
+        print(f"ckpt: {typed(message_of(error), sys.argv[1:], app)}", file=sys.stderr)
         return 2
     except Exception as error:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it

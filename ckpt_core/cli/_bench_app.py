@@ -52,26 +52,24 @@ def bench_run(
     as_json: Json = False,
 ) -> None:
     """Run a suite: print a table; write JSON lines, TensorBoard files and a web page to OUTPUT."""
+    from ckpt_core.bench import RunSettings
     from ckpt_core.cli import _bench
 
-    request = _bench.Request(
-        suite=suite,
-        output=output,
-        local_directory=local_directory,
-        remove_repeated_dir=remove_repeated_dir,
-        enable_hlo_dump=enable_hlo_dump,
-        baseline_capture=baseline_capture,
-        baseline=baseline,
-        threshold=threshold,
-        repeats=repeats,
-        only=only,
-        as_json=as_json,
-    )
     if processes > 1:
         from ckpt_core.cli import _spawn
 
         raise typer.Exit(_spawn.run_processes(processes))
-    raise typer.Exit(_bench.run(request))
+    settings = RunSettings(output, local_directory, remove_repeated_dir, repeats, only)
+    code = _bench.run(
+        suite,
+        settings,
+        hlo_dump=enable_hlo_dump,
+        baseline_capture=baseline_capture,
+        baseline=baseline,
+        threshold=threshold,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 @app.command("markdown")

@@ -30,14 +30,7 @@ _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 
 
 def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> int:
-    """Copies a checkpoint, or steps of a run; steps that are there already are left alone.
-
-    Args:
-        source: a checkpoint, or a directory of steps.
-        target: where it goes; for a directory of steps, another one.
-        steps: which steps; empty for all.
-        prefix: of the names of steps.
-    """
+    """Copies a checkpoint, or steps of a run; steps that are there already are left alone."""
     if not is_run(source):
         if steps:
             raise CheckpointNotFound(f"{source} is no directory of steps: leave --step out")
@@ -60,15 +53,15 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> i
 
 
 def _copy_run_metadata(source: str, target: str) -> None:
-    """Copies what is said of the run as a whole, if the target has nothing of the kind."""
-    (ours, told), (theirs, there) = (
+    """Copies the metadata of the run as a whole, if the target has nothing of the kind."""
+    (ours, metadata), (theirs, there) = (
         (place, read_run_metadata(backend_of(place[1]), place[0]))
         for place in (resolve(source), resolve(target))
     )
-    if told is None or told == there:
+    if metadata is None or metadata == there:
         return
     if there is None:
-        write_run_metadata(backend_of(theirs[1]), theirs[0], told)
+        write_run_metadata(backend_of(theirs[1]), theirs[0], metadata)
         console().print(f"{ours[0]} -> {theirs[0]}: metadata of the run", markup=False)
     else:
         console().print(
@@ -82,18 +75,7 @@ def _copy_one(source: str, target: str) -> None:
 
 
 def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: bool) -> int:
-    """Deletes checkpoints; asks before, unless ``yes``.
-
-    Args:
-        paths: checkpoints; or one directory of steps, with ``steps``.
-        steps: which steps of it.
-        prefix: of the names of steps.
-        yes: do not ask.
-
-    Raises:
-        CheckpointNotFound: one of them is no checkpoint; then nothing was deleted.
-        CheckpointError: a reader holds one; or nobody is there to be asked.
-    """
+    """Deletes checkpoints, or with ``steps`` steps of one directory; asks before, unless ``yes``, and deletes nothing if one is no checkpoint."""
     if steps:
         if len(paths) != 1:
             raise CheckpointError("--step takes its steps from one directory of steps")
@@ -105,7 +87,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         found = list(dict.fromkeys(map(_one_checkpoint, paths)))
     out = console()
     for path in found:
-        out.print(one_line(_told(path)), markup=False, soft_wrap=True)
+        out.print(one_line(_described(path)), markup=False, soft_wrap=True)
     if not yes and not agreed(counted(len(found), "checkpoint", "checkpoints")):
         out.print("nothing was deleted", markup=False)
         return 1
@@ -169,7 +151,7 @@ def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:
     return bool(path) and any(backend.size(path, sign) is not None for sign in signs)
 
 
-def _told(path: str) -> str:
+def _described(path: str) -> str:
     """A line about a checkpoint: a damaged one can be deleted, too, and one of a newer format."""
     try:
         info = inspect(path)
@@ -182,18 +164,14 @@ def _told(path: str) -> str:
 
 
 def agreed(what: str) -> bool:
-    """Whether whoever sits at the terminal agrees to the deletion.
-
-    Raises:
-        CheckpointError: nobody does.
-    """
+    """Whether the user agrees to the deletion; raises ``CheckpointError`` without a terminal."""
     if not sys.stdin.isatty():
         raise CheckpointError("nobody is there to be asked whether to delete: say --yes")
     return typer.confirm(f"Delete {what}?")
 
 
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
-    """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only tells it."""
+    """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only prints the names."""
     text, local = resolve(directory)
     if local and not os.path.isdir(text):
         raise CheckpointNotFound(f"{text}: no such directory")

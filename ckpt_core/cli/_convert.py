@@ -127,7 +127,7 @@ def _progress(source: str) -> Generator[Callable[[Any], None] | None]:
 
         def listen(event: Any) -> None:
             if event.kind == "progress":
-                told = f"{source}: {size(event.bytes)} of {size(event.total_bytes)}"
-                status.update(escape(told))
+                line = f"{source}: {size(event.bytes)} of {size(event.total_bytes)}"
+                status.update(escape(line))
 
         yield listen

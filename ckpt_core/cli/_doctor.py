@@ -21,14 +21,7 @@ from ckpt_core.cli._text import console, print_json, size
 
 
 def doctor(directory: str, *, devices: bool, mib: int, as_json: bool) -> int:
-    """Prints what was found; returns 1 if something is a problem.
-
-    Args:
-        directory: where checkpoints are, or will be.
-        devices: whether jax is asked for its devices.
-        mib: how much is written and read.
-        as_json: for programs.
-    """
+    """Prints findings, with ``devices`` also of jax' devices, after ``mib`` MiB were written and read; returns 1 if one is a problem."""
     text, local = resolve(directory)
     versions = _doctor.installed()
     findings = _doctor.of_versions(versions, _doctor.floors())
@@ -43,12 +36,12 @@ def doctor(directory: str, *, devices: bool, mib: int, as_json: bool) -> int:
     if devices:
         facts["devices"] = _devices()
     if as_json:
-        told = {
+        content = {
             **facts,
             "place": None if place is None else asdict(place),
             "findings": [asdict(finding) for finding in findings],
         }
-        print_json(told)
+        print_json(content)
     else:
         _print(facts, place, findings)
     return 1 if any(finding.level == "problem" for finding in findings) else 0
@@ -91,8 +84,8 @@ def _print(
     def line(name: str, text: str) -> None:
         words = textwrap.TextWrapper(out.width, break_long_words=False, break_on_hyphens=False)
         words.initial_indent, words.subsequent_indent = f"{name:<10}", " " * 10
-        told = words.fill(text) if sys.stdout.isatty() else f"{name:<10}{text}"
-        out.print(told, markup=False, soft_wrap=True)
+        line = words.fill(text) if sys.stdout.isatty() else f"{name:<10}{text}"
+        out.print(line, markup=False, soft_wrap=True)
 
     line("system", f"{facts['system']}, {facts['cpus']} CPUs, Python {facts['python']}")
     line("packages", ", ".join(f"{name} {have}" for name, have in facts["versions"].items()))

@@ -61,14 +61,7 @@ def _steps(run: LocalRun) -> str:
 def remove_runs(
     directories: Sequence[str], *, names: Sequence[str], steps: Sequence[int], yes: bool
 ) -> int:
-    """Removes what ended runs left; returns 1 if something stays that was to go.
-
-    Args:
-        directories: one local directory.
-        names: folders of the runs to remove; empty for all that have ended.
-        steps: must be empty: a step of a live run is deleted with ``ckpt rm RUN --step``.
-        yes: do not ask.
-    """
+    """Removes what ended runs left, all of them or those of ``names``; returns 1 if something stays that was to go."""
     if len(directories) != 1 or steps:
         raise CheckpointError(
             "ckpt rm --local takes one local directory, and no --step: to delete a step of a run in all of its "
@@ -89,8 +82,8 @@ def remove_runs(
     out = console()
     for run in chosen:
         of = f" of {run.persistent}" if run.persistent else ""
-        told = f"{run.path}{of}: {size(run.size_bytes)}, steps {_steps(run)}, last used {when(run.used_unix_secs)}"
-        out.print(one_line(told), markup=False, soft_wrap=True)
+        line = f"{run.path}{of}: {size(run.size_bytes)}, steps {_steps(run)}, last used {when(run.used_unix_secs)}"
+        out.print(one_line(line), markup=False, soft_wrap=True)
     what = counted(len(chosen), "run", "runs")
     if not chosen or (not yes and not agreed(f"what {what} left here")):
         out.print("nothing was removed", markup=False)

@@ -29,7 +29,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     info = inspect(path)
     parts = anatomy(info.path) if os.path.isdir(info.path) else []
     if as_json:
-        told = {
+        content = {
             **summary(info),
             "metadata": info.metadata,
             "versions": info.versions,
@@ -43,14 +43,14 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
             },
             "files": [asdict(part) for part in parts],
         }
-        print_json(told)
+        print_json(content)
         return 0
     out = console()
     out.print(f"[bold]{escape(info.path)}[/bold]")
     out.print(_provenance(info))
     if info.metrics:
-        told = ", ".join(f"{name} {metric(value)}" for name, value in info.metrics.items())
-        out.print(f"metrics: {one_line(told)}", markup=False)
+        text = ", ".join(f"{name} {metric(value)}" for name, value in info.metrics.items())
+        out.print(f"metrics: {one_line(text)}", markup=False)
     if info.metadata is not None:
         text = json.dumps(info.metadata, ensure_ascii=False)
         out.print(f"metadata: {one_line(text)}", markup=False)
@@ -72,8 +72,8 @@ def _provenance(info: CheckpointInfo) -> str:
     if info.format_version is None:
         date = when(info.created_unix_secs)
         if info.layout == "safetensors":
-            told = escape(f", {info.metadata}") if info.metadata else ""
-            return "safetensors, without checksums" + (f", {date}" if date else "") + told
+            more = escape(f", {info.metadata}") if info.metadata else ""
+            return "safetensors, without checksums" + (f", {date}" if date else "") + more
         return "written by Orbax, without checksums" + (f", {date}" if date else "")
     versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
     topology = ", ".join(f"{name} {value}" for name, value in info.topology.items())
@@ -104,8 +104,8 @@ def _print_item(item: ItemInfo, all_leaves: bool, out: Console) -> None:
         table.add_column(name, justify="right" if name == "bytes" else "left", overflow="fold")
     for leaf in shown:
         shape = "x".join(map(str, leaf.shape)) if leaf.shape else "scalar"
-        told = (escape(leaf.path), leaf.kind, leaf.dtype, shape, size(leaf.bytes))
-        table.add_row(*told, *((_sharding(leaf),) if sharded else ()))
+        cells = (escape(leaf.path), leaf.kind, leaf.dtype, shape, size(leaf.bytes))
+        table.add_row(*cells, *((_sharding(leaf),) if sharded else ()))
     out.print(table)
     if len(shown) < count:
         out.print(f"[dim]and {count - len(shown)} more: --leaf shows all[/dim]")
@@ -132,27 +132,24 @@ def _sharding(leaf: LeafInfo) -> str:
 
 
 def verify(path: str, *, as_json: bool) -> int:
-    """Prints the problems of a checkpoint, or of each step of a run; returns 1 if there are any.
-
-    Also returns 1 if nothing can be checked.
-    """
+    """Prints the problems of a checkpoint, or of each step of a run; returns 1 if there are any, or nothing can be checked."""
     if not is_run(path):
-        told, report = _checked(path)
+        found, report = _checked(path)
         if as_json:
-            print_json(told)
+            print_json(found)
         else:
-            _print_report(told, report)
+            _print_report(found, report)
         return 0 if report.ok else DAMAGED
     steps = steps_in(path)
     rows: list[dict[str, Any]] = []
     for step in steps.all():
         try:
-            told, report = _checked(steps.path(step))
+            found, report = _checked(steps.path(step))
         except CheckpointNotFound:  # a policy deleted it meanwhile
             continue
-        rows.append({"step": step, **told})
+        rows.append({"step": step, **found})
         if not as_json:
-            _print_report(told, report)
+            _print_report(found, report)
     ok = all(row["ok"] for row in rows)
     sound = sum(row["ok"] for row in rows)
     checked = sum(row["checked_bytes"] for row in rows)
@@ -169,21 +166,21 @@ def _checked(path: str) -> tuple[dict[str, Any], VerifyReport]:
     started = time.monotonic()
     report = check(path)
     problems = [asdict(problem) for problem in report.problems]
-    told = {"path": path, "ok": report.ok, "checked_bytes": report.checked_bytes}
-    told |= {"secs": time.monotonic() - started, "problems": problems}
-    return {**told, "others": list(report.others)}, report
+    found = {"path": path, "ok": report.ok, "checked_bytes": report.checked_bytes}
+    found |= {"secs": time.monotonic() - started, "problems": problems}
+    return {**found, "others": list(report.others)}, report
 
 
-def _print_report(told: dict[str, Any], report: VerifyReport) -> None:
+def _print_report(found: dict[str, Any], report: VerifyReport) -> None:
     if report.ok:
-        print(f"ok: {told['path']}: {size(report.checked_bytes)} checked in {told['secs']:.2f} s")
+        print(f"ok: {found['path']}: {size(report.checked_bytes)} checked in {found['secs']:.2f} s")
         if report.others:
             print(f"  not of the checkpoint: {one_line(', '.join(report.others))}")
         return
-    print(f"not ok: {told['path']}")
+    print(f"not ok: {found['path']}")
     of_leaves = {problem.file for problem in report.problems if problem.leaf}
     for problem in report.problems:
         if problem.leaf is None and problem.file in of_leaves:
             continue  # the digest of the whole file says no more
-        what = problem.what.removeprefix(f"{told['path']}: ")
+        what = problem.what.removeprefix(f"{found['path']}: ")
         print(f"  {one_line(what if problem.file in what else str(replace(problem, what=what)))}")

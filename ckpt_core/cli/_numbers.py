@@ -34,8 +34,8 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
     if as_json:
         changed = [asdict(leaf) for leaf in found.changed]
         compared = len(found.leaves)
-        told = {**asdict(found), "leaves": changed, "compared": compared, "same": found.same}
-        print_json(told)
+        content = {**asdict(found), "leaves": changed, "compared": compared, "same": found.same}
+        print_json(content)
         return 0 if found.same else DIFFERENT
     out = console()
     out.print(f"[bold]A[/bold] {escape(found.a)}\n[bold]B[/bold] {escape(found.b)}")
@@ -103,9 +103,9 @@ def _rows(
     if not wide:
         for name, kind, numbers in rows:
             pairs = zip(columns, numbers, strict=True)
-            told = "  ".join(f"{column} {number}" for column, number in pairs if number)
+            text = "  ".join(f"{column} {number}" for column, number in pairs if number)
             yield f"{name}  {kind}".rstrip()
-            yield from [f"    {told}"] if told else []
+            yield from [f"    {text}"] if text else []
     elif rows:
         table = Table(box=None, pad_edge=False)
         for name in ("leaf", what):
@@ -164,5 +164,5 @@ def stats(path: str, *, only: list[str], as_json: bool) -> int:
 
 def _jsonable(leaf: LeafStatistics) -> dict[str, object]:
     mean = leaf.mean
-    told = [mean.real, mean.imag] if isinstance(mean, complex) else mean
-    return {**asdict(leaf), "mean": told}
+    shown = [mean.real, mean.imag] if isinstance(mean, complex) else mean
+    return {**asdict(leaf), "mean": shown}

@@ -141,7 +141,7 @@ def _print(
     question: Question, copies: float, rates: list[tuple[float, float]], found: list[Interval]
 ) -> None:
     out = console()
-    said = "as told" if question.host_bytes_per_sec else "a copy in memory, measured"
+    said = "as given" if question.host_bytes_per_sec else "a copy in memory, measured"
     out.print(
         f"{size(question.state_bytes)} of state, {question.step_secs:g} s a step, a failure every "
         f"{_time(question.failure_secs)}; to the host at {size(copies)}/s ({said})",

@@ -28,7 +28,7 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def heard(self, case: CaseResult, run: Run) -> None:
+    def run(self, case: CaseResult, run: Run) -> None:
         """Called when a run has ended."""
         if self._quiet:
             return

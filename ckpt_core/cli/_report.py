@@ -14,17 +14,10 @@ from ckpt_core.report import Request, as_json, page, read_report
 
 
 def report(path: str, output: Path | None, request: Request, *, as_data: bool) -> int:
-    """Writes the page, or prints its data; returns 1 if a step is damaged.
-
-    Args:
-        path: a directory of steps, or a checkpoint.
-        output: where the page goes; None with ``as_data``: no page.
-        request: what to read beside the metadata.
-        as_data: print the data as JSON.
-    """
+    """Writes the page to ``output``, or prints its data as JSON; returns 1 if a step is damaged."""
     if output is not None:
         _refuse_other_files(output)
-    found = read_report(path, request, tell=_tell)
+    found = read_report(path, request, log=_log)
     data = as_json(found)
     if as_data:
         print_json(data)
@@ -33,10 +26,10 @@ def report(path: str, output: Path | None, request: Request, *, as_data: bool) -
         place(os.path.abspath(output), [text.encode()])
         if not as_data:
             damaged = sum(step.is_damaged for step in found.steps)
-            told = f", {damaged} damaged" if damaged else ""
-            told += f", {found.unread} cannot be read" if found.unread else ""
+            wrong = f", {damaged} damaged" if damaged else ""
+            wrong += f", {found.unread} cannot be read" if found.unread else ""
             what = counted(len(found.steps), "step", "steps") if found.is_run else "one checkpoint"
-            print(f"{output}: {size(len(text))}, {what}{told}")
+            print(f"{output}: {size(len(text))}, {what}{wrong}")
     return DAMAGED if found.is_damaged or found.unread else 0
 
 
@@ -51,6 +44,6 @@ def _refuse_other_files(output: Path) -> None:
             raise CheckpointExists(f"{output} exists already, and is no page: choose another name")
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     if sys.stderr.isatty():
         print(f"reading {line}", file=sys.stderr)

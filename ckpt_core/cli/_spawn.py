@@ -13,10 +13,7 @@ _GRACE_SECS = 30.0
 
 
 def run_processes(count: int) -> int:
-    """Runs this command in ``count`` processes; returns the first exit code that is not 0.
-
-    If one process fails the others cannot continue: they are killed after a grace time.
-    """
+    """Runs this command in ``count`` processes; returns the first exit code that is not 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

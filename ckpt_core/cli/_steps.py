@@ -53,11 +53,7 @@ def _is_one(path: str) -> bool:
 def list_steps(
     directory: str, *, as_json: bool, step_prefix: str | None = None, of_run: bool = False
 ) -> int:
-    """Prints the steps; returns 1 if one of them cannot be read.
-
-    Args:
-        of_run: also print the metadata of the run.
-    """
+    """Prints the steps, and ``of_run`` the metadata of the run; returns 1 if one of them cannot be read."""
     directory, local = resolve(directory)
     if local and not os.path.isdir(directory):
         what = "a file, not a directory" if os.path.lexists(directory) else "no such directory"
@@ -72,7 +68,7 @@ def list_steps(
     beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
     run_metadata = read_run_metadata(backend_of(local), directory) if of_run else None
     if as_json:
-        told = {
+        content = {
             "directory": directory,
             "steps": [
                 {key: value for key, value in row.items() if key != "inodes"} for row in rows
@@ -81,7 +77,7 @@ def list_steps(
             "without_checkpoint": empty,
             "beside": [asdict(trace) for trace in beside],
         }
-        print_json({**told, **({"run_metadata": run_metadata} if of_run else {})})
+        print_json({**content, **({"run_metadata": run_metadata} if of_run else {})})
     else:
         _print(directory, rows, beside, run_metadata)
         if empty:
@@ -171,7 +167,7 @@ def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
     # a column that says nothing takes the room of those that do
     measured = any(row["metrics"] for row in sound)
     foreign = any(row["written_by"] != "ckpt" for row in sound)
-    more = [name for name, told in (("metrics", measured), ("written by", foreign)) if told]
+    more = [name for name, has_some in (("metrics", measured), ("written by", foreign)) if has_some]
     for name in ("step", "saved", "arrays", "on disk", "items", *more):
         right = name in ("step", "arrays", "on disk")
         whole = name not in ("items", "metrics")
@@ -235,13 +231,13 @@ def _of(beside: list[Trace]) -> str:
         since = f"since {when(trace.since_unix_secs)}"
         match trace.kind:
             case "unfinished":
-                told = f"{trace.name} ({trace.whose}, {since})"
+                text = f"{trace.name} ({trace.whose}, {since})"
             case "writer":
-                told = f"{trace.whose or 'somebody'} {since}"
+                text = f"{trace.whose or 'somebody'} {since}"
             case _:
-                told = trace.name
-        words.setdefault(_KINDS[trace.kind], []).append(told)
-    return "; ".join(f"{kind}: {', '.join(told)}" for kind, told in words.items())
+                text = trace.name
+        words.setdefault(_KINDS[trace.kind], []).append(text)
+    return "; ".join(f"{kind}: {', '.join(texts)}" for kind, texts in words.items())
 
 
 _FOLDERS = {ASIDE: "set aside", RETIRED: "retired"}

@@ -30,12 +30,7 @@ def console() -> Console:
 
 
 def visible(text: str, *, keep_styles: bool = False) -> str:
-    """Text with control characters spelled out: a name in a file must not steer the terminal.
-
-    Args:
-        text: what is printed.
-        keep_styles: keep colours, which the console writes.
-    """
+    """Text with control characters spelled out, colours of the console kept on request: a name in a file must not steer the terminal."""
 
     def spelled(found: re.Match[str]) -> str:
         return found[0] if keep_styles and found[1] else ascii(found[0])[1:-1]
@@ -48,7 +43,7 @@ def one_line(text: str) -> str:
     return _BREAKS.sub(lambda found: ascii(found[0])[1:-1], visible(text))
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The message of an error, for a terminal: of several lines only where each has a mismatch."""
     if not isinstance(error, StructureMismatch):
         return one_line(str(error))

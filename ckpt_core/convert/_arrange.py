@@ -49,13 +49,7 @@ class _Made(NamedTuple):
 
 
 def arranged(source: Source, asked: Arrangement, where: str) -> Source:
-    """The source as it is asked for.
-
-    Raises:
-        CheckpointNotFound: ``only`` matches nothing.
-        StructureMismatch: arrays do not fit the rules or the target, or a rename matches nothing.
-        CheckpointError: two leaves would have one path.
-    """
+    """The source with the names, rules and tree that are asked for."""
     leaves = _selected(source, asked, where)
     for _, leaf in leaves:
         if isinstance(leaf, Slot) and leaf.refused is not None:
@@ -248,7 +242,7 @@ def _as_target(
     where: str,
     read: Callable[[Sequence[Slot]], Iterator[Array]],
 ) -> Source:
-    """The leaves in the tree of a target; all differences are told at once."""
+    """The leaves in the tree of a target; all differences are raised in one error."""
     given = _by_name(leaves, where)
     problems: list[Mismatch] = []
     found: list[Any] = []

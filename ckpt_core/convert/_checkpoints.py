@@ -25,12 +25,7 @@ from ckpt_core.convert._source import Array, Slot, Source, array_spec
 
 
 def items_of(path: str, item: str | None, options: Options) -> tuple[dict[str, Any], Any]:
-    """The items, trees of arrays as a ``Source``, by name (empty if it is one state); and the metadata.
-
-    Raises:
-        CheckpointNotFound: no checkpoint, or no such item.
-        CheckpointError: a checkpoint of ckpt, or an item of another kind than arrays and JSON.
-    """
+    """The items, trees of arrays as a ``Source``, by name (empty if it is one state); and the metadata."""
     opened = open_checkpoint(path, options)
     if isinstance(opened, NativeCheckpoint):
         raise CheckpointError(f"{path} is a checkpoint of ckpt: copy it with 'ckpt cp'")

@@ -16,12 +16,7 @@ _NPY = b"\x93NUMPY"
 
 
 def format_of(path: str) -> str:
-    """One of ``FORMATS``; ``ckpt`` for anything that ``load`` takes as it is.
-
-    Raises:
-        CheckpointNotFound: there is nothing.
-        CheckpointError: it is none of them.
-    """
+    """One of ``FORMATS``; ``ckpt`` for anything that ``load`` takes as it is."""
     if "://" in path or path.endswith((SUFFIX, INDEX_SUFFIX)):
         return "ckpt"
     if os.path.isdir(path):

@@ -50,12 +50,7 @@ def _known() -> dict[str, Any]:
 
 
 class _Part(NamedTuple):
-    """A part of a value.
-
-    Attributes:
-        offset, shape: where it lies in the tensor.
-        file, begin, bytes: where it is stored.
-    """
+    """A part of a value: where it lies in the tensor, and the bytes of a file that store it."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -65,13 +60,7 @@ class _Part(NamedTuple):
 
 
 class _Inside(NamedTuple):
-    """A tensor in a value that torch did not cut, such as a tuple of tensors.
-
-    Attributes:
-        file: path of the file, first byte and number of bytes of the value.
-        tensor: as ``TorchFile`` knows it.
-        where: for messages.
-    """
+    """A tensor in a value that torch did not cut, such as a tuple of tensors; ``file`` is path, first byte and size of the value."""
 
     file: tuple[str, int, int]
     tensor: Tensor
@@ -112,12 +101,12 @@ class _Folder:
     def tree(self) -> Any:
         """What was saved, with a ``Slot`` for each tensor."""
         leaves: list[tuple[tuple[Any, ...], Any]] = []
-        for name, told in self._values.items():
+        for name, stored in self._values.items():
             where = f"{self._path}: {name}"
             try:
                 levels = tuple(self._levels.get(name) or (name,))
                 hash(levels)  # else it names no place
-                leaf = self._slot(name, told, where) if isinstance(told, _Tensor) else None
+                leaf = self._slot(name, stored, where) if isinstance(stored, _Tensor) else None
                 leaf = self._value(name, where) if leaf is None else leaf
             except UnsupportedLeaf:  # which is a TypeError
                 raise
@@ -126,13 +115,13 @@ class _Folder:
             leaves.append((levels, leaf))
         return _nested(leaves, self._damaged)
 
-    def _slot(self, name: str, told: Any, where: str) -> Slot:
-        shape = tuple(told.state["size"])
-        dtype = told.state["properties"].state[0]
+    def _slot(self, name: str, stored: Any, where: str) -> Slot:
+        shape = tuple(stored.state["size"])
+        dtype = stored.state["properties"].state[0]
         spec = array_spec(str(dtype), shape, where)
         parts = [
             self._part(name, chunk.state["offsets"], chunk.state["sizes"])
-            for chunk in told.state["chunks"]
+            for chunk in stored.state["chunks"]
         ]
         if not _tiles(shape, [part.offset for part in parts], [part.shape for part in parts]):
             raise self._damaged(f"the parts of {name} are not the whole of it")

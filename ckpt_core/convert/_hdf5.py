@@ -29,7 +29,7 @@ def refuse_endless_heaps(path: str, begin: int = 0) -> None:
     """
     with open(path, "rb") as stream:
         if stream.seek(0, 2) <= begin + _HEAD_BYTES:
-            return  # which the library tells
+            return  # which the library reports
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             head = data[begin : begin + _HEAD_BYTES]
             lengths_at = _LENGTHS_AT.get(head[len(SIGNATURE)])

@@ -73,7 +73,7 @@ def import_weights(
             those of ``like``.
         overwrite: as for ``save``.
         metadata: of the new checkpoint; None: that of the source.
-        options: ``on_event`` of it is told of the progress.
+        options: ``on_event`` of it is called with the progress.
 
     Raises:
         CheckpointNotFound: nothing is there, or ``only`` matches nothing.
@@ -99,7 +99,7 @@ def import_weights(
         raise CheckpointError("split= must be a text at which names are cut, such as '.'")
     asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
     found_format = format or format_of(where)
-    with _opened(where, found_format, item, like, chosen) as (items, told):
+    with _opened(where, found_format, item, like, chosen) as (items, own_metadata):
         trees = [name for name, value in items.items() if isinstance(value, Source)]
         if asked.changes and len(trees) != 1:
             raise CheckpointError(
@@ -110,7 +110,7 @@ def import_weights(
             for name, value in items.items()
         }
         single = item is None and list(arranging) == [""]
-        fields = RecordFields(single, told if metadata is None else metadata)
+        fields = RecordFields(single, own_metadata if metadata is None else metadata)
         with writer_of(target, fields, overwrite=overwrite, options=chosen) as writer:
             _write(writer, arranging, item or "state", where, str(target), chosen)
 
@@ -203,13 +203,13 @@ def _write_tree(writer: CheckpointWriter, name: str, source: Source, operation: 
         held_bytes += array.nbytes
         if held_bytes >= _BATCH_BYTES:
             put(batch)
-            _told(operation, held_bytes)
+            _count(operation, held_bytes)
             batch, held_bytes = [], 0
         del array
     put(batch)
-    _told(operation, held_bytes)
+    _count(operation, held_bytes)
 
 
-def _told(operation: Operation, more_bytes: int) -> None:
+def _count(operation: Operation, more_bytes: int) -> None:
     operation.done_bytes += more_bytes
     operation.tell_progress(operation.done_bytes)

@@ -38,7 +38,7 @@ def _h5py(path: str) -> Any:
 
 @contextlib.contextmanager
 def opened(path: str) -> Generator[Source]:
-    """The variables of a file, in the groups in which Keras stored them; metadata tells the version of Keras.
+    """The variables of a file, in the groups in which Keras stored them; metadata has the version of Keras.
 
     A model's own files (vocabularies, say) and its configuration stay behind.
     """

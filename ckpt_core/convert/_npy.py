@@ -17,26 +17,14 @@ _NO_HEADER = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, toke
 
 
 class Npy(NamedTuple):
-    """The header of an array.
-
-    Attributes:
-        spec: the array.
-        big_endian: whether its numbers are.
-        fortran: whether its first dimension is the innermost one in the file.
-    """
+    """The header of an array; ``fortran``: its first dimension is the innermost one in the file."""
 
     spec: LeafSpec
     big_endian: bool
     fortran: bool
 
     def read(self, stream: IO[bytes], where: str, most_bytes: int) -> Array:
-        """The values, which follow the header.
-
-        Args:
-            stream: at the end of the header.
-            where: for messages.
-            most_bytes: what can follow at most.
-        """
+        """The values, which follow the header at the stream's position; at most ``most_bytes`` can follow."""
         shape = self.spec.shape[::-1] if self.fortran else self.spec.shape
         found = empty(leaf_spec("numpy", self.spec.dtype, shape), where, most_bytes)
         read_into(stream, found, where)
@@ -46,17 +34,7 @@ class Npy(NamedTuple):
 
 
 def read_header(stream: IO[bytes], where: str, unnamed: Mapping[int, str] | None = None) -> Npy:
-    """The header of an array.
-
-    Args:
-        stream: at the header's first byte.
-        where: for messages.
-        unnamed: dtype of elements of so many bytes, where numpy wrote no name of it.
-
-    Raises:
-        CheckpointCorrupt: it is none.
-        UnsupportedLeaf: an array of Python objects, or of another dtype that a checkpoint does not hold.
-    """
+    """The header of an array; ``unnamed`` is the dtype of elements of so many bytes, where numpy wrote no name of it."""
     form: Any = np.lib.format
     try:
         version = form.read_magic(stream)

@@ -32,13 +32,7 @@ Arrays = Iterator[tuple[Export, Array]]
 
 
 class Format(NamedTuple):
-    """What a format has room for.
-
-    Attributes:
-        name: its name, for messages.
-        dtypes: the dtypes.
-        advice: what to do with others, up to the argument ``exclude=`` that leaves them out.
-    """
+    """What a format has room for; ``advice`` says what to do with other dtypes, up to the argument ``exclude=``."""
 
     name: str
     dtypes: Collection[str]
@@ -75,11 +69,7 @@ def outgoing(
     choice: Choice,
     options: Options | None,
 ) -> Generator[Outgoing]:
-    """The tensors of a checkpoint.
-
-    Raises:
-        CheckpointNotFound, CheckpointError, StructureMismatch: as for ``export_safetensors``.
-    """
+    """The tensors of a checkpoint."""
     chosen = checked_options(options)
     opened = open_checkpoint(checkpoint, chosen)
     context = new_context()
@@ -103,11 +93,7 @@ def outgoing(
 def _chosen(
     path: str, item: str, named: Sequence[Path], specs: Sequence[LeafSpec], choice: Choice
 ) -> list[int]:
-    """Positions of the leaves to be written.
-
-    Raises:
-        CheckpointNotFound: there are none, or a pattern matches none.
-    """
+    """Positions of the leaves to be written; there is one at least."""
     only, exclude = read_again(choice.only), read_again(choice.exclude)
     chosen = [*positions_of(named, specs, selector(only, item=item))]
     if exclude is not None:
@@ -123,12 +109,7 @@ def _chosen(
 
 
 def new_file(target: PathLike) -> str:
-    """The path of a file to write.
-
-    Raises:
-        CheckpointExists: something is there.
-        CheckpointError: it is in a bucket.
-    """
+    """The path of a file to write, on a disk, where nothing is."""
     where = local(target)
     if os.path.lexists(where):
         raise CheckpointExists(f"{where} exists already: choose another path, or delete it")
@@ -136,11 +117,7 @@ def new_file(target: PathLike) -> str:
 
 
 def local(target: PathLike) -> str:
-    """The absolute path of a target on a disk.
-
-    Raises:
-        CheckpointError: it is in a bucket, or in a checkpoint or a run, which would not be what was saved.
-    """
+    """The absolute path of a target on a disk, outside of checkpoints and runs: a file in one would not be what was saved."""
     where, on_disk = resolve(target)
     if not on_disk:
         raise CheckpointError(f"{where}: an export is written to a disk: copy it from there")
@@ -169,9 +146,9 @@ def _item_of(opened: Checkpoint, name: str | None) -> SavedItem:
     if name is None and len(trees) == 1:
         return next(iter(trees.values()))
     if name not in trees:
-        told = f"no item {name!r} of arrays" if name is not None else "several items of arrays"
+        held = f"no item {name!r} of arrays" if name is not None else "several items of arrays"
         raise CheckpointNotFound(
-            f"{opened.path} has {told}: say which with item=, of {', '.join(trees) or 'none'}"
+            f"{opened.path} has {held}: say which with item=, of {', '.join(trees) or 'none'}"
         )
     return trees[name]
 

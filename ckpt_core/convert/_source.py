@@ -58,11 +58,7 @@ class Source:
 def source_of(
     tree: Any, read: Callable[[Slot], Array], items: Mapping[str, Any] | None = None
 ) -> Source:
-    """The source of a tree of slots, each of which is read alone.
-
-    Raises:
-        CheckpointCorrupt: the paths of its leaves would take more memory than those of a checkpoint may.
-    """
+    """The source of a tree of slots, each of which is read alone; checks that its paths fit into memory."""
     try:
         _take(tree, TreeBounds(), 0, 0)
     except ValueError as error:
@@ -87,17 +83,7 @@ def _take(tree: Any, bounds: TreeBounds, depth: int, letters: int) -> None:
 
 
 def array_spec(dtype: str, shape: Sequence[int], where: str, *, numpy: bool = False) -> LeafSpec:
-    """The spec of an array in a file: one of jax, unless jax holds no such numbers by default.
-
-    Args:
-        dtype, shape: as the file says.
-        where: file and array, for messages.
-        numpy: always one of numpy.
-
-    Raises:
-        UnsupportedLeaf: a checkpoint does not hold such a dtype.
-        CheckpointCorrupt: no array has such a shape.
-    """
+    """The spec of an array in a file: one of jax, unless ``numpy`` or jax holds no such numbers by default."""
     try:
         unit = dtype_from_name(dtype).itemsize
     except ValueError:
@@ -115,11 +101,7 @@ def array_spec(dtype: str, shape: Sequence[int], where: str, *, numpy: bool = Fa
 
 
 def empty(spec: LeafSpec, where: str, most_bytes: int) -> Array:
-    """Memory for an array, of which a file of ``most_bytes`` may hold the values.
-
-    Raises:
-        CheckpointCorrupt: the file cannot hold them.
-    """
+    """Memory for an array, of which a file of ``most_bytes`` may hold the values."""
     if spec.stored_bytes > most_bytes:
         raise CheckpointCorrupt(
             f"{where}: {spec} has {spec.stored_bytes} bytes, and the file holds {most_bytes} at most: it is "
@@ -130,11 +112,7 @@ def empty(spec: LeafSpec, where: str, most_bytes: int) -> Array:
 
 
 def read_into(stream: IO[bytes], array: Array, where: str) -> None:
-    """Fills an array in C order from a stream.
-
-    Raises:
-        CheckpointCorrupt: the stream ends before.
-    """
+    """Fills an array in C order from a stream."""
     view = array.reshape(-1).view(np.uint8).data
     done = 0
     while done < len(view):

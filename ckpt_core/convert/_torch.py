@@ -28,13 +28,7 @@ PICKLE = "/data.pkl"
 
 
 class TorchFile:
-    """An archive of ``torch.save``.
-
-    Args:
-        stream: the file.
-        archive: the archive in it.
-        where: for messages.
-    """
+    """An archive of ``torch.save`` in an open file."""
 
     def __init__(self, stream: IO[bytes], archive: zipfile.ZipFile, where: str) -> None:
         self._stream, self._archive, self._where = stream, archive, where

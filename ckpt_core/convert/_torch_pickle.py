@@ -38,13 +38,7 @@ OTHER_DTYPES = (
 
 
 class Storage(NamedTuple):
-    """Memory of tensors.
-
-    Attributes:
-        key: the file that holds it.
-        dtype: of its elements; None: bytes.
-        size: how many elements, or bytes.
-    """
+    """Memory of ``size`` elements of a dtype (None: bytes), in the file ``key``."""
 
     key: str
     dtype: str | None
@@ -250,17 +244,7 @@ class _Unpickler(_Python):
 
 
 def unpickled(data: bytes, where: str, more: Mapping[str, Any] | None = None) -> Any:
-    """The value in a pickle: plain containers and numbers, with ``Tensor`` for tensors.
-
-    Args:
-        data: the pickle.
-        where: for messages.
-        more: further names that it may have, with what stands for them.
-
-    Raises:
-        UnsupportedLeaf: it names another class or function.
-        CheckpointCorrupt: it is damaged.
-    """
+    """The value in a pickle: plain containers and numbers, ``Tensor`` for tensors, and what stands for ``more`` names."""
     try:
         return _Unpickler(data, where, more or {}).load()
     except (UnsupportedLeaf, MemoryError):
@@ -272,11 +256,7 @@ def unpickled(data: bytes, where: str, more: Mapping[str, Any] | None = None) ->
 
 
 def plain(value: Any, where: str, change: Callable[[Tensor, str], Any]) -> Any:
-    """A tree of dicts, lists and tuples, with ``change(tensor, path)`` for each tensor.
-
-    Raises:
-        UnsupportedLeaf: it holds anything else but numbers, text and None.
-    """
+    """A tree of dicts, lists and tuples, with ``change(tensor, path)`` for each tensor."""
     left = iter(range(_MOST_VALUES))  # shared parts may stand in it without end
     letters = 0
 

@@ -26,12 +26,7 @@ _SECOND_OF_1980 = (1980, 1, 1, 0, 0, 0)
 
 @contextlib.contextmanager
 def opened_zip(file: str | IO[bytes] | io.RawIOBase, where: str) -> Generator[zipfile.ZipFile]:
-    """An archive, for reading; what is wrong with it is told as damage.
-
-    Raises:
-        CheckpointCorrupt: it is no zip, is damaged or encrypted, or has two members of one name.
-        CheckpointError: a member is compressed in a way that no framework writes.
-    """
+    """An archive, for reading; what is wrong with it is raised as damage."""
     try:
         with _stream(file) as stream:
             _refuse_long_directory(stream, where)
@@ -47,8 +42,8 @@ def opened_zip(file: str | IO[bytes] | io.RawIOBase, where: str) -> Generator[zi
             isinstance(error, OSError) and error.errno != errno.EINVAL
         ):  # a negative position is damage
             raise
-        told = "cannot be unpacked" if isinstance(error, RuntimeError) else "damaged or cut short"
-        raise CheckpointCorrupt(f"{where}: {told}: {error}", file=where) from error
+        what = "cannot be unpacked" if isinstance(error, RuntimeError) else "damaged or cut short"
+        raise CheckpointCorrupt(f"{where}: {what}: {error}", file=where) from error
 
 
 def _stream(file: str | IO[bytes] | io.RawIOBase) -> contextlib.AbstractContextManager[Any]:
@@ -86,7 +81,7 @@ def _refuse_members(members: Iterable[zipfile.ZipInfo], where: str) -> None:
         seen.add(member.filename)
         if member.compress_type not in _BOUNDED:
             raise CheckpointError(
-                f"{where}: {member.filename!r} is compressed by method {member.compress_type}, of which nothing tells "
+                f"{where}: {member.filename!r} is compressed by method {member.compress_type}, which says nothing of "
                 "how much it becomes: make the archive anew without compression, or with deflate"
             )
 
@@ -104,13 +99,7 @@ def most_member_bytes(member: zipfile.ZipInfo) -> int:
 
 
 def data_offset(stream: IO[bytes], member: zipfile.ZipInfo, where: str) -> int:
-    """The position at which the bytes of an uncompressed member begin.
-
-    Args:
-        stream: the archive.
-        member: of it.
-        where: for messages.
-    """
+    """The position at which the bytes of an uncompressed member begin."""
     stream.seek(max(0, member.header_offset))
     head = stream.read(30)
     if len(head) < 30 or head[:4] != b"PK\3\4" or member.compress_type != zipfile.ZIP_STORED:
@@ -122,12 +111,7 @@ def data_offset(stream: IO[bytes], member: zipfile.ZipInfo, where: str) -> int:
 
 
 class Window(io.RawIOBase):
-    """A part of a file, as a file of its own.
-
-    Args:
-        stream: the file.
-        begin, count: the bytes of it.
-    """
+    """``count`` bytes of a file from ``begin`` on, as a file of its own."""
 
     def __init__(self, stream: IO[bytes], begin: int, count: int) -> None:
         self._stream, self._begin, self._count, self._at = stream, begin, count, 0
@@ -177,12 +161,7 @@ class _Sink(io.RawIOBase):
 
 
 def zip_pieces(members: Iterable[tuple[str, int, Iterable[Any]]]) -> Generator[bytes]:
-    """An archive of uncompressed members, as a stream.
-
-    Args:
-        members: name, size in bytes, and content of each. What begins is aligned to 64 bytes, so that arrays can
-            be memory-mapped.
-    """
+    """An archive of uncompressed members (name, bytes, content) as a stream; contents begin at multiples of 64 bytes, to be memory-mapped."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, size, pieces in members:

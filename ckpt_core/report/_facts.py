@@ -34,7 +34,7 @@ class ItemFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class StepFacts:
-    """One step, as its metadata tells it.
+    """One step, as its metadata describes it.
 
     Attributes:
         step: its number; None for a single checkpoint.

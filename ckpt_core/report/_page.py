@@ -27,11 +27,7 @@ _SECTIONS = {name: name.capitalize() for name in ("overview", "steps", "bytes", 
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The HTML of a report.
-
-    Args:
-        data: what ``as_json`` gives.
-    """
+    """The HTML of a report, of the data that ``as_json`` gives."""
     path = str(data["path"])
     title = path.rstrip("/").rpartition("/")[2] or path
     return html_page(title, data, _SECTIONS, [_text("page", name) for name in SCRIPTS])

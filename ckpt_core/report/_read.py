@@ -46,7 +46,7 @@ def read_report(
     path: str | os.PathLike[str],
     request: Request | None = None,
     *,
-    tell: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Everything that a report of a run, or of one checkpoint, shows.
 
@@ -55,7 +55,7 @@ def read_report(
     Args:
         path: a directory of steps, or a checkpoint; of ckpt or Orbax, on disk or in a bucket.
         request: what to read beside the metadata.
-        tell: is called with a line about what is being read.
+        log: is called with a line about what is being read.
 
     Raises:
         CheckpointNotFound: there is nothing at ``path``.
@@ -66,9 +66,9 @@ def read_report(
     if _is_checkpoint(backend, text, local):
         report = _one_checkpoint(text, reading)
     else:
-        report = _run(text, local, backend, reading, tell)
-    report = _verified(report, tell) if reading.request.verify else report
-    return _with_numbers(report, reading.request.stats, tell)
+        report = _run(text, local, backend, reading, log)
+    report = _verified(report, log) if reading.request.verify else report
+    return _with_numbers(report, reading.request.stats, log)
 
 
 def _is_checkpoint(backend: Backend, text: str, local: bool) -> bool:
@@ -95,7 +95,7 @@ def _one_checkpoint(text: str, reading: _Reading) -> Report:
 
 
 def _run(
-    text: str, local: bool, backend: Backend, reading: _Reading, tell: Callable[[str], None]
+    text: str, local: bool, backend: Backend, reading: _Reading, log: Callable[[str], None]
 ) -> Report:
     if local and not os.path.isdir(text):
         what = "a file, not a directory" if os.path.lexists(text) else "no such directory"
@@ -107,7 +107,7 @@ def _run(
         return _one_checkpoint(weights, reading)
     for number, step in enumerate(committed):
         if number % 50 == 0:
-            tell(f"metadata of step {step} ({number + 1} of {len(committed)})")
+            log(f"metadata of step {step} ({number + 1} of {len(committed)})")
         found = _facts(step, steps.path(step), reading, _describing(steps, step))
         if found is not None:
             reading.steps.append(found)
@@ -184,11 +184,11 @@ def _in_words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _verified(report: Report, tell: Callable[[str], None]) -> Report:
+def _verified(report: Report, log: Callable[[str], None]) -> Report:
     found: list[StepFacts] = []
     gone = list(report.gone)
     for step in report.steps:
-        tell(f"every byte of {step.path}")
+        log(f"every byte of {step.path}")
         started = time.monotonic()
         try:
             checked = verify(step.path)
@@ -205,13 +205,13 @@ def _verified(report: Report, tell: Callable[[str], None]) -> Report:
     return replace(report, steps=tuple(found), gone=tuple(gone))
 
 
-def _with_numbers(report: Report, newest: int, tell: Callable[[str], None]) -> Report:
+def _with_numbers(report: Report, newest: int, log: Callable[[str], None]) -> Report:
     """With numbers about the leaves of the newest steps that can be read."""
     sound = [n for n, step in enumerate(report.steps) if not (step.is_damaged or step.unread)]
     steps, notes = list(report.steps), list(report.notes)
     for n in sound[len(sound) - newest :] if newest else []:
         step = steps[n]
-        tell(f"the arrays of {step.path}")
+        log(f"the arrays of {step.path}")
         known = _numbers_of_leaves(report.table, step)
         try:
             found = {

@@ -189,7 +189,7 @@ def _check_end(straight: Run, life: Run, before: Run | None, stop: int | None) -
         )
     if stop is not None and stop < steps[-1] == life.steps[-1]:
         raise AssertionError(
-            f"{_which(life, before)} was told to stop at step {stop} and went on to its end: is "
+            f"{_which(life, before)} was asked to stop at step {stop} and went on to its end: is "
             "SIGTERM listened to (checkpointer.should_stop)?"
         )
     if stop is None and life.steps[-1] != steps[-1]:

@@ -192,7 +192,7 @@ class _Suite:
             error = self._refuses(tmp_path / kind, make(1), kind)
             found = [(mismatch.kind, mismatch.path) for mismatch in error.mismatches]
             if found != [(kind, path)]:
-                pytest.fail(f"{kind} of {path}: the mismatches that were told are {found}")
+                pytest.fail(f"{kind} of {path}: the reported mismatches are {found}")
 
     def test_damage_is_found_and_changes_nothing(
         self, make: Make, step: Step, tmp_path: Path

@@ -93,7 +93,7 @@ def test_our_own_suites_expand(name: str):
     cases = expand(bench.load_suite(BENCHMARKS / name))
     assert any(case.skipped is None for case in cases)
     labels = [(case.group, case.label) for case in cases]
-    assert len(set(labels)) == len(labels), "a table could not tell them apart"
+    assert len(set(labels)) == len(labels), "a table could not distinguish them"
 
 
 GOOD = "suite_name: s\nbenchmarks:\n- generator: a.B\n"
@@ -162,7 +162,7 @@ def test_what_is_wrong_is_named_with_its_line(text: str, line: int, expected: st
     assert str(error).startswith(f"suite.yaml:{line}: " if line else "suite.yaml: ")
 
 
-def test_every_problem_is_told_at_once():
+def test_every_problem_is_reported_at_once():
     with pytest.raises(bench.ConfigError) as caught:
         bench.parse_suite("suite_nam: s\nnum_repeats: x\nbenchmarks: []\n", "s.yaml")
     assert [line for line, _ in caught.value.problems] == [1, 2, 3]

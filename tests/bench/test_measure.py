@@ -53,7 +53,7 @@ def test_host_memory_with_its_peak_and_of_nested_blocks():
     kept.close()
 
 
-def test_a_save_of_ckpt_tells_what_it_was(tmp_path: Path):
+def test_a_save_of_ckpt_reports_what_it_was(tmp_path: Path):
     metrics = bench.Metrics()
     with metrics.measure("both"):
         for name in ("one", "two"):
@@ -204,7 +204,7 @@ def test_files_are_counted_synced_and_dropped_from_the_cache(tmp_path: Path):
     assert (folder / "file").read_bytes() == b"123"
 
 
-def test_device_memory_where_the_backend_tells_it(monkeypatch):
+def test_device_memory_where_the_backend_reports_it(monkeypatch):
     gib = 1 << 30
     stats = [{"bytes_in_use": gib, "peak_bytes_in_use": 2 * gib}, {"bytes_in_use": 0}]
 

@@ -68,14 +68,14 @@ def rerun(output: Path) -> SuiteResult:
     return bench.run_suite(bench.parse_suite(TEXT), bench.RunSettings(output))
 
 
-def told(result: SuiteResult, function: Any, *arguments: Any) -> str:
+def reported(result: SuiteResult, function: Any, *arguments: Any) -> str:
     out = io.StringIO()
     function(*arguments or (result,), Console(file=out, width=160))
     return out.getvalue()
 
 
 def test_the_table(result: SuiteResult):
-    text = told(result, print_result)
+    text = reported(result, print_result)
     assert "naps <1>" in text
     rows = [line for line in text.splitlines() if "size=" in line]
     assert len(rows) == 6 and all("yes" in row for row in rows[:3])
@@ -179,7 +179,7 @@ def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeyp
     assert {(label, "save_0_basics/time_s") for label in labels} <= worse
     assert (labels[2], "save_4_throughput/gb_per_s") in worse
     assert not any(metric.startswith("save_0_basics/host_rss") for _, metric in worse)
-    text = told(result, print_comparison, comparison)
+    text = reported(result, print_comparison, comparison)
     assert "WORSE" in text and "metrics are worse" in text
     (verdict,) = (one for one in sections_of(result, comparison) if "baseline" in one["name"])
     assert verdict["blocks"][0]["text"].startswith(f"{len(worse)} metrics are worse by more than")

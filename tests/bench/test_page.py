@@ -114,7 +114,7 @@ def test_the_page_stands_alone_and_is_well_formed(tmp_path: Path):
     found = _Elements(write_page(tmp_path, NAPS).read_text(encoding="utf-8"))
     assert all(address.startswith(("#", "data:,")) for address in found.addresses)
     sections = json.loads(found.scripts[0])["sections"]
-    # the first one tells the minute
+    # the first one has the minute
     assert sections[1:] == json.loads(json.dumps(sections_of(NAPS)[1:]))
     assert [f"#s{number}" for number in range(len(sections))] == found.addresses[1:]
     assert {f"s{number}" for number in range(len(sections))} < set(found.ids)
@@ -148,7 +148,7 @@ def test_bars_have_medians_intervals_and_single_values():
     assert first["median"] == pytest.approx(0.0115) and len(first["values"]) == 4
     low, high = first["interval"]
     assert low < 0.0115 < high and (low + high) / 2 == pytest.approx(0.0115)
-    assert first["told"] == "0.0115 ± 0.00205" and not first["pale"] and not save["log"]
+    assert first["spelled"] == "0.0115 ± 0.00205" and not first["pale"] and not save["log"]
     assert load["bars"][0]["median"] == pytest.approx(0.0115 / 3)
 
 
@@ -176,7 +176,7 @@ def test_of_a_single_run_nothing_is_said_of_its_spread():
     single = result(case("size=1", [0.01]), case("size=2", [0.02]))
     assert "one run of each" in texts(single) and "whiskers" not in texts(single)
     for bar in next(blocks(single, "bars"))["bars"]:
-        assert bar["values"] == () and bar["interval"] == (None, None) and "±" not in bar["told"]
+        assert bar["values"] == () and bar["interval"] == (None, None) and "±" not in bar["spelled"]
     for block in blocks(single, "table"):
         assert not {"± 95 %", "min - max"} & set(block["names"])
 

@@ -18,12 +18,13 @@ from ckpt_core import bench
 from ckpt_core.bench._check import WrongData, check_equal
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._results import SuiteResult
-from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
+from ckpt_core.bench.generators import SaveLoadOptions
+from ckpt_core.bench.libraries import NAMES, Library, library, make_library
 
 
 @pytest.fixture(autouse=True)
 def no_sync(monkeypatch):
-    """What the rest of a busy machine has to write is none of these tests' business."""
+    """What the rest of a busy machine has to write does not count here."""
     monkeypatch.setattr(os, "sync", lambda: None)
 
 
@@ -37,7 +38,7 @@ class ProbeOptions(bench.BenchmarkOptions):
 
 @bench.benchmark_options(ProbeOptions)
 class Probe(bench.BenchmarksGenerator):
-    """Measures nothing in particular, and misbehaves when told to."""
+    """Measures nothing in particular, and misbehaves when asked to."""
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         name = context.options.name
@@ -161,14 +162,14 @@ def test_only_some_cases(tmp_path: Path):
         run(probe("[abc]"), tmp_path, only="y")
 
 
-def test_the_listener_hears_each_run(tmp_path: Path):
-    heard: list[tuple[str, str]] = []
+def test_the_listener_gets_each_run(tmp_path: Path):
+    seen: list[tuple[str, str]] = []
     run(
         probe("[a, absent, fails]"),
         tmp_path,
-        lambda case, run: heard.append((case.label, run.skipped or run.error or run.kind)),
+        lambda case, run: seen.append((case.label, run.skipped or run.error or run.kind)),
     )
-    assert heard == [
+    assert seen == [
         ("name=a", "warm-up"),
         ("name=absent", "is not here"),
         ("name=fails", "KeyError: 'planted'"),
@@ -465,7 +466,7 @@ class _Liar(Library):
 def test_a_library_that_loads_something_else_fails(tmp_path: Path, monkeypatch):
     from ckpt_core.bench.generators import _save_load
 
-    monkeypatch.setattr(_save_load, "make_library", lambda *_: _Liar(Storage()))
+    monkeypatch.setattr(_save_load, "make_library", lambda *_: _Liar(SaveLoadOptions()))
     text = SMALL.replace("GENERATOR", "SaveLoad").replace("OPTIONS", "{}")
     (case,) = run(text, tmp_path).cases
     assert case.errors[0] == ("WrongData: the loaded leaf 'a.0' is not the one that was saved")
@@ -488,14 +489,14 @@ def test_libraries_say_what_they_cannot(monkeypatch):
     with pytest.raises(ValueError, match="did you mean 'safetensors'"):
         library("safetensor")
     with pytest.raises(Skipped, match="torch_save saves in the foreground only"):
-        make_library("torch_save", Storage(background=True))
+        make_library(SaveLoadOptions(library="torch_save", async_enabled=True))
     with pytest.raises(Skipped, match="orbax_v1 offers no save without fsync"):
-        make_library("orbax_v1", Storage(durable=False))
+        make_library(SaveLoadOptions(library="orbax_v1", durable=False))
     with pytest.raises(Skipped, match="numpy_savez has no setting for compression"):
-        make_library("numpy_savez", Storage(compression=True))
+        make_library(SaveLoadOptions(library="numpy_savez", use_compression=True))
     monkeypatch.setattr(library("equinox"), "modules", ("no_such_module",))
     with pytest.raises(Skipped, match="equinox is not installed: no module 'no_such_module'"):
-        make_library("equinox", Storage())
+        make_library(SaveLoadOptions(library="equinox"))
 
 
 def test_settling_collects_nothing_inside():

@@ -51,9 +51,9 @@ def test_ls(call, steps: Path):
     rows = [line for line in out.splitlines() if "model, opt" in line]
     assert len(rows) == 3 and "loss 0.5" in rows[1] and "16.1 KiB" in rows[1]
     code, out, _ = call("ls", steps, "--json")
-    told = json.loads(out)
-    assert code == 0 and [row["step"] for row in told["steps"]] == [1, 2, 10]
-    assert told["steps"][0]["items"]["opt"] == {"form": "tree", "leaves": 9, "array_bytes": 54}
+    reported = json.loads(out)
+    assert code == 0 and [row["step"] for row in reported["steps"]] == [1, 2, 10]
+    assert reported["steps"][0]["items"]["opt"] == {"form": "tree", "leaves": 9, "array_bytes": 54}
 
 
 def test_ls_of_what_has_no_steps(call, tmp_path: Path):
@@ -83,10 +83,14 @@ def test_show(call, steps: Path):
     code, out, _ = call("show", steps / "10", "--leaf")
     assert code == 0 and "more:" not in out and out.count("bfloat16") == 9
     code, out, _ = call("show", steps / "10", "--json")
-    told = json.loads(out)
-    assert code == 0 and len(told["leaves"]["opt"]) == 9 and told["metadata"] == {"note": "[bold]x"}
+    reported = json.loads(out)
+    assert (
+        code == 0
+        and len(reported["leaves"]["opt"]) == 9
+        and reported["metadata"] == {"note": "[bold]x"}
+    )
     found = {name for _, _, names in os.walk(steps / "10") for name in names}
-    assert sum(part["files"] for part in told["files"]) >= len(found)
+    assert sum(part["files"] for part in reported["files"]) >= len(found)
     assert call("show", steps / "11")[0] == 2
 
 
@@ -100,7 +104,7 @@ def test_show_of_what_orbax_wrote(call, tmp_path: Path):
     assert code == 1 and "nothing can be verified" in out
 
 
-def test_a_stranger_in_the_directory_is_called_one():
+def test_what_is_not_ckpts_in_the_directory_is_called_so():
     assert purpose_of("model/left.over") == "unknown to ckpt"
 
 
@@ -113,8 +117,8 @@ def test_verify(call, steps: Path, tmp_path: Path):
     code, out, _ = call("verify", path)
     assert code == 1 and "not ok" in out and data.name in out
     code, out, _ = call("verify", path, "--json")
-    told = json.loads(out)
-    assert code == 1 and told["ok"] is False and told["problems"][0]["leaf"] == "w"
+    reported = json.loads(out)
+    assert code == 1 and reported["ok"] is False and reported["problems"][0]["leaf"] == "w"
     code, _, err = call("verify", tmp_path / "nothing")
     assert code == 2 and err.startswith("ckpt: no checkpoint at")
 
@@ -122,7 +126,7 @@ def test_verify(call, steps: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     "arguments", [("nonsense",), ("ls",), ("ls", "a", "--jsn"), ("bench", "run", "x.yaml")]
 )
-def test_a_wrong_call_is_told_and_exits_with_2(call, arguments):
+def test_a_wrong_call_is_reported_and_exits_with_2(call, arguments):
     code, _, err = call(*arguments)
     assert code == 2 and err and "Traceback" not in err
 
@@ -245,7 +249,7 @@ def test_a_wrong_suite_is_one_message_and_exits_with_2(call, suite, tmp_path, te
     assert code == 2 and out == "" and expected in err
 
 
-def test_processes_are_told_in_the_environment_and_not_again():
+def test_processes_are_passed_in_the_environment_and_not_again():
     arguments = ["bench", "run", "--processes", "2", "s.yaml", "--processes=3", "-o", "x"]
     assert _without_processes(arguments) == ["bench", "run", "s.yaml", "-o", "x"]
 
@@ -334,7 +338,7 @@ def test_variables_of_a_run_go_together():
 
 @pytest.mark.slow
 def test_a_real_ctrl_c_in_two_processes(suite, tmp_path: Path):
-    """The terminal tells parent and children; what ran is complete on the disk."""
+    """The terminal signals parent and children; what ran is complete on the disk."""
     text = SHARDED.replace("num_repeats: 2", "num_repeats: 500")
     with subprocess.Popen(
         [
@@ -363,4 +367,4 @@ def test_a_real_ctrl_c_in_two_processes(suite, tmp_path: Path):
     # one that was caught waiting for the other in the middle of a save writes no more than that
     if records[-1]["record"] == "end":
         assert records[-1]["interrupted"] is True
-        assert "<h3>save</h3>" in (tmp_path / "out/report.html").read_text()
+        assert '"title": "save"' in (tmp_path / "out/report.html").read_text()

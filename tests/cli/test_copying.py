@@ -112,19 +112,19 @@ def test_gc_of_a_directory(call, tmp_path: Path) -> None:
 def test_two_copies_at_once_leave_one_that_is_whole(store: str, monkeypatch: Any) -> None:
     """Both have the token of the source, and the same names."""
     ckpt.save(f"{store}/a", tree(1))
-    put, told = KeyValues.put_if_unchanged, []
+    put, reported = KeyValues.put_if_unchanged, []
 
     def then_another_one(keys: KeyValues, key: str, *arguments: Any) -> bool:
         if key == "ckpt.json":
             monkeypatch.setattr(KeyValues, "put_if_unchanged", put)
             with pytest.raises(ckpt.CheckpointExists) as caught:
                 copy_checkpoint(f"{store}/a", f"{store}/b")
-            told.append(str(caught.value))
+            reported.append(str(caught.value))
         return put(keys, key, *arguments)
 
     monkeypatch.setattr(KeyValues, "put_if_unchanged", then_another_one)
     copy_checkpoint(f"{store}/a", f"{store}/b")
-    assert "is copying the same checkpoint" in told[0]
+    assert "is copying the same checkpoint" in reported[0]
     assert value_at(f"{store}/b") == 1 and ckpt.verify(f"{store}/b").ok
 
 

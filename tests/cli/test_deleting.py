@@ -66,14 +66,14 @@ def test_checkpoints_by_their_paths_all_or_none(call, tmp_path: Path) -> None:
 def test_what_is_refused(call, tmp_path: Path) -> None:
     a_run(tmp_path / "run", 1)
     (tmp_path / "link").symlink_to(tmp_path / "run" / "1")
-    for path, told in [
+    for path, reported in [
         (tmp_path / "run", "say which to delete with --step"),
         (tmp_path / "link", "is a link to"),
         (tmp_path / "nothing", "is no checkpoint"),
         (tmp_path / "run" / "1" / "state", "is a part of the checkpoint"),
     ]:
         code, _, err = call("rm", path, "-y")
-        assert code == 2 and told in err, path
+        assert code == 2 and reported in err, path
     code, out, err = call("rm", tmp_path / "run" / "1")  # no terminal, and no --yes
     assert code == 2 and "--yes" in err and "state" in out
     with open_checkpoint(str(tmp_path / "run" / "1"), Options()).held():
@@ -93,7 +93,7 @@ def test_a_damaged_one_and_its_linked_neighbour(call, tmp_path: Path) -> None:
     assert ckpt.verify(tmp_path / "2").ok
 
 
-def test_a_dry_run_tells_and_deletes_nothing(call, tmp_path: Path) -> None:
+def test_a_dry_run_reports_and_deletes_nothing(call, tmp_path: Path) -> None:
     a_run(tmp_path, 1)
     left = tmp_path / ".ckpt-tmp.2.00000000-1-1.0123456789abcdef01234567"
     child = subprocess.Popen([sys.executable, "-c", ""])
@@ -105,8 +105,8 @@ def test_a_dry_run_tells_and_deletes_nothing(call, tmp_path: Path) -> None:
     left.mkdir()
     code, out, _ = call("gc", tmp_path, "--dry-run")
     assert code == 0 and "1 would be removed" in out and left.is_dir()
-    told = json.loads(call("gc", tmp_path, "--dry-run", "--json")[1])
-    assert told == {"directory": str(tmp_path), "deleted": False, "names": [left.name]}
+    reported = json.loads(call("gc", tmp_path, "--dry-run", "--json")[1])
+    assert reported == {"directory": str(tmp_path), "deleted": False, "names": [left.name]}
     assert "1 removed" in call("gc", tmp_path)[1] and not left.exists()
     assert call("gc", tmp_path / "nothing")[0] == 2
 

@@ -46,9 +46,9 @@ def test_a_directory(call, tmp_path: Path) -> None:
     code, out, err = call("doctor", tmp_path, "--mib", 1)
     assert (code, err) == (0, "")
     assert "fsync" in out and "jax " in out and str(tmp_path) in out
-    told = json.loads(call("doctor", tmp_path / "not" / "yet", "--mib", 1, "--json")[1])
-    assert told["place"]["directory"] == str(tmp_path)
-    assert told["place"]["write_bytes_per_sec"] > 0 and told["place"]["locks"] is True
+    reported = json.loads(call("doctor", tmp_path / "not" / "yet", "--mib", 1, "--json")[1])
+    assert reported["place"]["directory"] == str(tmp_path)
+    assert reported["place"]["write_bytes_per_sec"] > 0 and reported["place"]["locks"] is True
     assert os.listdir(tmp_path) == []
 
 
@@ -109,7 +109,7 @@ def test_the_probe_leaves_nothing_when_it_fails(tmp_path: Path, monkeypatch: Any
 
 
 @pytest.mark.parametrize(
-    ("change", "level", "told"),
+    ("change", "level", "reported"),
     [
         ({"free_bytes": 2**20}, "problem", "1 MiB are free"),
         ({"free_inodes": 3}, "problem", "3 more files"),
@@ -126,10 +126,10 @@ def test_the_probe_leaves_nothing_when_it_fails(tmp_path: Path, monkeypatch: Any
         ({"exchanges": False}, "note", "renames twice"),
     ],
 )
-def test_what_is_made_of_a_disk(change: dict[str, Any], level: str, told: str) -> None:
+def test_what_is_made_of_a_disk(change: dict[str, Any], level: str, reported: str) -> None:
     assert _doctor.of_disk(GOOD) == []
     (finding,) = _doctor.of_disk(dataclasses.replace(GOOD, **change))
-    assert finding.level == level and told in finding.text
+    assert finding.level == level and reported in finding.text
 
 
 def test_what_is_made_of_versions() -> None:
@@ -153,7 +153,7 @@ def test_what_is_made_of_a_store() -> None:
     assert "region" in _doctor.of_store(dataclasses.replace(good, get_secs=2.0))[0].text
 
 
-def test_a_writer_and_leftovers_are_told(call, tmp_path: Path) -> None:
+def test_a_writer_and_leftovers_are_reported(call, tmp_path: Path) -> None:
     import ckpt_core as ckpt
 
     with ckpt.Checkpointer(tmp_path) as run:

@@ -32,8 +32,8 @@ def test_there_and_back(call: Call, tmp_path: Path) -> None:
     assert json.loads(out) == {"path": str(tmp_path / "a"), "leaves": 2, "bytes": 40}
     for file, more in (("b.npz", []), ("b.pt", []), ("b", ["--to", "npz"])):
         code, out, err = call("export", tmp_path / "a", tmp_path / file, "--json", *more)
-        (told,) = json.loads(out)["files"]
-        assert told == {"path": str(tmp_path / file), "bytes": (tmp_path / file).stat().st_size}
+        (reported,) = json.loads(out)["files"]
+        assert reported == {"path": str(tmp_path / file), "bytes": (tmp_path / file).stat().st_size}
     with np.load(tmp_path / "b") as found:
         assert found["enc.w"].tolist() == values.tolist()
     code, _, err = call("export", tmp_path / "a", tmp_path / "b.npz")
@@ -52,7 +52,7 @@ def test_rules_from_a_file(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["nothing.npz", "out"], "there is no such file"),
         (["text", "out"], "begins with b'a text'"),
@@ -62,15 +62,15 @@ def test_rules_from_a_file(call: Call, tmp_path: Path) -> None:
         (["one", "out"], "ckpt cp"),
     ],
 )
-def test_what_is_wrong_is_told(
-    call: Call, tmp_path: Path, monkeypatch: Any, arguments: list[str], told: str
+def test_what_is_wrong_is_reported(
+    call: Call, tmp_path: Path, monkeypatch: Any, arguments: list[str], reported: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("a text")
     ckpt.save("one", {"a": 1})
     code, out, err = call("import", *arguments)
     assert (code, out) == (2, "")
-    assert told in err
+    assert reported in err
     assert not Path("out").exists()
 
 
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_told(
     ],
 )
 @pytest.mark.parametrize("command", ["import", "export"])
-def test_rules_that_are_none_are_told_in_a_line(
+def test_rules_that_are_none_are_reported_in_a_line(
     call: Call, tmp_path: Path, rules: str, command: str
 ) -> None:
     np.savez(tmp_path / "a.npz", a=np.ones(2))
@@ -95,7 +95,7 @@ def test_rules_that_are_none_are_told_in_a_line(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["import", "a.npz", "out", "--split", ""], "--split must be a text"),
         (["import", "a.npz", "out", "--item", "a/b"], "cannot be the name of an item"),
@@ -108,12 +108,12 @@ def test_rules_that_are_none_are_told_in_a_line(
     ],
     ids=str,
 )
-def test_arguments_that_cannot_be_are_told_in_a_line(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+def test_arguments_that_cannot_be_are_reported_in_a_line(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reported: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("a.npz", a=np.ones(2))
     os.mkfifo("pipe")
     code, _, err = call(*arguments)
-    assert (code, told in err) == (2, True)
+    assert (code, reported in err) == (2, True)
     assert sorted(os.listdir()) == ["a.npz", "pipe"]

@@ -1,4 +1,4 @@
-"""`ckpt ls`, `show` and `verify`: what they say of runs, of strangers, of what is not whole yet."""
+"""`ckpt ls`, `show` and `verify`: what they say of runs, of folders that are not ckpt's, of what is not whole yet."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_strict_json_of_ordinary_values_is_json(value):
 
 
 @pytest.mark.parametrize("command", ["show", "verify"])
-def test_a_file_and_a_strangers_folder_are_called_so(call, tmp_path: Path, command: str):
+def test_a_file_and_a_foreign_folder_are_called_so(call, tmp_path: Path, command: str):
     np.savez(tmp_path / "weights.npz", w=np.ones(3))
     (tmp_path / "notes").mkdir()
     for name in "abcdefg":
@@ -123,9 +123,13 @@ def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
     code, out, _ = call("verify", tmp_path / "run")
     assert code == 1 and "not ok: 2 of 3 steps" in out and f"not ok: {tmp_path}/run/2\n" in out
     code, out, _ = call("verify", tmp_path / "run", "--json")
-    told = strict(out)
-    assert code == 1 and told["ok"] is False
-    assert [(row["step"], row["ok"]) for row in told["steps"]] == [(1, True), (2, False), (3, True)]
+    reported = strict(out)
+    assert code == 1 and reported["ok"] is False
+    assert [(row["step"], row["ok"]) for row in reported["steps"]] == [
+        (1, True),
+        (2, False),
+        (3, True),
+    ]
 
 
 def test_show_of_a_run_describes_it(call, tmp_path: Path):
@@ -135,8 +139,10 @@ def test_show_of_a_run_describes_it(call, tmp_path: Path):
     code, out, _ = call("show", tmp_path / "run")
     assert code == 0 and "loss 0.5" in out and "'width': 8" in out
     code, out, _ = call("show", tmp_path / "run", "--json")
-    told = strict(out)
-    assert told["run_metadata"] == {"width": 8} and [row["step"] for row in told["steps"]] == [4]
+    reported = strict(out)
+    assert reported["run_metadata"] == {"width": 8} and [
+        row["step"] for row in reported["steps"]
+    ] == [4]
 
 
 def test_orbax_steps_have_dates_and_a_flat_one_a_title(call, tmp_path: Path):
@@ -179,15 +185,15 @@ def test_ls_names_where_the_steps_are(call, tmp_path: Path):
     assert code == 0 and f"there are some in {tmp_path}/exp/seed0/checkpoints" in out
 
 
-def test_ls_tells_bytes_on_disk_and_counts_shared_files_once(call, tmp_path: Path):
+def test_ls_reports_bytes_on_disk_and_counts_shared_files_once(call, tmp_path: Path):
     frozen = jnp.arange(2**20, dtype=jnp.float32)
     with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, frozen=frozen, step={"n": step})
-    told = strict(call("ls", tmp_path / "run", "--json")[1])
-    each = [row["disk_bytes"] for row in told["steps"]]
+    reported = strict(call("ls", tmp_path / "run", "--json")[1])
+    each = [row["disk_bytes"] for row in reported["steps"]]
     assert all(2**22 < count < 2**22 + 2**17 for count in each)
-    assert 2**22 < told["disk_bytes"] < 2**22 + 2**18  # both steps have the same file
+    assert 2**22 < reported["disk_bytes"] < 2**22 + 2**18  # both steps have the same file
     assert "4.0 MiB on disk together" in call("ls", tmp_path / "run")[1]
 
 
@@ -215,7 +221,7 @@ def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path: Path):
     assert mine.is_dir() and ended.is_dir()
 
 
-def test_ls_tells_every_hidden_name_and_whatever_looks_like_one(call, tmp_path: Path):
+def test_ls_reports_every_hidden_name_and_whatever_looks_like_one(call, tmp_path: Path):
     run = tmp_path / "run"
     save_run(run, (1,))
     long, dotted = "best." + "x" * 200, "7.tmp.a-b"

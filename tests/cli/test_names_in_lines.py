@@ -83,10 +83,10 @@ def test_marks_that_turn_the_direction_of_text_are_spelled_out(call: Call, tmp_p
 
 
 def test_mismatches_have_a_line_each_and_no_more() -> None:
-    from ckpt_core.cli._text import told
+    from ckpt_core.cli._text import message_of
 
     mismatches = [ckpt.Mismatch(name, "missing", None, "float32[3]") for name in NAMES]
-    text = told(ckpt.StructureMismatch(mismatches, advice="do this"))
+    text = message_of(ckpt.StructureMismatch(mismatches, advice="do this"))
     assert len(text.splitlines()) == len(NAMES) + 2
     _check(text, "")
 

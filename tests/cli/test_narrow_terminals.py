@@ -24,17 +24,17 @@ def on_terminal(columns: int, *arguments: object) -> list[str]:
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
     with subprocess.Popen(command, stdout=theirs, stdin=subprocess.DEVNULL, env=environment):
         os.close(theirs)
-        told = b""
+        reported = b""
         while True:
             try:
                 more = os.read(ours, 65536)
             except OSError:  # the other end is closed
                 break
-            told += more
+            reported += more
             if not more:
                 break
     os.close(ours)
-    return told.decode().splitlines()
+    return reported.decode().splitlines()
 
 
 @pytest.fixture(name="runs", scope="module")

@@ -88,16 +88,16 @@ import json, sys
 sys.modules[{missing!r}] = None
 try:
     import {package}
-    told = None
+    reported = None
 except ModuleNotFoundError as error:
-    told = [str(error), error.name]
-print(json.dumps(told))
+    reported = [str(error), error.name]
+print(json.dumps(reported))
 """
-    told = run_python(code)
-    if told is None:
+    reported = run_python(code)
+    if reported is None:
         assert missing == "optax"  # imported when it is needed
     else:
-        assert told == [f"{package} needs {missing}: pip install 'ckpt-core[{extra}]'", missing]
+        assert reported == [f"{package} needs {missing}: pip install 'ckpt-core[{extra}]'", missing]
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ ckpt.load("a", Model(), castt=True)
 
 @pytest.mark.slow
 def test_type_checkers_know_the_names_and_the_type_of_like(tmp_path: Path):
-    told = diagnostics(tmp_path, TYPED, {"extraPaths": [str(ROOT)]})
-    kinds = [(one["range"]["start"]["line"], one["severity"]) for one in told]
-    revealed = [one["message"] for one in told if one["severity"] == "information"]
+    reported = diagnostics(tmp_path, TYPED, {"extraPaths": [str(ROOT)]})
+    kinds = [(one["range"]["start"]["line"], one["severity"]) for one in reported]
+    revealed = [one["message"] for one in reported if one["severity"] == "information"]
     assert [text.split(" is ")[1] for text in revealed] == [
         '"Any"',
         '"Model"',
@@ -153,7 +153,7 @@ def test_type_checkers_know_the_names_and_the_type_of_like(tmp_path: Path):
         '"Any"',
     ]
     assert [line for line, severity in kinds if severity == "error"] == [10, 11]
-    assert any('"loadd" is not a known attribute' in one["message"] for one in told)
+    assert any('"loadd" is not a known attribute' in one["message"] for one in reported)
 
 
 # ------------------------------------------------------------------------------------ plain mistakes
@@ -172,7 +172,7 @@ def test_settings_in_a_dict_are_spelled_out(tmp_path: Path):
 
 
 @pytest.mark.parametrize("state", [STATE, [1, 2], np.ones(3), jnp.ones(3), 7, None, b"bytes"])
-def test_a_state_in_the_place_of_the_path_is_told(state: Any, tmp_path: Path):
+def test_a_state_in_the_place_of_the_path_is_reported(state: Any, tmp_path: Path):
     path = str(tmp_path / "one")
     for call in (
         lambda: ckpt.save(state, path),
@@ -186,7 +186,7 @@ def test_a_state_in_the_place_of_the_path_is_told(state: Any, tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_state_in_the_place_of_the_step_is_told_without_its_numbers(tmp_path: Path):
+def test_a_state_in_the_place_of_the_step_is_reported_without_its_numbers(tmp_path: Path):
     state: Any = {"w": np.arange(1000)}
     with (
         ckpt.Checkpointer(tmp_path / "run") as checkpointer,
@@ -206,7 +206,7 @@ def test_a_file_is_no_checkpoint_and_says_what_reads_it(tmp_path: Path):
     assert np.load(tmp_path / "weights.npz")["w"].tolist() == [1, 1, 1]
 
 
-def test_a_strangers_folder_is_never_advised_to_be_overwritten(tmp_path: Path):
+def test_a_foreign_folder_is_never_advised_to_be_overwritten(tmp_path: Path):
     folder = tmp_path / "run/12"
     folder.mkdir(parents=True)
     (folder / "thesis.tex").write_text("years of work")
@@ -311,7 +311,7 @@ def sharded(count: int) -> NamedSharding:
 
 @pytest.mark.parametrize("saved", [8, 2])
 @pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec()])
-def test_the_report_tells_that_eight_devices_became_one(saved: int, spec: Any, tmp_path: Path):
+def test_the_report_says_that_eight_devices_became_one(saved: int, spec: Any, tmp_path: Path):
     sharding = NamedSharding(sharded(saved).mesh, spec)
     tree = {"w": jax.device_put(jnp.arange(16.0), sharding), "n": np.ones(2), "s": 3}
     ckpt.save(tmp_path / "one", model=tree)
@@ -363,12 +363,12 @@ def test_so_are_those_of_pending_work(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("file", "told"),
+    ("file", "reported"),
     [("x.npz", "file of numpy.*ckpt import"), ("x.pt", "ckpt import"), ("x", "a file")],
 )
-def test_a_file_is_no_directory_of_steps(file: str, told: str, tmp_path: Path):
+def test_a_file_is_no_directory_of_steps(file: str, reported: str, tmp_path: Path):
     (tmp_path / file).write_bytes(b"x")
-    with pytest.raises(NotADirectoryError, match=told) as refused:
+    with pytest.raises(NotADirectoryError, match=reported) as refused:
         ckpt.Checkpointer(tmp_path / file)
     assert refused.value.filename == str(tmp_path / file)
 

@@ -84,10 +84,10 @@ COMMON = ("--state-bytes", "1GiB", "--step-secs", 0.5, "--mtbf", 24, "--mib", 1)
 def test_what_is_printed(call, tmp_path: Path) -> None:
     code, out, err = call("plan", tmp_path, *COMMON)
     assert (code, err) == (0, "") and "save_interval_steps=" in out and "useful time" in out
-    told = json.loads(call("plan", tmp_path, *COMMON, "--local", tmp_path / "f", "--json")[1])
-    fast, slow = told["tiers"]
+    reported = json.loads(call("plan", tmp_path, *COMMON, "--local", tmp_path / "f", "--json")[1])
+    fast, slow = reported["tiers"]
     assert fast["name"] == str(tmp_path / "f") and slow["steps"] % fast["steps"] == 0
-    assert 0.5 < told["useful"] < 1
+    assert 0.5 < reported["useful"] < 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -60,9 +60,9 @@ def test_show_and_verify_say_what_it_is(call: Call, tmp_path: Path):
     assert "{'format': 'np'}" in out
     assert "a.w" in out
     code, out, _ = call("show", path, "--json")
-    told = json.loads(out)
-    assert told["written_by"] == "safetensors"
-    assert told["leaves"]["state"][0]["shape"] == [2, 3]
+    reported = json.loads(out)
+    assert reported["written_by"] == "safetensors"
+    assert reported["leaves"]["state"][0]["shape"] == [2, 3]
     code, out, _ = call("verify", path)
     assert code == 1
     assert "a format without checksums" in out
@@ -88,6 +88,6 @@ def test_names_do_not_steer_the_terminal(call: Call, tmp_path: Path):
         ),
     ):
         _, out, err = call(*command)
-        told = out + err
-        assert "title" in told
-        assert not set("\x1b\x07\u202e\r") & set(told)
+        reported = out + err
+        assert "title" in reported
+        assert not set("\x1b\x07\u202e\r") & set(reported)

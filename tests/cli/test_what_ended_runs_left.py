@@ -55,10 +55,10 @@ def test_runs_are_listed(call: Any, tmp_path: Path) -> None:
     with open_run(tmp_path, "b") as live:
         live.save(7, state(7))
         code, out, _ = call("ls", "--local", tmp_path / "local", "--json")
-        told = {run["path"]: run for run in json.loads(out)["runs"]}
-        assert code == 0 and len(told) == 2
-        ended_run = told.pop(str(first))
-        (living,) = told.values()
+        reported = {run["path"]: run for run in json.loads(out)["runs"]}
+        assert code == 0 and len(reported) == 2
+        ended_run = reported.pop(str(first))
+        (living,) = reported.values()
         assert (ended_run["steps"], ended_run["in_use"], ended_run["mine"]) == ([1], False, True)
         assert (living["steps"], living["in_use"]) == ([7], True)
         assert (ended_run["persistent"], living["persistent"]) == (

@@ -132,7 +132,7 @@ def _first_chunk(index: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda index: setattr(_first_info(index), "relative_path", "../x"), "is in '../x'"),
         (lambda index: setattr(_first_info(index), "relative_path", "none"), "is missing"),
@@ -145,10 +145,10 @@ def _first_chunk(index: Any) -> Any:
         (lambda index: setattr(_first_chunk(index), "offsets", (2**70,)), "damaged"),
     ],
 )
-def test_hostile_indices(tmp_path: Path, change: Any, told: str) -> None:
+def test_hostile_indices(tmp_path: Path, change: Any, reported: str) -> None:
     save({"a": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a")
     changed(tmp_path / "a", change)
-    with pytest.raises(ckpt.CheckpointCorrupt, match=told):
+    with pytest.raises(ckpt.CheckpointCorrupt, match=reported):
         import_weights(tmp_path / "a", tmp_path / "c")
     assert not (tmp_path / "c").exists()
 

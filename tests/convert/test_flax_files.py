@@ -1,4 +1,4 @@
-"""msgpack files of Flax: every array to the bit; damage and what is no tree of arrays is told."""
+"""msgpack files of Flax: every array to the bit; damage and what is no tree of arrays is reported."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_train_state_of_linen_goes_on(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
-def test_damage_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_damage_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     whole = serialization.msgpack_serialize(
         {"a": np.arange(40.0), "b": {"c": "text", "d": 1 << 40}}
     )
@@ -87,7 +87,7 @@ def test_damage_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reported"),
     [
         (b"\x82\xa1a\x01\xa1a\x02", "stands in a map twice"),
         (b"\x81\xa1a\xdf\xff\xff\xff\xff", "cut short"),
@@ -99,13 +99,13 @@ def test_damage_is_told_and_leaves_nothing(tmp_path: Path) -> None:
         (b"\x81\xa2\xff\xff\x01", "damaged"),
     ],
 )
-def test_hostile_files(tmp_path: Path, data: bytes, told: str) -> None:
+def test_hostile_files(tmp_path: Path, data: bytes, reported: str) -> None:
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(ckpt.CheckpointCorrupt, match=told):
+    with pytest.raises(ckpt.CheckpointCorrupt, match=reported):
         import_weights(tmp_path / "a", tmp_path / "c")
 
 
-def test_an_unknown_extension_is_told(tmp_path: Path) -> None:
+def test_an_unknown_extension_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\x81\xa1a\xd4\x05\x00")
     with pytest.raises(ckpt.UnsupportedLeaf, match="extension of type 5"):
         import_weights(tmp_path / "a", tmp_path / "c")

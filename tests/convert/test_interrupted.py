@@ -22,10 +22,10 @@ import os, signal, sys
 from ckpt_core import _operation
 import ckpt_core as ckpt
 _operation.PROGRESS_SECS = 0.0
-def told(event):
+def reported(event):
     if event.kind == "progress":
         os.kill(os.getpid(), signal.SIGKILL)
-ckpt.convert.import_weights(sys.argv[1], sys.argv[2], options=ckpt.Options(on_event=told))
+ckpt.convert.import_weights(sys.argv[1], sys.argv[2], options=ckpt.Options(on_event=reported))
 """
 
 

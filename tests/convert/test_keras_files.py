@@ -1,4 +1,4 @@
-"""Keras' own files: the variables to the bit; links, damage and objects are told."""
+"""Keras' own files: the variables to the bit; links, damage and objects are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``.npz`` in and out: every array to the bit, and what cannot be one is told."""
+"""``.npz`` in and out: every array to the bit, and what cannot be one is reported."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Harm:
 
 
 @pytest.mark.parametrize(
-    ("members", "error", "told"),
+    ("members", "error", "reported"),
     [
         ({"a.npy": npy(np.array([Harm()], object))}, ckpt.UnsupportedLeaf, "Python objects"),
         ({"a.npy": npy(np.array(["text"]))}, ckpt.UnsupportedLeaf, "holds no str"),
@@ -147,10 +147,10 @@ class Harm:
         ({"a.npy": npy(np.ones(9)), "b.txt": b"x"}, ckpt.UnsupportedLeaf, "b.txt is no array"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, members: Any, error: Any, told: str, monkeypatch: Any):
+def test_what_is_refused(tmp_path: Path, members: Any, error: Any, reported: str, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "a.npz", members)
-    with pytest.raises(error, match=told) as raised:
+    with pytest.raises(error, match=reported) as raised:
         import_weights(path, tmp_path / "out")
     assert "a.npz" in str(raised.value)
     assert [one.name for one in tmp_path.iterdir()] == ["a.npz"]
@@ -185,7 +185,7 @@ def test_a_forged_position_is_damage(tmp_path: Path) -> None:
         import_weights(path, tmp_path / "out")
 
 
-def test_a_bomb_is_told_before_memory_is_taken(tmp_path: Path) -> None:
+def test_a_bomb_is_reported_before_memory_is_taken(tmp_path: Path) -> None:
     head = npy(np.ones(9, np.uint8)).replace(b"(9,), }           ", b"(9000000000000,), }")
     assert b"9000000000000" in head
     path = written(tmp_path / "a.npz", {"a.npy": head})
@@ -198,7 +198,7 @@ def test_a_method_that_unpacks_without_a_limit_is_refused(tmp_path: Path, method
     """1,700 bytes of bzip2 are 2 GiB, all of which zipfile makes for the first byte of them."""
     with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
         archive.writestr("a.npy", npy(np.ones(9)))
-    with pytest.raises(ckpt.CheckpointError, match=r"a\.npy.*of which nothing tells"):
+    with pytest.raises(ckpt.CheckpointError, match=r"a\.npy.*which says nothing of"):
         import_weights(tmp_path / "a.npz", tmp_path / "out")
 
 

@@ -146,7 +146,7 @@ def tensor_pickle(key: str, count: int, offset: int, shape: str, strides: str) -
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reported"),
     [
         (tensor_pickle("0", 2, 0, "I3\n", "I1\n"), "outside of its memory"),
         (tensor_pickle("0", 9, 0, "I9\n", "I1\n"), "outside of its file"),
@@ -173,9 +173,9 @@ def tensor_pickle(key: str, count: int, offset: int, shape: str, strides: str) -
         (b"garbage", "damaged"),
     ],
 )
-def test_hostile_pickles(tmp_path: Path, data: bytes, told: str) -> None:
+def test_hostile_pickles(tmp_path: Path, data: bytes, reported: str) -> None:
     path = with_pickle(tmp_path / "a.pt", data)
-    with pytest.raises(ckpt.CheckpointCorrupt, match=told) as raised:
+    with pytest.raises(ckpt.CheckpointCorrupt, match=reported) as raised:
         import_weights(path, tmp_path / "out")
     assert "a.pt" in str(raised.value)
     assert not (tmp_path / "out").exists()

@@ -115,9 +115,9 @@ def test_other_formats(request: pytest.FixtureRequest, tmp_path: Path, kind: str
     assert found.same
     assert [leaf.path for leaf in found.leaves] == ["a/w", "b"]
     safetensors = pytest.importorskip("safetensors.numpy")
-    alike = tmp_path / "alike.safetensors"
-    safetensors.save_file({"a/w": np.ones(3), "a.w": np.zeros(3)}, alike)
-    assert len(compare(alike, alike).leaves) == 2
+    same = tmp_path / "same.safetensors"
+    safetensors.save_file({"a/w": np.ones(3), "a.w": np.zeros(3)}, same)
+    assert len(compare(same, same).leaves) == 2
 
 
 def test_large_leaves_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_items_that_are_no_trees(tmp_path: Path) -> None:
     assert not compare(tmp_path / "a", tmp_path / "c").same
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_damage_is_reported(tmp_path: Path) -> None:
     ckpt.save(tmp_path / "a", {"w": np.arange(100_000.0)})
     (data,) = (path for path in (tmp_path / "a").rglob("*") if path.stat().st_size > 100_000)
     content = bytearray(data.read_bytes())
@@ -184,8 +184,8 @@ def test_diff_says_it_with_its_exit_code(pair: tuple[Path, Path], capsys: Any) -
     assert "only in A: state/empty" in out
     assert "bfloat16[2, 2] -> bfloat16[2, 3]" in out
     assert run("diff", a, b, "--json", "--only", "layers/**") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [leaf["path"] for leaf in told["leaves"]] == ["layers/1/w", "layers/0/w"]
+    reported = json.loads(capsys.readouterr().out)
+    assert [leaf["path"] for leaf in reported["leaves"]] == ["layers/1/w", "layers/0/w"]
     assert run("diff", a, b, "--limit", "1") == 1
     assert "leaves more" in capsys.readouterr().out
 
@@ -207,9 +207,9 @@ def test_stats_finds_what_is_not_finite(tmp_path: Path, capsys: Any) -> None:
     assert run("stats", str(tmp_path / "b")) == 1
     assert "[red]" in capsys.readouterr().out
     assert run("stats", str(tmp_path / "b"), "--json", "--only", "w") == 1
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["nan_count"], told["inf_count"], told["zero_count"]) == (1, 1, 1)
-    assert (told["min"], told["max"]) == (0.0, 1.0)
+    (reported,) = json.loads(capsys.readouterr().out)
+    assert (reported["nan_count"], reported["inf_count"], reported["zero_count"]) == (1, 1, 1)
+    assert (reported["min"], reported["max"]) == (0.0, 1.0)
 
 
 def test_the_commands_need_no_jax(pair: tuple[Path, Path], run_python: Any) -> None:

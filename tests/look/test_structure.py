@@ -43,8 +43,8 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_what_differs_is_told(call, tmp_path, kind):
-    one, other, told = PAIRS[kind]
+def test_what_differs_is_reported(call, tmp_path, kind):
+    one, other, reported = PAIRS[kind]
     for name, tree in (("a", one), ("b", other), ("again", one)):
         ckpt.save(tmp_path / name, tree)
     found = compare(tmp_path / "a", tmp_path / "b")
@@ -53,12 +53,12 @@ def test_what_differs_is_told(call, tmp_path, kind):
     pytest.importorskip("typer")
     code, out, _ = call("diff", tmp_path / "a", tmp_path / "b")
     assert code == 1
-    assert re.search(told, out), out
+    assert re.search(reported, out), out
     code, _, _ = call("diff", tmp_path / "a", tmp_path / "again")
     assert code == 0
 
 
-def test_what_leaves_tell_is_told_once(tmp_path):
+def test_what_leaves_show_is_reported_once(tmp_path):
     ckpt.save(tmp_path / "a", {"w": W, "x": {"y": W}})
     ckpt.save(tmp_path / "b", {"w": W})
     found = compare(tmp_path / "a", tmp_path / "b")

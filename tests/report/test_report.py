@@ -57,12 +57,12 @@ def test_numbers_of_the_newest_steps(tmp_path: Path):
     assert octaves == {"a/w": [1, 1, 0, 1, 0, 1], "a/b~1c": [0, 1, 0, 1], "big": [0, 1, 0, 2500]}
     assert dict(zip(paths, columns["nan"], strict=True)) == {"a/w": 0, "a/b~1c": 1, "big": 0}
     turn_a_bit(tmp_path / "run/3")
-    told = read_report(tmp_path / "run", Request(stats=1))
+    reported = read_report(tmp_path / "run", Request(stats=1))
     assert as_json(read_report(tmp_path / "run"))["statistics"] == []
-    assert as_json(told)["statistics"] == [] and "cannot be read" in told.notes[0]
+    assert as_json(reported)["statistics"] == [] and "cannot be read" in reported.notes[0]
 
 
-def test_a_damaged_step_is_told_and_is_the_exit_code(call, tmp_path: Path):
+def test_a_damaged_step_is_reported_and_is_the_exit_code(call, tmp_path: Path):
     save_run(tmp_path / "run", {"a": np.ones(3)})
     (tmp_path / "run/1/ckpt.json").write_text("{}")
     code, _, _ = call("report", tmp_path / "run", "-o", tmp_path / "r.html")
@@ -73,9 +73,9 @@ def test_a_page_takes_the_place_of_pages_only(call: Any, tmp_path: Path):
     """Not of a part of the checkpoint, when arguments are mixed up."""
     ckpt.save(tmp_path / "one", {"a": np.ones(2)})
     (record,) = tmp_path.glob("one/ckpt.json")
-    for output, told in ((record, "is no page"), (tmp_path / "one", "is a directory")):
+    for output, reported in ((record, "is no page"), (tmp_path / "one", "is a directory")):
         code, _, err = call("report", tmp_path / "one", "-o", output)
-        assert (code, told in err) == (2, True)
+        assert (code, reported in err) == (2, True)
     assert ckpt.load(tmp_path / "one")["a"].tolist() == [1, 1]
     for _ in range(2):
         assert call("report", tmp_path / "one", "-o", tmp_path / "a.html")[0] == 0
@@ -143,7 +143,7 @@ def test_the_page_in_a_browser(tmp_path: Path):
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_a_step_of_a_newer_format_is_told_and_is_not_damaged(
+def test_a_step_of_a_newer_format_is_reported_and_is_not_damaged(
     call: Any, tmp_path: Path, verify: bool
 ):
     save_run(tmp_path / "run", {"a": np.ones(3)})

@@ -12,23 +12,15 @@ from typing import Any, Literal
 import jax
 
 import ckpt_core as ckpt
+from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._core import (
-    BenchmarkOptions,
-    BenchmarksGenerator,
-    Skipped,
-    TestContext,
-    TestResult,
-    benchmark_options,
-)
 from ckpt_core.bench._data import abstract, total_bytes
-from ckpt_core.bench._measure import Metrics
-from ckpt_core.bench._settle import settle
+from ckpt_core.bench.generators._save_load import data_of
 from ckpt_core.bench.libraries import library
 
 
 @dataclass(frozen=True)
-class CheckpointerLoopOptions(BenchmarkOptions):
+class CheckpointerLoopOptions(bench.BenchmarkOptions):
     """Attributes:
     library: ``ckpt`` or ``orbax_v0_manager``.
     train_steps: the number of steps.
@@ -47,21 +39,19 @@ class CheckpointerLoopOptions(BenchmarkOptions):
     use_local_directory: bool | list[bool] = False
 
 
-@benchmark_options(CheckpointerLoopOptions)
-class CheckpointerLoop(BenchmarksGenerator):
+@bench.benchmark_options(CheckpointerLoopOptions)
+class CheckpointerLoop(bench.BenchmarksGenerator):
     """Measures ``train_steps``, in it each ``step`` and ``save``, and then ``restore``."""
 
-    def test_fn(self, context: TestContext) -> TestResult:
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        state = context.pytree
-        if state is None:
-            raise Skipped("needs a checkpoint_config with a spec or a path")
+        state = data_of(context)
         directory = _directory(context, options.use_local_directory)
         train = _training(options.trained)
-        metrics, size = Metrics(), total_bytes(state)
+        metrics, size = bench.Metrics(), total_bytes(state)
         state = train(state)  # compiles
         manager, save, _ = _manager(directory, options)
-        with settle(), closing(manager), metrics.measure("train_steps"):
+        with bench.settle(), closing(manager), metrics.measure("train_steps"):
             for step in range(options.train_steps):
                 with metrics.measure("step", ["time"]):
                     state = jax.block_until_ready(train(state))
@@ -71,7 +61,7 @@ class CheckpointerLoop(BenchmarksGenerator):
                 manager.wait_until_finished()
         saved = options.train_steps - 1 - (options.train_steps - 1) % options.save_interval_steps
         manager, _, restore = _manager(directory, options)
-        with settle(), closing(manager):
+        with bench.settle(), closing(manager):
             with metrics.measure("restore", nbytes=size):
                 step, loaded = restore(abstract(state))
                 jax.block_until_ready(loaded)
@@ -81,16 +71,16 @@ class CheckpointerLoop(BenchmarksGenerator):
         if saved == options.train_steps - 1:
             check_equal(state, loaded)
         durable = library(options.library).default_durability
-        return TestResult(
+        return bench.TestResult(
             metrics=metrics, notes={"steps kept": str(len(steps)), "durable": durable}
         )
 
 
-def _directory(context: TestContext, local: bool) -> Path:
+def _directory(context: bench.TestContext, local: bool) -> Path:
     if not local:
         return context.path / "steps"
     if context.local_path is None:
-        raise Skipped("use_local_directory needs --local-directory")
+        raise bench.Skipped("use_local_directory needs --local-directory")
     return context.local_path / "steps"
 
 
@@ -131,7 +121,7 @@ def _manager(directory: Path, options: Any) -> _Manager:
     try:
         return (_ours if options.library == "ckpt" else _orbax)(directory, options)
     except ModuleNotFoundError as error:
-        raise Skipped(f"{options.library} is not installed: {error}") from error
+        raise bench.Skipped(f"{options.library} is not installed: {error}") from error
 
 
 def _ours(directory: Path, options: Any) -> _Manager:

@@ -10,18 +10,15 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
+from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._core import (
-    BenchmarksGenerator,
-    Skipped,
-    TestContext,
-    TestResult,
-    benchmark_options,
-)
 from ckpt_core.bench._data import abstract, load_onto, total_bytes
-from ckpt_core.bench._measure import Metrics
-from ckpt_core.bench._settle import drop_page_cache, settle
-from ckpt_core.bench.generators._save_load import SaveLoadOptions, notes_of, sharded_library
+from ckpt_core.bench.generators._save_load import (
+    SaveLoadOptions,
+    measure_load,
+    notes_of,
+    sharded_library,
+)
 
 
 @dataclass(frozen=True)
@@ -43,50 +40,48 @@ class ReshardingOptions(SaveLoadOptions):
         return super().problem()
 
 
-@benchmark_options(ReshardingOptions)
-class Resharding(BenchmarksGenerator):
+@bench.benchmark_options(ReshardingOptions)
+class Resharding(bench.BenchmarksGenerator):
     """Measures ``load`` onto another sharding than that of the save."""
 
-    def test_fn(self, context: TestContext) -> TestResult:
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
         if options.reference_checkpoint_path is None:
             return _reshard_own(context)
         path = str(options.reference_checkpoint_path)
-        metrics = Metrics()
+        metrics = bench.Metrics()
         size = sum(item.bytes for item in ckpt.inspect(path).items.values())
-        if options.page_cache == "cold":
-            drop_page_cache(Path(path))
-        with settle(), metrics.measure("load", options.metric_keys(), nbytes=size):
-            loaded = jax.block_until_ready(load_onto(path, options.reference_sharding_path))
+        sharding = options.reference_sharding_path
+        loaded = measure_load(metrics, context, Path(path), lambda: load_onto(path, sharding), size)
         if not jax.tree.leaves(loaded):
-            raise Skipped(f"{path} holds no leaf")
-        return TestResult(metrics=metrics, notes={"page cache": str(options.page_cache)})
+            raise bench.Skipped(f"{path} holds no leaf")
+        return bench.TestResult(metrics=metrics, notes={"page cache": str(options.page_cache)})
 
 
-def _reshard_own(context: TestContext) -> TestResult:
+def _reshard_own(context: bench.TestContext) -> bench.TestResult:
     if context.pytree is None or context.mesh is None:
-        raise Skipped("needs reference_checkpoint_path, or a checkpoint_config and a mesh_config")
+        raise bench.Skipped(
+            "needs reference_checkpoint_path, or a checkpoint_config and a mesh_config"
+        )
     turned = jax.tree.map(lambda leaf: _turned(leaf, context.mesh), abstract(context.pytree))
     return _save_then_load(context, turned, resharded=True)
 
 
-def _save_then_load(context: TestContext, like: Any, *, resharded: bool) -> TestResult:
+def _save_then_load(context: bench.TestContext, like: Any, *, resharded: bool) -> bench.TestResult:
     """Saves the suite's arrays unmeasured, then measures a load onto the shardings of ``like``."""
     state, options = context.pytree, context.options
     lib = sharded_library(options)
-    path, metrics = context.path / "ckpt", Metrics()
+    path, metrics = context.path / "ckpt", bench.Metrics()
     lib.save(path, state)
-    if options.page_cache == "cold":
-        drop_page_cache(path)
-    with settle(), metrics.measure("load", options.metric_keys(), nbytes=total_bytes(state)):
-        loaded = jax.block_until_ready(lib.load(path, like))
+    size = total_bytes(state)
+    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like), size)
     for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
         if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
             raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")
     # A process can compare its own shards only: with several, not if the sharding changed.
     if jax.process_count() == 1 or not resharded:
         check_equal(state, loaded)
-    return TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
+    return bench.TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
 
 
 def _turned(leaf: Any, mesh: Any) -> Any:
@@ -109,11 +104,11 @@ class LoadAndBroadcastOptions(ReshardingOptions):
     use_load_and_broadcast: bool | list[bool] = True
 
 
-@benchmark_options(LoadAndBroadcastOptions)
-class LoadAndBroadcast(BenchmarksGenerator):
+@bench.benchmark_options(LoadAndBroadcastOptions)
+class LoadAndBroadcast(bench.BenchmarksGenerator):
     """Measures ``load`` of replicated arrays: one process reads each and sends it to the others."""
 
-    def test_fn(self, context: TestContext) -> TestResult:
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         if context.pytree is None or context.mesh is None:
-            raise Skipped("needs a checkpoint_config and a mesh_config")
+            raise bench.Skipped("needs a checkpoint_config and a mesh_config")
         return _save_then_load(context, abstract(context.pytree), resharded=False)

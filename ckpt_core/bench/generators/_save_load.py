@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
+from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._core import (
-    BenchmarkOptions,
-    BenchmarksGenerator,
-    Skipped,
-    TestContext,
-    TestResult,
-    benchmark_options,
-)
 from ckpt_core.bench._data import abstract, total_bytes
-from ckpt_core.bench._measure import Metrics
-from ckpt_core.bench._settle import drop_page_cache, fsync_all, settle, warm_free_memory
+from ckpt_core.bench._settle import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._yaml import nearest
-from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
+from ckpt_core.bench.libraries import NAMES, Library, library, make_library
 
-_GIB = 2**30
 # The text of swept options in tables; null, the library's own choice, has none.
 _WORDS: dict[str, dict[Any, str]] = {
     "async_enabled": {True: "background", False: "foreground"},
@@ -33,7 +25,7 @@ _WORDS: dict[str, dict[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class SaveLoadOptions(BenchmarkOptions):
+class SaveLoadOptions(bench.BenchmarkOptions):
     """What to save and load with; null leaves a setting to the library.
 
     Attributes:
@@ -67,7 +59,7 @@ class SaveLoadOptions(BenchmarkOptions):
     def problem(self) -> str | None:
         if self.library not in NAMES:
             return f"no library {self.library!r}{nearest(str(self.library), NAMES)}"
-        reason = library(str(self.library)).refuses(self.storage())
+        reason = library(str(self.library)).refuses(self)
         return None if reason is None else f"{self.library} {reason}"
 
     def label(self, name: str) -> str:
@@ -76,27 +68,6 @@ class SaveLoadOptions(BenchmarkOptions):
             return words.get(getattr(self, name), "")
         return super().label(name)
 
-    def storage(self) -> Storage:
-        """The options in the form that the libraries take."""
-        options: Any = self
-
-        def gib(value: float | None) -> int | None:
-            return None if value is None else int(value * _GIB)
-
-        return Storage(
-            durable=options.durable,
-            background=options.async_enabled,
-            ocdbt=options.use_ocdbt,
-            zarr3=options.use_zarr3,
-            compression=options.use_compression,
-            replica_parallel=options.use_replica_parallel,
-            replica_separate_folder=options.enable_replica_parallel_separate_folder,
-            broadcast=options.use_load_and_broadcast,
-            chunk_bytes=options.chunk_byte_size,
-            save_bytes=gib(options.save_concurrent_gb),
-            load_bytes=gib(options.restore_concurrent_gb),
-        )
-
     def metric_keys(self) -> list[str] | None:
         """The metrics to measure; tracemalloc only on request, because it slows everything down."""
         from ckpt_core.bench._collectors import DEFAULT_KEYS
@@ -104,52 +75,54 @@ class SaveLoadOptions(BenchmarkOptions):
         return [*DEFAULT_KEYS, "tracemalloc"] if self.metric_tracemalloc_enabled else None
 
 
-@benchmark_options(SaveLoadOptions)
-class SaveLoad(BenchmarksGenerator):
+@bench.benchmark_options(SaveLoadOptions)
+class SaveLoad(bench.BenchmarksGenerator):
     """Measures ``save`` (in it ``save_blocking`` and ``save_background``), then ``load``."""
 
-    def test_fn(self, context: TestContext) -> TestResult:
-        return save_and_load(context, context.pytree)
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        return save_and_load(context, data_of(context))
 
 
-def save_and_load(context: TestContext, state: Any) -> TestResult:
+def data_of(context: bench.TestContext) -> Any:
+    """The data of the suite; raises ``Skipped`` if it has none."""
+    if context.pytree is None:
+        raise bench.Skipped("needs a checkpoint_config with a spec or a path")
+    return context.pytree
+
+
+def save_and_load(context: bench.TestContext, state: Any) -> bench.TestResult:
     """Measures the round trip of a state as the options of ``SaveLoad`` say."""
-    if state is None:
-        raise Skipped("needs a checkpoint_config with a spec or a path")
     options: SaveLoadOptions = context.options
-    lib = make_library(str(options.library), options.storage())
+    lib = make_library(options)
     if not lib.sharded and jax.process_count() > 1:
-        raise Skipped(f"{options.library} runs in one process only")
-    metrics, keys = Metrics(), options.metric_keys()
-    size, like, path = total_bytes(state), abstract(state), context.path / "ckpt"
+        raise bench.Skipped(f"{options.library} runs in one process only")
+    metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
     prepared = lib.prepare(state)
-    measure_save(metrics, lib, path, prepared, size, keys)
-    if options.page_cache == "cold":
-        drop_page_cache(path)
-    with settle(), metrics.measure("load", keys, nbytes=size):
-        loaded = jax.block_until_ready(lib.load(path, like))
+    measure_save(metrics, lib, path, prepared, total_bytes(state), options.metric_keys())
+    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like), total_bytes(state))
     check_equal(state, lib.finish(loaded, like))
-    return TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
+    return bench.TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
 
 
 def sharded_library(options: SaveLoadOptions) -> Library:
-    """The library of the options.
-
-    Raises:
-        Skipped: it is not installed, or it cannot save arrays that several devices hold.
-    """
-    lib = make_library(str(options.library), options.storage())
+    """The library of the options; raises ``Skipped`` if it cannot save arrays that several devices hold."""
+    lib = make_library(options)
     if not lib.sharded:
-        raise Skipped(f"{options.library} knows no shardings")
+        raise bench.Skipped(f"{options.library} knows no shardings")
     return lib
 
 
 def measure_save(
-    metrics: Metrics, lib: Library, path: Path, prepared: Any, size: int, keys: list[str] | None
+    metrics: bench.Metrics,
+    lib: Library,
+    path: Path,
+    prepared: Any,
+    size: int,
+    keys: list[str] | None,
 ) -> None:
     """Measures one save; if it continues in the background, also its two parts."""
     warm_free_memory(path.parent, size)
-    with settle(), metrics.measure("save", keys, nbytes=size):
+    with bench.settle(), metrics.measure("save", keys, nbytes=size):
         if lib.background:
             with metrics.measure("save_blocking", ["time"]):
                 wait = lib.start_save(path, prepared)
@@ -159,6 +132,24 @@ def measure_save(
             lib.save(path, prepared)
         if lib.adds_fsync:
             fsync_all(path)
+
+
+def measure_load(
+    metrics: bench.Metrics,
+    context: bench.TestContext,
+    path: Path,
+    load: Callable[[], Any],
+    size: int | None = None,
+    name: str = "load",
+) -> Any:
+    """Measures a load of ``path`` and returns what it loaded, whose arrays count as ``size`` if that is None."""
+    if context.options.page_cache == "cold":
+        drop_page_cache(path)
+    keys = getattr(context.options, "metric_keys", lambda: None)()
+    with bench.settle(), metrics.measure(name, keys, nbytes=size) as block:
+        loaded = jax.block_until_ready(load())
+        block.nbytes = total_bytes(loaded) if size is None else size
+    return loaded
 
 
 def notes_of(lib: Library, page_cache: str = "warm") -> dict[str, str]:

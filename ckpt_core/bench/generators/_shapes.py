@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +11,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
+from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._core import (
-    BenchmarkOptions,
-    BenchmarksGenerator,
-    Skipped,
-    TestContext,
-    TestResult,
-    benchmark_options,
-)
 from ckpt_core.bench._data import abstract, total_bytes
-from ckpt_core.bench._measure import Metrics
-from ckpt_core.bench._settle import drop_page_cache, settle
 from ckpt_core.bench.generators._save_load import (
     SaveLoadOptions,
+    data_of,
+    measure_load,
     measure_save,
     notes_of,
     save_and_load,
@@ -44,14 +38,16 @@ class UniformLeavesOptions(SaveLoadOptions):
     leaf_bytes: int | list[int] = 1024
 
 
-@benchmark_options(UniformLeavesOptions)
-class UniformLeaves(BenchmarksGenerator):
+@bench.benchmark_options(UniformLeavesOptions)
+class UniformLeaves(bench.BenchmarksGenerator):
     """``SaveLoad`` on equal arrays that it makes itself; small ones show the cost per leaf."""
 
-    def test_fn(self, context: TestContext) -> TestResult:
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
         if jax.process_count() > 1:
-            raise Skipped("makes arrays of one process; use SaveLoad with a checkpoint_config")
+            raise bench.Skipped(
+                "makes arrays of one process; use SaveLoad with a checkpoint_config"
+            )
         result = save_and_load(context, _uniform(options.leaves, options.leaf_bytes // 4))
         for operation in ("save", "load"):
             for secs in result.metrics.values[operation]["0_basics/time_s"]:
@@ -68,13 +64,13 @@ def _uniform(leaves: int, length: int) -> dict[str, Any]:
     return jax.block_until_ready(state)
 
 
-@benchmark_options(UniformLeavesOptions)
+@bench.benchmark_options(UniformLeavesOptions)
 class ManySmallLeaves(UniformLeaves):
     """``UniformLeaves`` under a more familiar name."""
 
 
 @dataclass(frozen=True)
-class PartialLoadOptions(BenchmarkOptions):
+class PartialLoadOptions(bench.BenchmarkOptions):
     """Attributes:
     only: patterns of the leaves to load; empty takes the first leaf.
     page_cache: as in ``SaveLoad``.
@@ -84,26 +80,21 @@ class PartialLoadOptions(BenchmarkOptions):
     page_cache: str | list[str] = "warm"
 
 
-@benchmark_options(PartialLoadOptions)
-class PartialLoad(BenchmarksGenerator):
+@bench.benchmark_options(PartialLoadOptions)
+class PartialLoad(bench.BenchmarksGenerator):
     """Measures ``load_part``, and ``load`` of everything for comparison."""
 
-    def test_fn(self, context: TestContext) -> TestResult:
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        state, path, metrics = context.pytree, context.path / "ckpt", Metrics()
-        if state is None:
-            raise Skipped("needs a checkpoint_config with a spec or a path")
+        state, path, metrics = data_of(context), context.path / "ckpt", bench.Metrics()
         ckpt.save(path, state)
-        leaves = ckpt.inspect(path).items["state"].leaves
-        pattern = options.only or leaves[0].path
+        pattern = options.only or ckpt.inspect(path).items["state"].leaves[0].path
+        loaded = None
         for name, only in (("load_part", pattern), ("load", "**")):
-            if options.page_cache == "cold":
-                drop_page_cache(path)
-            with settle(), metrics.measure(name) as block:
-                loaded = jax.block_until_ready(ckpt.load(path, only=only))
-                block.nbytes = total_bytes(loaded)
+            load = functools.partial(ckpt.load, path, only=only)
+            loaded = measure_load(metrics, context, path, load, name=name)
         check_equal(state, loaded)
-        return TestResult(metrics=metrics, notes={"page cache": options.page_cache})
+        return bench.TestResult(metrics=metrics, notes={"page cache": options.page_cache})
 
 
 @dataclass(frozen=True)
@@ -118,25 +109,23 @@ class ReplicaParallelSaveOptions(SaveLoadOptions):
     use_replica_parallel: bool | list[bool | None] | None = True
 
 
-@benchmark_options(ReplicaParallelSaveOptions)
-class ReplicaParallelSave(BenchmarksGenerator):
+@bench.benchmark_options(ReplicaParallelSaveOptions)
+class ReplicaParallelSave(bench.BenchmarksGenerator):
     """Measures ``save`` of arrays that are replicated on all devices; each device writes a part."""
 
-    def test_fn(self, context: TestContext) -> TestResult:
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        if context.pytree is None:
-            raise Skipped("needs a checkpoint_config with a spec or a path")
-        lib = sharded_library(options)
+        data, lib = data_of(context), sharded_library(options)
         mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
         everywhere = NamedSharding(mesh, PartitionSpec())
         state = jax.tree.map(
             lambda leaf: jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf,
-            context.pytree,
+            data,
         )
         state = jax.block_until_ready(state)
-        metrics, like = Metrics(), abstract(state)
+        metrics, like = bench.Metrics(), abstract(state)
         for number in range(options.num_savings):
             path = context.path / f"ckpt_{number}"
             measure_save(metrics, lib, path, state, total_bytes(state), options.metric_keys())
             check_equal(state, lib.load(path, like))
-        return TestResult(metrics=metrics, notes=notes_of(lib))
+        return bench.TestResult(metrics=metrics, notes=notes_of(lib))

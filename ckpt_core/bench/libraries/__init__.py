@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from typing import Any
 
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._yaml import nearest
 from ckpt_core.bench.libraries._base import Library as Library
-from ckpt_core.bench.libraries._base import Storage as Storage
 
 _HOMES = {
     "ckpt": ("_ours", "Ckpt"),
@@ -42,20 +42,21 @@ def library(name: str) -> type[Library]:
     return getattr(importlib.import_module(f"ckpt_core.bench.libraries.{home}"), class_name)
 
 
-def make_library(name: str, storage: Storage) -> Library:
-    """A library with these settings, ready to run.
+def make_library(options: Any) -> Library:
+    """The library of options of ``SaveLoad``, ready to run.
 
     Raises:
         Skipped: it is not installed, or does not support the settings.
     """
+    name = str(options.library)
     kind = library(name)
     for module in kind.modules:
         if importlib.util.find_spec(module) is None:
             raise Skipped(f"{name} is not installed: no module {module!r}")
-    reason = kind.refuses(storage)
+    reason = kind.refuses(options)
     if reason is not None:
         raise Skipped(f"{name} {reason}")
-    return kind(storage)
+    return kind(options)
 
 
-__all__ = ["NAMES", "Library", "Storage", "library", "make_library"]
+__all__ = ["NAMES", "Library", "library", "make_library"]

@@ -1,38 +1,28 @@
-"""The interface of a measured library, and its settings."""
+"""The interface of a measured library; ``options`` are those of ``SaveLoad``, in which None leaves a setting to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-_FLAGS = {
-    "broadcast": "cannot load on one replica and broadcast",
-    "replica_separate_folder": "cannot write each replica to a folder of its own",
+import jax
+
+from ckpt_core.bench._core import Skipped
+
+GIB = 2**30
+_SETTINGS = {
+    "use_ocdbt": "ocdbt",
+    "use_zarr3": "zarr3",
+    "use_compression": "compression",
+    "chunk_byte_size": "chunk_bytes",
+    "save_concurrent_gb": "save_bytes",
+    "restore_concurrent_gb": "load_bytes",
 }
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How a library should store; None leaves a setting to the library.
-
-    Attributes:
-        durable: whether an acknowledged save survives a power cut.
-        background: whether the save continues in the background.
-    """
-
-    durable: bool | None = None
-    background: bool | None = None
-    ocdbt: bool | None = None
-    zarr3: bool | None = None
-    compression: bool | None = None
-    replica_parallel: bool | None = None
-    replica_separate_folder: bool = False
-    broadcast: bool = False
-    chunk_bytes: int | None = None
-    save_bytes: int | None = None
-    load_bytes: int | None = None
+_FLAGS = {
+    "use_load_and_broadcast": "cannot load on one replica and broadcast",
+    "enable_replica_parallel_separate_folder": "cannot write each replica to a folder of its own",
+}
 
 
 class Library:
@@ -46,7 +36,7 @@ class Library:
         skips_fsync: whether it has a setting to leave the fsync out.
         in_background: whether it can save in the background.
         sharded: whether it can save arrays that several devices or processes hold.
-        tuned: the settings (fields of Storage) that it supports.
+        tuned: the options for its storage that it supports.
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
@@ -57,42 +47,42 @@ class Library:
     sharded: ClassVar[bool] = False
     tuned: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, options: Any) -> None:
+        self.options = options
 
     @classmethod
-    def refuses(cls, storage: Storage) -> str | None:
-        """Why it does not support the settings, as the rest of a sentence; None if it does."""
-        if storage.background and not cls.in_background:
+    def refuses(cls, options: Any) -> str | None:
+        """Why it does not support the options, as the rest of a sentence; None if it does."""
+        if options.async_enabled and not cls.in_background:
             return "saves in the foreground only"
-        for name in ("ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"):
-            if getattr(storage, name) is not None and name not in cls.tuned:
-                return f"has no setting for {name}"
+        for name, setting in _SETTINGS.items():
+            if getattr(options, name) is not None and name not in cls.tuned:
+                return f"has no setting for {setting}"
         for name, cannot in _FLAGS.items():
-            if getattr(storage, name) and name not in cls.tuned:
+            if getattr(options, name) and name not in cls.tuned:
                 return cannot
-        if storage.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
+        if options.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
             return "offers no save without fsync"
         return None
 
     @property
     def background(self) -> bool:
         """Whether it saves in the background with these settings."""
-        return self.in_background and self.storage.background is not False
+        return self.in_background and self.options.async_enabled is not False
 
     @property
     def durability(self) -> str:
         """What is durable when a save returns, as text for the tables."""
-        if self.storage.durable is None:
+        if self.options.durable is None:
             return self.default_durability
-        if not self.storage.durable:
+        if not self.options.durable:
             return "no"
         return "yes (fsync added)" if self.adds_fsync else "yes"
 
     @property
     def adds_fsync(self) -> bool:
         """Whether the benchmark must fsync the files, because the library does not."""
-        return self.storage.durable is True and self.default_durability != "yes"
+        return self.options.durable is True and self.default_durability != "yes"
 
     def prepare(self, state: Any) -> Any:
         """The tree in the form that users of this library save; not timed."""
@@ -114,3 +104,41 @@ class Library:
         """The loaded values as a tree like the one that was saved; not timed."""
         del like
         return loaded
+
+
+class FlatLibrary(Library):
+    """One that saves a mapping of names to arrays of its own kind."""
+
+    def of_leaf(self, leaf: Any) -> Any:
+        """A leaf as this library saves it; not timed."""
+        raise NotImplementedError
+
+    def to_leaf(self, found: Any, like: Any) -> Any:
+        """A loaded array as one that can be compared; not timed."""
+        del like
+        return found
+
+    def prepare(self, state: Any) -> Any:
+        check_arrays(state)
+        leaves = map(self.of_leaf, jax.tree.leaves(state))
+        return dict(zip(names_of(state), leaves, strict=True))
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        pairs = zip(names_of(like), jax.tree.leaves(like), strict=True)
+        leaves = [self.to_leaf(loaded[name], leaf) for name, leaf in pairs]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def names_of(tree: Any) -> list[str]:
+    """A name for every leaf, in order."""
+    paths, _ = jax.tree.flatten_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+
+
+def check_arrays(tree: Any) -> None:
+    """Raises ``Skipped`` if a leaf is not an array, or other processes hold a part of it."""
+    for leaf in jax.tree.leaves(tree):
+        if not hasattr(leaf, "dtype"):
+            raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise Skipped("saves arrays of one process only")

@@ -10,19 +10,16 @@ import jax
 import numpy as np
 
 from ckpt_core.bench._settle import fsync_all
-from ckpt_core.bench.libraries._base import Library, Storage
-from ckpt_core.bench.libraries._trees import names_of, numpy_leaves
+from ckpt_core.bench.libraries._base import FlatLibrary, Library, check_arrays
 
 
-class Safetensors(Library):
+class Safetensors(FlatLibrary):
     """``safetensors.flax``: one file, nothing fsynced, loads to jax arrays."""
 
     modules: ClassVar[tuple[str, ...]] = ("safetensors",)
 
-    def prepare(self, state: Any) -> Any:
-        numpy_leaves(state)
-        arrays = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(state)]
-        return dict(zip(names_of(state), arrays, strict=True))
+    def of_leaf(self, leaf: Any) -> Any:
+        return jax.numpy.asarray(leaf)
 
     def save(self, path: Path, state: Any) -> None:
         from safetensors.flax import save_file
@@ -35,18 +32,17 @@ class Safetensors(Library):
         del like
         return jax.block_until_ready(load_file(str(path)))
 
-    def finish(self, loaded: Any, like: Any) -> Any:
-        leaves = [loaded[name] for name in names_of(like)]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
-
-class NumpySavez(Library):
+class NumpySavez(FlatLibrary):
     """``numpy.savez``: one zip file without compression, nothing fsynced, loads to numpy."""
 
     loads_to: ClassVar[str] = "numpy"
 
-    def prepare(self, state: Any) -> Any:
-        return dict(zip(names_of(state), numpy_leaves(state), strict=True))
+    def of_leaf(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+    def to_leaf(self, found: Any, like: Any) -> Any:
+        return found.view(np.dtype(like.dtype))  # numpy loads bfloat16 as two untyped bytes
 
     def save(self, path: Path, state: Any) -> None:
         with path.open("wb") as file:  # given a name, numpy would append .npz
@@ -57,13 +53,6 @@ class NumpySavez(Library):
         with np.load(path) as archive:
             return {name: archive[name] for name in archive.files}
 
-    def finish(self, loaded: Any, like: Any) -> Any:
-        leaves = [
-            loaded[name].view(np.dtype(leaf.dtype))  # numpy loads bfloat16 as two untyped bytes
-            for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
 
 class Equinox(Library):
     """``equinox.tree_serialise_leaves``: one file of .npy after .npy, nothing fsynced."""
@@ -71,7 +60,7 @@ class Equinox(Library):
     modules: ClassVar[tuple[str, ...]] = ("equinox",)
 
     def prepare(self, state: Any) -> Any:
-        numpy_leaves(state)
+        check_arrays(state)
         return state
 
     def save(self, path: Path, state: Any) -> None:
@@ -98,12 +87,13 @@ class Floor(Library):
     default_durability: ClassVar[str] = "yes"
     skips_fsync: ClassVar[bool] = True
 
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(storage)
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
         self._buffer = np.empty(0, np.uint8)
 
     def prepare(self, state: Any) -> Any:
-        leaves = [np.ascontiguousarray(leaf) for leaf in numpy_leaves(state)]
+        check_arrays(state)
+        leaves = [np.ascontiguousarray(np.asarray(leaf)) for leaf in jax.tree.leaves(state)]
         self._buffer = np.ones(sum(leaf.nbytes for leaf in leaves), np.uint8)  # touches every page
         return [leaf.reshape(-1).view(np.uint8).data for leaf in leaves if leaf.nbytes]
 
@@ -114,7 +104,7 @@ class Floor(Library):
                 _write_all(descriptor, list(state[start : start + 1000]))
         finally:
             os.close(descriptor)
-        if self.storage.durable is not False:
+        if self.options.durable is not False:
             fsync_all(path)
 
     def load(self, path: Path, like: Any) -> Any:

@@ -5,10 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckpt_core.bench.libraries._base import Library, Storage
+from ckpt_core.bench.libraries._base import GIB, Library
+
+_SETTINGS = {
+    "use_ocdbt": ("array.saving", "use_ocdbt"),
+    "use_zarr3": ("array.saving", "use_zarr3"),
+    "use_compression": ("array.saving", "use_compression"),
+    "use_replica_parallel": ("array.saving", "use_replica_parallel"),
+    "enable_replica_parallel_separate_folder": (
+        "array.saving",
+        "enable_replica_parallel_separate_folder",
+    ),
+    "chunk_byte_size": ("array.saving.storage_options", "chunk_byte_size"),
+    "save_concurrent_gb": ("memory", "write_concurrent_bytes"),
+    "restore_concurrent_gb": ("memory", "read_concurrent_bytes"),
+    "use_load_and_broadcast": ("array.loading", "use_load_and_broadcast"),
+}
+"""Option -> where Orbax's context has it."""
 
 
 class OrbaxV1(Library):
@@ -18,40 +35,17 @@ class OrbaxV1(Library):
     default_durability: ClassVar[str] = "data files"
     in_background: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
-    tuned: ClassVar[frozenset[str]] = frozenset(
-        {
-            "ocdbt",
-            "zarr3",
-            "compression",
-            "chunk_bytes",
-            "save_bytes",
-            "load_bytes",
-            "broadcast",
-            "replica_separate_folder",
-        }
-    )
+    tuned: ClassVar[frozenset[str]] = frozenset(_SETTINGS)
 
     def _context(self) -> Any:
         from orbax.checkpoint import v1 as ocp
 
         context: Any = ocp.Context()
-        storage, saving = self.storage, context.array.saving
-        if storage.ocdbt is not None:
-            saving.use_ocdbt = storage.ocdbt
-        if storage.zarr3 is not None:
-            saving.use_zarr3 = storage.zarr3
-        if storage.compression is not None:
-            saving.use_compression = storage.compression
-        if storage.replica_parallel is not None:
-            saving.use_replica_parallel = storage.replica_parallel
-        saving.enable_replica_parallel_separate_folder = storage.replica_separate_folder
-        if storage.chunk_bytes is not None:
-            saving.storage_options.chunk_byte_size = storage.chunk_bytes
-        if storage.save_bytes is not None:
-            context.memory.write_concurrent_bytes = storage.save_bytes
-        if storage.load_bytes is not None:
-            context.memory.read_concurrent_bytes = storage.load_bytes
-        context.array.loading.use_load_and_broadcast = storage.broadcast
+        for setting, (place, name) in _SETTINGS.items():
+            value = getattr(self.options, setting)
+            if value is not None:
+                value = int(value * GIB) if setting.endswith("_gb") else value
+                setattr(attrgetter(place)(context), name, value)
         return context
 
     def save(self, path: Path, state: Any) -> None:
@@ -76,14 +70,14 @@ class OrbaxV1(Library):
 class OrbaxV1Uncompressed(OrbaxV1):
     """``orbax.checkpoint.v1`` without compression, since weights hardly shrink."""
 
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(replace(storage, compression=False))
+    def __init__(self, options: Any) -> None:
+        super().__init__(replace(options, use_compression=False))
 
     @classmethod
-    def refuses(cls, storage: Storage) -> str | None:
-        if storage.compression is not None:
+    def refuses(cls, options: Any) -> str | None:
+        if options.use_compression is not None:
             return "has compression off; sweep use_compression of orbax_v1"
-        return super().refuses(storage)
+        return super().refuses(options)
 
 
 class OrbaxV0Manager(Library):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import ckpt_core as ckpt
-from ckpt_core.bench.libraries._base import Library, Storage
+from ckpt_core.bench.libraries._base import GIB, Library
 
 
 class Ckpt(Library):
@@ -18,30 +18,31 @@ class Ckpt(Library):
     in_background: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
     tuned: ClassVar[frozenset[str]] = frozenset(
-        {"broadcast", "ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"}
+        {
+            *("use_load_and_broadcast", "use_ocdbt", "use_zarr3", "use_compression"),
+            *("chunk_byte_size", "save_concurrent_gb", "restore_concurrent_gb"),
+        }
     )
 
     @classmethod
-    def refuses(cls, storage: Storage) -> str | None:
-        if storage.ocdbt is False:
+    def refuses(cls, options: Any) -> str | None:
+        if options.use_ocdbt is False:
             return "always writes OCDBT"
-        if storage.zarr3 is False:
+        if options.use_zarr3 is False:
             return "always writes Zarr 3"
-        return super().refuses(storage)
+        return super().refuses(options)
 
     def _options(self, *, loading: bool = False) -> ckpt.Options:
-        found: dict[str, Any] = {}
-        storage = self.storage
-        if storage.durable is not None:
-            found["durable"] = storage.durable
-        if storage.compression:
-            found["compression"] = "zstd"
-        if storage.chunk_bytes is not None:
-            found["chunk_bytes"] = storage.chunk_bytes
-        budget = storage.load_bytes if loading else storage.save_bytes
-        if budget is not None:
-            found["max_host_bytes"] = budget
-        return ckpt.Options(broadcast=loading and storage.broadcast, **found)
+        options = self.options
+        budget = options.restore_concurrent_gb if loading else options.save_concurrent_gb
+        found: dict[str, Any] = {
+            "durable": options.durable,
+            "compression": "zstd" if options.use_compression else None,
+            "chunk_bytes": options.chunk_byte_size,
+            "max_host_bytes": None if budget is None else int(budget * GIB),
+        }
+        given = {name: value for name, value in found.items() if value is not None}
+        return ckpt.Options(broadcast=loading and options.use_load_and_broadcast, **given)
 
     def save(self, path: Path, state: Any) -> None:
         ckpt.save(path, state, options=self._options())

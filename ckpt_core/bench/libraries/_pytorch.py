@@ -12,26 +12,25 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ckpt_core.bench.libraries._base import Library
-from ckpt_core.bench.libraries._trees import names_of, numpy_leaves
+from ckpt_core.bench.libraries._base import FlatLibrary, names_of
 
 
-class _Torch(Library):
+class _Torch(FlatLibrary):
     modules: ClassVar[tuple[str, ...]] = ("torch",)
     loads_to: ClassVar[str] = "torch"
 
-    def prepare(self, state: Any) -> Any:
-        return {
-            name: _to_tensor(leaf)
-            for name, leaf in zip(names_of(state), numpy_leaves(state), strict=True)
-        }
+    def of_leaf(self, leaf: Any) -> Any:
+        import torch
 
-    def finish(self, loaded: Any, like: Any) -> Any:
-        leaves = [
-            _to_numpy(loaded[name], leaf)
-            for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        # Through bytes, because torch does not accept numpy's bfloat16.
+        flat = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
+        return torch.from_numpy(flat.copy()).view(_torch_dtype(leaf.dtype)).reshape(leaf.shape)
+
+    def to_leaf(self, found: Any, like: Any) -> Any:
+        import torch
+
+        raw = found.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return raw.view(np.dtype(like.dtype)).reshape(like.shape)
 
 
 class TorchSave(_Torch):
@@ -59,7 +58,7 @@ class TorchDcp(_Torch):
     def _writer(self, path: Path) -> Any:
         from torch.distributed.checkpoint import FileSystemWriter
 
-        return FileSystemWriter(path, sync_files=self.storage.durable is not False)
+        return FileSystemWriter(path, sync_files=self.options.durable is not False)
 
     def save(self, path: Path, state: Any) -> None:
         from torch.distributed import checkpoint as dcp
@@ -107,18 +106,3 @@ def _torch_dtype(dtype: Any) -> Any:
     import torch
 
     return getattr(torch, str(np.dtype(dtype)))
-
-
-def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
-    import torch
-
-    # Through bytes, because torch does not accept numpy's bfloat16.
-    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy())
-    return raw.view(_torch_dtype(array.dtype)).reshape(array.shape)
-
-
-def _to_numpy(tensor: Any, like: Any) -> np.ndarray[Any, Any]:
-    import torch
-
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return raw.view(np.dtype(like.dtype)).reshape(like.shape)

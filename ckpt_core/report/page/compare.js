@@ -77,14 +77,14 @@
   const difference = (a, b) => {
     if (a.problem || b.problem) return el("p", { class: "note bad" }, `Step ${report.labelOf(a.problem ? a : b)} cannot be read.`);
     const { gone, added, both, changed, moved, before } = structure(a, b);
-    const alike = !gone.length && !added.length && !changed.length && !moved.length;
+    const same = !gone.length && !added.length && !changed.length && !moved.length;
     const bytes = a.array_bytes === b.array_bytes ? `${size(a.array_bytes)} in both` : `${size(a.array_bytes)} → ${size(b.array_bytes)}`;
-    const told = alike
+    const text = same
       ? `The same structure: ${report.counted(both.length, "leaf", "leaves")}, ${bytes}.`
-      : `${report.whole(added.length)} added, ${report.whole(gone.length)} gone, ${report.whole(changed.length)} of another shape or dtype, ${report.whole(moved.length)} sharded otherwise, ${report.whole(both.length - changed.length - moved.length)} alike; ${bytes}.`;
+      : `${report.whole(added.length)} added, ${report.whole(gone.length)} gone, ${report.whole(changed.length)} of another shape or dtype, ${report.whole(moved.length)} sharded otherwise, ${report.whole(both.length - changed.length - moved.length)} the same; ${bytes}.`;
     const one = (leaf) => [name(leaf), describe(leaf), size(leaf.bytes)];
     return [
-      el("p", { class: `note ${alike ? "" : "warn"}`, id: "structure" }, told),
+      el("p", { class: `note ${same ? "" : "warn"}`, id: "structure" }, text),
       list(`Only in step ${report.labelOf(b)} (${report.whole(added.length)})`, added, ["leaf", "type", "bytes"], one, ["bytes"]),
       list(`Only in step ${report.labelOf(a)} (${report.whole(gone.length)})`, gone, ["leaf", "type", "bytes"], one, ["bytes"]),
       list(`Another shape or dtype (${report.whole(changed.length)})`, changed, ["leaf", `step ${report.labelOf(a)}`, `step ${report.labelOf(b)}`], (leaf) => [name(leaf), describe(before.get(leaf.key)), describe(leaf)]),

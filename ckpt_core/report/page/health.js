@@ -66,14 +66,14 @@
   const beside = () => {
     const byKind = new Map();
     for (const trace of report.data.beside) byKind.set(trace.kind, [...(byKind.get(trace.kind) ?? []), trace]);
-    const told = [...byKind].map(([kind, traces]) => {
+    const notes = [...byKind].map(([kind, traces]) => {
       const [colour, title] = KINDS[kind] ?? ["", kind];
       return note(colour, title, traces.slice(0, 20).map((trace) => `${kind === "writer" ? trace.whose || "somebody" : trace.name}${kind === "unfinished" && trace.whose ? ` (${trace.whose})` : ""}, since ${report.when(trace.since_unix_secs)}`), traces.length > 20 && `and ${traces.length - 20} more`);
     });
-    if (!report.data.is_run) return told;
-    if (!report.data.looked_beside) told.push(note("", "Writers and unfinished saves are not shown", "In an object store they cannot be told from here."));
-    else if (!byKind.has("writer")) told.push(note("", "Nobody writes here", "No living process had claimed the directory when this report was made."));
-    return told;
+    if (!report.data.is_run) return notes;
+    if (!report.data.looked_beside) notes.push(note("", "Writers and unfinished saves are not shown", "In an object store they cannot be seen from here."));
+    else if (!byKind.has("writer")) notes.push(note("", "Nobody writes here", "No living process had claimed the directory when this report was made."));
+    return notes;
   };
 
   report.health = (place) => {

@@ -55,13 +55,13 @@
     const across = split.length ? Math.min(split[split.length - 1][0], MOST_ACROSS) : 1;
     const numbers = drawing.devices.map((_, number) => number).slice(0, MOST_SQUARES);
     const copies = drawing.devices[0].length;
-    const told = split.length
+    const text = split.length
       ? `${report.counted(drawing.devices.length, "part", "parts")}${copies > 1 ? `, each on ${copies} devices` : ", each on one device"}`
       : copies > 1 ? `whole on each of ${copies} devices` : `whole on device ${drawing.devices[0][0]}`;
     return el(
       "div",
       {},
-      el("p", { class: "small", style: "margin:0" }, el("code", {}, specText(drawing, leaf.shape)), ` over the mesh `, el("code", {}, axes), `: ${told}.`),
+      el("p", { class: "small", style: "margin:0" }, el("code", {}, specText(drawing, leaf.shape)), ` over the mesh `, el("code", {}, axes), `: ${text}.`),
       el("div", { class: "mesh", style: `grid-template-columns:repeat(${across},minmax(0,1fr))` }, numbers.map((number) => square(drawing, leaf, number))),
       el("p", { class: "caption" }, `A square is a part of the array; the numbers are ids of devices.${copied.length && copies > 1 ? ` Copied along ${copied.join(", ")}.` : ""}${drawing.devices.length > MOST_SQUARES ? ` The first ${MOST_SQUARES} are drawn.` : ""}`),
     );

@@ -41,7 +41,7 @@
     const odd = report.steps.filter((_, index) => typeof values[index] === "number" && !Number.isFinite(values[index]));
     const text = report.steps.filter((_, index) => typeof values[index] === "string");
     const at = (steps) => `${steps.slice(0, 5).map(report.labelOf).join(", ")}${steps.length > 5 ? ` and ${steps.length - 5} more` : ""}`;
-    const told = [
+    const parts = [
       odd.length && `not finite at ${odd.length === 1 ? "step" : "steps"} ${at(odd)}`,
       text.length && `no number at ${text.length === 1 ? "step" : "steps"} ${at(text)}`,
     ].filter(Boolean);
@@ -65,7 +65,7 @@
           },
         ],
       }),
-      told.join("; "),
+      parts.join("; "),
       true,
     );
   };
