@@ -39,7 +39,7 @@ def work(root: Path, index: int, count: int, partners: bool) -> dict[str, list[f
     from ckpt_core._run.lineage import Lineage
     from ckpt_core._run.steps import open_run_directory
     from ckpt_core._run.tiers import LocalTier, StepToSave
-    from ckpt_core._save import RecordFields
+    from ckpt_core._save import RecordFields, take
 
     how = {"partners": "host"} if partners else {}
     settings = ckpt.Options(timeout_secs=LIMIT_SECS, durable=False, **how)
@@ -67,7 +67,9 @@ def work(root: Path, index: int, count: int, partners: bool) -> dict[str, list[f
         items = {"state": {"w": np.full(16, step)}}
         what = StepToSave(step, items, RecordFields(True), f"{LINEAGE}{step:016x}")
         with timed("local save"):
-            tier.prepare(what, None)()
+            snapshot, write = tier.prepare(what)
+            take(items, [snapshot])
+            write()
     tier.close(0)
     with timed("opening again"):
         again = LocalTier(str(root / f"local.{index}"), lineage, run)
