@@ -11,7 +11,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras._renames import renamed
+from ckpt_keras._matching import renamed
 from tests.support import keras_models as km
 
 keras, layers = km.keras, km.keras.layers

@@ -12,10 +12,16 @@ from ckpt_core import CheckpointError
 from ckpt_keras import _matching
 from ckpt_keras._assets import warn_of_left_out
 from ckpt_keras._backend import on_jax
-from ckpt_keras._counted import counted_anywhere, counted_in
 from ckpt_keras._names import Named
-from ckpt_keras._renames import renamed
-from ckpt_keras._slots import Slot, nested, slots_of_model, slots_of_object, value_at
+from ckpt_keras._slots import (
+    Slot,
+    counted_anywhere,
+    counted_in,
+    nested,
+    slots_of_model,
+    slots_of_object,
+    value_at,
+)
 
 
 class KerasAdapter:
@@ -83,8 +89,8 @@ class KerasAdapter:
         return _matching.align_plain(before, now, counted=counted_anywhere()), set()
 
     def renamed(self, rename: Mapping[str, str], saved: Sequence[str]) -> dict[str, str]:
-        """New names of the saved paths that a dict for ``rename=`` changes; see ``_renames``."""
-        return renamed(rename, saved)
+        """New names of the saved paths that a dict for ``rename=`` changes; see ``_matching``."""
+        return _matching.renamed(rename, saved)
 
 
 def slots_of(obj: Any) -> Sequence[Slot]:

@@ -21,11 +21,9 @@ from typing import Any
 import numpy as np
 
 from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
-from ckpt_keras._counted import counted_in
-from ckpt_keras._names import pair_by_rank, patterns
-from ckpt_keras._rebuilt import nameless, same_places
-from ckpt_keras._renames import leading, table_of
-from ckpt_keras._slots import layers_of
+from ckpt_keras._matching import leading, same_places, table_of
+from ckpt_keras._names import pair
+from ckpt_keras._slots import counted_in, layers_of, nameless
 
 ASSETS = "assets"
 """Name of the item, as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
@@ -92,12 +90,12 @@ class AssetsTarget:
         rebuilt: bool = False,
     ) -> None:
         table = table_of(rename or {})
-        told = json.loads(names) if names else {}
-        saved = {place: leading(name, table) for place, name in told.items()}
+        named = json.loads(names) if names else {}
+        saved = {place: leading(name, table) for place, name in named.items()}
         self.reads_renames = frozenset(
             old
             for old, new in (rename or {}).items()
-            if any(leading(name, table_of({old: new})) != name for name in told.values())
+            if any(leading(name, table_of({old: new})) != name for name in named.values())
         )
         """Entries of ``rename=`` that this target uses, although no saved path begins with them."""
         owners = {owner.place: owner for owner in owners_of_assets(model)}
@@ -203,7 +201,7 @@ def _walk(model: Any) -> list[tuple[Any, str]]:
             failed_saveables=set(),
             error_msgs=asked,
         )
-    return [(obj, str(told)) for obj, told in asked.values() if isinstance(told, Place)]
+    return [(obj, str(place)) for obj, place in asked.values() if isinstance(place, Place)]
 
 
 def _homes(
@@ -216,9 +214,10 @@ def _homes(
     if not saved:
         return {place: owners[place] for place in places if place in owners}
     by_name = {owner.name: owner for owner in owners.values()}
-    pairs = pair_by_rank(
-        {saved[place]: patterns(saved[place].split("/"), counted) for place in saved},
-        {name: patterns(name.split("/"), counted) for name in by_name},
+    pairs = pair(
+        {name: name.split("/") for name in saved.values()},
+        {name: name.split("/") for name in by_name},
+        counted,
     )
     return {p: by_name[pairs[saved[p]]] for p in places if p in saved and saved[p] in pairs}
 

@@ -14,7 +14,8 @@ from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
 from ckpt_keras._config import CONFIG, config_item, model_from_config
 from ckpt_keras._items import Contents, contents_of, model_items, model_targets
-from ckpt_keras._rebuilt import names_by_order
+from ckpt_keras._matching import names_by_order
+from ckpt_keras._slots import counted_in, nameless
 
 Path = str | os.PathLike[str]
 
@@ -287,7 +288,9 @@ class _Source:
         """Maps saved names to those of a model that was just made from the configuration."""
         if self._info.format_version is None:  # Orbax stores leaves in another order
             return {}
-        return names_by_order(model, named(model), self._info.items[self.contents.item].leaves)
+        leaves = self._info.items[self.contents.item].leaves
+        lost, counted = nameless(model), counted_in(model)
+        return names_by_order(leaves, named(model), lost=lost, counted=counted)
 
     def restore(self, model: Any, *, rebuilt: bool = False, **arguments: Any) -> Restored:
         """Restores the model's item into a model."""
