@@ -14,8 +14,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras._entering import Batches, entered_at
-from ckpt_keras._progress import Progress
+from ckpt_keras._progress import Batches, Progress, entered_at
 from tests.support import keras_models as km
 from tests.support.paths import ROOT
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core import Options, keep
-from ckpt_keras._host import HOST
+from ckpt_keras._assets import ASSETS
+from ckpt_keras._items import CONFIG, MODEL, OLD_MODEL
 from ckpt_keras._monitor import checked_mode, direction
+from ckpt_keras._progress import FIT, HOST
 
 DEFAULT_MONITOR = "val_loss"
 """The monitored metric if the caller names none, as in Keras."""
 
-ITEMS = ("pytree", "model", "model_config", "assets", "fit", HOST, "data")
+ITEMS = (MODEL, OLD_MODEL, CONFIG, ASSETS, FIT, HOST, "data")
 """Names of the callback's items in a step; ``extra=`` may use any others."""
 
 

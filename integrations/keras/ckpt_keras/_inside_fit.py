@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_keras._entering import Batches
+from ckpt_keras._progress import Batches
 
 _MOST_FRAMES = 16
 
@@ -85,12 +85,12 @@ def go_around(inside: InsideFit, first: Any, last: Any) -> None:
     callbacks.callbacks = [first, *others, last]
 
 
-def when_over(inside: InsideFit, tell: Callable[[], None]) -> None:
-    """Calls ``tell`` when ``fit`` is gone, however it ended. Do not pass a method of an object that
+def when_over(inside: InsideFit, call: Callable[[], None]) -> None:
+    """Calls ``call`` when ``fit`` is gone, however it ended. Do not pass a method of an object that
     ``fit`` refers to: it would keep ``fit`` alive."""
     callbacks = inside.callbacks
     if callbacks is not None:
-        weakref.finalize(callbacks, tell).atexit = False
+        weakref.finalize(callbacks, call).atexit = False
 
 
 def can_skip(inside: InsideFit) -> bool:

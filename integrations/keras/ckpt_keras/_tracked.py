@@ -30,7 +30,7 @@ def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
 
 
-def tell_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel: int) -> None:
+def warn_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel: int) -> None:
     """Warns of tracked callbacks that ``fit`` does not call: what is saved of them never changes.
 
     A callback that one in the list calls is not in it either, so this is no error.
