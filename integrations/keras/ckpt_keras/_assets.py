@@ -15,8 +15,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ ASSETS = "assets"
 _saved_beside: contextvars.ContextVar[bool] = contextvars.ContextVar("saved_beside", default=False)
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """An object with assets, its place among Keras' files, and its name."""
 
     place: str
@@ -70,15 +68,8 @@ def names_of_owners(model: Any) -> str:
 class AssetsTarget:
     """The target that assets are restored into; the constructor checks them against the model.
 
-    Args:
-        model: its layers load the assets.
-        info: the checkpoint, which has the item.
-        names: the saved result of ``names_of_owners``; empty if Keras' callback saved.
-        rename: old names of layers to new ones.
-        rebuilt: whether the model was made from the configuration of the checkpoint.
-
-    Raises:
-        StructureMismatch: the model lacks a layer that has assets in the checkpoint.
+    ``names`` is the saved result of ``names_of_owners``, empty if Keras' callback saved. ``rebuilt``: whether the
+    model was made from the configuration of the checkpoint.
     """
 
     def __init__(

@@ -213,12 +213,7 @@ def load_model(
 
 
 def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
-    """Returns if the arguments have the types that ``call`` takes.
-
-    Raises:
-        TypeError: they have other types or another order.
-        CheckpointNotFound: the path is a file; the message says what reads it.
-    """
+    """Raises if the arguments have other types than ``call`` takes, or another order, or the path is a file."""
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(
             f"the path of a directory of checkpoints must be a str or an os.PathLike object, got a "

@@ -99,14 +99,9 @@ def can_skip(inside: InsideFit) -> bool:
 
 
 def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> None:
-    """Lets the next epoch begin after ``count`` batches.
+    """Lets the next epoch begin after ``count`` batches, which were trained already.
 
-    Args:
-        inside: the parts of the running fit.
-        model: the model that is trained.
-        count: the number of batches that were trained already.
-        draw: whether to draw these batches from the data and drop them; False if the data is
-            already at the right position.
+    ``draw``: whether to draw these from the data and drop them; False if the data is already at the right position.
     """
     epochs = inside.epochs
     enumerate_all = epochs._enumerate_iterator

@@ -77,11 +77,7 @@ class SavedModel:
 
 
 def saved_model(info: CheckpointInfo) -> SavedModel:
-    """Where in a step the model is.
-
-    Raises:
-        CheckpointNotFound: the step holds no model.
-    """
+    """Where in a step the model is; raises CheckpointNotFound if it holds none."""
     for name in (MODEL, OLD_MODEL):
         if name in info.items:
             groups = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
@@ -103,9 +99,7 @@ def save_with(
 ) -> Result:
     """Calls ``save`` with the items of a model (variables, assets, configuration) and others.
 
-    Args:
-        config: the result of ``config_item``; None leaves assets out, too, as Keras' callback does.
-        weights_only: leave out optimizer and metrics.
+    Without ``config``, assets are left out, too, as Keras' callback does.
     """
     with saved_beside():
         items: dict[str, Any] = {MODEL: model}
@@ -132,9 +126,6 @@ def restore_with(
 
     A dict for ``rename=`` also applies to layers with assets. ``rebuilt``: whether the model was made from
     the configuration of this step.
-
-    Raises:
-        StructureMismatch: the model lacks a layer that has assets in the step.
     """
     with saved_beside():
         targets: dict[str, Any] = {saved.item: model}
@@ -194,12 +185,7 @@ def model_from_config(
     compile: bool,
     safe_mode: bool,
 ) -> Any:
-    """A new model from the saved ``config_item``.
-
-    Raises:
-        CheckpointNotFound: no configuration was saved; the message gives the reason.
-        CheckpointCorrupt: the saved text is not a configuration.
-    """
+    """A new model from the saved ``config_item``."""
     import keras
 
     text = item.get("config")

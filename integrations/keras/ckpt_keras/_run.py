@@ -109,7 +109,7 @@ class FitRun(keras.callbacks.Callback):
         resumed, self._entering = self._entering, None
         if resumed is None:
             return
-        self._data.set_kept(resumed.dataset)
+        self._data.kept.set(resumed.dataset)
         _progress.set_random_state(resumed.random_state)
         _tracked.set_states(self._arguments.track, resumed.callbacks)
         if resumed.averages_swapped:
@@ -154,7 +154,7 @@ class FitRun(keras.callbacks.Callback):
         """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
         if self._stopping:
             return
-        self._data.after_epoch()
+        self._data.kept.ended()
         ended = self._batches_done()
         self._count(ended)
         self._seen = 0
@@ -274,11 +274,7 @@ class FitRun(keras.callbacks.Callback):
             )
 
     def _check_neighbours(self) -> None:
-        """Looks at the other callbacks of ``fit``.
-
-        Raises:
-            ValueError: another one saves into the same directory.
-        """
+        """Raises ValueError if another callback of ``fit`` saves into the same directory."""
         if self._inside.callbacks is None:
             return
         listed = self._inside.callbacks.callbacks
@@ -383,7 +379,7 @@ class FitRun(keras.callbacks.Callback):
 
     def _host_now(self) -> dict[str, Any]:
         state = _progress.random_state(torch=self._data.shuffles_by_torch)
-        return {"random_state": state, "dataset": self._data.kept()}
+        return {"random_state": state, "dataset": self._data.kept.state()}
 
     def _metrics_now(self) -> Mapping[str, Any]:
         if self._arguments.monitor.startswith("val_"):

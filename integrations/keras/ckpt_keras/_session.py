@@ -119,10 +119,7 @@ class Session:
     ) -> None:
         """Starts a save of everything; waits for it if the callback was asked to.
 
-        ``host`` are the fields of ``progress`` that belong to this process alone.
-
-        Raises:
-            Exception: the error of the previous save.
+        ``host`` are the fields of ``progress`` that belong to this process alone. Raises the error of the previous save.
         """
         started = time.perf_counter()
         step = self._step(progress)
@@ -169,13 +166,7 @@ class Session:
     # ------------------------------------------------------------------------------ restore
 
     def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
-        """Restores the newest complete step into the model; None if the directory is empty.
-
-        Raises:
-            CheckpointExists: there are steps, and ``restore=False``.
-            StructureMismatch: the checkpoint is of another model; nothing was changed.
-            CheckpointCorrupt: there are steps, and none can be loaded.
-        """
+        """Restores the newest complete step into the model; None if the directory is empty."""
         self.checkpointer.wait_until_finished()  # a save of a fit that an exception ended
         steps = self.checkpointer.all_steps()
         if not steps:

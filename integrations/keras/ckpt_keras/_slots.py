@@ -44,13 +44,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a variable belongs to, which its path does not always show.
-
-    Attributes:
-        owners: the layers that contain a weight, from the model inwards; the output of a metric.
-        weight: the weight of an optimizer's slot.
-        role: the optimizer's list that contains the slot.
-    """
+    """What a variable belongs to: layers from the model inwards, or an output; a slot's weight and the optimizer's list."""
 
     owners: tuple[str, ...] = ()
     weight: Slot | None = None
