@@ -50,13 +50,11 @@ def assets_of(model: Any) -> dict[str, Any]:
     """The item: the bytes of all assets, nested by place and file; empty if there are none."""
     tree: dict[str, Any] = {}
     for owner in owners_of_assets(model):
-        with tempfile.TemporaryDirectory() as directory:
-            owner.obj.save_assets(directory)
-            for name, content in _files_in(directory):
-                node = tree
-                for part in _parts(owner.place, *name[:-1]):
-                    node = node.setdefault(part, {})
-                node[name[-1]] = content
+        for name, content in _files_of(owner):
+            node = tree
+            for part in _parts(owner.place, *name[:-1]):
+                node = node.setdefault(part, {})
+            node[name[-1]] = content
     return tree
 
 
@@ -137,7 +135,7 @@ def warn_of_left_out(model: Any) -> None:
     """Warns that ckpt_core alone does not save the assets of a model."""
     if _saved_beside.get():
         return
-    names = [owner.name for owner in owners_of_assets(model) if _has_files(owner)]
+    names = [owner.name for owner in owners_of_assets(model) if any(True for _ in _files_of(owner))]
     if names:
         warnings.warn(
             f"{model.name!r} has assets, which are files and not in its variables ({', '.join(names)}): "
@@ -146,12 +144,6 @@ def warn_of_left_out(model: Any) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _has_files(owner: Owner) -> bool:
-    with tempfile.TemporaryDirectory() as directory:
-        owner.obj.save_assets(directory)
-        return any(True for _ in _files_in(directory))
 
 
 def _can_have_assets(model: Any) -> bool:
@@ -235,14 +227,17 @@ def _parts(place: str, *more: str) -> tuple[str, ...]:
     return (*(part for part in place.split("/") if part), *more)
 
 
-def _files_in(directory: str) -> Iterator[tuple[tuple[str, ...], np.ndarray[Any, Any]]]:
-    for root, folders, names in os.walk(directory):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(root, name)
-            with open(path, "rb") as file:
-                content = np.frombuffer(file.read(), np.uint8)
-            yield tuple(os.path.relpath(path, directory).split(os.sep)), content
+def _files_of(owner: Owner) -> Iterator[tuple[tuple[str, ...], np.ndarray[Any, Any]]]:
+    """Name and bytes of each file that an object writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        owner.obj.save_assets(directory)
+        for root, folders, names in os.walk(directory):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(root, name)
+                with open(path, "rb") as file:
+                    content = np.frombuffer(file.read(), np.uint8)
+                yield tuple(os.path.relpath(path, directory).split(os.sep)), content
 
 
 def _write(node: Mapping[str, Any], directory: str) -> None:

@@ -9,7 +9,14 @@ from functools import partial
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_core import Checkpointer, CheckpointExists, CheckpointNotFound, Options, Restored
+from ckpt_core import (
+    Checkpointer,
+    CheckpointExists,
+    CheckpointInfo,
+    CheckpointNotFound,
+    Options,
+    Restored,
+)
 from ckpt_core.arguments import answering
 from ckpt_keras._adapter import ADAPTER, named
 from ckpt_keras._backend import require_jax
@@ -87,7 +94,7 @@ def _save_one(directory: Path, options: Options | None, **arguments: Any) -> str
     try:
         ckpt.save(directory, options=options, **arguments)
     except CheckpointExists as error:
-        if not _is_step(os.fspath(directory)):
+        if _one_checkpoint(os.fspath(directory)) is None:
             error.add_note(
                 "ckpt_keras: a step of a directory is saved with step=, as in save(directory, model, step=3)"
             )
@@ -251,14 +258,14 @@ def _opened(
 ) -> Generator[tuple[Callable[..., Restored], SavedModel]]:
     """What restores one checkpoint (a step of a directory, or a path), and what it holds."""
     path = os.fspath(directory)
-    if _is_step(path):
+    one = _one_checkpoint(path)
+    if one is not None:
         if step is not None:
             raise CheckpointExists(
                 f"{path} is one checkpoint, and step={step} asks for a step of a directory: pass the path alone, "
                 "or the directory that holds the steps"
             )
-        saved = saved_model(ckpt.inspect(path))
-        yield partial(ckpt.restore, saved.info.path, options=options), saved
+        yield partial(ckpt.restore, one.path, options=options), saved_model(one)
         return
     with Checkpointer(directory, read_only=True, options=options) as checkpointer:
         chosen = checkpointer.latest_step() if step is None else step
@@ -268,8 +275,7 @@ def _opened(
             raise CheckpointNotFound(
                 f"{checkpointer.directory} holds no checkpoint: no step was saved there"
             )
-        saved = saved_model(checkpointer.inspect(chosen))
-        yield partial(checkpointer.restore, chosen), saved
+        yield partial(checkpointer.restore, chosen), saved_model(checkpointer.inspect(chosen))
 
 
 def _names_by_order(model: Any, saved: SavedModel) -> dict[str, str]:
@@ -280,9 +286,10 @@ def _names_by_order(model: Any, saved: SavedModel) -> dict[str, str]:
     return names_by_order(leaves, named(model), lost=lost, counted=counted_in(model))
 
 
-def _is_step(path: str) -> bool:
-    """Whether a path is one checkpoint, not a directory of steps."""
+def _one_checkpoint(path: str) -> CheckpointInfo | None:
+    """What is at a path, if that is one checkpoint and not a directory of steps."""
     try:
-        return bool(ckpt.inspect(path).items)
+        info = ckpt.inspect(path)
     except CheckpointNotFound:
-        return False
+        return None
+    return info if info.items else None
