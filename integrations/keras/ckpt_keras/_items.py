@@ -17,7 +17,7 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointInfo, CheckpointNotFound, Options
 from ckpt_keras._adapter import ADAPTER
 from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of, names_of_owners, saved_beside
-from ckpt_keras._progress import FIT, HOST
+from ckpt_keras._progress import FIT
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
 
 logger = logging.getLogger("ckpt_keras")
@@ -62,12 +62,9 @@ class SavedModel:
         return FIT in self.info.items
 
     def only_weights(self) -> list[str]:
-        """The ``only=`` that selects weights and random state of the model, and the items of ``fit``."""
+        """The ``only=`` that selects weights and random state of the model, and all of the other items."""
         weights = [f"{self.item}/{name}/**" for name in WEIGHTS if name in self.groups]
-        return [
-            *weights,
-            *(f"{name}/**" for name in (FIT, HOST, ASSETS) if name in self.info.items),
-        ]
+        return [*weights, *(f"{name}/**" for name in self.info.items if name != self.item)]
 
     def config(self, options: Options | None) -> Mapping[str, Any]:
         """The item with the configuration; empty if none was saved."""
