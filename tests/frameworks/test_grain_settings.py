@@ -104,7 +104,7 @@ LAZY = {
     cls.__name__: mapped(cls) for cls in (LazyField, Cache, NotOfTheConstructor, CountsInItsRepr)
 } | {"OwnNode": lambda path: OwnNode(grain.MapDataset.range(40), path)}
 FIRST_SEEN_ONLY = {"CountsItsCalls": mapped(CountsItsCalls)}
-"""Settings that only an early look tells from what a use has changed."""
+"""Settings that only an early look distinguishes from what a use has changed."""
 
 
 def values(iterator: Any, number: int) -> list[list[int]]:
@@ -226,7 +226,7 @@ def test_a_changed_pipeline_may_be_accepted_and_only_then_is_that_advised(tmp_pa
     ckpt.restore(tmp_path / "one", data=ignore_pipeline_changes(other))
 
 
-def test_what_is_told_firmly_leaves_out_only_what_a_use_may_fill(opened):
+def test_what_is_described_firmly_leaves_out_only_what_a_use_may_fill(opened):
     data = opened(grain.MapDataset.range(40).seed(3).shuffle().map(Optional({"a": 1}, 7)))
     whole, firm = (" ".join(describe(data, how)["lines"]) for how in (WHOLE, FIRM))
     assert "Optional(vocabulary={a: 1}, limit=7)" in whole and "Optional(limit=7)" in firm

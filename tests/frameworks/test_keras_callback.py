@@ -285,12 +285,12 @@ def test_save_best_only_without_the_metric_warns_and_saves_nothing(tmp_path):
     assert steps(tmp_path) == []
 
 
-@pytest.mark.parametrize(("monitor", "told"), [({}, False), ({"monitor": "val_mae"}, True)])
-def test_a_metric_that_never_comes_is_told_if_it_was_asked_for(tmp_path, caplog, monitor, told):
+@pytest.mark.parametrize(("monitor", "warns"), [({}, False), ({"monitor": "val_mae"}, True)])
+def test_a_metric_that_never_comes_is_logged_if_it_was_asked_for(tmp_path, caplog, monitor, warns):
     """Without validation data there is no val_loss, which is only Keras' default."""
     trained(tmp_path, epochs=3, **monitor, mode="min")
     assert len(steps(tmp_path)) > 1
-    assert ("no step has the metric" in caplog.text) == told
+    assert ("no step has the metric" in caplog.text) == warns
 
 
 def test_save_best_only_of_an_unknown_direction_is_refused(tmp_path):
