@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from ckpt_keras._slots import (
     nested,
     slots_of_model,
     slots_of_object,
-    value_at,
 )
 
 
@@ -59,7 +60,7 @@ class KerasAdapter:
             obj.assign(state)
             return
         slots = slots_of(obj)
-        values = [value_at(state, slot.path) for slot in slots]
+        values = [reduce(getitem, slot.path, state) for slot in slots]
         for slot, value in zip(slots, values, strict=True):
             slot.variable.assign(value)
         if _is_layer(obj):
@@ -144,23 +145,16 @@ def named(obj: Any) -> list[Named]:
             None if slot.weight is None else slot.weight.text,
         )
         # The order in which the nested tree is saved.
-        for slot in _in_tree_order(slots)
+        for slot in _leaves(nested(slots, slots))
     ]
 
 
-def _in_tree_order(slots: Sequence[Slot]) -> list[Slot]:
-    tree = nested(slots, slots)
-    found: list[Slot] = []
-
-    def walk(node: Any) -> None:
-        if isinstance(node, Slot):
-            found.append(node)
-            return
-        for child in node.values():
-            walk(child)
-
-    walk(tree)
-    return found
+def _leaves(node: Any) -> Iterator[Slot]:
+    if isinstance(node, Slot):
+        yield node
+        return
+    for child in node.values():
+        yield from _leaves(child)
 
 
 def _dtype(variable: Any) -> str:

@@ -63,8 +63,12 @@ class FitData:
                 "Leave data= away: the batches that were trained already are drawn again and dropped, and what the "
                 "dataset changes between epochs is saved"
             )
+        if self._is_iterator and _reads_ahead():
+            raise CheckpointError(
+                "data= is an iterator, and on this device Keras draws from it before it trains: its position is "
+                "not that of the model. Pass the dataset itself, to fit and as data="
+            )
         if self._is_iterator:
-            _refuse_reading_ahead()
             return
         if adapter is None or getattr(adapter, "_dataset", None) is not self._given:
             raise CheckpointError(
@@ -180,11 +184,3 @@ def _reads_ahead() -> bool:
     import keras
 
     return jax.default_backend() != "cpu" and keras.distribution.distribution() is None
-
-
-def _refuse_reading_ahead() -> None:
-    if _reads_ahead():
-        raise CheckpointError(
-            "data= is an iterator, and on this device Keras draws from it before it trains: its position is "
-            "not that of the model. Pass the dataset itself, to fit and as data="
-        )

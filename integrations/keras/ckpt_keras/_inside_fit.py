@@ -86,8 +86,7 @@ def go_around(inside: InsideFit, first: Any, last: Any) -> None:
 
 
 def when_over(inside: InsideFit, call: Callable[[], None]) -> None:
-    """Calls ``call`` when ``fit`` is gone, however it ended. Do not pass a method of an object that
-    ``fit`` refers to: it would keep ``fit`` alive."""
+    """Calls ``call`` when ``fit`` is gone, however it ended; ``call`` must not refer to what ``fit`` refers to."""
     callbacks = inside.callbacks
     if callbacks is not None:
         weakref.finalize(callbacks, call).atexit = False

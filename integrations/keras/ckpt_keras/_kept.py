@@ -42,7 +42,10 @@ class Kept:
             self._changing.add(name)
             if before.elements != now.elements:
                 self._renewed.add(name)
-            if self._stored(name, value) is None and name not in self._warned:
+            if (
+                _attributes.stored(value, renewed=name in self._renewed) is None
+                and name not in self._warned
+            ):
                 self._warned.add(name)
                 self._warn(
                     name,
@@ -58,7 +61,7 @@ class Kept:
                 "state": copy.deepcopy(self._dataset.get_state())
             }  # the next epoch may change it
         kept = {
-            name: self._stored(name, value)
+            name: _attributes.stored(value, renewed=name in self._renewed)
             for name, value in self._own()
             if self._is_kept(name, value)
         }
@@ -88,9 +91,6 @@ class Kept:
         if name in self._changing or _attributes.is_generator(value):
             return True
         return self._first_epoch and _attributes.may_be_order(value)
-
-    def _stored(self, name: str, value: Any) -> Any:
-        return _attributes.stored(value, renewed=name in self._renewed)
 
     def _own(self) -> Iterable[tuple[str, Any]]:
         if isinstance(self._dataset, Stateful):

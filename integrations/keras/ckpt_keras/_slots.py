@@ -184,13 +184,6 @@ def nested(slots: Iterable[Slot], values: Iterable[Any]) -> dict[str, Any]:
     return tree
 
 
-def value_at(tree: Any, path: tuple[str, ...]) -> Any:
-    """The leaf of nested dictionaries at a path."""
-    for part in path:
-        tree = tree[part]
-    return tree
-
-
 def owners_of(model: Any) -> dict[int, Origin]:
     """Id of a weight's variable -> the layers that contain it; the first place if it is shared."""
     found: dict[int, Origin] = {}
