@@ -260,7 +260,7 @@ def test_a_model_without_a_configuration(tmp_path: Path):
     model = Own(object())
     model(np.ones((1, 4), "f4"))
     ckpt_keras.save(tmp_path / "a", model, step=1)
-    with told("keras/ckpt_keras/_config.py: : make the model by code and call") as said:
+    with told("keras/ckpt_keras/_items.py: : make the model by code and call") as said:
         ckpt_keras.load_model(tmp_path / "a")
     again = Own(object())
     again(np.ones((1, 4), "f4"))

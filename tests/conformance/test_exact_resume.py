@@ -106,7 +106,7 @@ def test_what_is_returned_counts(tmp_path: Path) -> None:
         check(returns_something_else, directory=tmp_path)
 
 
-def test_training_that_is_not_deterministic_is_told_apart(tmp_path: Path) -> None:
+def test_training_that_is_not_deterministic_is_found(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
 
     def unseeded(directory: Path, report: Any) -> None:
@@ -206,10 +206,10 @@ def test_killed_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_told_to_stop(tmp_path: Path) -> None:
+def test_a_process_that_gets_sigterm(tmp_path: Path) -> None:
     found = check(train, interrupt_at=5, by="SIGTERM", directory=tmp_path)
     assert found.interrupted_at == (5,)
-    assert found.resumed_from == (6,)  # it saved the step that it was asked to stop at
+    assert found.resumed_from == (6,)  # it saved the step at which the signal came
 
 
 def ignores_sigterm(directory: Path, report: Any) -> Any:

@@ -150,8 +150,8 @@ def test_without_a_target_the_error_says_what_to_pass(name: str, tmp_path: Path)
         return
     with pytest.raises(ckpt.StructureMismatch, match="filter_eval_shape") as refused:
         ckpt.load(tmp_path / "one")
-    told = [entry.saved for entry in refused.value.mismatches]
-    assert sorted(told) == sorted(map(function_name, functions(saved)))
+    found = [entry.saved for entry in refused.value.mismatches]
+    assert sorted(found) == sorted(map(function_name, functions(saved)))
     assert "is the function" in str(refused.value) and "load(path, model)" in str(refused.value)
     assert ckpt.load(tmp_path / "one", only="**") is not None  # as it says
 

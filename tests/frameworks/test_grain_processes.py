@@ -65,9 +65,9 @@ report(
 """
 
 
-def joined(told: list[dict[str, list[list[int]]]]) -> list[list[int]]:
+def joined(reports: list[dict[str, list[list[int]]]]) -> list[list[int]]:
     """The elements of each global batch, whatever process got them."""
-    rounds = zip(*(one["others"] for one in told), strict=True)
+    rounds = zip(*(one["others"] for one in reports), strict=True)
     return [sorted(element for part in parts for element in part) for parts in rounds]
 
 

@@ -91,7 +91,7 @@ def test_other_data_is_found_by_the_proof(
     iterator = with_proof(make())
     take(iterator, 3)
     ckpt.save(tmp_path / "a", weights=np.ones(2), data=iterator)
-    monkeypatch.setattr(sys.modules[__name__], "OFFSET", 1)  # no description can tell
+    monkeypatch.setattr(sys.modules[__name__], "OFFSET", 1)  # no description shows it
     ckpt.restore(tmp_path / "a", data=make())
     other = with_proof(make())
     before = take(other, 1)
@@ -229,11 +229,11 @@ def test_the_description_does_not_depend_on_the_position(shape: str, opened: Ope
         assert not [line for line in described["lines"] if "0x" in line]
 
 
-def test_settings_are_told_the_same_in_every_process(run_python: Any) -> None:
+def test_settings_are_described_the_same_in_every_process(run_python: Any) -> None:
     # Sets of text come in another order in each process, and default reprs hold addresses.
     code = """
 import dataclasses, json
-from ckpt_grain._lines import Teller, WHOLE
+from ckpt_grain._values import ValueText
 
 @dataclasses.dataclass
 class Options:
@@ -245,7 +245,7 @@ class Plain:
     pass
 
 options = Options(frozenset(map(str, range(9))), {"a": (1, 2.5)}, len)
-print(json.dumps([Teller(WHOLE).text(value) for value in (options, Plain(), Plain().__init__)]))
+print(json.dumps([ValueText(firm=False).text(value) for value in (options, Plain(), Plain().__init__)]))
 """
     first, second = (run_python(code, PYTHONHASHSEED=seed) for seed in "12")
     assert first == second
@@ -268,7 +268,7 @@ def test_settings_of_a_transformation_count(tmp_path: Path, opened: Open) -> Non
         ckpt.restore(tmp_path / "a", data=opened(numbers().map(Scale(3.0))))
 
 
-def test_another_version_of_grain_is_told(opened: Open) -> None:
+def test_another_version_of_grain_is_reported(opened: Open) -> None:
     iterator = opened(SHAPES["mix"]())
     state = ADAPTER.get_state(iterator)
     state["pipeline"]["grain"] = "0.0.1"
@@ -291,8 +291,8 @@ PLACED = "make_batch(output_to_shared_memory=False)"
 def test_batches_of_another_version_of_grain(saved: str, opened: Open) -> None:
     iterator = opened(SHAPES["mix"]())
     state = ADAPTER.get_state(iterator)
-    told = state["pipeline"]["lines"]
-    lines = [re.sub("batch_fn=make_batch[^,]*", f"batch_fn={saved}", line) for line in told]
+    own = state["pipeline"]["lines"]
+    lines = [re.sub("batch_fn=make_batch[^,]*", f"batch_fn={saved}", line) for line in own]
     state["pipeline"] |= {"lines": lines, "digest": "", "grain": "0.0.1"}
     with pytest.warns(UserWarning, match=r"0\.0\.1"):
         ADAPTER.set_state(iterator, state)
@@ -352,13 +352,13 @@ class Hoard(gp.Operation):
         yield from list(elements)
 
 
-def test_what_will_not_resume_is_told_at_the_save(tmp_path: Path, opened: Open) -> None:
+def test_what_will_not_resume_is_reported_at_the_save(tmp_path: Path, opened: Open) -> None:
     with pytest.warns(UserWarning, match="Nameless.*__repr__"):
         ckpt.save(tmp_path / "a", data=opened(loader(source=Nameless())))
     iterator = opened(loader(Hoard(), epochs=1))
     with pytest.warns(UserWarning, match="Hoard"):
         ckpt.save(tmp_path / "b", data=iterator)
-    ckpt.save(tmp_path / "c", data=iterator)  # told once
+    ckpt.save(tmp_path / "c", data=iterator)  # warned of once
 
 
 def test_a_closed_iterator_is_refused(tmp_path: Path, opened: Open) -> None:

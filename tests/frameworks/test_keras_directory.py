@@ -164,7 +164,7 @@ def test_checkpoints_of_keras_own_callback_are_resumed(tmp_path, functional):
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_orbax_reads_ours(tmp_path):
-    """Adafactor, whose variables have one name: ours are told apart in a way that Orbax can read."""
+    """Adafactor, whose variables have one name: ours are distinguished in a way that Orbax can read."""
     ocp = pytest.importorskip("orbax.checkpoint")
     model = km.small(0, keras.optimizers.Adafactor())
     km.fit(model, [OrbaxCheckpointCallback(tmp_path)])

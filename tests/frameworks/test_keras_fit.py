@@ -93,7 +93,7 @@ def test_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_waits_is_told_of_the_last_save_while_another_thread_ends_the_fit(
+def test_who_waits_learns_of_the_last_save_while_another_thread_ends_the_fit(
     tmp_path, monkeypatch, fails
 ):
     """The end of a fit may be noticed by the garbage collection of any thread, and takes time there.
@@ -137,26 +137,26 @@ def test_who_waits_is_told_of_the_last_save_while_another_thread_ends_the_fit(
         assert begun.wait(60)  # noticed, and nothing of the end done yet
     finally:
         gc.enable()
-    told = []
+    outcomes = []
 
     def wait():
         try:
             callback.wait_until_finished()
         except ckpt.CheckpointError as error:
-            told.append(str(error))
+            outcomes.append(str(error))
         else:
-            told.append("written")
+            outcomes.append("written")
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     waiting.join(0.3)
-    early = list(told)
+    early = list(outcomes)
     may_write.set()
     waiting.join(60)
     may_start.set()
     collector.join(60)
     assert early == []
-    assert told == ["the disk is full" if fails else "written"]
+    assert outcomes == ["the disk is full" if fails else "written"]
 
 
 JOURNEY = """
@@ -297,7 +297,7 @@ def test_a_failed_background_save_raises_out_of_fit(tmp_path, monkeypatch, epoch
 
 
 def test_a_signal_to_stop_saves_the_middle_of_the_epoch_and_ends_fit(tmp_path):
-    class Told(Callback):
+    class Stopped(Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if self.model.optimizer.iterations == 9:
                 signal.raise_signal(signal.SIGTERM)
@@ -305,7 +305,7 @@ def test_a_signal_to_stop_saves_the_middle_of_the_epoch_and_ends_fit(tmp_path):
     straight = km.small()
     km.fit(straight, epochs=3)
     before = signal.getsignal(signal.SIGTERM)
-    history = km.fit(km.small(), [Told(), OrbaxCheckpointCallback(tmp_path)], epochs=3)
+    history = km.fit(km.small(), [Stopped(), OrbaxCheckpointCallback(tmp_path)], epochs=3)
     assert signal.getsignal(signal.SIGTERM) == before
     assert history.epoch == [0, 1] and steps(tmp_path) == [0, 1]
     assert progress(tmp_path, 1)["batch"] == 4  # noticed before the next batch

@@ -217,7 +217,7 @@ def test_as_many_layers_in_other_models_are_refused(tmp_path):
 
 
 def test_a_model_of_another_name_is_the_same_model(tmp_path):
-    """The name of the model itself tells no layer from another."""
+    """The name of the model itself distinguishes no layers."""
 
     def make(name, *names):
         parts = [layers.Dense(4, name=n) for n in names]
@@ -532,7 +532,7 @@ def test_other_names_are_never_paired(old, new):
     assert align_plain(old, new, counted=COUNTED) == {}
 
 
-def test_a_shape_that_differs_is_told_under_the_new_name():
+def test_a_shape_that_differs_is_reported_under_the_new_name():
     old = entries("trainable_variables/dense/kernel")
     new = entries("trainable_variables/dense_4/kernel", shape=(3,))
     assert align_model(old, new, counted=COUNTED)[0] == {old[0].path: new[0].path}

@@ -37,24 +37,24 @@ model.compile("adam", "mse", metrics=["mae"])
 rng = np.random.default_rng(0)
 x, y = rng.random((32, 4)).astype("f4"), rng.random((32, 2)).astype("f4")
 share = slice(index * 32 // count, (index + 1) * 32 // count)
-frequency, told = sys.argv[7], int(sys.argv[8])
+frequency, stopped = sys.argv[7], int(sys.argv[8])
 callback = OrbaxCheckpointCallback(directory, save_freq=int(frequency) if frequency.isdigit() else frequency)
-class Told(keras.callbacks.Callback):
+class Stopped(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == told and index == count - 1:
+        if epoch == stopped and index == count - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-            told_service = jax._src.distributed.global_state.client.blocking_key_value_get
-            told_service("RECEIVED_PREEMPTION_NOTICE", 60_000)  # which tells the others
-history = model.fit(x[share], y[share], batch_size=8 // count, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, Told()])
+            value_of = jax._src.distributed.global_state.client.blocking_key_value_get
+            value_of("RECEIVED_PREEMPTION_NOTICE", 60_000)  # the service has it, and sends it to all
+history = model.fit(x[share], y[share], batch_size=8 // count, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, Stopped()])
 values = [np.asarray(v.value.addressable_data(0)).tobytes().hex() for v in model.variables + model.optimizer.variables]
 print("REPORT" + json.dumps([history.epoch, values]), flush=True)
 """
 
 
 def start(
-    directory: Path, epochs: int, seed: int, count: int, frequency: str = "epoch", told: int = -1
+    directory: Path, epochs: int, seed: int, count: int, frequency: str = "epoch", stopped: int = -1
 ) -> list[Any]:
-    """What each of ``count`` processes reported; the last one gets SIGTERM in the epoch ``told``."""
+    """What each of ``count`` processes reported; the last one gets SIGTERM in the epoch ``stopped``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -62,7 +62,7 @@ def start(
     children = [
         subprocess.Popen(
             [sys.executable, "-c", CODE]
-            + [str(a) for a in (directory, epochs, seed, count, index, port, frequency, told)],
+            + [str(a) for a in (directory, epochs, seed, count, index, port, frequency, stopped)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -97,8 +97,8 @@ def test_two_processes_save_and_go_on(tmp_path: Path):
 
 @pytest.mark.parametrize("frequency", [pytest.param("epoch", marks=pytest.mark.slow), "1000"])
 def test_all_stop_at_the_end_of_one_epoch(tmp_path: Path, frequency: str):
-    """One of them is told; with a number of batches nothing would be due then, and it is saved."""
-    reports = start(tmp_path / "run", 9, 0, 2, frequency, told=1)
+    """One of them gets the signal; with a number of batches nothing would be due then, and it is saved."""
+    reports = start(tmp_path / "run", 9, 0, 2, frequency, stopped=1)
     assert reports[0] == reports[1]
     epochs, values = reports[0]
     assert epochs in ([0, 1], [0, 1, 2])

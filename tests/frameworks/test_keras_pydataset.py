@@ -192,11 +192,11 @@ class Rows(Batches):
 def test_what_no_step_holds_is_said_in_fit(tmp_path, kind, what):
     with pytest.warns(UserWarning, match=rf"{kind.__name__}\.\w+ changes .* is {what}") as caught:
         train(tmp_path, kind, 0, save_freq="epoch")
-    told = [str(one.message) for one in caught if "changes from epoch" in str(one.message)]
-    assert len(told) == 1 and "get_state() and set_state(state)" in told[0]
+    said = [str(one.message) for one in caught if "changes from epoch" in str(one.message)]
+    assert len(said) == 1 and "get_state() and set_state(state)" in said[0]
 
 
-def test_a_pydataset_as_data_is_told_the_truth(tmp_path):
+def test_a_pydataset_as_data_gets_the_true_reason(tmp_path):
     """It said "pass the same object to both", and it was the same."""
     data = Global()
     callback = OrbaxCheckpointCallback(tmp_path, data=data)

@@ -11,7 +11,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras._renames import renamed
+from ckpt_keras._matching import renamed
 from tests.support import keras_models as km
 
 keras, layers = km.keras, km.keras.layers
@@ -271,7 +271,7 @@ def test_what_a_layer_stands_for(path, expected):
 # ------------------------------------------------------------------------------------ messages
 
 
-def test_arguments_in_another_order_are_told(tmp_path):
+def test_arguments_in_another_order_are_named(tmp_path):
     model = functional("a")
     for call in ("save", "restore"):
         with pytest.raises(
@@ -285,7 +285,7 @@ def test_arguments_in_another_order_are_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("m.keras", r"keras\.saving\.load_model\(path\) reads"),
         ("m.h5", r"keras\.saving\.load_model\(path\) reads"),
@@ -293,11 +293,11 @@ def test_arguments_in_another_order_are_told(tmp_path):
         ("m.txt", "is a file, and no directory"),
     ],
 )
-def test_a_file_is_said_to_be_what_it_is(name, told, tmp_path):
+def test_a_file_is_said_to_be_what_it_is(name, message, tmp_path):
     (tmp_path / name).write_bytes(b"content")
     for call in (
         lambda: ckpt_keras.load_model(tmp_path / name),
         lambda: ckpt_keras.restore(os.fspath(tmp_path / name), functional("a")),
     ):
-        with pytest.raises(ckpt.CheckpointNotFound, match=told):
+        with pytest.raises(ckpt.CheckpointNotFound, match=message):
             call()

@@ -14,8 +14,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras._entering import Batches, entered_at
-from ckpt_keras._progress import Progress
+from ckpt_keras._progress import Batches, Progress, entered_at
 from tests.support import keras_models as km
 from tests.support.paths import ROOT
 
@@ -56,23 +55,23 @@ class Stop(Callback):
 
 
 class Journal(Callback):
-    """What callbacks are told."""
+    """What callbacks are called with."""
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.calls = []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.told.append(("epoch", epoch))
+        self.calls.append(("epoch", epoch))
 
     def on_train_batch_end(self, batch, logs=None):
-        self.told.append(("batch", batch))
+        self.calls.append(("batch", batch))
 
     def on_test_end(self, logs=None):
-        self.told.append(("tested", logs["loss"]))
+        self.calls.append(("tested", logs["loss"]))
 
     def on_epoch_end(self, epoch, logs=None):
-        self.told.append(("end", epoch, logs["loss"], logs.get("val_loss")))
+        self.calls.append(("end", epoch, logs["loss"], logs.get("val_loss")))
 
 
 def steps(directory):
@@ -131,16 +130,16 @@ def test_stopped_in_the_validation_of_data_of_unknown_length(tmp_path, given, sa
             epochs=epochs,
             validation_data=validation,
         )
-        return model, journal.told
+        return model, journal.calls
 
-    straight, all_told = run(tmp_path / "a", 0)
+    straight, all_calls = run(tmp_path / "a", 0)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "b", 0, Stop(validation=0))
-    model, told = run(tmp_path / "b", 1)
+    model, calls = run(tmp_path / "b", 1)
     km.assert_same(km.values(straight), km.values(model))
     # the epoch ends as it would have: with its validation and its logs, and no batch of it
-    end = next(i for i, entry in enumerate(all_told) if entry[0] == "tested")
-    assert told == [("epoch", 0), *all_told[end:]]
+    end = next(i for i, entry in enumerate(all_calls) if entry[0] == "tested")
+    assert calls == [("epoch", 0), *all_calls[end:]]
     assert steps(tmp_path / "b") == steps(tmp_path / "a")
 
 
@@ -195,14 +194,14 @@ def test_batches_of_another_size_go_on_at_the_same_samples(tmp_path, now, skippe
             epochs=2,
             batch_size=now,
         )
-    batches = [entry[1] for entry in journal.told if entry[0] == "batch"]
+    batches = [entry[1] for entry in journal.calls if entry[0] == "batch"]
     assert batches == list(range(skipped, 48 // now))
-    ends = [entry[1] for entry in journal.told if entry[0] == "end"]
+    ends = [entry[1] for entry in journal.calls if entry[0] == "end"]
     assert ends == [1]
 
 
 @pytest.mark.parametrize(
-    ("saved", "now", "together", "done", "told"),
+    ("saved", "now", "together", "done", "warns"),
     [
         ((3, 8, 4), Batches(8, 4), 1, 3, False),
         ((3, 8, 4), Batches(16, 2), 1, 1, True),
@@ -218,11 +217,11 @@ def test_batches_of_another_size_go_on_at_the_same_samples(tmp_path, now, skippe
         ((1, 8, 4), Batches(8, 9), 1, 2, True),  # the data grew
     ],
 )
-def test_where_to_enter(saved, now, together, done, told):
+def test_where_to_enter(saved, now, together, done, warns):
     batch, size, count = saved
     progress = Progress(batch=batch, batch_size=size, batches_per_epoch=count)
     found, text = entered_at(progress, now, together)
-    assert found == done and (text is not None) == told
+    assert found == done and (text is not None) == warns
     assert found % together == 0 and (now.count is None or found <= now.count)
 
 
@@ -286,7 +285,7 @@ def test_a_torch_loader_is_shuffled_the_same(tmp_path):
     km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
 
 
-def test_a_torch_loader_as_data_is_told_the_truth(tmp_path):
+def test_a_torch_loader_as_data_gets_the_true_reason(tmp_path):
     """It said "pass the same object to both", and it was the same."""
     data = loader()
     with pytest.raises(
@@ -330,7 +329,7 @@ def test_after_an_exception_nothing_is_left(tmp_path):
     km.assert_same(km.values(straight), km.values(model))
 
 
-TOLD_AFTER = """
+KNOWN_AFTER = """
 import os, signal, sys
 os.environ["KERAS_BACKEND"] = "jax"
 sys.path.insert(0, sys.argv[2])
@@ -353,7 +352,7 @@ print("still here", flush=True)
 
 def test_a_signal_after_a_fit_that_failed_ends_the_process(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", TOLD_AFTER, str(tmp_path), str(ROOT)],
+        [sys.executable, "-c", KNOWN_AFTER, str(tmp_path), str(ROOT)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -390,7 +389,7 @@ def test_bad_intervals_are_refused_in_words(arguments, text):
         OrbaxCheckpointCallback("a", **arguments)
 
 
-def test_a_loaded_model_that_is_done_is_told_so(tmp_path):
+def test_a_loaded_model_that_is_done_says_so(tmp_path):
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
     model = ckpt_keras.load_model(tmp_path)
     before = km.values(model)

@@ -140,7 +140,7 @@ def test_every_slot_of_every_optimizer_is_saved(tmp_path, name):
     km.assert_same(km.values(model), km.values(other))
 
 
-def test_equal_names_of_layers_and_variables_are_told_apart(tmp_path):
+def test_equal_names_of_layers_and_variables_are_distinguished(tmp_path):
     @keras.saving.register_keras_serializable("ckpt_tests")
     class Twins(layers.Layer):
         def __init__(self, **kwargs):

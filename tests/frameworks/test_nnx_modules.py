@@ -175,7 +175,7 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     ckpt.restore(tmp_path / "a", model=other)
     assert other.head.kernel is other.emb.embedding
     assert same(state_of(other), state_of(model))
-    # Code that no longer ties asks for a weight that was not stored, and is told which.
+    # Code that no longer ties asks for a weight that was not stored, and the error names it.
     with pytest.raises(ckpt.StructureMismatch) as caught:
         ckpt.restore(tmp_path / "a", model=make(2, tied=False))
     assert [(m.kind, m.path) for m in caught.value.mismatches] == [("missing", "head/kernel")]

@@ -117,7 +117,7 @@ def test_renamed_attributes(tmp_path: Path) -> None:
     assert same(state_of(live.blocks), state_of(saved.layers))
 
 
-def test_a_cast_is_told(tmp_path: Path) -> None:
+def test_a_cast_is_reported(tmp_path: Path) -> None:
     ckpt.save(tmp_path / "a", model=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
     live = nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(1))
     restored = ckpt.restore(tmp_path / "a", model=live, cast=True)

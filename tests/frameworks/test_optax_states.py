@@ -85,7 +85,7 @@ def test_a_class_that_was_renamed_with_the_same_fields(tmp_path: Path) -> None:
     check(loaded, target)
 
 
-def test_nodes_without_leaves_are_told_apart(tmp_path: Path) -> None:
+def test_nodes_without_leaves_are_distinguished(tmp_path: Path) -> None:
     state = {
         "empty": optax.EmptyState(),
         "masked": optax.MaskedNode(),

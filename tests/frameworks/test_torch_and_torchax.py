@@ -139,18 +139,18 @@ sys.modules["torch"] = None
 import ckpt_torchax, ckpt_core as ckpt
 try:
     ckpt_torchax.to_torch
-    told = ""
+    message = ""
 except ModuleNotFoundError as error:
-    told = str(error)
-print(json.dumps([ckpt.load(sys.argv[1])["model"]["embed.weight"].tolist(), told]))
+    message = str(error)
+print(json.dumps([ckpt.load(sys.argv[1])["model"]["embed.weight"].tolist(), message]))
 """
 
 
 def test_without_torch_a_checkpoint_is_arrays(saved: Any, run_python: Any):
     path, model = saved
-    loaded, told = run_python(TORCH_ABSENT, str(path))
+    loaded, message = run_python(TORCH_ABSENT, str(path))
     assert loaded == model.embed.weight.jax().tolist()
-    assert "pip install 'ckpt-core[torchax]'" in told
+    assert "pip install 'ckpt-core[torchax]'" in message
 
 
 # ---------------------------------------------------------------------------- load_into

@@ -28,14 +28,14 @@ path, file, imported, other = sys.argv[1:]
 export_file(path, file)
 import_file(file, imported)
 loaded = ckpt.load(imported, as_numpy=True)["model"]
-told = {name: [array.dtype.name, list(array.shape), array.tobytes().hex()] for name, array in loaded.items()}
+found = {name: [array.dtype.name, list(array.shape), array.tobytes().hex()] for name, array in loaded.items()}
 errors = []
 for call in (lambda: export_file(path, file + ".pt"), lambda: import_file(file + ".none.pt", imported), lambda: import_file(other, imported)):
     try:
         call()
     except Exception as error:
         errors.append(f"{type(error).__name__}: {error}")
-print(json.dumps([told, errors]))
+print(json.dumps([found, errors]))
 """
 
 
@@ -51,16 +51,16 @@ def test_safetensors_come_from_any_checkpoint_without_torch(run_python: Any, tmp
     ckpt.save(tmp_path / "a", model=model)
     torch.save({"w": torch.ones(1)}, tmp_path / "other.pt")
     file = tmp_path / "w.safetensors"
-    told, errors = run_python(
+    found, errors = run_python(
         WITHOUT_TORCH, *(str(tmp_path / name) for name in ("a", file.name, "b", "other.pt"))
     )
     kernel = np.asarray(model.linear.kernel.get_value())
-    assert told["linear.kernel"] == ["float32", [2, 3], kernel.tobytes().hex()]
-    assert told["layers.0"][:2] == ["float32", []]
+    assert found["linear.kernel"] == ["float32", [2, 3], kernel.tobytes().hex()]
+    assert found["layers.0"][:2] == ["float32", []]
     for name in DTYPES:
         expected = np.asarray(jnp.arange(4).astype(name))
         expected = expected.astype(np.int8) if name == "int4" else expected
-        assert told[f"arrays.{name}"] == [expected.dtype.name, [4], expected.tobytes().hex()]
+        assert found[f"arrays.{name}"] == [expected.dtype.name, [4], expected.tobytes().hex()]
     assert (
         errors[0].startswith("ModuleNotFoundError")
         and "pip install 'ckpt-core[torchax]'" in errors[0]
@@ -69,7 +69,7 @@ def test_safetensors_come_from_any_checkpoint_without_torch(run_python: Any, tmp
     assert errors[2].startswith("ModuleNotFoundError") and "use .safetensors" in errors[2]
     theirs = safetensors_torch.load_file(file)  # the format is the documented one
     ours = to_torch(tmp_path / "b")
-    assert theirs.keys() == ours.keys() == told.keys()
+    assert theirs.keys() == ours.keys() == found.keys()
     assert all(theirs[name].dtype == ours[name].dtype for name in ours)
     assert all(torch.equal(theirs[name].float(), ours[name].float()) for name in ours)
 
@@ -130,7 +130,7 @@ def test_what_does_not_exist_is_not_found(name: str, saved: Path):
             import_file(saved / name, saved / "b")
 
 
-def test_arguments_in_another_order_are_told(saved: Path):
+def test_arguments_in_another_order_are_named(saved: Path):
     model, file = nn.Linear(2, 3), saved / "w.safetensors"
     with pytest.raises(
         TypeError, match=r"got a Linear: the path comes first.*load_into\(path, module"
@@ -171,10 +171,10 @@ def test_of_a_pickled_module_no_code_is_run_and_none_advised(
     ):
         with pytest.raises(
             ckpt.UnsupportedLeaf, match=rf"{type(make()).__name__}.*state_dict"
-        ) as told:
+        ) as refused:
             call()
-        assert "weights_only=False" not in str(told.value) and told.value.__cause__ is None
-        assert told.value.__suppress_context__ or told.value.__context__ is None
+        assert "weights_only=False" not in str(refused.value) and refused.value.__cause__ is None
+        assert refused.value.__suppress_context__ or refused.value.__context__ is None
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"PK\3\4 is no zip", b"text", b"\x80\x02."])

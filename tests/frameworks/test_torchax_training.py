@@ -413,7 +413,7 @@ def test_the_directory_has_the_anatomy_of_the_article(tmp_path: Path):
         "ocdbt.process_0",
     ):
         assert (item / name).exists(), name
-    # as the article says: metadata that tells the structure, in JSON
+    # as the article says: metadata with the structure, in JSON
     tree = json.loads((item / "_METADATA").read_text())["tree_metadata"]
     assert any("head.weight" in key for key in tree)
     assert ml_dtypes  # registers the dtypes that leaves are named after

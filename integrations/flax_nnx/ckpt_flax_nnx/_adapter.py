@@ -81,7 +81,7 @@ class NNXAdapter:
         if bare:
             _set_bare(obj, bare)
         if isinstance(obj, nnx.Pytree):
-            _tell_of_abstract_intermediates(obj)
+            _warn_of_abstract_intermediates(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
         """Sets arrays on some Variables of ``obj``, by path; returns the arrays that they hold now.
@@ -117,7 +117,7 @@ class NNXAdapter:
         return callable(only) and type(only).__module__.startswith("flax.nnx.")
 
     def select(self, obj: Any, only: Any, /) -> Callable[[tuple[Key, ...], object], bool]:
-        """For ``only=nnx.Param`` or another filter: a function that tells if a leaf passes it."""
+        """For ``only=nnx.Param`` or another filter: whether a leaf passes it, as a function."""
         live = obj if isinstance(obj, nnx.Variable) else nnx.State(_live_state(obj))
         found = (
             nnx.filter_state(live, only) if isinstance(live, nnx.State) else nnx.state(obj, only)
@@ -153,7 +153,7 @@ def _live_state(obj: Any) -> Mapping[Key, Any]:
     return nested
 
 
-def _tell_of_abstract_intermediates(obj: Any) -> None:
+def _warn_of_abstract_intermediates(obj: Any) -> None:
     """Warns of abstract Intermediates: no checkpoint fills them, and ``nnx.jit`` rejects the object."""
     state = nnx.to_flat_state(nnx.state(obj, nnx.Intermediate, graph=True))
     rest = [

@@ -14,7 +14,7 @@ from grain import experimental as grain_experimental
 
 from ckpt_core import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_grain import _pipeline, _repair
-from ckpt_grain._how import EARLIER_FIRM, FIRM, WHOLE
+from ckpt_grain._lines import FIRM, WHOLE
 from ckpt_grain._proof import Proven
 
 IteratorT = TypeVar("IteratorT")
@@ -122,10 +122,10 @@ class GrainAdapter:
         if obj in self._tolerant:
             _pipeline.require_same_count(saved)
             return
-        told = _pipeline.how_told(saved)
+        detail = _pipeline.detail_of(saved)
         now = self._descriptions.get(obj)
-        if now is None or now["told"] != told:
-            now = _pipeline.describe(obj, told)
+        if now is None or _pipeline.detail_of(now) != detail:
+            now = _pipeline.describe(obj, detail)
         _pipeline.require_same(saved, now)
 
     def to_text(self, state: dict[str, Any], /) -> str:
@@ -176,11 +176,10 @@ class GrainAdapter:
         self._described_before[obj] = weakref.WeakKeyDictionary(
             {obj: self._descriptions[obj]} if obj in self._descriptions else {}
         )
-        told = _pipeline.how_told(saved)
-        if obj not in self._descriptions or self._descriptions[obj]["told"] != told:
-            self._descriptions[obj] = _pipeline.describe(
-                obj, FIRM if told in (FIRM, EARLIER_FIRM) else WHOLE
-            )
+        detail = _pipeline.detail_of(saved)
+        now = self._descriptions.get(obj)
+        if now is None or _pipeline.detail_of(now) != detail:
+            self._descriptions[obj] = _pipeline.describe(obj, detail)
 
     def _describe(self, obj: Any) -> dict[str, Any]:
         """The description of the iterator's pipeline, made once, because pipelines do not change.

@@ -33,24 +33,19 @@ def as_array(value: Any) -> np.ndarray | None:
     return None
 
 
-def array_text(array: np.ndarray, tell: Callable[[Any], str]) -> str:
-    """An array as text; ``tell`` describes its elements if they are objects."""
+def array_text(array: np.ndarray, text_of: Callable[[Any], str]) -> str:
+    """An array as text; ``text_of`` describes its elements if they are objects."""
     if array.dtype.hasobject or array.dtype.kind == "T":
-        return f"ndarray[{array.dtype}{array.shape}, {tell(array.tolist())}]"
+        return f"ndarray[{array.dtype}{array.shape}, {text_of(array.tolist())}]"
     if array.dtype.names is not None:  # the padding between fields must not count
-        return f"ndarray[{tell({name: array[name] for name in array.dtype.names})}]"
+        return f"ndarray[{text_of({name: array[name] for name in array.dtype.names})}]"
     return f"ndarray[{array.dtype}{array.shape}, digest {_digest(array)}]"
 
 
 def _tensor(value: Any) -> np.ndarray | None:
     try:
         found = np.asarray(value)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        NotImplementedError,
-    ):  # on a device, or no numpy dtype
+    except (RuntimeError, TypeError, ValueError):  # on a device, or no numpy dtype
         return None
     return found if found.dtype.kind != "O" else None
 

@@ -23,7 +23,7 @@ def code_mark(function: types.FunctionType) -> str:
     """Text that differs if two functions with the same name have different code."""
     if (function.__module__ or "").partition(".")[0] in _KNOWN - {"__main__"}:
         return ""
-    text = "\n".join(_told(function.__code__, function.__doc__))
+    text = "\n".join(_content(function.__code__, function.__doc__))
     return f" [code {hashlib.sha256(text.encode(errors='backslashreplace')).hexdigest()[:12]}]"
 
 
@@ -84,7 +84,7 @@ def _assigned(code: types.CodeType) -> Iterator[str]:
             yield from _assigned(constant)
 
 
-def _told(code: types.CodeType, doc: str | None = None) -> Iterator[str]:
+def _content(code: types.CodeType, doc: str | None = None) -> Iterator[str]:
     """Instructions, names and constants, without file name, line numbers and docstring."""
     yield code.co_code.hex()
     yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_argcount))
@@ -94,7 +94,7 @@ def _told(code: types.CodeType, doc: str | None = None) -> Iterator[str]:
     for constant in constants:
         if isinstance(constant, types.CodeType):
             yield constant.co_name
-            yield from _told(constant)
+            yield from _content(constant)
         elif isinstance(constant, frozenset):  # its order differs between processes
             yield f"{{{sorted(map(repr, constant))}}}"
         else:

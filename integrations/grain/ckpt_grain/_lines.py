@@ -17,9 +17,10 @@ import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
-from ckpt_grain._earlier import EarlierText
-from ckpt_grain._how import EARLIER_FIRM, FIRM, WHOLE, is_of_grain
-from ckpt_grain._values import ValueText, made_with
+from ckpt_grain._values import ValueText, is_of_grain, made_with
+
+WHOLE, FIRM = "whole, by value", "firm, by value"
+"""How much detail a description has: all settings; only those that use cannot change."""
 
 _NODES = (grain.MapDataset, grain.IterDataset, grain.DatasetIterator)
 _ALIASES = ("_map_parent", "_iter_parent", "_maybe_nonnative_parent")
@@ -69,23 +70,17 @@ def is_elastic(obj: Any) -> bool:
     )
 
 
-class Teller:
-    """Describes a pipeline in lines.
+def lines_of(obj: Any, how: str) -> list[str]:
+    """One line for each node of an iterator's pipeline, with its inputs indented below."""
+    return _Lines(firm=how == FIRM).of(obj)
 
-    Args:
-        how: WHOLE, FIRM, or one of those of earlier versions.
-    """
 
-    def __init__(self, how: str) -> None:
-        self._firm = how in (FIRM, EARLIER_FIRM)
-        self._values = ValueText(self._firm) if how in (WHOLE, FIRM) else EarlierText(how)
+class _Lines:
+    def __init__(self, *, firm: bool) -> None:
+        self._firm = firm
+        self._values = ValueText(firm)
 
-    def text(self, value: Any, *, source: bool = False) -> str:
-        """A setting as text that is the same in every process, shortened to MAX_TEXT."""
-        return self._values.text(value, source=source)
-
-    def lines(self, obj: Any) -> list[str]:
-        """One line for each node, with its inputs indented below."""
+    def of(self, obj: Any) -> list[str]:
         if isinstance(obj, grain.DataLoaderIterator):
             return self._loader_lines(loader_of(obj))
         if is_elastic(obj):
@@ -96,10 +91,12 @@ class Teller:
         lines = [
             f"DataLoader(worker_count={loader.multiprocessing_options.num_workers}, "
             f"shard_options={loader._shard_options!r})",
-            f"  sampler {self.text(loader._sampler, source=True)}",
+            f"  sampler {self._values.text(loader._sampler, source=True)}",
             f"  data_source {self._source_text(loader._data_source)}",
         ]
-        return lines + [f"  operation {self.text(operation)}" for operation in loader._operations]
+        return lines + [
+            f"  operation {self._values.text(operation)}" for operation in loader._operations
+        ]
 
     def _node_lines(self, node: Any, known: dict[int, list[str]]) -> list[str]:
         """The line of the node, and those of its inputs, indented below."""
@@ -129,7 +126,7 @@ class Teller:
             elif key == "_rng_pool":
                 parts.append(f"seed={getattr(value, '_seed', None)}")
             elif not (key == "_seed_rng_seed" and value is None):
-                parts.append(f"{key.strip('_')}={self.text(value)}")
+                parts.append(f"{key.strip('_')}={self._values.text(value)}")
         return f"{name}({', '.join(parts)})"
 
     def _settings_of(self, node: Any) -> dict[str, Any]:
@@ -153,7 +150,7 @@ class Teller:
             return f"ndarray[{source.dtype}{source.shape}]"
         if isinstance(source, (list, tuple)):  # data in memory, not a setting
             return f"{type(source).__name__}{length}"
-        return f"{self.text(source, source=True)}{length}"
+        return f"{self._values.text(source, source=True)}{length}"
 
 
 def loader_of(iterator: Any) -> Any:
@@ -181,12 +178,12 @@ def _runs(blocks: Sequence[list[str]]) -> Iterator[tuple[list[str], int]]:
 
 def _children(node: Any) -> Iterator[Any]:
     attributes = vars(node)
-    told: set[int] = set()
+    seen: set[int] = set()
     for name in _CHILDREN:
         value = attributes.get(name, ())
         for child in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(child, _NODES) and not (name in _ALIASES and id(child) in told):
-                told.add(id(child))
+            if isinstance(child, _NODES) and not (name in _ALIASES and id(child) in seen):
+                seen.add(id(child))
                 yield child
 
 

@@ -24,25 +24,24 @@ from grain import python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
 from ckpt_grain._code import PYTHON, without_code
-from ckpt_grain._how import ADDRESS, OLD, QUOTED
-from ckpt_grain._lines import Teller, is_elastic, loader_of
+from ckpt_grain._lines import FIRM, WHOLE, is_elastic, lines_of, loader_of
+from ckpt_grain._values import ADDRESS, QUOTED
 
 MAX_LINES = 200
 """The most lines of a description that are stored; the rest is compared by a digest."""
 
+_DETAIL = "told"
+"""The key of the detail on disk."""
+
 
 def describe(obj: Any, how: str) -> dict[str, Any]:
-    """The description of an iterator's pipeline, as plain values.
-
-    Args:
-        how: WHOLE if the iterator has returned no element yet, FIRM otherwise.
-    """
-    lines = Teller(how).lines(obj)
+    """An iterator's pipeline as plain values: WHOLE if it has returned no element yet, FIRM otherwise."""
+    lines = lines_of(obj, how)
     return {
         "grain": grain.__version__,
         # None for an elastic iterator, whose state fits any number of processes.
         "processes": None if is_elastic(obj) else jax.process_count(),
-        "told": how,
+        _DETAIL: how,
         "python": PYTHON,
         "lines": lines[:MAX_LINES],
         "digest": _digest(lines),
@@ -87,17 +86,13 @@ _KNOWN_OPERATIONS = (
 )
 
 
-def how_told(description: Mapping[str, Any]) -> str:
+def detail_of(description: Mapping[str, Any]) -> str:
     """The detail of a saved description, so that the current one is made with the same."""
-    return description.get("told", OLD)
+    return WHOLE if description.get(_DETAIL) == WHOLE else FIRM
 
 
 def require_same_count(saved: Mapping[str, Any]) -> None:
-    """Returns if as many processes run as saved, or if the state fits any number.
-
-    Raises:
-        StructureMismatch: another number of processes runs.
-    """
+    """Raises StructureMismatch if the state fits only another number of processes."""
     count = jax.process_count()
     if saved["processes"] not in (None, count):
         mismatch = Mismatch("processes", "number", str(saved["processes"]), str(count))
@@ -105,11 +100,7 @@ def require_same_count(saved: Mapping[str, Any]) -> None:
 
 
 def require_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Returns if two descriptions are of the same pipeline.
-
-    Raises:
-        StructureMismatch: the pipelines differ; one mismatch per difference.
-    """
+    """Raises StructureMismatch if two descriptions are of different pipelines; one mismatch per difference."""
     differences = list(_differences(saved, now))
     if differences:
         counts = saved["processes"] != now["processes"]
@@ -134,7 +125,7 @@ _ADVICE = (
     "accept the change by restoring into ckpt_grain.ignore_pipeline_changes(iterator)."
 )
 _COUNT_ADVICE = (
-    "Each process has a position of its own, which tells nothing of the elements that the others "
+    "Each process has a position of its own, which says nothing of the elements that the others "
     "gave: going on would skip some and repeat others. Start as many processes as saved it; or "
     "restore the other items, with unexpected='ignore', and begin the data anew. A "
     "grain.experimental.ElasticIterator goes on exactly in any number of processes."
@@ -226,7 +217,7 @@ _SHARED_MEMORY = re.compile(r"\b(make_batch)(?:\(output_to_shared_memory=(?:True
 def _settings(line: str) -> dict[str, str]:
     """Name -> text of the settings in the parentheses of a line."""
     parts = _parts(line.partition("(")[2])
-    if parts is None:  # earlier versions cut long values at any place
+    if parts is None:  # a value has brackets that do not match
         parts = re.split(r", (?=\w+=)", line.partition("(")[2].removesuffix(")"))
     return {key: value for key, equals, value in (part.partition("=") for part in parts) if equals}
 

@@ -25,22 +25,22 @@ import numpy as np
 
 from ckpt_grain._arrays import array_text, as_array
 from ckpt_grain._code import captured, code_mark, codes_in, without_code
-from ckpt_grain._how import ADDRESS, MAX_ITEMS, MAX_TEXT, QUOTED, is_of_grain
+
+MAX_TEXT = 400
+"""The most characters of one setting; a longer one is cut, with a digest added."""
+
+MAX_ITEMS = 10_000
+"""The most entries of a list or dictionary that are described one by one."""
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Memory addresses, which differ between processes."""
+
+QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
+"""Text in quotes, as ``repr`` writes it."""
 
 _VALUES = (
-    *(
-        type(None),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        slice,
-        range,
-        enum.Enum,
-        np.dtype,
-        type(Ellipsis),
-    ),
+    *(type(None), bool, int, float, complex, str, slice, range, enum.Enum, np.dtype),
+    type(Ellipsis),
     *(datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, pathlib.PurePath),
     *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
 )
@@ -55,11 +55,7 @@ class Given(NamedTuple):
 
 
 class ValueText:
-    """Describes settings as text.
-
-    Args:
-        firm: describe only what use cannot change.
-    """
+    """Describes settings as text; ``firm``: only what use cannot change."""
 
     def __init__(self, firm: bool) -> None:
         self._firm = firm
@@ -68,10 +64,9 @@ class ValueText:
     def text(self, value: Any, *, source: bool = False) -> str:
         """A setting as text that is the same in every process, shortened to MAX_TEXT.
 
-        Args:
-            source: the value is a data source: Grain's own are described by their ``repr``.
+        ``source``: the value is a data source; Grain's own are described by their ``repr``.
         """
-        text = self._tell(value, own_repr=not self._firm or (source and is_of_grain(value)))
+        text = self._described(value, own_repr=not self._firm or (source and is_of_grain(value)))
         if len(text) <= MAX_TEXT:
             return text
         named = without_code(text)
@@ -84,7 +79,7 @@ class ValueText:
         """Whether use cannot have changed the value of a constructor argument."""
         return _is_firm(value) or (not optional and as_array(value) is not None)
 
-    def _tell(self, value: Any, own_repr: bool) -> str:
+    def _described(self, value: Any, own_repr: bool) -> str:
         if id(value) in self._inside:  # a function that calls itself
             return "..."
         self._inside.append(id(value))
@@ -94,8 +89,8 @@ class ValueText:
             self._inside.pop()
 
     def _text_of(self, value: Any, own_repr: bool) -> str:
-        def tell(inner: Any) -> str:
-            return self._tell(inner, own_repr)
+        def text_of(inner: Any) -> str:
+            return self._described(inner, own_repr)
 
         match value:
             case np.generic() if value.dtype.names is None:
@@ -109,19 +104,22 @@ class ValueText:
             case _ if isinstance(value, _VALUES):
                 return _closed(repr(value))
             case list() | tuple():
-                return _listed("[]", value, tell)
+                return _listed("[]", value, text_of)
             case set() | frozenset():  # sorted, because the order differs between processes
-                return f"{{{', '.join(sorted(map(tell, value)))}}}"
+                return f"{{{', '.join(sorted(map(text_of, value)))}}}"
             case Mapping():
-                return self._mapping_text(value, tell)
+                return self._mapping_text(value, text_of)
             case functools.partial():
-                given = [*map(tell, value.args), *_named(sorted(value.keywords.items()), tell)]
-                function = tell(value.func)
+                given = [
+                    *map(text_of, value.args),
+                    *_named(sorted(value.keywords.items()), text_of),
+                ]
+                function = text_of(value.func)
                 return f"{function}({', '.join(given)})" if given else function
             case types.ModuleType():
                 return value.__name__
             case _ if (array := as_array(value)) is not None:
-                return array_text(array, tell)
+                return array_text(array, text_of)
             case _ if inspect.isclass(value):
                 return value.__qualname__
             case _ if callable(value) and isinstance(getattr(value, "__name__", None), str):
@@ -129,11 +127,11 @@ class ValueText:
             case _:
                 return self._object_text(value, own_repr)
 
-    def _mapping_text(self, value: Mapping[Any, Any], tell: Any) -> str:
+    def _mapping_text(self, value: Mapping[Any, Any], text_of: Any) -> str:
         def pair(item: tuple[Any, Any]) -> str:
             key, inner = item
             named = isinstance(key, str) and key.isidentifier()
-            return f"{key if named else tell(key)}: {tell(inner)}"
+            return f"{key if named else text_of(key)}: {text_of(inner)}"
 
         return _listed("{}", value.items(), pair)
 
@@ -143,20 +141,20 @@ class ValueText:
         if owner is not None and not inspect.ismodule(owner):
             function = getattr(value, "__func__", None)
             mark = code_mark(function) if isinstance(function, types.FunctionType) else ""
-            return f"{self._tell(owner, own_repr=False)}.{value.__name__}{mark}"
+            return f"{self._described(owner, own_repr=False)}.{value.__name__}{mark}"
         if isinstance(value, types.FunctionType):
-            held = [(name, inner) for name, inner in captured(value) if self._is_told(inner)]
-            told = ", ".join(_named(held, lambda inner: self._tell(inner, own_repr=False)))
-            return f"{value.__qualname__}{code_mark(value)}{f'({told})' if told else ''}"
+            held = [(name, inner) for name, inner in captured(value) if self._is_setting(inner)]
+            settings = ", ".join(_named(held, lambda inner: self._described(inner, own_repr=False)))
+            return f"{value.__qualname__}{code_mark(value)}{f'({settings})' if settings else ''}"
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None:  # jax.jit, functools.lru_cache
-            return f"{type(value).__name__}({self._tell(wrapped, own_repr=False)})"
+            return f"{type(value).__name__}({self._described(wrapped, own_repr=False)})"
         return value.__name__
 
-    def _is_told(self, held: Any) -> bool:
+    def _is_setting(self, held: Any) -> bool:
         """Whether a value that a function holds is a setting that use cannot change."""
         if self._firm and isinstance(held, tuple):
-            return all(map(self._is_told, held))
+            return all(map(self._is_setting, held))
         return not (self._firm and isinstance(held, (list, set, bytearray, Mapping)))
 
     def _object_text(self, value: Any, own_repr: bool) -> str:
@@ -173,8 +171,8 @@ class ValueText:
             or (dataclass is not None and not given.optional)
             or self.counts_firmly(given.value, given.optional)
         ]
-        told = ", ".join(_named(fields, lambda inner: self._tell(inner, own_repr)))
-        return f"{name}({told})" if told or dataclass is not None else name
+        settings = ", ".join(_named(fields, lambda inner: self._described(inner, own_repr)))
+        return f"{name}({settings})" if settings or dataclass is not None else name
 
 
 def made_with(obj: Any) -> dict[str, Given]:
@@ -225,20 +223,20 @@ def _is_firm(value: Any) -> bool:
     return inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, np.ufunc)
 
 
-def _named(items: Iterator[tuple[str, Any]] | Sequence[tuple[str, Any]], tell: Any) -> list[str]:
-    return [f"{name}={tell(value)}" for name, value in items]
+def _named(items: Iterator[tuple[str, Any]] | Sequence[tuple[str, Any]], text_of: Any) -> list[str]:
+    return [f"{name}={text_of(value)}" for name, value in items]
 
 
-def _listed(brackets: str, items: Any, tell: Any) -> str:
+def _listed(brackets: str, items: Any, text_of: Any) -> str:
     """Entries in brackets; above MAX_ITEMS, their number and a digest of a sample."""
     left, right = brackets
     if len(items) <= MAX_ITEMS:
-        return f"{left}{', '.join(map(tell, items))}{right}"
+        return f"{left}{', '.join(map(text_of, items))}{right}"
     step = len(items) // MAX_ITEMS
     digest = hashlib.sha256()
     for number, item in enumerate(items):
         if number % step == 0 or number == len(items) - 1:
-            digest.update(without_code(tell(item)).encode(errors="backslashreplace") + b"\n")
+            digest.update(without_code(text_of(item)).encode(errors="backslashreplace") + b"\n")
     return f"{left}{len(items)} entries, digest {digest.hexdigest()[:16]}{right}"
 
 
@@ -251,3 +249,8 @@ def _closed(text: str) -> str:
         if depth < 0:
             break
     return text if depth == 0 and not {"'", '"'} & set(unquoted) else repr(text)
+
+
+def is_of_grain(value: Any) -> bool:
+    """Whether an object is of one of Grain's own classes."""
+    return type(value).__module__.partition(".")[0] == "grain"

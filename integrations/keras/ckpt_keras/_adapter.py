@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,15 @@ from ckpt_core import CheckpointError
 from ckpt_keras import _matching
 from ckpt_keras._assets import warn_of_left_out
 from ckpt_keras._backend import on_jax
-from ckpt_keras._counted import counted_anywhere, counted_in
 from ckpt_keras._names import Named
-from ckpt_keras._renames import renamed
-from ckpt_keras._slots import Slot, nested, slots_of_model, slots_of_object, value_at
+from ckpt_keras._slots import (
+    Slot,
+    counted_anywhere,
+    counted_in,
+    nested,
+    slots_of_model,
+    slots_of_object,
+)
 
 
 class KerasAdapter:
@@ -53,7 +60,7 @@ class KerasAdapter:
             obj.assign(state)
             return
         slots = slots_of(obj)
-        values = [value_at(state, slot.path) for slot in slots]
+        values = [reduce(getitem, slot.path, state) for slot in slots]
         for slot, value in zip(slots, values, strict=True):
             slot.variable.assign(value)
         if _is_layer(obj):
@@ -83,8 +90,8 @@ class KerasAdapter:
         return _matching.align_plain(before, now, counted=counted_anywhere()), set()
 
     def renamed(self, rename: Mapping[str, str], saved: Sequence[str]) -> dict[str, str]:
-        """New names of the saved paths that a dict for ``rename=`` changes; see ``_renames``."""
-        return renamed(rename, saved)
+        """New names of the saved paths that a dict for ``rename=`` changes; see ``_matching``."""
+        return _matching.renamed(rename, saved)
 
 
 def slots_of(obj: Any) -> Sequence[Slot]:
@@ -138,23 +145,16 @@ def named(obj: Any) -> list[Named]:
             None if slot.weight is None else slot.weight.text,
         )
         # The order in which the nested tree is saved.
-        for slot in _in_tree_order(slots)
+        for slot in _leaves(nested(slots, slots))
     ]
 
 
-def _in_tree_order(slots: Sequence[Slot]) -> list[Slot]:
-    tree = nested(slots, slots)
-    found: list[Slot] = []
-
-    def walk(node: Any) -> None:
-        if isinstance(node, Slot):
-            found.append(node)
-            return
-        for child in node.values():
-            walk(child)
-
-    walk(tree)
-    return found
+def _leaves(node: Any) -> Iterator[Slot]:
+    if isinstance(node, Slot):
+        yield node
+        return
+    for child in node.values():
+        yield from _leaves(child)
 
 
 def _dtype(variable: Any) -> str:

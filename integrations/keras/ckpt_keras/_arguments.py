@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core import Options, keep
-from ckpt_keras._host import HOST
-from ckpt_keras._monitor import checked_mode, direction
+from ckpt_keras._assets import ASSETS
+from ckpt_keras._items import CONFIG, MODEL, OLD_MODEL
+from ckpt_keras._monitor import direction
+from ckpt_keras._progress import FIT, HOST
 
 DEFAULT_MONITOR = "val_loss"
 """The monitored metric if the caller names none, as in Keras."""
 
-ITEMS = ("pytree", "model", "model_config", "assets", "fit", HOST, "data")
+ITEMS = (MODEL, OLD_MODEL, CONFIG, ASSETS, FIT, HOST, "data")
 """Names of the callback's items in a step; ``extra=`` may use any others."""
 
 
@@ -48,14 +50,20 @@ class Arguments:
             raise ValueError(
                 f"max_to_keep must be at least 1, or None to keep all, got {self.max_to_keep}"
             )
-        checked_mode(self.mode)
-        checked_save_freq(self.save_freq)
-        interval = checked_period(self.save_interval_steps, "save_interval_steps")
-        if interval is not None and self.save_freq != "epoch":
+        if self.mode not in ("auto", "min", "max"):  # Keras' callbacks take anything else for auto
+            raise ValueError(f"mode must be 'auto', 'min' or 'max', got {self.mode!r}")
+        if self.save_freq != "epoch" and not _is_count(self.save_freq):
             raise ValueError(
-                f"save_interval_steps={interval} and save_freq={self.save_freq!r} both say when to save: pass one"
+                f"save_freq must be 'epoch' or a number of batches, got {self.save_freq!r}"
             )
-        checked_period(self.keep_period, "keep_period")
+        for name in ("save_interval_steps", "keep_period"):
+            period = getattr(self, name)
+            if period is not None and not _is_count(period):
+                raise ValueError(f"{name} must be a number of steps from 1 on, got {period!r}")
+        if self.save_interval_steps is not None and self.save_freq != "epoch":
+            raise ValueError(
+                f"save_interval_steps={self.save_interval_steps} and save_freq={self.save_freq!r} both say when to save: pass one"
+            )
         if self.keep_period is not None and self.max_to_keep is None:
             raise ValueError("keep_period needs max_to_keep: without it every step is kept anyway")
 
@@ -81,13 +89,7 @@ class Arguments:
 
 
 def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any) -> tuple[str, str]:
-    """Directory and metric, from our argument names or those of Keras' guide.
-
-    The guide's callback takes ``(model, checkpoint_dir, ...)``, ours ``(directory, monitor, ...)``.
-
-    Raises:
-        TypeError: no directory was passed, or two.
-    """
+    """Directory and metric: of ``(directory, monitor, ...)``, or of ``(model, checkpoint_dir, ...)`` as in Keras' guide."""
     if hasattr(directory, "trainable_variables"):
         directory = None
         if checkpoint_dir is None and monitor != DEFAULT_MONITOR:
@@ -100,35 +102,12 @@ def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any) -> tuple[str
     return os.fspath(chosen), monitor
 
 
-def checked_save_freq(save_freq: Any) -> str | int:
-    """``epoch``, or a number of batches.
-
-    Raises:
-        ValueError: anything else.
-    """
-    number = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq >= 1
-    if save_freq == "epoch" or number:
-        return save_freq
-    raise ValueError(f"save_freq must be 'epoch' or a number of batches, got {save_freq!r}")
-
-
-def checked_period(period: Any, name: str) -> int | None:
-    """A number of steps, or None.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if period is None or (isinstance(period, int) and not isinstance(period, bool) and period > 0):
-        return period
-    raise ValueError(f"{name} must be a number of steps from 1 on, got {period!r}")
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Further items by name.
-
-    Raises:
-        ValueError: a name is one of the callback's own items.
-    """
+    """Further items by name; raises ValueError if a name is one of the callback's own items."""
     if extra is not None and not isinstance(extra, Mapping):
         raise TypeError(f"extra= is a dict of names and objects, got a {type(extra).__name__}")
     taken = [name for name in extra or {} if name in ITEMS]
@@ -140,11 +119,7 @@ def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def checked_track(track: Any) -> tuple[Any, ...]:
-    """The callbacks whose state is saved.
-
-    Raises:
-        TypeError: ``track`` is not a list of callbacks.
-    """
+    """The callbacks whose state is saved; raises TypeError if ``track`` is not a list of callbacks."""
     if track is None:
         return ()
     if not isinstance(track, Sequence) or isinstance(track, str):

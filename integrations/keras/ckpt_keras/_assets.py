@@ -15,17 +15,14 @@ import os
 import tempfile
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
-from ckpt_keras._counted import counted_in
-from ckpt_keras._names import pair_by_rank, patterns
-from ckpt_keras._rebuilt import nameless, same_places
-from ckpt_keras._renames import leading, table_of
-from ckpt_keras._slots import layers_of
+from ckpt_keras._matching import leading, same_places, table_of
+from ckpt_keras._names import pair
+from ckpt_keras._slots import counted_in, layers_of, nameless
 
 ASSETS = "assets"
 """Name of the item, as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
@@ -33,8 +30,7 @@ ASSETS = "assets"
 _saved_beside: contextvars.ContextVar[bool] = contextvars.ContextVar("saved_beside", default=False)
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """An object with assets, its place among Keras' files, and its name."""
 
     place: str
@@ -54,13 +50,11 @@ def assets_of(model: Any) -> dict[str, Any]:
     """The item: the bytes of all assets, nested by place and file; empty if there are none."""
     tree: dict[str, Any] = {}
     for owner in owners_of_assets(model):
-        with tempfile.TemporaryDirectory() as directory:
-            owner.obj.save_assets(directory)
-            for name, content in _files_in(directory):
-                node = tree
-                for part in _parts(owner.place, *name[:-1]):
-                    node = node.setdefault(part, {})
-                node[name[-1]] = content
+        for name, content in _files_of(owner):
+            node = tree
+            for part in _parts(owner.place, *name[:-1]):
+                node = node.setdefault(part, {})
+            node[name[-1]] = content
     return tree
 
 
@@ -72,15 +66,8 @@ def names_of_owners(model: Any) -> str:
 class AssetsTarget:
     """The target that assets are restored into; the constructor checks them against the model.
 
-    Args:
-        model: its layers load the assets.
-        info: the checkpoint, which has the item.
-        names: the saved result of ``names_of_owners``; empty if Keras' callback saved.
-        rename: old names of layers to new ones.
-        rebuilt: whether the model was made from the configuration of the checkpoint.
-
-    Raises:
-        StructureMismatch: the model lacks a layer that has assets in the checkpoint.
+    ``names`` is the saved result of ``names_of_owners``, empty if Keras' callback saved. ``rebuilt``: whether the
+    model was made from the configuration of the checkpoint.
     """
 
     def __init__(
@@ -92,12 +79,12 @@ class AssetsTarget:
         rebuilt: bool = False,
     ) -> None:
         table = table_of(rename or {})
-        told = json.loads(names) if names else {}
-        saved = {place: leading(name, table) for place, name in told.items()}
+        named = json.loads(names) if names else {}
+        saved = {place: leading(name, table) for place, name in named.items()}
         self.reads_renames = frozenset(
             old
             for old, new in (rename or {}).items()
-            if any(leading(name, table_of({old: new})) != name for name in told.values())
+            if any(leading(name, table_of({old: new})) != name for name in named.values())
         )
         """Entries of ``rename=`` that this target uses, although no saved path begins with them."""
         owners = {owner.place: owner for owner in owners_of_assets(model)}
@@ -148,7 +135,7 @@ def warn_of_left_out(model: Any) -> None:
     """Warns that ckpt_core alone does not save the assets of a model."""
     if _saved_beside.get():
         return
-    names = [owner.name for owner in owners_of_assets(model) if _has_files(owner)]
+    names = [owner.name for owner in owners_of_assets(model) if any(True for _ in _files_of(owner))]
     if names:
         warnings.warn(
             f"{model.name!r} has assets, which are files and not in its variables ({', '.join(names)}): "
@@ -157,12 +144,6 @@ def warn_of_left_out(model: Any) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _has_files(owner: Owner) -> bool:
-    with tempfile.TemporaryDirectory() as directory:
-        owner.obj.save_assets(directory)
-        return any(True for _ in _files_in(directory))
 
 
 def _can_have_assets(model: Any) -> bool:
@@ -203,7 +184,7 @@ def _walk(model: Any) -> list[tuple[Any, str]]:
             failed_saveables=set(),
             error_msgs=asked,
         )
-    return [(obj, str(told)) for obj, told in asked.values() if isinstance(told, Place)]
+    return [(obj, str(place)) for obj, place in asked.values() if isinstance(place, Place)]
 
 
 def _homes(
@@ -216,9 +197,10 @@ def _homes(
     if not saved:
         return {place: owners[place] for place in places if place in owners}
     by_name = {owner.name: owner for owner in owners.values()}
-    pairs = pair_by_rank(
-        {saved[place]: patterns(saved[place].split("/"), counted) for place in saved},
-        {name: patterns(name.split("/"), counted) for name in by_name},
+    pairs = pair(
+        {name: name.split("/") for name in saved.values()},
+        {name: name.split("/") for name in by_name},
+        counted,
     )
     return {p: by_name[pairs[saved[p]]] for p in places if p in saved and saved[p] in pairs}
 
@@ -245,14 +227,17 @@ def _parts(place: str, *more: str) -> tuple[str, ...]:
     return (*(part for part in place.split("/") if part), *more)
 
 
-def _files_in(directory: str) -> Iterator[tuple[tuple[str, ...], np.ndarray[Any, Any]]]:
-    for root, folders, names in os.walk(directory):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(root, name)
-            with open(path, "rb") as file:
-                content = np.frombuffer(file.read(), np.uint8)
-            yield tuple(os.path.relpath(path, directory).split(os.sep)), content
+def _files_of(owner: Owner) -> Iterator[tuple[tuple[str, ...], np.ndarray[Any, Any]]]:
+    """Name and bytes of each file that an object writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        owner.obj.save_assets(directory)
+        for root, folders, names in os.walk(directory):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(root, name)
+                with open(path, "rb") as file:
+                    content = np.frombuffer(file.read(), np.uint8)
+                yield tuple(os.path.relpath(path, directory).split(os.sep)), content
 
 
 def _write(node: Mapping[str, Any], directory: str) -> None:

@@ -88,12 +88,7 @@ def may_be_order(value: Any) -> bool:
 
 
 def stored(value: Any, *, renewed: bool) -> dict[str, Any] | None:
-    """The value for a step, or None where it has no form for it.
-
-    Args:
-        value: the attribute.
-        renewed: whether its elements have changed, and not only their order.
-    """
+    """The value for a step, or None where it has no form for it; ``renewed``: not only its order has changed."""
     if is_generator(value):
         return {"generator": copy.deepcopy(value)}
     if isinstance(value, np.ndarray):
@@ -123,9 +118,7 @@ def why_not(value: Any) -> str:
 def restored(held: Mapping[str, Any], now: Any) -> Any:
     """The value that ``stored`` took, for an attribute that is ``now`` there.
 
-    Raises:
-        ValueError: the attribute is another kind of value, or has other elements, so that the saved
-            order is none of them.
+    Raises ValueError if that is another kind of value, or has other elements, so that the saved order is none of them.
     """
     if "generator" in held:
         return _continued(now, held["generator"])

@@ -37,11 +37,7 @@ def on_jax() -> bool:
 
 
 def require_jax(host_only: bool) -> None:
-    """Refuses another backend than JAX, unless the caller asked for copies on the host.
-
-    Raises:
-        RuntimeError: the backend is another one; the message names it and the two remedies.
-    """
+    """Raises RuntimeError for another backend than JAX, unless the caller asked for copies on the host."""
     active = backend()
     if active != "jax" and not host_only:
         raise RuntimeError(

@@ -18,9 +18,6 @@ class FitData:
     Keras creates an iterator from the dataset itself, and on an accelerator it draws one batch more
     than it has trained. For a dataset or loader this class therefore gives Keras its own iterator,
     and remembers the state after the last trained batch. A user's iterator is used as it is.
-
-    Args:
-        data: a Grain dataset, loader or iterator, or None.
     """
 
     def __init__(self, data: Any) -> None:
@@ -30,37 +27,16 @@ class FitData:
         self._feed: _Feed | None = None
         self._next_feed: _Feed | None = None
         self._adapter: Any = None
-        self._kept: Kept | None = None
         self._each_epoch = False
-        self._shuffles_by_torch = False
-
-    @property
-    def shuffles_by_torch(self) -> bool:
+        self.given = data is not None
+        self.kept = Kept(None)
+        """What a PyDataset keeps from epoch to epoch."""
+        self.shuffles_by_torch = False
         """Whether torch's global random state determines the order of the batches."""
-        return self._shuffles_by_torch
 
     def before_epoch(self) -> None:
         """Drops batches of the last epoch, so that the next one begins with its own."""
         _drop_carried_over(self._adapter)
-
-    def after_epoch(self) -> None:
-        """Looks at what a PyDataset has changed between epochs."""
-        if self._kept is not None:
-            self._kept.ended()
-
-    def kept(self) -> dict[str, Any]:
-        """What a PyDataset keeps from epoch to epoch; call it where no epoch is running."""
-        return {} if self._kept is None else self._kept.state()
-
-    def set_kept(self, state: dict[str, Any]) -> None:
-        """Sets the result of ``kept``."""
-        if self._kept is not None:
-            self._kept.set(state)
-
-    @property
-    def given(self) -> bool:
-        """Whether there is a pipeline."""
-        return self._given is not None
 
     def begin(self, inside: InsideFit) -> None:
         """Connects to a ``fit`` that begins.
@@ -70,9 +46,8 @@ class FitData:
         """
         adapter = self._adapter = inside.adapter
         _drop_carried_over(adapter)
-        self._shuffles_by_torch = type(adapter).__name__ == "TorchDataLoaderAdapter"
-        dataset = getattr(adapter, "py_dataset", None)
-        self._kept = None if dataset is None else Kept(dataset)
+        self.shuffles_by_torch = type(adapter).__name__ == "TorchDataLoaderAdapter"
+        self.kept = Kept(getattr(adapter, "py_dataset", None))
         if self._given is None:
             return
         packages = {cls.__module__.partition(".")[0] for cls in type(self._given).__mro__}
@@ -88,8 +63,12 @@ class FitData:
                 "Leave data= away: the batches that were trained already are drawn again and dropped, and what the "
                 "dataset changes between epochs is saved"
             )
+        if self._is_iterator and _reads_ahead():
+            raise CheckpointError(
+                "data= is an iterator, and on this device Keras draws from it before it trains: its position is "
+                "not that of the model. Pass the dataset itself, to fit and as data="
+            )
         if self._is_iterator:
-            _refuse_reading_ahead()
             return
         if adapter is None or getattr(adapter, "_dataset", None) is not self._given:
             raise CheckpointError(
@@ -106,7 +85,8 @@ class FitData:
         """Undoes the changes to ``fit``."""
         if self._adapter is not None and "get_jax_iterator" in vars(self._adapter):
             del self._adapter.get_jax_iterator
-        self._feed = self._next_feed = self._adapter = self._kept = None
+        self._feed = self._next_feed = self._adapter = None
+        self.kept = Kept(None)
 
     def target(self) -> Any:
         """The iterator to restore into: the one that ``fit`` draws from next."""
@@ -122,12 +102,7 @@ class FitData:
             peeked.clear()
 
     def item(self, batches: int, *, between_epochs: bool) -> Any:
-        """An iterator positioned after the last trained batch.
-
-        Args:
-            batches: the number of trained batches, from any starting point.
-            between_epochs: whether an epoch has just ended.
-        """
+        """An iterator positioned after the last trained batch; ``batches`` counts as ``trained`` did."""
         if self._is_iterator:
             return self._given
         assert self._make is not None
@@ -209,11 +184,3 @@ def _reads_ahead() -> bool:
     import keras
 
     return jax.default_backend() != "cpu" and keras.distribution.distribution() is None
-
-
-def _refuse_reading_ahead() -> None:
-    if _reads_ahead():
-        raise CheckpointError(
-            "data= is an iterator, and on this device Keras draws from it before it trains: its position is "
-            "not that of the model. Pass the dataset itself, to fit and as data="
-        )

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_core import Checkpointer, CheckpointExists, CheckpointNotFound, Options, Restored
+from ckpt_core import (
+    Checkpointer,
+    CheckpointExists,
+    CheckpointInfo,
+    CheckpointNotFound,
+    Options,
+    Restored,
+)
 from ckpt_core.arguments import answering
 from ckpt_keras._adapter import ADAPTER, named
-from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
-from ckpt_keras._config import CONFIG, config_item, model_from_config
-from ckpt_keras._items import Contents, contents_of, model_items, model_targets
-from ckpt_keras._rebuilt import names_by_order
+from ckpt_keras._items import (
+    SavedModel,
+    config_item,
+    model_from_config,
+    restore_with,
+    save_with,
+    saved_model,
+)
+from ckpt_keras._matching import names_by_order
+from ckpt_keras._slots import counted_in, nameless
 
 Path = str | os.PathLike[str]
 
@@ -60,45 +75,42 @@ def save(
     _refuse_other_types("save(directory, model)", directory, model)
     if step is None and metrics is not None:
         raise TypeError("metrics= belongs to a step: pass step= as well")
-    with saved_beside():
-        weights_only = _weights_only(what)
-        items = model_items(model, weights_only=weights_only, config=config_item(model))
-        if step is None:
-            _save_one(directory, items, options, overwrite, metadata)
-            return os.path.abspath(os.path.expanduser(directory))
-        return _save_step(directory, step, items, options, overwrite, metadata, metrics)
+    weights_only = _weights_only(what)
+    if step is None:
+        write = partial(_save_one, directory, options)
+    else:
+        write = partial(_save_step, directory, step, options, metrics)
+    return save_with(
+        write,
+        model,
+        config_item(model),
+        weights_only=weights_only,
+        overwrite=overwrite,
+        metadata=metadata,
+    )
 
 
-def _save_one(
-    directory: Path,
-    items: Mapping[str, Any],
-    options: Options | None,
-    overwrite: bool,
-    metadata: Any,
-) -> None:
+def _save_one(directory: Path, options: Options | None, **arguments: Any) -> str:
     try:
-        ckpt.save(directory, overwrite=overwrite, metadata=metadata, options=options, **items)
+        ckpt.save(directory, options=options, **arguments)
     except CheckpointExists as error:
-        if not _is_step(os.fspath(directory)):
+        if _one_checkpoint(os.fspath(directory)) is None:
             error.add_note(
                 "ckpt_keras: a step of a directory is saved with step=, as in save(directory, model, step=3)"
             )
         raise
+    return os.path.abspath(os.path.expanduser(directory))
 
 
 def _save_step(
     directory: Path,
     step: int,
-    items: Mapping[str, Any],
     options: Options | None,
-    overwrite: bool,
-    metadata: Any,
     metrics: Mapping[str, float] | None,
+    **arguments: Any,
 ) -> str:
     with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
-        checkpointer.save(
-            step, items=items, overwrite=overwrite, metadata=metadata, metrics=metrics, force=True
-        )
+        checkpointer.save(step, metrics=metrics, force=True, **arguments)
         return f"{checkpointer.directory}/{step}"
 
 
@@ -139,11 +151,13 @@ def restore(
     require_jax(host_only)
     _refuse_other_types("restore(directory, model)", directory, model)
     weights_only = _weights_only(what)
-    with _Source(directory, step, options) as source:
-        only = source.contents.only_weights() if weights_only else None
-        return source.restore(
+    with _opened(directory, step, options) as (read, saved):
+        return restore_with(
+            read,
             model,
-            only=only,
+            saved,
+            options,
+            only=saved.only_weights() if weights_only else None,
             rename=rename,
             cast=cast,
             missing=missing,
@@ -182,34 +196,31 @@ def load_model(
     """
     require_jax(host_only)
     _refuse_other_types("load_model(directory)", directory)
-    with _Source(directory, step, options) as source:
+    with _opened(directory, step, options) as (read, saved):
         model = model_from_config(
-            source.config(),
-            where=source.path,
+            saved.config(options),
+            where=saved.info.path,
             custom_objects=custom_objects,
             compile=compile,
             safe_mode=safe_mode,
         )
         compiled = getattr(model, "optimizer", None) is not None
-        all_of_it = compiled and not source.contents.weights_only
-        only = None if all_of_it else source.contents.only_weights()
-        names = source.names_by_order(model)
-        source.restore(
+        all_of_it = compiled and not saved.weights_only
+        names = _names_by_order(model, saved)
+        restore_with(
+            read,
             model,
+            saved,
+            options,
             rebuilt=True,
-            only=only,
+            only=None if all_of_it else saved.only_weights(),
             rename=(lambda path: names.get(path, path)) if names else None,
         )
     return model
 
 
 def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
-    """Returns if the arguments have the types that ``call`` takes.
-
-    Raises:
-        TypeError: they have other types or another order.
-        CheckpointNotFound: the path is a file; the message says what reads it.
-    """
+    """Raises if the arguments have other types than ``call`` takes, or another order, or the path is a file."""
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(
             f"the path of a directory of checkpoints must be a str or an os.PathLike object, got a "
@@ -241,74 +252,44 @@ def _weights_only(what: str) -> bool:
     return what == "weights"
 
 
-class _Source:
-    """One checkpoint: a step in a directory of steps, or a path to a single checkpoint."""
-
-    def __init__(self, directory: Path, step: int | None, options: Options | None) -> None:
-        self._options = options
-        self._step = step
-        self.path = os.fspath(directory)
-        if step is None and _is_step(self.path):
-            self._checkpointer = None
-            info = ckpt.inspect(self.path)
-        else:
-            if step is not None and _is_step(self.path):
-                raise CheckpointExists(
-                    f"{self.path} is one checkpoint, and step={step} asks for a step of a directory: pass the path alone, "
-                    "or the directory that holds the steps"
-                )
-            self._checkpointer = Checkpointer(directory, read_only=True, options=options)
-            self._step = self._checkpointer.latest_step() if step is None else step
-            self.path = self._checkpointer.directory
-            if self._step is None:
-                # its error tells whether the path exists, and which is like it
-                ckpt.inspect(self.path)
-                raise CheckpointNotFound(
-                    f"{self.path} holds no checkpoint: no step was saved there"
-                )
-            info = self._checkpointer.inspect(self._step)
-        self.path, self._info = info.path, info
-        self.contents: Contents = contents_of(info)
-
-    def __enter__(self) -> _Source:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-
-    def config(self) -> Any:
-        """The item with the configuration; empty if none was saved."""
-        if not self.contents.has_config:
-            return {}
-        return ckpt.load(self.path, item=CONFIG, options=self._options)
-
-    def names_by_order(self, model: Any) -> dict[str, str]:
-        """Maps saved names to those of a model that was just made from the configuration."""
-        if self._info.format_version is None:  # Orbax stores leaves in another order
-            return {}
-        return names_by_order(model, named(model), self._info.items[self.contents.item].leaves)
-
-    def restore(self, model: Any, *, rebuilt: bool = False, **arguments: Any) -> Restored:
-        """Restores the model's item into a model."""
-        with saved_beside():
-            items = model_targets(
-                model,
-                self.contents,
-                self._info,
-                self._options,
-                rename=arguments.get("rename"),
-                rebuilt=rebuilt,
+@contextlib.contextmanager
+def _opened(
+    directory: Path, step: int | None, options: Options | None
+) -> Generator[tuple[Callable[..., Restored], SavedModel]]:
+    """What restores one checkpoint (a step of a directory, or a path), and what it holds."""
+    path = os.fspath(directory)
+    one = _one_checkpoint(path)
+    if one is not None:
+        if step is not None:
+            raise CheckpointExists(
+                f"{path} is one checkpoint, and step={step} asks for a step of a directory: pass the path alone, "
+                "or the directory that holds the steps"
             )
-            if self._checkpointer is None:
-                return ckpt.restore(self.path, items=items, options=self._options, **arguments)
-            assert self._step is not None
-            return self._checkpointer.restore(self._step, items=items, **arguments)
+        yield partial(ckpt.restore, one.path, options=options), saved_model(one)
+        return
+    with Checkpointer(directory, read_only=True, options=options) as checkpointer:
+        chosen = checkpointer.latest_step() if step is None else step
+        if chosen is None:
+            # its error says whether the path exists, and which is like it
+            ckpt.inspect(checkpointer.directory)
+            raise CheckpointNotFound(
+                f"{checkpointer.directory} holds no checkpoint: no step was saved there"
+            )
+        yield partial(checkpointer.restore, chosen), saved_model(checkpointer.inspect(chosen))
 
 
-def _is_step(path: str) -> bool:
-    """Whether a path is one checkpoint, not a directory of steps."""
+def _names_by_order(model: Any, saved: SavedModel) -> dict[str, str]:
+    """Maps saved names to those of a model that was just made from the configuration."""
+    if saved.info.format_version is None:  # Orbax stores leaves in another order
+        return {}
+    leaves, lost = saved.info.items[saved.item].leaves, nameless(model)
+    return names_by_order(leaves, named(model), lost=lost, counted=counted_in(model))
+
+
+def _one_checkpoint(path: str) -> CheckpointInfo | None:
+    """What is at a path, if that is one checkpoint and not a directory of steps."""
     try:
-        return bool(ckpt.inspect(path).items)
+        info = ckpt.inspect(path)
     except CheckpointNotFound:
-        return False
+        return None
+    return info if info.items else None

@@ -60,9 +60,7 @@ class Averages:
     def restored(self, *, trains: bool) -> None:
         """Handles a restored state that was saved swapped.
 
-        Args:
-            trains: whether an epoch follows; if not, the end of fit copies the averages' variables
-                into the model, as after the last epoch.
+        If no epoch follows, the end of fit copies the averages' variables into the model, as after the last one.
         """
         if trains and self._swapper is not None:
             self._swapper._ema_weights_in_model = True

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_keras._entering import Batches
+from ckpt_keras._progress import Batches
 
 _MOST_FRAMES = 16
 
@@ -85,12 +85,11 @@ def go_around(inside: InsideFit, first: Any, last: Any) -> None:
     callbacks.callbacks = [first, *others, last]
 
 
-def when_over(inside: InsideFit, tell: Callable[[], None]) -> None:
-    """Calls ``tell`` when ``fit`` is gone, however it ended. Do not pass a method of an object that
-    ``fit`` refers to: it would keep ``fit`` alive."""
+def when_over(inside: InsideFit, call: Callable[[], None]) -> None:
+    """Calls ``call`` when ``fit`` is gone, however it ended; ``call`` must not refer to what ``fit`` refers to."""
     callbacks = inside.callbacks
     if callbacks is not None:
-        weakref.finalize(callbacks, tell).atexit = False
+        weakref.finalize(callbacks, call).atexit = False
 
 
 def can_skip(inside: InsideFit) -> bool:
@@ -99,14 +98,9 @@ def can_skip(inside: InsideFit) -> bool:
 
 
 def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> None:
-    """Lets the next epoch begin after ``count`` batches.
+    """Lets the next epoch begin after ``count`` batches, which were trained already.
 
-    Args:
-        inside: the parts of the running fit.
-        model: the model that is trained.
-        count: the number of batches that were trained already.
-        draw: whether to draw these batches from the data and drop them; False if the data is
-            already at the right position.
+    ``draw``: whether to draw these from the data and drop them; False if the data is already at the right position.
     """
     epochs = inside.epochs
     enumerate_all = epochs._enumerate_iterator

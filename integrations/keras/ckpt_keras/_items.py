@@ -1,18 +1,28 @@
-"""The items of a step that belong to a model, in our steps and those of Keras' own callback."""
+"""The items of a step that belong to a model, in our steps and those of Keras' own callback.
+
+The callback, the manager and the functions without ``fit`` save and restore a model with ``save_with`` and
+``restore_with``; what they are passed is a method of their Checkpointer, or a function of the core.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ckpt_core as ckpt
-from ckpt_core import CheckpointInfo, CheckpointNotFound, Options
+from ckpt_core import CheckpointCorrupt, CheckpointInfo, CheckpointNotFound, Options
 from ckpt_keras._adapter import ADAPTER
-from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of
-from ckpt_keras._config import CONFIG, ConfigItem
-from ckpt_keras._host import HOST
+from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of, names_of_owners, saved_beside
+from ckpt_keras._progress import FIT
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
+
+logger = logging.getLogger("ckpt_keras")
+
+Result = TypeVar("Result")
 
 MODEL = "pytree"
 """The item's name in directories of ``keras.callbacks.OrbaxCheckpoint``, which Keras' own
@@ -21,108 +31,173 @@ MODEL = "pytree"
 OLD_MODEL = "model"
 """The item's name in older checkpoints of this package."""
 
+CONFIG = "model_config"
+"""The item with the configuration; the name as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
+
 WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 
 
 @dataclass(frozen=True)
-class Contents:
+class SavedModel:
     """What a step holds of a model.
 
     Attributes:
+        info: the step.
         item: name of the item with the model's state.
-        weights_only: whether it lacks optimizer and metrics.
-        has_config: whether the step holds a configuration.
-        others: names of the other items.
-        tops: the groups of variables in the model's state.
+        groups: the groups of variables in it.
     """
 
+    info: CheckpointInfo
     item: str
-    weights_only: bool
-    has_config: bool
-    others: frozenset[str]
-    tops: frozenset[str] = frozenset(WEIGHTS)
+    groups: frozenset[str]
+
+    @property
+    def weights_only(self) -> bool:
+        """Whether it lacks optimizer and metrics."""
+        return self.groups <= {*WEIGHTS}
 
     @property
     def has_progress(self) -> bool:
         """Whether it holds the position of ``fit``; ``keras.callbacks.OrbaxCheckpoint`` saves none."""
-        return "fit" in self.others
-
-    @property
-    def has_assets(self) -> bool:
-        """Whether there are files of layers, such as vocabularies."""
-        return ASSETS in self.others
+        return FIT in self.info.items
 
     def only_weights(self) -> list[str]:
-        """The ``only=`` that selects weights and random state of the model, and the item ``fit``."""
-        weights = [f"{self.item}/{name}/**" for name in WEIGHTS if name in self.tops]
-        return [*weights, *(f"{name}/**" for name in ("fit", HOST, ASSETS) if name in self.others)]
+        """The ``only=`` that selects weights and random state of the model, and all of the other items."""
+        weights = [f"{self.item}/{name}/**" for name in WEIGHTS if name in self.groups]
+        return [*weights, *(f"{name}/**" for name in self.info.items if name != self.item)]
+
+    def config(self, options: Options | None) -> Mapping[str, Any]:
+        """The item with the configuration; empty if none was saved."""
+        if CONFIG not in self.info.items:
+            return {}
+        return ckpt.load(self.info.path, item=CONFIG, options=options)
 
 
-def contents_of(info: CheckpointInfo) -> Contents:
-    """Where in a step the model is.
-
-    Raises:
-        CheckpointNotFound: the step holds no model.
-    """
+def saved_model(info: CheckpointInfo) -> SavedModel:
+    """Where in a step the model is; raises CheckpointNotFound if it holds none."""
     for name in (MODEL, OLD_MODEL):
         if name in info.items:
-            tops = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
-            others = frozenset(info.items) - {name, CONFIG}
-            has_config, weights_only = CONFIG in info.items, tops <= set(WEIGHTS)
-            return Contents(name, weights_only, has_config, others, frozenset(tops))
+            groups = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
+            return SavedModel(info, name, frozenset(groups))
     known = ", ".join(info.items) or "none"
     raise CheckpointNotFound(
         f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r} or {OLD_MODEL!r}"
     )
 
 
-def model_items(
-    model: Any, *, weights_only: bool = False, config: ConfigItem | None
-) -> dict[str, Any]:
-    """The items to save for a model: its variables, its assets and its configuration, if any.
-
-    Args:
-        model: the model.
-        weights_only: leave out optimizer and metrics.
-        config: the result of ``config_item``; None leaves assets out, too, as Keras' callback does.
-    """
-    items: dict[str, Any] = {MODEL: model}
-    if weights_only:
-        state = ADAPTER.get_state(model)
-        items[MODEL] = {name: state[name] for name in WEIGHTS if name in state}
-    if config is not None:
-        assets = assets_of(model)
-        items[CONFIG] = config
-        if assets:
-            items[ASSETS] = assets
-    return items
-
-
-def model_targets(
+def save_with(
+    save: Callable[..., Result],
     model: Any,
-    contents: Contents,
-    info: CheckpointInfo,
+    config: ConfigItem | None,
+    *,
+    weights_only: bool = False,
+    others: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> Result:
+    """Calls ``save`` with the items of a model (variables, assets, configuration) and others.
+
+    Without ``config``, assets are left out, too, as Keras' callback does.
+    """
+    with saved_beside():
+        items: dict[str, Any] = {MODEL: model}
+        if weights_only:
+            state = ADAPTER.get_state(model)
+            items[MODEL] = {name: state[name] for name in WEIGHTS if name in state}
+        if config is not None:
+            assets = assets_of(model)
+            items |= {CONFIG: config, ASSETS: assets} if assets else {CONFIG: config}
+        return save(items={**items, **(others or {})}, **arguments)
+
+
+def restore_with(
+    restore: Callable[..., Result],
+    model: Any,
+    saved: SavedModel,
     options: Options | None,
     *,
-    rename: Any = None,
+    others: Mapping[str, Any] | None = None,
     rebuilt: bool = False,
-) -> dict[str, Any]:
-    """The targets that a model and its assets are restored into.
+    **arguments: Any,
+) -> Result:
+    """Calls ``restore`` with a model, its assets and others as targets.
 
-    Args:
-        model: the model.
-        contents: where it is in the step.
-        info: the step.
-        options: see ``ckpt_core.Options``.
-        rename: as for ``ckpt_core.restore``; a dict also applies to layers with assets.
-        rebuilt: whether the model was made from the configuration of this step.
-
-    Raises:
-        StructureMismatch: the model lacks a layer that has assets in the step.
+    A dict for ``rename=`` also applies to layers with assets. ``rebuilt``: whether the model was made from
+    the configuration of this step.
     """
-    targets: dict[str, Any] = {contents.item: model}
-    if contents.has_assets:
-        config = ckpt.load(info.path, item=CONFIG, options=options) if contents.has_config else {}
-        renames = rename if isinstance(rename, Mapping) else None
-        targets[ASSETS] = AssetsTarget(model, info, config.get(ASSETS, ""), renames, rebuilt)
-    return targets
+    with saved_beside():
+        targets: dict[str, Any] = {saved.item: model}
+        if ASSETS in saved.info.items:
+            rename = arguments.get("rename")
+            renames = rename if isinstance(rename, Mapping) else None
+            names = saved.config(options).get(ASSETS, "")
+            targets[ASSETS] = AssetsTarget(model, saved.info, names, renames, rebuilt)
+        return restore(items={**targets, **(others or {})}, **arguments)
+
+
+# ---------------------------------------------------------------------------------- configuration
+
+
+class ConfigItem:
+    """A model's description as an item of a step: each save writes it anew, no restore sets it."""
+
+    written_anew = True
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self._description = description
+
+    def get_state(self) -> dict[str, Any]:
+        """The description."""
+        return self._description
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Keeps the description; changes no model."""
+        self._description = dict(state)
+
+
+def config_item(model: Any) -> ConfigItem:
+    """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON.
+
+    If Keras cannot serialise the model (a class without ``get_config``, a lambda as loss), the item
+    holds the reason instead.
+    """
+    import keras
+
+    try:
+        with warnings.catch_warnings():
+            # Keras' Variable.numpy() lacks numpy 2's copy=; the user cannot do anything about it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            item = {"config": json.dumps(keras.saving.serialize_keras_object(model))}
+    except Exception as error:  # a user's get_config may raise anything; weights are still saved
+        logger.info("%s has no configuration to save: %s", model.name, error)
+        item = {"config": "", "reason": f"{type(error).__name__}: {error}"}
+    names = names_of_owners(model)
+    return ConfigItem(item if names == "{}" else {**item, ASSETS: names})
+
+
+def model_from_config(
+    item: Mapping[str, Any],
+    *,
+    where: str,
+    custom_objects: Mapping[str, Any] | None,
+    compile: bool,
+    safe_mode: bool,
+) -> Any:
+    """A new model from the saved ``config_item``."""
+    import keras
+
+    text = item.get("config")
+    if not text:
+        reason = item.get("reason") or "none was saved"
+        raise CheckpointNotFound(
+            f"{where}: no model configuration ({reason}): make the model by code and call "
+            "ckpt_keras.restore(directory, model)"
+        )
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{where}: its model configuration is no JSON: {error}") from error
+    if not compile:
+        config["compile_config"] = None
+    return keras.saving.deserialize_keras_object(
+        config, custom_objects=custom_objects, safe_mode=safe_mode
+    )

@@ -18,10 +18,9 @@ from ckpt_keras._attributes import Seen
 
 
 class Kept:
-    """The state of one dataset between epochs, for as long as ``fit`` runs.
+    """The state of a PyDataset between epochs, for as long as ``fit`` runs; of None it is empty.
 
-    Args:
-        dataset: a PyDataset; its ``on_epoch_end`` was called once, as Keras does before training.
+    The dataset's ``on_epoch_end`` was called once, as Keras does before training.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -29,7 +28,7 @@ class Kept:
         self._seen: dict[str, Seen] = {name: _attributes.seen(v) for name, v in self._own()}
         self._changing: set[str] = set()
         self._renewed: set[str] = set()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._first_epoch = True
 
     def ended(self) -> None:
@@ -43,8 +42,11 @@ class Kept:
             self._changing.add(name)
             if before.elements != now.elements:
                 self._renewed.add(name)
-            if self._stored(name, value) is None and name not in self._told:
-                self._told.add(name)
+            if (
+                _attributes.stored(value, renewed=name in self._renewed) is None
+                and name not in self._warned
+            ):
+                self._warned.add(name)
                 self._warn(
                     name,
                     f"changes from epoch to epoch and {_attributes.why_not(value)}, which no step holds",
@@ -52,12 +54,14 @@ class Kept:
 
     def state(self) -> dict[str, Any]:
         """What to save of the dataset; call it where no epoch is running."""
+        if self._dataset is None:
+            return {}
         if isinstance(self._dataset, Stateful):
             return {
                 "state": copy.deepcopy(self._dataset.get_state())
             }  # the next epoch may change it
         kept = {
-            name: self._stored(name, value)
+            name: _attributes.stored(value, renewed=name in self._renewed)
             for name, value in self._own()
             if self._is_kept(name, value)
         }
@@ -87,9 +91,6 @@ class Kept:
         if name in self._changing or _attributes.is_generator(value):
             return True
         return self._first_epoch and _attributes.may_be_order(value)
-
-    def _stored(self, name: str, value: Any) -> Any:
-        return _attributes.stored(value, renewed=name in self._renewed)
 
     def _own(self) -> Iterable[tuple[str, Any]]:
         if isinstance(self._dataset, Stateful):

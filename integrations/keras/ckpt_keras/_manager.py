@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ckpt_core import Checkpointer, CheckpointExists, Options, RestoredStep
-from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
-from ckpt_keras._config import ConfigItem, config_item
-from ckpt_keras._items import contents_of, model_items, model_targets
+from ckpt_keras._items import ConfigItem, config_item, restore_with, save_with, saved_model
 
 
 class KerasCheckpointManager:
@@ -70,17 +69,15 @@ class KerasCheckpointManager:
         """
         if self._config is None:
             self._config = config_item(self.model)
-        items = model_items(self.model, config=self._config)
-        step = epoch * self.steps_per_epoch
-        with saved_beside():
-            try:
-                return self.checkpointer.save(step, items=items, metrics=metrics)
-            except CheckpointExists as error:
-                error.add_note(
-                    "ckpt_keras: manager.checkpointer has the methods rollback_to and save, with force= and overwrite=; "
-                    "manager.restore_state() does what restore_latest() does"
-                )
-                raise
+        save = partial(self.checkpointer.save, epoch * self.steps_per_epoch)
+        try:
+            return save_with(save, self.model, self._config, metrics=metrics)
+        except CheckpointExists as error:
+            error.add_note(
+                "ckpt_keras: manager.checkpointer has the methods rollback_to and save, with force= and overwrite=; "
+                "manager.restore_state() does what restore_latest() does"
+            )
+            raise
 
     def restore_state(self, step: int | None = None) -> RestoredStep | None:
         """Restores a step into the model, by default the newest complete one; None if there is none.
@@ -93,12 +90,11 @@ class KerasCheckpointManager:
         newest = self.checkpointer.latest_step() if step is None else step
         if newest is None:
             return None
-        with saved_beside():
-            info = self.checkpointer.inspect(newest)
-            targets = model_targets(self.model, contents_of(info), info, self._options)
-            if step is None:
-                return self.checkpointer.restore_latest(items=targets)
-            return self.checkpointer.restore(step, items=targets)
+        saved = saved_model(self.checkpointer.inspect(newest))
+        if step is None:
+            return restore_with(self.checkpointer.restore_latest, self.model, saved, self._options)
+        restore = partial(self.checkpointer.restore, step)
+        return restore_with(restore, self.model, saved, self._options)
 
     def all_steps(self) -> list[int]:
         """Every committed step, ascending."""

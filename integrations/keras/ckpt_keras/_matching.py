@@ -1,29 +1,44 @@
-"""Matches saved names with those of a live object: by path, or by Keras' counters. Pure.
+"""Saved variables, and which of a live object they are: by name, by rename=, by counters, or by order. Pure.
 
-Equal names match. Names that Keras numbered (``_names``) are matched in the order
-of the numbers, all variables of a layer to those of one layer. All other names stay as saved, so
-that the resulting error names both sides: guessing could put weights into the wrong layer.
+1. Equal paths are one variable; ``rename=`` (``renamed``) changes saved paths before they are compared.
+2. Weights come first. Paths that differ only in Keras' counters (``_names``) are matched in the order of the
+   numbers, all variables of a layer to those of one layer. A path that omits layers is matched by those that it has.
+3. An optimizer's slots follow the weights whose names they contain; metrics are matched by name, or ignored.
+4. Only in a model that was just made from the checkpoint's configuration are names that it lost matched by order.
+
+All other names stay as saved, so that the resulting error names both sides: guessing could put weights into the wrong layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from ckpt_keras._names import (
     Named,
+    apart,
+    dotted,
     embed,
     flat,
     flat_pattern,
     inside,
+    pair,
     pair_by_rank,
+    pattern,
     patterns,
     split,
     within_one,
 )
-from ckpt_keras._slots import METRICS, MORE_OPTIMIZERS, NON_TRAINABLE, TRAINABLE
+from ckpt_keras._slots import METRICS, MORE_OPTIMIZERS, NON_TRAINABLE, OPTIMIZER, TRAINABLE
 
 Names = dict[str, str]
 """Saved path -> path now."""
+
+Owners = tuple[str, ...]
+
+Origins = Mapping[str, tuple[str, str | None]]
+"""Path of a live weight -> the saved weight's name in slot names, and in the suffix that distinguishes
+slots with the same name, if known."""
 
 
 def align_model(
@@ -32,17 +47,12 @@ def align_model(
     """Changed names (saved -> live), and paths of either side that are ignored.
 
     Metrics are ignored if they do not fit: they count the running epoch, and Keras
-    resets them at the next.
-
-    Args:
-        saved: the variables in the checkpoint.
-        wanted: the variables of the live model, with owners and weights.
-        counted: the class names that Keras numbers.
+    resets them at the next. ``counted`` are the class names that Keras numbers.
     """
     old, new = _by_collection(saved), _by_collection(wanted)
     weights = _align_weights(old, new, counted)
     names = dict(weights)
-    origins = {now: (flat(before), _dotted(before)) for before, now in weights.items()}
+    origins = {now: (flat(before), dotted(before)) for before, now in weights.items()}
     for group in sorted({*old, *new} - {TRAINABLE, NON_TRAINABLE, METRICS}):
         names |= _align_optimizer(old.get(group, []), new.get(group, []), group, origins, counted)
     metrics, others = old.get(METRICS, []), new.get(METRICS, [])
@@ -58,26 +68,38 @@ def align_plain(saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set
     return _changed(_align_optimizer(saved, wanted, "", origins, counted))
 
 
-Origins = Mapping[str, tuple[str, str | None]]
-"""Path of a live weight -> the saved weight's name in slot names, and the suffix that distinguishes
-slots with the same name, if known."""
-
-
-def _dotted(path: str) -> str:
-    return inside(path).replace("/", ".")
-
-
 def _changed(names: Names) -> Names:
     return {old: new for old, new in names.items() if old != new}
 
 
-def _by_collection(entries: Sequence[Named]) -> dict[str, list[Named]]:
+def _by_collection(entries: Iterable[Named]) -> dict[str, list[Named]]:
+    def collection(entry: Named) -> str:
+        parts = entry.path.split("/")
+        return "/".join(parts[:2]) if parts[0] == MORE_OPTIMIZERS else parts[0]
+
+    return _grouped(entries, collection)
+
+
+def _families(entries: Iterable[Named]) -> dict[str, list[Named]]:
+    """Variables by their path without the suffix that distinguishes equal paths."""
+    return _grouped(entries, lambda entry: "".join(apart(entry.path)[:2]))
+
+
+def _grouped(entries: Iterable[Named], key: Callable[[Named], str]) -> dict[str, list[Named]]:
     groups: dict[str, list[Named]] = {}
     for entry in entries:
-        parts = entry.path.split("/")
-        group = "/".join(parts[:2]) if parts[0] == MORE_OPTIMIZERS else parts[0]
-        groups.setdefault(group, []).append(entry)
+        groups.setdefault(key(entry), []).append(entry)
     return groups
+
+
+def _without(entries: Iterable[Named], paths: Iterable[str]) -> list[Named]:
+    known = set(paths)
+    return [entry for entry in entries if entry.path not in known]
+
+
+def _pair_paths(saved: Iterable[Named], wanted: Iterable[Named], counted: Set[str]) -> Names:
+    old, new = ({each.path: split(each.path) for each in side} for side in (saved, wanted))
+    return pair(old, new, counted)
 
 
 # --------------------------------------------------------------------------------------- weights
@@ -90,9 +112,7 @@ def _align_weights(
     saved = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in old.get(group, [])]
     wanted = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in new.get(group, [])]
     names = _by_number(saved, wanted)
-    saved = [entry for entry in saved if entry.path not in names]
-    known = set(names.values())
-    wanted = [entry for entry in wanted if entry.path not in known]
+    saved, wanted = _without(saved, names), _without(wanted, names.values())
     before = {inside(entry.path): entry.path for entry in saved}
     now = {inside(entry.path): entry for entry in wanted}
     if len(before) < len(saved) or len(now) < len(wanted):
@@ -105,28 +125,21 @@ def _align_weights(
 
 def _by_number(saved: Sequence[Named], wanted: Sequence[Named]) -> Names:
     """Pairs equal paths by their order, if an older checkpoint distinguished them only by ``@2``."""
+
+    def number(path: str) -> str:
+        return path.rpartition("@")[2] if "@" in path else "1"
+
     names: Names = {}
-    families: dict[str, list[str]] = {}
-    for entry in saved:
-        families.setdefault(_family(entry.path), []).append(entry.path)
-    now: dict[str, list[str]] = {}
-    for entry in wanted:
-        now.setdefault(_family(entry.path), []).append(entry.path)
-    for family, paths in families.items():
-        others = now.get(family, [])
-        numbers = [path.rpartition("@")[2] if "@" in path else "1" for path in paths]
-        told_apart = all("@" in path for path in others) and set(paths).isdisjoint(others)
-        if len(others) == len(paths) and told_apart and all(map(str.isdigit, numbers)):
-            in_order = sorted(
-                paths, key=lambda path: int(path.rpartition("@")[2] if "@" in path else 1)
-            )
+    now = _families(wanted)
+    for family, entries in _families(saved).items():
+        paths = [entry.path for entry in entries]
+        others = [entry.path for entry in now.get(family, [])]
+        distinguished = all("@" in path for path in others) and set(paths).isdisjoint(others)
+        numbered = all(number(path).isdigit() for path in paths)
+        if len(others) == len(paths) and distinguished and numbered:
+            in_order = sorted(paths, key=lambda path: int(number(path)))
             names |= dict(zip(in_order, others, strict=True))
     return names
-
-
-def _family(path: str) -> str:
-    parent, slash, last = path.rpartition("/")
-    return f"{parent}{slash}{last.partition('@')[0]}"
 
 
 def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted: Set[str]) -> Names:
@@ -137,23 +150,25 @@ def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted:
     if within_one(new.values()) == root and within_one(old.values()):
         # Replace the model's own name, which does not distinguish layers.
         old = {p: (*root, *parts[1:]) if len(parts) > 2 else parts for p, parts in old.items()}
-    pairs = pair_by_rank(
-        {path: patterns(parts, counted) for path, parts in old.items()},
-        {path: patterns(parts, counted) for path, parts in new.items()},
-    )
+    pairs = pair(old, new, counted)
     taken = set(pairs.values())
     rest = {path: parts for path, parts in old.items() if path not in pairs}
-    owned = {path: whole_path(wanted[path], new[path]) for path in wanted}
+    owned = {path: _whole_path(wanted[path], new[path]) for path in wanted}
     free = {path: parts for path, parts in owned.items() if path not in taken}
     pairs |= _pair_by_owners(rest, free, counted)
     return _consistent(pairs, old, owned, counted)
 
 
-def whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
+def _layers(parts: Iterable[str]) -> tuple[str, ...]:
+    """The parts of a path without those of its suffix."""
+    return tuple(part for part in parts if not part.startswith("@"))
+
+
+def _whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
     """A weight's path with all layers that contain it; Keras' own path omits some of them."""
     owners, whole = list(entry.owners), list[str]()
-    name = [part for part in parts if not part.startswith("@")]
-    for part in name[:-1]:
+    *parents, last = _layers(parts)
+    for part in parents:
         if part in owners:
             place = owners.index(part) + 1
             whole += owners[:place]
@@ -161,7 +176,7 @@ def whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
         else:
             whole += [*owners, part]
             owners.clear()
-    return (*whole, *owners, name[-1])
+    return (*whole, *owners, last)
 
 
 def _pair_by_owners(
@@ -176,18 +191,16 @@ def _pair_by_owners(
     old: dict[str, tuple[object, tuple[int, ...]]] = {}
     new: dict[str, tuple[object, tuple[int, ...]]] = {}
     for path, parts in saved.items():
-        told = [part[1:] for part in parts if part.startswith("@")]
-        named = [part for part in parts if not part.startswith("@")]
-        mine, numbers = patterns([*told, *named], counted)
-        fits = {key for key, _ in now.values() if embed(mine, key) is not None}
-        if len(fits) == 1:
-            (key,) = fits
-            old[path] = ((key, mine), numbers)
-            places = embed(mine, key)
-            assert places is not None
-            for other, (its, its_numbers) in now.items():
-                if its == key:
-                    new[other] = ((key, mine), tuple(its_numbers[place] for place in places))
+        suffix = [part[1:] for part in parts if part.startswith("@")]
+        mine, numbers = patterns([*suffix, *_layers(parts)], counted)
+        fits = {key: places for key, _ in now.values() if (places := embed(mine, key)) is not None}
+        if len(fits) != 1:
+            continue
+        ((key, places),) = fits.items()
+        old[path] = ((key, mine), numbers)
+        for other, (its, its_numbers) in now.items():
+            if its == key:
+                new[other] = ((key, mine), tuple(its_numbers[place] for place in places))
     return pair_by_rank(old, new)
 
 
@@ -199,22 +212,17 @@ def _consistent(
 ) -> Names:
     """Drops pairs that would split a layer: all variables of a saved layer must be in one layer now."""
     homes: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    places: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+    layers: dict[str, list[tuple[str, ...]]] = {}
     for path, now in pairs.items():
-        parts = [part for part in saved[path] if not part.startswith("@")]
-        whole = owned[now]
+        parts, whole = _layers(saved[path]), owned[now]
         found = embed(patterns(parts, counted)[0], patterns(whole, counted)[0]) or ()
         # If equal paths were distinguished, there are several layers with one name.
         inner = [] if len(parts) < len(saved[path]) else list(enumerate(found))[:-1]
-        places[path] = [(tuple(parts[: i + 1]), whole[: place + 1]) for i, place in inner]
-        for before, after in places[path]:
-            homes.setdefault(before, set()).add(after)
+        layers[path] = [parts[: i + 1] for i, _ in inner]
+        for i, place in inner:
+            homes.setdefault(parts[: i + 1], set()).add(whole[: place + 1])
     torn = {before for before, after in homes.items() if len(after) > 1}
-    return {
-        path: now
-        for path, now in pairs.items()
-        if path == now or not any(before in torn for before, _ in places[path])
-    }
+    return {a: b for a, b in pairs.items() if a == b or torn.isdisjoint(layers[a])}
 
 
 # ------------------------------------------------------------------------- optimizers and metrics
@@ -242,26 +250,19 @@ def _align_optimizer(
             owner, slash, last = entry.path.removeprefix(prefix).rpartition("/")
             name = _saved_slot_name(last.partition("@")[0], entry, origins)
             path = f"{prefix}{tops.get(owner, owner)}{slash}{name}"
-            found = name and _told_apart(families.get(path, []), entry, origins, index)
+            found = name and _slot_of(entry, families.get(path, []), origins, index)
             if found:
                 names.setdefault(found, entry.path)
-    taken = set(names.values())
-    rest = pair_by_rank(
-        {e.path: patterns(split(e.path), counted) for e in saved if e.path not in names},
-        {
-            e.path: patterns(split(e.path), counted)
-            for e in wanted
-            if e.path not in taken and e.weight is None
-        },
-    )
-    return names | rest
+    of_no_weight = [entry for entry in wanted if entry.weight is None]
+    rest = _without(saved, names), _without(of_no_weight, names.values())
+    return names | _pair_paths(*rest, counted)
 
 
-def _families(entries: Sequence[Named]) -> dict[str, list[Named]]:
-    families: dict[str, list[Named]] = {}
-    for entry in entries:
-        families.setdefault(_family(entry.path), []).append(entry)
-    return families
+def _for_weight(slot: str, table: Mapping[str, str]) -> str:
+    """A slot's name with the flat name of its weight replaced: old -> new, for all that may be it."""
+    fits = [old for old in table if slot.startswith(f"{old}_")]
+    old = max(fits, key=len, default="")
+    return table[old] + slot[len(old) :] if fits else slot
 
 
 def _saved_slot_name(bare: str, entry: Named, origins: Origins) -> str | None:
@@ -270,62 +271,59 @@ def _saved_slot_name(bare: str, entry: Named, origins: Origins) -> str | None:
         return bare
     if entry.weight not in origins:
         return None
-    mine, theirs = flat(entry.weight), origins[entry.weight][0]
     # Adafactor names slots by the last part of the weight's name alone.
-    return theirs + bare[len(mine) :] if bare.startswith(f"{mine}_") else bare
+    return _for_weight(bare, {flat(entry.weight): origins[entry.weight][0]})
 
 
-def _told_apart(family: Sequence[Named], entry: Named, origins: Origins, index: int) -> str | None:
+def _slot_of(entry: Named, family: Sequence[Named], origins: Origins, index: int) -> str | None:
     """The saved slot of this weight, out of several with the same name."""
-    where = [one.path.rpartition("/")[2].partition("@")[2] for one in family]
-    bare, _, mine = entry.path.rpartition("/")[2].partition("@")
+    suffixes = [apart(one.path)[2] for one in family]
+    _, bare, mine = apart(entry.path)
     role = mine.partition(".")[0]
     named = entry.weight is not None and bare.startswith(f"{flat(entry.weight)}_")
     if len(family) == 1 and (named or not role):
         return family[0].path
-    name, dotted = origins.get(entry.weight or "", (None, None))
-    for one, text in zip(family, where, strict=True):
+    name, with_dots = origins.get(entry.weight or "", (None, None))
+    for one, text in zip(family, suffixes, strict=True):
         its_role, _, weight = text.partition(".")
-        same = weight == dotted if dotted else flat(f"/{weight.replace('.', '/')}") == name
+        its_name = flat(f"/{weight.replace('.', '/')}")
+        same = weight == with_dots if with_dots else its_name == name
         if weight and same and (not role or role == its_role):
             return one.path
     # Older checkpoints, and those of optimizers without a model, only number them.
-    counted = all(not text or text.isdigit() for text in where)
-    return family[index].path if counted and index < len(family) else None
+    numbered = all(not text or text.isdigit() for text in suffixes)
+    return family[index].path if numbered and index < len(family) else None
 
 
 def _pair_tops(
     saved: Sequence[Named], wanted: Sequence[Named], group: str, counted: Set[str]
 ) -> dict[str, str] | None:
     """Maps live optimizer names to saved ones: one optimizer, or a wrapper and the wrapped one."""
-    old, new = _tops(saved, group), _tops(wanted, group)
-    pairs = pair_by_rank(
-        {top: patterns(top.split("/"), counted) for top in old},
-        {top: patterns(top.split("/"), counted) for top in new},
-    )
+
+    def tops(entries: Sequence[Named]) -> dict[str, list[str]]:
+        prefix = f"{group}/" if group else ""
+        owners = [entry.path.removeprefix(prefix).rpartition("/")[0] for entry in entries]
+        return {owner: owner.split("/") for owner in owners if owner}
+
+    new = tops(wanted)
+    pairs = pair(tops(saved), new, counted)
     return {now: before for before, now in pairs.items()} if len(pairs) == len(new) else None
-
-
-def _tops(entries: Sequence[Named], group: str) -> list[str]:
-    prefix = f"{group}/" if group else ""
-    owners = [entry.path.removeprefix(prefix).rpartition("/")[0] for entry in entries]
-    return [owner for owner in dict.fromkeys(owners) if owner]
 
 
 def _origins_of_slots(
     saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
-) -> dict[str, tuple[str, str | None]]:
+) -> Origins:
     """Derives the weights of an optimizer that was saved without a model from its slot names."""
     ends: set[str] = set()
     mine: dict[str, str] = {}
     for entry in wanted:
-        bare = entry.path.rpartition("/")[2].partition("@")[0]
+        bare = apart(entry.path)[1]
         if entry.weight is not None and bare.startswith(f"{flat(entry.weight)}_"):
             mine[flat(entry.weight)] = entry.weight
             ends.add(bare[len(flat(entry.weight)) :])
     theirs: set[str] = set()
     for entry in saved:
-        bare = entry.path.rpartition("/")[2].partition("@")[0]
+        bare = apart(entry.path)[1]
         fits = [end for end in ends if bare.endswith(end)]
         if fits:
             theirs.add(bare.removesuffix(max(fits, key=len)))
@@ -341,11 +339,145 @@ def _align_metrics(
 ) -> Names | None:
     """Matches metrics by name; None if one of them does not fit."""
     names = _by_number(saved, wanted)
-    known = set(names.values())
-    names |= pair_by_rank(
-        {e.path: patterns(split(e.path), counted) for e in saved if e.path not in names},
-        {e.path: patterns(split(e.path), counted) for e in wanted if e.path not in known},
-    )
+    names |= _pair_paths(_without(saved, names), _without(wanted, names.values()), counted)
     kinds = {entry.path: (entry.shape, entry.dtype) for entry in wanted}
     fits = all(kinds[names[e.path]] == (e.shape, e.dtype) for e in saved if e.path in names)
     return names if fits and len(names) == len(saved) == len(wanted) else None
+
+
+# ---------------------------------------------------------------------------------------- rename=
+
+Table = Sequence[tuple[str, str]]
+
+
+def renamed(rename: Mapping[str, str], saved: Sequence[str]) -> Names:
+    """New names of the saved paths that a dict for ``rename=`` changes.
+
+    The name of a layer occurs in several collections, and joined with others in the names of optimizer slots:
+    ``{"head": "tail"}`` renames ``trainable_variables/head/kernel`` and
+    ``optimizer_variables/adam/head_kernel_momentum``. Whole paths (``trainable_variables/head``) work as
+    everywhere in ckpt, and are applied first.
+    """
+    table = table_of(rename)
+    parts = [tuple(inside(path).split("/")) for path in _weights(saved)]
+    # The model's name, if the paths of all weights begin with it (seed generators aside).
+    in_one = all(len(part) > 2 or "seed_generator_state" in part for part in parts)
+    root = within_one(parts) if in_one else ()
+    names = {path: leading(path, table) for path in saved}
+    inner = {path: _in_collection(path, table, root) for path in saved if names[path] == path}
+    return with_slots(saved, _changed(names | inner))
+
+
+def with_slots(saved: Sequence[str], names: Names) -> Names:
+    """New names of weights, and of the optimizer slots that contain their names."""
+    weights = {path: names.get(path, path) for path in _weights(saved)}
+    flats = {flat(old): flat(new) for old, new in weights.items()}
+    by_dots = {dotted(path): path for path in weights}
+    slots: Names = {}
+    for path in saved:
+        if path in names or path.partition("/")[0] not in (OPTIMIZER, MORE_OPTIMIZERS):
+            continue
+        front, bare, where = apart(path)
+        role, dot, weight = where.partition(".")
+        old = by_dots.get(weight)
+        if old is None:
+            bare = _for_weight(bare, flats)
+        else:
+            bare = _for_weight(bare, {flat(old): flat(weights[old])})
+            where = f"{role}{dot}{dotted(weights[old])}"
+        slots[path] = f"{front}{bare}@{where}" if "@" in path[len(front) :] else front + bare
+    return _changed(names | slots)
+
+
+def _weights(saved: Iterable[str]) -> list[str]:
+    return [path for path in saved if path.partition("/")[0] in (TRAINABLE, NON_TRAINABLE)]
+
+
+def table_of(rename: Mapping[str, str]) -> Table:
+    """The entries of ``rename=``, the longest first."""
+    return sorted(rename.items(), key=lambda entry: -len(entry[0]))
+
+
+def leading(path: str, table: Table) -> str:
+    """A path with its leading parts renamed; only whole parts match."""
+    for old, new in table:
+        if path == old or path.startswith(f"{old}/"):
+            return f"{new}{path[len(old) :]}".removeprefix("/")
+    return path
+
+
+def _in_collection(path: str, table: Table, root: Owners) -> str:
+    """A path with a layer renamed that follows the collection, or the model's name."""
+    parts = path.split("/")
+    start = 2 if parts[0] == MORE_OPTIMIZERS else 1
+    in_model = root and root == tuple(parts[start : start + 1])
+    for front in (start, start + 1) if in_model else (start,):
+        rest = "/".join(parts[front:])
+        new = leading(rest, table)
+        if new != rest:
+            return "/".join([*parts[:front], new])
+    return path
+
+
+# ------------------------------------------------------------- names that a configuration has lost
+
+
+def names_by_order(
+    saved: Iterable[Any], wanted: Sequence[Named], *, lost: Set[Owners], counted: Set[str]
+) -> Names:
+    """Maps saved paths to those of a model made from the same configuration; empty if names suffice.
+
+    The order of the layers is that of the configuration, so such a model is
+    matched by order; any other difference is refused as usual.
+
+    Args:
+        saved: leaves of the checkpoint with ``path``, ``shape`` and ``dtype``, in its order.
+        wanted: the variables of the model that was just made.
+        lost: its layers whose names are lost (``_slots.nameless``).
+        counted: the class names that Keras numbers.
+    """
+    if not lost:
+        return {}
+    leaves = list(saved)
+    names: Names = {}
+    for collection in (TRAINABLE, NON_TRAINABLE):
+        before = [leaf for leaf in leaves if leaf.path.partition("/")[0] == collection]
+        now = [entry for entry in wanted if entry.path.partition("/")[0] == collection]
+        if len(before) != len(now):
+            return {}
+        for leaf, entry in zip(before, now, strict=True):
+            same = (tuple(leaf.shape or ()), str(leaf.dtype)) == (entry.shape, entry.dtype)
+            if not same or not _fits(leaf.path, entry, lost, counted):
+                return {}
+            names[leaf.path] = entry.path
+    return with_slots([leaf.path for leaf in leaves], names)
+
+
+def _fits(path: str, entry: Named, lost: Set[Owners], counted: Set[str]) -> bool:
+    """Whether a saved weight can belong to this variable: all names except lost ones must agree."""
+    whole = _whole_path(entry, split(inside(entry.path)))
+    known = [
+        None if at == 0 or whole[1 : at + 1] in lost else pattern(part, counted)[0]
+        for at, part in enumerate(whole)
+    ]
+    mine = [pattern(part, counted)[0] for part in _layers(split(inside(path)))]
+    return embed(mine, known) is not None
+
+
+def same_places(
+    saved: Mapping[str, str], now: Mapping[str, str], lost: Set[Owners], counted: Set[str]
+) -> bool:
+    """Whether both sides have the same names by place, except those that were lost."""
+    if not lost or saved.keys() != now.keys():
+        return False
+    for place, name in now.items():
+        parts, others = tuple(name.split("/")), saved[place].split("/")
+        known = [
+            None if parts[: at + 1] in lost else pattern(part, counted)[0]
+            for at, part in enumerate(parts)
+        ]
+        if len(parts) != len(others):
+            return False
+        if embed([pattern(other, counted)[0] for other in others], known) is None:
+            return False
+    return True

@@ -6,15 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-_MODES = ("auto", "min", "max")
-
-
-def checked_mode(mode: str) -> str:
-    """One of ``auto``, ``min``, ``max``; Keras' callbacks treat anything else as ``auto``."""
-    if mode not in _MODES:
-        raise ValueError(f"mode must be 'auto', 'min' or 'max', got {mode!r}")
-    return mode
-
 
 def direction(monitor: str, mode: str, model: Any) -> str | None:
     """``min`` or ``max``; None if ``auto`` cannot decide."""

@@ -1,9 +1,9 @@
-"""Names of variables, with and without the counters that Keras puts into them. Pure.
+"""Names of variables: their parts, and what of them comes from the counters of Keras. Pure.
 
 Keras numbers unnamed objects by counters of the process: the second ``Dense`` is
 ``dense_1``. In another process, or later in a notebook, the same code gets other numbers in the same
 order. So among names that differ only in such numbers, the k-th of one side is
-the k-th of the other. Any other difference comes from a name in the user's code, and means another
+the k-th of the other (``pair``). Any other difference comes from a name in the user's code, and means another
 variable.
 """
 
@@ -43,20 +43,42 @@ def inside(path: str) -> str:
     return path.partition("/")[2]
 
 
+def apart(path: str) -> tuple[str, str, str]:
+    """What leads to the last part of a path; that part; its suffix, which distinguishes equal paths."""
+    front, slash, last = path.rpartition("/")
+    bare, _, where = last.partition("@")
+    return front + slash, bare, where
+
+
 def flat(path: str) -> str:
     """A weight's name as it appears in the names of its optimizer slots: Keras' path joined."""
     *parents, last = inside(path).split("/")
     return "_".join([*(_TAKEN.sub("", part) for part in parents), last.partition("@")[0]])
 
 
-def pattern(part: str, counted: Set[str], parent: str = "") -> tuple[str, int]:
-    """A name without its counter, and the counter; 0 for the first, which has none.
+def dotted(path: str) -> str:
+    """A weight's name as it appears in the suffix of a slot."""
+    return inside(path).replace("/", ".")
 
-    Args:
-        part: one part of a path.
-        counted: the class names that Keras numbers.
-        parent: the previous part. A layer that is named after a numbered one (``block_1_proj`` in
-            ``block_1``) gets its counter from there.
+
+def split(path: str) -> tuple[str, ...]:
+    """The parts of a path without collection; a suffix that distinguishes equal paths is a part too."""
+    *parents, last = path.split("/")
+    name, at, where = last.partition("@")
+    return (*parents, name, *(f"@{part}" for part in where.split(".") if at))
+
+
+def within_one(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first name, if all paths share it (seed generators aside); else empty."""
+    first = {parts[0] for parts in paths if len(parts) > 2}
+    return tuple(first) if len(first) == 1 else ()
+
+
+def pattern(part: str, counted: Set[str], parent: str = "") -> tuple[str, int]:
+    """A part of a path without its counter, and the counter; 0 for the first, which has none.
+
+    A layer that is named after a numbered one, its ``parent`` in the path (``block_1_proj`` in ``block_1``), gets its
+    counter from there. ``counted`` are the class names that Keras numbers.
     """
     if part in counted:
         return part, 0
@@ -75,24 +97,21 @@ def patterns(parts: Sequence[str], counted: Set[str]) -> tuple[tuple[str, ...], 
     return tuple(name for name, _ in found), tuple(number for _, number in found)
 
 
-def split(path: str) -> tuple[str, ...]:
-    """The parts of a path without collection; a suffix that distinguishes equal paths is a part too."""
-    *parents, last = path.split("/")
-    name, at, where = last.partition("@")
-    return (*parents, name, *(f"@{part}" for part in where.split(".") if at))
-
-
-def within_one(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The first name, if all paths share it (seed generators aside); else empty."""
-    first = {parts[0] for parts in paths if len(parts) > 2}
-    return tuple(first) if len(first) == 1 else ()
-
-
 def flat_pattern(name: str, counted: Set[str]) -> tuple[str, Numbers]:
     """The same for a path that was joined with ``_``, whose parts are ambiguous."""
     bases = "|".join(re.escape(base) for base in sorted(counted, key=len, reverse=True))
     counter = re.compile(rf"(?:(?<=_)|^)({bases})(?:_([1-9]\d*))?(?=_|$)")
     return counter.sub(r"\1", name), tuple(int(m[2] or 0) for m in counter.finditer(name))
+
+
+def pair(
+    saved: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]], counted: Set[str]
+) -> dict[str, str]:
+    """Maps saved names to wanted ones, each of which comes with its parts; see ``pair_by_rank``."""
+    return pair_by_rank(
+        {name: patterns(parts, counted) for name, parts in saved.items()},
+        {name: patterns(parts, counted) for name, parts in wanted.items()},
+    )
 
 
 def pair_by_rank(
@@ -123,17 +142,19 @@ def _by_pattern(
     return {key: sorted(group) for key, group in groups.items()}
 
 
-def _unique(group: Iterable[tuple[Numbers, str]]) -> bool:
-    numbers = [number for number, _ in group]
-    return len(set(numbers)) == len(numbers)
+def _unique(group: Sequence[tuple[Numbers, str]]) -> bool:
+    return len({numbers for numbers, _ in group}) == len(group)
 
 
-def embed(parts: Sequence[str], whole: Sequence[str]) -> tuple[int, ...] | None:
-    """The positions of the parts in a longer sequence, ending at its end; None if they do not fit."""
+def embed(parts: Sequence[str], whole: Sequence[str | None]) -> tuple[int, ...] | None:
+    """The positions of the parts in a longer sequence, ending at its end; None if they do not fit.
+
+    None in ``whole`` fits any part.
+    """
     places: list[int] = []
     end = len(whole)
     for part in reversed(parts):
-        while end and whole[end - 1] != part:
+        while end and whole[end - 1] not in (None, part):
             end -= 1
         if not end:
             return None

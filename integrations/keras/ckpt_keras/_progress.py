@@ -1,4 +1,9 @@
-"""The position of training, saved beside the model to resume ``fit``."""
+"""The position of training, saved beside the model to resume ``fit``, and where an interrupted epoch goes on.
+
+One process stores what belongs to its host (random state, what its dataset keeps) with the counters of ``fit``. Several
+have an item for it, of which each gets its own back: the global generator of numpy has another seed in
+every process, unless the program seeds it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+FIT = "fit"
+"""Name of the item with the counters."""
+
+HOST = "fit_of_process"
+"""Name of the item of what each process has of its own."""
 
 
 @dataclass
@@ -50,6 +61,18 @@ class Progress:
     dataset: dict[str, Any] = field(default_factory=dict[str, Any])
     callbacks: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def __str__(self) -> str:
+        inside = f"epoch {self.epoch + 1}, batch {self.batch}"
+        return inside if self.batch else f"epoch {self.epoch}"
+
+    def step(self, steps_per_epoch: int) -> int:
+        """The number of the step that holds this position."""
+        if self.unit == "batch":
+            return self.batches
+        # An interrupted epoch gets the number that the complete epoch will have.
+        epoch = self.epoch if self.batch else self.epoch - 1
+        return (self.first_step + epoch) * steps_per_epoch
+
     def next_run(self) -> Progress:
         """For another ``fit`` with the same callback: epochs begin at 0, step numbers continue."""
         return Progress(
@@ -71,6 +94,35 @@ class Progress:
         known = {name: value for name, value in state.items() if name in vars(self)}
         vars(self).update(known)
         self.stopped, self.averages_swapped = bool(self.stopped), bool(self.averages_swapped)
+
+
+class OfProcess:
+    """The state of one process of several; ``state`` is empty to restore, ``count`` is how many processes run."""
+
+    per_process = True
+
+    def __init__(self, state: dict[str, Any], count: int) -> None:
+        self.state = state
+        self.count = count
+
+    def get_state(self) -> dict[str, Any]:
+        return {"state": self.state, "processes": self.count}
+
+    def check_state(self, state: dict[str, Any], /) -> None:
+        """Any number of processes may go on: whoever restores logs it."""
+
+    def set_state(self, state: dict[str, Any], /) -> None:
+        self.state, self.count = state["state"], int(state["processes"])
+
+
+def process_count() -> int:
+    """The number of processes of this program."""
+    import jax
+
+    return jax.process_count()
+
+
+# ------------------------------------------------------------------------------ random state
 
 
 def random_state(*, torch: bool = False) -> dict[str, Any]:
@@ -108,3 +160,58 @@ def set_random_state(state: dict[str, Any]) -> None:
     saved = state["python"]
     words = tuple(int(word) for word in saved["words"])
     random.setstate((int(saved["version"]), words, saved["gauss_next"]))
+
+
+# ------------------------------------------------------------------------ an interrupted epoch
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What ``fit`` trains from: samples per batch and batches per epoch; None if unknown."""
+
+    size: int | None = None
+    count: int | None = None
+
+
+def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, str | None]:
+    """The number of finished batches of an interrupted epoch, and a warning for the user or None.
+
+    If the batch size changed, samples are counted: none is left out, and at most a part of a batch
+    is trained twice. ``together`` is the number of batches per call of the compiled step: a partly finished
+    group is run again.
+    """
+    before = Batches(saved.batch_size, saved.batches_per_epoch)
+    done = saved.batch
+    resized = None not in (before.size, now.size) and before.size != now.size
+    recounted = None not in (before.count, now.count) and before.count != now.count
+    if resized and before.size and now.size:
+        samples = done * before.size
+        done = _whole(samples // now.size, together)
+        again = samples - done * now.size
+        left = f"; {again} samples are trained twice" if again else ""
+        why = f"{_amount(saved.batch, before)} ({samples} samples)"
+    elif recounted and before.count and now.count:
+        done = _whole(saved.batch * now.count // before.count, together)
+        left = "; some samples may be trained twice"
+        why = _amount(saved.batch, before)
+    else:
+        if done == _whole(done, together) and (now.count is None or done <= now.count):
+            return done, None
+        done = _whole(done, together)
+        left, why = "; some batches may be trained twice", f"{saved.batch} batches"
+    done = done if now.count is None else min(done, now.count)
+    return done, (
+        f"epoch {saved.epoch + 1} was interrupted after {why}, and this fit has other batches: it "
+        f"goes on after {_amount(done, now)}{left}. With the batches that the run began with it goes on exactly "
+        "where it stopped"
+    )
+
+
+def _amount(done: int, batches: Batches) -> str:
+    of = "" if batches.count is None else f" of {batches.count}"
+    size = "" if batches.size is None else f" of {batches.size} samples"
+    return f"{done}{of} batches{size}"
+
+
+def _whole(done: int, together: int) -> int:
+    return done - done % together

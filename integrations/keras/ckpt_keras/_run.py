@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,24 +19,15 @@ from ckpt_keras import _inside_fit, _monitor, _progress, _tracked
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
 from ckpt_keras._ema import Averages
-from ckpt_keras._ending import ending
-from ckpt_keras._entering import entered_at
-from ckpt_keras._host import process_count
 from ckpt_keras._inside_fit import InsideFit
-from ckpt_keras._progress import Progress
+from ckpt_keras._progress import Progress, entered_at, process_count
 from ckpt_keras._session import Session, place_of
 
 logger = logging.getLogger("ckpt_keras")
 
 
 class FitRun(keras.callbacks.Callback):
-    """Saves while ``fit`` trains, and resumes it.
-
-    Args:
-        arguments: the checked arguments.
-        data: the pipeline that ``fit`` trains from.
-        best: the value that the monitored metric must beat first.
-    """
+    """Saves while ``fit`` trains, and resumes it; ``best`` is the value that the monitored metric must beat first."""
 
     def __init__(self, arguments: Arguments, data: Any, best: float | None) -> None:
         super().__init__()
@@ -70,7 +64,7 @@ class FitRun(keras.callbacks.Callback):
             before.abandon()  # an exception ended that fit, and a traceback keeps it alive
         self._ended = None
         session = self._session = Session(self._arguments, model)
-        _inside_fit.when_over(self._inside, ending(self, session))
+        _inside_fit.when_over(self._inside, _ending(self, session))
         self._data.begin(self._inside)
         restored, learning_rate = None, _learning_rate(model)
         if self._interrupted:
@@ -81,7 +75,7 @@ class FitRun(keras.callbacks.Callback):
         if self._progress.learning_rate is None:
             self._progress.learning_rate = learning_rate
         elif restored is not None:
-            self._tell_of_learning_rate(learning_rate, _learning_rate(model))
+            self._warn_of_learning_rate(learning_rate, _learning_rate(model))
 
     def interrupted(self, session: Session) -> None:
         """An exception ended ``fit``: keeps only its session, whose last save may still be running."""
@@ -115,7 +109,7 @@ class FitRun(keras.callbacks.Callback):
         resumed, self._entering = self._entering, None
         if resumed is None:
             return
-        self._data.set_kept(resumed.dataset)
+        self._data.kept.set(resumed.dataset)
         _progress.set_random_state(resumed.random_state)
         _tracked.set_states(self._arguments.track, resumed.callbacks)
         if resumed.averages_swapped:
@@ -160,7 +154,7 @@ class FitRun(keras.callbacks.Callback):
         """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
         if self._stopping:
             return
-        self._data.after_epoch()
+        self._data.kept.ended()
         ended = self._batches_done()
         self._count(ended)
         self._seen = 0
@@ -169,15 +163,15 @@ class FitRun(keras.callbacks.Callback):
         progress.stopped = bool(self._fitting.stop_training)
         # All processes must ask about the same number: the next epoch.
         checkpointer = self._running.checkpointer
-        told_to_stop = not self._alone and checkpointer.reached_preemption(progress.epoch)
+        preempted = not self._alone and checkpointer.reached_preemption(progress.epoch)
         if (
             (progress.unit == "epoch" and self._running.is_wanted(progress))
             or self._is_due()
-            or told_to_stop
+            or preempted
             or self._running.took_for_unfinished(progress)
         ):
             self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
-        if told_to_stop:
+        if preempted:
             self._fitting.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -244,14 +238,16 @@ class FitRun(keras.callbacks.Callback):
                 logging.WARNING,
             )
             return
-        self._tell_if_nothing_is_left(resumed)
+        self._warn_if_nothing_is_left(resumed)
         if resumed.batch and _inside_fit.can_skip(self._inside):
             done = resumed.batch
             if not self._data.given:  # with data=, the position is restored exactly
                 together = int(model.steps_per_execution)
-                done, told = entered_at(resumed, self._inside.batches, together)
-                if told is not None:
-                    warnings.warn(f"{self._arguments.directory}: {told}", UserWarning, stacklevel=3)
+                done, warning = entered_at(resumed, self._inside.batches, together)
+                if warning is not None:
+                    warnings.warn(
+                        f"{self._arguments.directory}: {warning}", UserWarning, stacklevel=3
+                    )
             self._progress.batch = resumed.batch = done
         if resumed.batch and _inside_fit.can_skip(self._inside):
             _inside_fit.skip_batches(self._inside, model, resumed.batch, draw=not self._data.given)
@@ -265,7 +261,7 @@ class FitRun(keras.callbacks.Callback):
             self._progress.batch = resumed.batch = 0
         model._initial_epoch = resumed.epoch or None
 
-    def _tell_if_nothing_is_left(self, resumed: Progress) -> None:
+    def _warn_if_nothing_is_left(self, resumed: Progress) -> None:
         last = self._inside.last_epoch
         if last is not None and resumed.epoch >= last:
             self._leave_averages()
@@ -278,11 +274,7 @@ class FitRun(keras.callbacks.Callback):
             )
 
     def _check_neighbours(self) -> None:
-        """Looks at the other callbacks of ``fit``.
-
-        Raises:
-            ValueError: another one saves into the same directory.
-        """
+        """Raises ValueError if another callback of ``fit`` saves into the same directory."""
         if self._inside.callbacks is None:
             return
         listed = self._inside.callbacks.callbacks
@@ -296,9 +288,9 @@ class FitRun(keras.callbacks.Callback):
                 raise ValueError(
                     f"two callbacks of one fit save into {self._arguments.directory}: give each a directory of its own"
                 )
-        _tracked.tell_of_unlisted(self._arguments.track, listed, stacklevel=3)
+        _tracked.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
 
-    def _tell_of_learning_rate(self, compiled: float | None, restored: float | None) -> None:
+    def _warn_of_learning_rate(self, compiled: float | None, restored: float | None) -> None:
         """Warns if the program sets another learning rate than before, which a restored optimizer does not have."""
         if compiled in (None, self._progress.learning_rate, restored):
             return
@@ -387,7 +379,7 @@ class FitRun(keras.callbacks.Callback):
 
     def _host_now(self) -> dict[str, Any]:
         state = _progress.random_state(torch=self._data.shuffles_by_torch)
-        return {"random_state": state, "dataset": self._data.kept()}
+        return {"random_state": state, "dataset": self._data.kept.state()}
 
     def _metrics_now(self) -> Mapping[str, Any]:
         if self._arguments.monitor.startswith("val_"):
@@ -396,8 +388,10 @@ class FitRun(keras.callbacks.Callback):
         return model.get_metrics_result()
 
     def _save_and_stop(self) -> None:
-        """The process was told to end: saves the current state, and lets ``fit`` return."""
-        logger.warning("%s: told to stop, saving and ending fit", self._arguments.directory)
+        """The process is to end: saves the current state, and lets ``fit`` return."""
+        logger.warning(
+            "%s: the process is to stop: saving, and ending fit", self._arguments.directory
+        )
         self._stopping = True
         if self._progress.batch:
             self._save({})
@@ -428,3 +422,29 @@ class _First(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._owner.enter()
+
+
+def _ending(run: FitRun, session: Session) -> Callable[[], None]:
+    """Ends a session whose ``fit`` an exception ended; refers to the callback weakly.
+
+    Keras does not call callbacks then. Garbage collection may call this in any thread, even the saving one.
+    """
+    held = weakref.ref(run)
+
+    def close() -> None:
+        session.abandon()
+        owner = held()
+        if owner is not None:
+            owner.closed(session)
+
+    def end() -> None:
+        thread = threading.Thread(target=close, name="ckpt-keras-end")
+        owner = held()
+        if owner is not None:
+            owner.interrupted(session)
+        if not session.closed:
+            # at interpreter exit no thread starts, and the core waits for saves
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+
+    return end

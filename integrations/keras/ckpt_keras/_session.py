@@ -8,24 +8,28 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ckpt_core import (
     Checkpointer,
     CheckpointError,
     CheckpointExists,
-    CheckpointInfo,
     Restored,
     StructureMismatch,
 )
 from ckpt_keras import _tracked
 from ckpt_keras._arguments import Arguments
-from ckpt_keras._assets import saved_beside
-from ckpt_keras._config import ConfigItem, config_item
 from ckpt_keras._data import FitData
-from ckpt_keras._host import HOST, OfProcess, process_count
-from ckpt_keras._items import Contents, contents_of, model_items, model_targets
-from ckpt_keras._progress import Progress
+from ckpt_keras._items import (
+    ConfigItem,
+    SavedModel,
+    config_item,
+    restore_with,
+    save_with,
+    saved_model,
+)
+from ckpt_keras._progress import FIT, HOST, OfProcess, Progress, process_count
 
 logger = logging.getLogger("ckpt_keras")
 
@@ -38,12 +42,7 @@ the next fit in that directory must find it."""
 
 
 class Session:
-    """Saves and restores for the callback; does not depend on the events of ``fit``.
-
-    Args:
-        arguments: the arguments of the callback.
-        model: the model that is trained.
-    """
+    """Saves and restores for the callback; does not depend on the events of ``fit``."""
 
     def __init__(self, arguments: Arguments, model: Any) -> None:
         self._arguments = arguments
@@ -120,13 +119,7 @@ class Session:
     ) -> None:
         """Starts a save of everything; waits for it if the callback was asked to.
 
-        Args:
-            model, progress, data: what is saved.
-            metrics: the values by which steps are compared.
-            host: the fields of ``progress`` that belong to this process alone.
-
-        Raises:
-            Exception: the error of the previous save.
+        ``host`` are the fields of ``progress`` that belong to this process alone. Raises the error of the previous save.
         """
         started = time.perf_counter()
         step = self._step(progress)
@@ -136,22 +129,27 @@ class Session:
         if not weights_only and self._config is None:
             # Once: Keras needs longer for it than a save takes, and it does not change during fit.
             self._config = config_item(model)
-        with saved_beside():
-            items = model_items(model, weights_only=weights_only, config=self._config)
-        items |= {"fit": progress, **self._arguments.extra}
+        others: dict[str, Any] = {FIT: progress, **self._arguments.extra}
         if self._processes > 1:
-            items[HOST] = OfProcess(dict(host), self._processes)
+            others[HOST] = OfProcess(dict(host), self._processes)
         if data.given:
-            items["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
-        again = step in self._stale or step == self._unfinished
-        with saved_beside():
-            self.checkpointer.save(step, items=items, metrics=metrics, force=True, overwrite=again)
+            others["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
+        save_with(
+            partial(self.checkpointer.save, step),
+            model,
+            self._config,
+            weights_only=weights_only,
+            others=others,
+            metrics=metrics,
+            force=True,
+            overwrite=step in self._stale or step == self._unfinished,
+        )
         self._unfinished = step if progress.batch else None
         if self._arguments.verbose:
             blocked = time.perf_counter() - started
             how = "saving" if self._arguments.save_on_background else "saved"
             directory = self.checkpointer.directory
-            print(f"\n{_where(progress)}: {how} step {step} to {directory} ({blocked:.3f} s)")
+            print(f"\n{progress}: {how} step {step} to {directory} ({blocked:.3f} s)")
 
     def took_for_unfinished(self, progress: Progress) -> bool:
         """Whether this state was saved as mid-epoch, although the epoch then turned out to be over."""
@@ -163,22 +161,12 @@ class Session:
         return interval is None or self._step(progress) % interval == 0
 
     def _step(self, progress: Progress) -> int:
-        if progress.unit == "batch":
-            return progress.batches
-        # An interrupted epoch gets the number that the complete epoch will have.
-        epoch = progress.epoch if progress.batch else progress.epoch - 1
-        return (progress.first_step + epoch) * self._arguments.steps_per_epoch
+        return progress.step(self._arguments.steps_per_epoch)
 
     # ------------------------------------------------------------------------------ restore
 
     def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
-        """Restores the newest complete step into the model; None if the directory is empty.
-
-        Raises:
-            CheckpointExists: there are steps, and the callback was told not to restore.
-            StructureMismatch: the checkpoint is of another model; nothing was changed.
-            CheckpointCorrupt: there are steps, and none can be loaded.
-        """
+        """Restores the newest complete step into the model; None if the directory is empty."""
         self.checkpointer.wait_until_finished()  # a save of a fit that an exception ended
         steps = self.checkpointer.all_steps()
         if not steps:
@@ -188,66 +176,67 @@ class Session:
                 f"{self.checkpointer.directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
                 "says not to go on from them: use another directory, or leave restore= away"
             )
-        restored, contents, progress = self._newest(steps, model, data)
+        restored, saved, progress = self._newest(steps, model, data)
         assert restored.step is not None
-        if not contents.has_progress:
+        if not saved.has_progress:
             progress = _progress_of_step(restored.step, self._arguments, batches_per_epoch)
         elif data.given:
             data.restored()
         self._check_unit(progress)
         self._stale = frozenset(step for step in steps if step > restored.step)
         self._unfinished = restored.step if progress.batch else None
-        self._tell(restored.step, progress, contents)
+        self._report(restored.step, progress, saved)
         return progress
 
     def _newest(
         self, steps: list[int], model: Any, data: FitData
-    ) -> tuple[Restored, Contents, Progress]:
+    ) -> tuple[Restored, SavedModel, Progress]:
         progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)
-        info = self._inspect(steps)
-        contents = contents_of(info)
-        with saved_beside():
-            targets = model_targets(model, contents, info, self._arguments.options)
-            if contents.has_progress:
-                targets |= {"fit": progress, **self._arguments.extra}
-                targets |= {HOST: host} if HOST in contents.others else {}
-                if data.given:
-                    targets["data"] = data.target()
-            only = contents.only_weights() if contents.weights_only else None
-            try:
-                restored = self.checkpointer.restore_latest(items=targets, only=only)
-            except StructureMismatch as error:
-                error.add_note(
-                    "ckpt_keras: missing=, unexpected= and rename= are arguments of ckpt_keras.restore. To train the weights "
-                    f"alone on: ckpt_keras.restore({self.checkpointer.directory!r}, model, what='weights') before fit, and "
-                    "another directory for the callback"
-                )
-                raise
+        saved = self._inspect(steps)
+        others: dict[str, Any] = {}
+        if saved.has_progress:
+            others = {FIT: progress, **self._arguments.extra}
+            others |= {HOST: host} if HOST in saved.info.items else {}
+            if data.given:
+                others["data"] = data.target()
+        restored = restore_with(
+            self._restore_latest,
+            model,
+            saved,
+            self._arguments.options,
+            others=others,
+            only=saved.only_weights() if saved.weights_only else None,
+        )
         assert restored is not None
         vars(progress).update(host.state)
-        if HOST in targets and host.count != self._processes:
-            self._tell_of_processes(host.count)
-        return restored, contents, progress
+        if HOST in others and host.count != self._processes:
+            logger.warning(
+                "%s: saved by %d processes, and %d run now: the random state of each host, which shuffles data, goes on as that of "
+                "one of them",
+                self.checkpointer.directory,
+                host.count,
+                self._processes,
+            )
+        return restored, saved, progress
 
-    def _tell_of_processes(self, saved: int) -> None:
-        logger.warning(
-            "%s: saved by %d processes, and %d run now: the random state of each host, which shuffles data, goes on as that of "
-            "one of them",
-            self.checkpointer.directory,
-            saved,
-            self._processes,
-        )
+    def _restore_latest(self, **arguments: Any) -> Restored | None:
+        try:
+            return self.checkpointer.restore_latest(**arguments)
+        except StructureMismatch as error:
+            error.add_note(
+                "ckpt_keras: missing=, unexpected= and rename= are arguments of ckpt_keras.restore. To train the weights "
+                f"alone on: ckpt_keras.restore({self.checkpointer.directory!r}, model, what='weights') before fit, and "
+                "another directory for the callback"
+            )
+            raise
 
-    def _inspect(self, steps: list[int]) -> CheckpointInfo:
+    def _inspect(self, steps: list[int]) -> SavedModel:
         failure: Exception | None = None
         for step in reversed(steps):
             try:
-                info = self.checkpointer.inspect(step)
-                contents_of(info)
+                return saved_model(self.checkpointer.inspect(step))
             except (CheckpointError, OSError) as error:  # try an older step, like restore_latest
                 failure = failure or error
-            else:
-                return info
         assert failure is not None
         raise failure
 
@@ -260,18 +249,15 @@ class Session:
                 "was written with, or another directory"
             )
 
-    def _tell(self, step: int, progress: Progress, contents: Contents) -> None:
-        if contents.weights_only:
+    def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
+        if saved.weights_only:
             warnings.warn(
                 f"{self.checkpointer.directory}: step {step} was saved with save_weights_only=True: training goes on "
                 "with a new optimizer state",
                 UserWarning,
                 stacklevel=4,
             )
-        message = (
-            f"restored step {step} of {self.checkpointer.directory}: training goes on after "
-            f"{_where(progress)}"
-        )
+        message = f"restored step {step} of {self.checkpointer.directory}: training goes on after {progress}"
         logger.info(message)
         if self._arguments.verbose:
             print(message)
@@ -280,12 +266,6 @@ class Session:
 def place_of(directory: str) -> str:
     """The directory under the one name that all spellings of it have."""
     return directory if "://" in directory else os.path.realpath(os.path.expanduser(directory))
-
-
-def _where(progress: Progress) -> str:
-    if progress.batch:
-        return f"epoch {progress.epoch + 1}, batch {progress.batch}"
-    return f"epoch {progress.epoch}"
 
 
 def _progress_of_step(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:

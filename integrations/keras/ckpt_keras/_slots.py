@@ -1,4 +1,4 @@
-"""Lists every variable of a Keras object under a unique name."""
+"""Lists every variable of a Keras object under a unique name, and the names in it that Keras numbers or loses."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt_keras._names import pattern
+
 TRAINABLE = "trainable_variables"
 NON_TRAINABLE = "non_trainable_variables"
 OPTIMIZER = "optimizer_variables"
 METRICS = "metrics_variables"
 MORE_OPTIMIZERS = "more_optimizers"
 """Top-level names of a model's state; the first four are those of ``Model.get_state_tree``."""
+
+_ALWAYS_COUNTED = frozenset({"variable", "seed_generator"})
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a variable belongs to, which its path does not always show.
-
-    Attributes:
-        owners: the layers that contain a weight, from the model inwards; the output of a metric.
-        weight: the weight of an optimizer's slot.
-        role: the optimizer's list that contains the slot.
-    """
+    """What a variable belongs to: layers from the model inwards, or an output; a slot's weight and the optimizer's list."""
 
     owners: tuple[str, ...] = ()
     weight: Slot | None = None
@@ -112,15 +110,19 @@ def more_optimizers(model: Any) -> dict[str, Any]:
     """Attribute -> optimizer, for optimizers in attributes other than the compiled one."""
     import keras
 
-    compiled = getattr(model, "optimizer", None)
-    inner = getattr(compiled, "inner_optimizer", None)
+    known = _compiled_optimizers(model)
     return {
         name: value
         for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-        and value is not compiled
-        and value is not inner
+        if isinstance(value, keras.optimizers.Optimizer) and not any(value is one for one in known)
     }
+
+
+def _compiled_optimizers(model: Any) -> list[Any]:
+    """The compiled optimizer, and the one that it wraps."""
+    compiled = getattr(model, "optimizer", None)
+    both = (compiled, getattr(compiled, "inner_optimizer", None))
+    return [each for each in both if each is not None]
 
 
 def _unseen(variables: Iterable[Any], seen: set[int]) -> list[Any]:
@@ -179,13 +181,6 @@ def nested(slots: Iterable[Slot], values: Iterable[Any]) -> dict[str, Any]:
         for part in slot.path[:-1]:
             node = node.setdefault(part, {})
         node[slot.path[-1]] = value
-    return tree
-
-
-def value_at(tree: Any, path: tuple[str, ...]) -> Any:
-    """The leaf of nested dictionaries at a path."""
-    for part in path:
-        tree = tree[part]
     return tree
 
 
@@ -252,3 +247,61 @@ def origins_of_metrics(model: Any) -> dict[int, Origin]:
         for metric in getattr(part, "metrics", ())
         for variable in metric.variables
     }
+
+
+# ------------------------------------------------------------- names that Keras numbers, or loses
+
+
+def counted_in(model: Any) -> frozenset[str]:
+    """The numbered names in a model: classes of its layers, optimizers and metrics.
+
+    A layer that the user named is not numbered, so ``tower_1`` and ``tower_2`` are as different
+    as ``user`` and ``item``.
+    """
+    layers = [layer for layer, _ in layers_of(model)]
+    optimizers = [*_compiled_optimizers(model), *more_optimizers(model).values()]
+    objects = [*layers, *optimizers, *(getattr(model, "metrics", None) or ())]
+    return _ALWAYS_COUNTED | {base for each in objects for base in _counted_base(each)}
+
+
+def counted_anywhere() -> frozenset[str]:
+    """The same for an optimizer without a model: its slots may belong to layers of any class."""
+    import keras
+
+    roots = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
+    return _ALWAYS_COUNTED | {_snake_case(cls.__name__) for root in roots for cls in _below(root)}
+
+
+def _counted_base(obj: Any) -> Iterable[str]:
+    name, base = str(obj.name), _snake_case(type(obj).__name__)
+    # Bidirectional names its two layers after the layer that it wraps.
+    bases = (base, f"forward_{base}", f"backward_{base}")
+    return (each for each in bases if pattern(name, {each})[0] == each)
+
+
+def _below(cls: type) -> Iterator[type]:
+    yield cls
+    for inner in cls.__subclasses__():
+        yield from _below(inner)
+
+
+def _snake_case(name: str) -> str:
+    from keras.src.utils.naming import to_snake_case  # Keras' rule for names; not public
+
+    return to_snake_case(name)
+
+
+def nameless(model: Any) -> frozenset[tuple[str, ...]]:
+    """The layers whose configuration has no name, each as the tuple of names that leads to it.
+
+    For a layer class without ``get_config``, Keras writes no ``name`` into the configuration, so the layer that is
+    made from it is named after its class.
+    """
+    return frozenset(owners for layer, owners in layers_of(model) if owners and _has_no_name(layer))
+
+
+def _has_no_name(layer: Any) -> bool:
+    try:
+        return "name" not in layer.get_config()
+    except Exception:  # get_config raises, so the layer was not made from a configuration
+        return False

@@ -23,18 +23,13 @@ def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
     A callback may define ``get_state`` and ``set_state``. Otherwise its state is every
     attribute that is not an argument of ``__init__``: the code sets arguments, so a changed
     ``patience`` takes effect after a restart.
-
-    Raises:
-        UnsupportedLeaf: an attribute is not a number, text, array or a container of those.
     """
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
 
 
-def tell_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel: int) -> None:
-    """Warns of tracked callbacks that ``fit`` does not call: what is saved of them never changes.
-
-    A callback that one in the list calls is not in it either, so this is no error.
-    """
+def warn_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel: int) -> None:
+    """Warns of tracked callbacks that ``fit`` does not call: what is saved of them never changes."""
+    # No error: a callback that one in the list calls is not in it either.
     for callback in callbacks:
         if not any(callback is one for one in listed):
             warnings.warn(

@@ -82,7 +82,7 @@ class TorchAdapter:
         return [_copied(obj) for obj in objects]
 
     def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Any, ...], object], bool]:
-        """For ``only=torch.nn.Parameter``: a function that tells whether a leaf is such a tensor.
+        """For ``only=torch.nn.Parameter``: whether a leaf is such a tensor, as a function.
 
         Raises:
             TypeError: the object is not a module.
@@ -127,7 +127,7 @@ _FILLING: Verbs = (
     lambda filling, saved: _modules.wanted(filling.inside, saved),
 )
 _OPTIMIZER: Verbs = (
-    _optimizers.get_optimizer_state,
+    _optimizers.state_with_arrays,
     _optimizers.set_optimizer_state,
     _optimizers.wanted_of_optimizer,
 )
@@ -138,7 +138,7 @@ _GENERATOR: Verbs = (
 )
 _ENVIRONMENT: Verbs = (_environment.get_state, _environment.set_state, _environment.wanted)
 _PLAIN: Verbs = (
-    _optimizers.get_plain_state,
+    _optimizers.state_with_arrays,
     _optimizers.set_plain_state,
     _optimizers.wanted_of_plain,
 )

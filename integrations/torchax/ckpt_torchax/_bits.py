@@ -47,11 +47,7 @@ def plain_torch() -> Generator[None]:
 
 
 def numpy_dtype(tensor: torch.Tensor, where: str) -> np.dtype[Any]:
-    """The dtype that a checkpoint stores a tensor in.
-
-    Raises:
-        UnsupportedLeaf: numpy and ml_dtypes have no such dtype.
-    """
+    """The dtype that a checkpoint stores a tensor in; UnsupportedLeaf if numpy and ml_dtypes have none."""
     found = _NUMPY.get(tensor.dtype)
     if found is None:
         raise _unsupported(tensor, where, f"nothing outside of torch has its dtype {tensor.dtype}")
@@ -59,11 +55,7 @@ def numpy_dtype(tensor: torch.Tensor, where: str) -> np.dtype[Any]:
 
 
 def to_numpy(tensor: torch.Tensor, where: str) -> Array:
-    """A numpy array on the memory of a CPU tensor.
-
-    Raises:
-        UnsupportedLeaf: it is not a plain strided CPU tensor of a known dtype.
-    """
+    """A numpy array on the memory of a CPU tensor, which must be plain and strided, of a known dtype."""
     _refuse_unusual(tensor, where)
     dtype = numpy_dtype(tensor, where)
     with plain_torch():
@@ -78,9 +70,6 @@ def from_numpy(array: Array, where: str) -> torch.Tensor:
     """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory.
 
     4-bit and 2-bit integers, for which torch has no arithmetic, become 8-bit ones.
-
-    Raises:
-        UnsupportedLeaf: torch has no such dtype.
     """
     if array.dtype in WIDENED:
         array = array.astype(WIDENED[array.dtype])

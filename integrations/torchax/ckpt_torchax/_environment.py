@@ -15,12 +15,7 @@ from ckpt_core import CheckpointError
 
 
 def get_state(environment: Any) -> dict[str, Any]:
-    """The key of the calling thread.
-
-    Raises:
-        CheckpointError: a compiled step left a tracer in its place, or this thread is not the one
-            that draws from the environment.
-    """
+    """The key of the calling thread, which must be the one that draws from the environment."""
     key = environment.param.prng
     if isinstance(key, Tracer):
         raise CheckpointError(

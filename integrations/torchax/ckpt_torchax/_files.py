@@ -20,20 +20,15 @@ from ckpt_core import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
 
 Array = np.ndarray[Any, Any]
 
-_DTYPES = {
-    **{"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16"},
-    **{"U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64"},
-    **{
-        "F16": "float16",
-        "BF16": "bfloat16",
-        "F32": "float32",
-        "F64": "float64",
-        "C64": "complex64",
-    },
-    **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
-    **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
+_NAMES = {
+    **{"bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16"},
+    **{"uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64"},
+    **{"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"},
+    **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"},
+    **{"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "complex64": "C64"},
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""Dtype -> its name in safetensors."""
+
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 
 
@@ -48,12 +43,7 @@ def is_torch_file(path: str | os.PathLike[str]) -> bool:
 
 
 def refuse_other_names(file: Any, advice: str) -> None:
-    """Returns if ``file`` has the name of a weights file.
-
-    Raises:
-        TypeError: it is not a path.
-        ValueError: it has another suffix.
-    """
+    """Raises TypeError if ``file`` is no path, and ValueError if it has the suffix of no weights file."""
     if not isinstance(file, (str, os.PathLike)):
         raise TypeError(
             f"the path of a weights file must be a str or an os.PathLike object, got a {type(file).__name__}: {advice}"
@@ -66,12 +56,6 @@ def read(path: str | os.PathLike[str]) -> Any:
     """The content of a weights file: a dictionary of arrays, or the tree in a ``.pt`` file.
 
     Only tensors and plain containers are unpickled.
-
-    Raises:
-        CheckpointNotFound: there is no such file.
-        CheckpointCorrupt: the content does not match the suffix, or is damaged.
-        UnsupportedLeaf: it holds objects of other classes.
-        ValueError: the suffix is unknown.
     """
     file = Path(path).expanduser()
     if not is_file(file):
@@ -87,12 +71,9 @@ def write(
     tree: Callable[[], Any],
     named: Callable[[], Mapping[str, Array]],
 ) -> None:
-    """Writes a weights file atomically: it appears under its name only when it is complete.
+    """Writes a weights file, which appears under its name only when it is complete.
 
-    Args:
-        path: ends in ``.safetensors``, ``.pt``, ``.pth`` or ``.bin``.
-        tree: returns a tree of tensors, for torch's own format.
-        named: returns the arrays by name, for safetensors.
+    ``tree`` returns a tree of tensors, for torch's own format; ``named`` the arrays by name, for safetensors.
     """
     file = Path(path).expanduser()
     if file.suffix == ".safetensors":

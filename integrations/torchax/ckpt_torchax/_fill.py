@@ -95,11 +95,7 @@ def _placed(array: Any, leaf: Any, name: str, shardings: Any) -> Any:
 
 
 def _cast(array: Any, dtype: np.dtype[Any], name: str) -> Any:
-    """The array converted to another dtype; integers must keep their values, and NaN is none.
-
-    Raises:
-        StructureMismatch: a number does not fit.
-    """
+    """The array converted to another dtype; integers must keep their values, and NaN is none."""
     if array.dtype == dtype:
         return array
     whole = array.dtype.kind in "iu"

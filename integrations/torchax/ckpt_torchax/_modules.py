@@ -19,17 +19,13 @@ import torch
 
 from ckpt_core import Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_torchax import _tensors, _torchax
-from ckpt_torchax._tied import TIED
+from ckpt_torchax._tied import TIED, first_names, tied_once
 
 _EXTRA = "_extra_state"  # torch's name in state_dict
 
 
 def refuse_no_module(call: str, module: Any) -> None:
-    """Refuses, for a call that fills a module, anything else.
-
-    Raises:
-        TypeError: it is a class, or no module.
-    """
+    """Raises TypeError, for a call that fills a module, if that is a class or no module."""
     if isinstance(module, type):
         raise TypeError(
             f"{call}(path, module) fills an object, got the class {module.__name__}: write {call}(path, "
@@ -43,13 +39,9 @@ def refuse_no_module(call: str, module: Any) -> None:
 
 
 class Filling(torch.nn.Module):
-    """A target that receives the loaded state of a module; the caller then sets the state.
+    """A target that receives the loaded state of the module ``inside``; the caller then sets the state.
 
     It is a torch module so that the adapter accepts it; its tensors are those of ``inside``.
-
-    Attributes:
-        inside: the module.
-        state: the loaded state.
     """
 
     state: Any = None
@@ -61,30 +53,19 @@ class Filling(torch.nn.Module):
 
 def get_state(module: Any) -> dict[str, Any]:
     """The arrays of a module by name, tied ones once; tensors in ``_extra_state`` as arrays."""
-    state: dict[str, Any] = {}
-    first_of: dict[int, str] = {}
-    tied: dict[str, dict[str, bool]] = {}
+    values: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for name, value in _entries(module).items():
         if _is_extra(name):
-            state[name] = _tensors.arrays_of(value)
+            values[name], keys[name] = _tensors.arrays_of(value), name
             continue
-        leaf = _tensors.read_live(value, name)
-        first = first_of.setdefault(id(leaf if isinstance(leaf, jax.Array) else value), name)
-        if first == name:
-            state[name] = leaf
-        else:
-            tied.setdefault(first, {})[name] = True
-    if tied:
-        state[TIED] = tied
-    return state
+        values[name] = leaf = _tensors.read_live(value, name)
+        keys[name] = id(leaf if isinstance(leaf, jax.Array) else value)
+    return tied_once(values, keys)
 
 
 def wanted(module: Any, saved: Any) -> Any:
-    """The state to request, given the saved one: each tensor once, under a name that was saved.
-
-    Raises:
-        StructureMismatch: there are non-persistent buffers on the meta device, which no checkpoint fills.
-    """
+    """The state to request, given the saved one: each tensor once, under a name that was saved."""
     entries = _entries(module)
     if any(_is_meta(value) for value in entries.values()):
         refuse_meta_buffers(module)
@@ -92,7 +73,7 @@ def wanted(module: Any, saved: Any) -> Any:
             "to restore into a module on the meta device (ckpt_torchax.to_torch does without)"
         )
     saved = saved if isinstance(saved, Mapping) else {}
-    first_of = {name: first for first, names in saved.get(TIED, {}).items() for name in names}
+    first_of = first_names(saved)
     state: dict[str, Any] = {}
     for names in _groups(entries):
         value = entries[names[0]]
@@ -118,7 +99,7 @@ def set_state(module: Any, state: Mapping[str, Any]) -> None:
     """Sets a state on the live tensors, which stay the same objects; meta tensors are replaced."""
     module = _torchax.unwrapped(module)
     entries = _entries(module)
-    first_of = {name: first for first, names in state.get(TIED, {}).items() for name in names}
+    first_of = first_names(state)
     values: list[tuple[list[str], Any]] = []
     untied: list[str] = []
     for names in _groups(entries):
@@ -162,7 +143,7 @@ def _set(module: Any, names: list[str], tensor: Any, value: Any) -> None:
 
 
 def select(module: Any, variable_type: type) -> Callable[[tuple[Any, ...], object], bool]:
-    """For ``only=torch.nn.Parameter``: a function that tells whether a leaf is such a tensor."""
+    """For ``only=torch.nn.Parameter``: whether a leaf is such a tensor, as a function."""
     names = {name for name, value in _entries(module).items() if isinstance(value, variable_type)}
     return lambda path, leaf: bool(path) and (path[0] in names or path[0] == TIED)
 
@@ -175,11 +156,7 @@ def replace(module: Any, names: list[str], old: Any, array: Any) -> None:
 
 
 def refuse_meta_buffers(module: Any, given: Mapping[str, Any] | None = None) -> None:
-    """Refuses buffers on the meta device that no checkpoint holds.
-
-    Raises:
-        StructureMismatch: there are such buffers; the error names them.
-    """
+    """Raises StructureMismatch if there are buffers on the meta device, which no checkpoint holds."""
     module = _torchax.unwrapped(module)
     saved = _entries(module)
     lost = [
@@ -196,11 +173,7 @@ def refuse_meta_buffers(module: Any, given: Mapping[str, Any] | None = None) -> 
 
 
 def _entries(module: Any) -> dict[str, Any]:
-    """Name -> live tensor, or value of ``get_extra_state``; names as in the bare module's.
-
-    Raises:
-        UnsupportedLeaf: a hook of ``state_dict`` made an entry, which a restore could not set.
-    """
+    """Name -> live tensor, or value of ``get_extra_state``; names as in the bare module's."""
     module = _torchax.unwrapped(module)
     entries: dict[str, Any] = dict(module.state_dict(keep_vars=True))
     if TIED in entries:
@@ -266,11 +239,7 @@ def _integers_as_saved(leaf: Any, saved: Any, tensor: Any) -> Any:
 
 
 def narrowed(value: Any, name: str) -> Any:
-    """The value for a meta tensor as a jax array; numpy integers of 64 bits must fit into 32.
-
-    Raises:
-        StructureMismatch: a value does not fit.
-    """
+    """The value for a meta tensor as a jax array; numpy integers of 64 bits must fit into 32."""
     if not isinstance(value, np.ndarray):
         return value
     narrow = value.astype(jax.dtypes.canonicalize_dtype(value.dtype))

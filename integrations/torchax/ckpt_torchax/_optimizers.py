@@ -37,21 +37,17 @@ _LIKE_PARAMETER = frozenset(
 )
 
 
-def get_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """``state_dict`` with arrays for tensors: ``{"state": {0: ...}, "param_groups": [...]}``."""
-    return _tensors.arrays_of(optimizer.state_dict())
+def state_with_arrays(obj: Any) -> dict[str, Any]:
+    """``state_dict`` of an optimizer, a scheduler or a scaler, with arrays for tensors."""
+    return _tensors.arrays_of(obj.state_dict())
 
 
 def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> Any:
-    """The saved structure, with each array on the device or sharding of its parameter.
-
-    Raises:
-        StructureMismatch: the groups or parameters differ from the saved ones.
-    """
+    """The saved structure, with each array on the device or sharding of its parameter."""
     saved_groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
     _check_groups(optimizer, saved_groups)
     parameters = _parameters(optimizer)
-    live = get_optimizer_state(optimizer)
+    live = state_with_arrays(optimizer)
     groups = [
         _wanted_group(own, group)
         for own, group in zip(live["param_groups"], saved_groups, strict=True)
@@ -128,19 +124,12 @@ def _refuse(where: str, saved: str, wanted: str, kind: str = "structure") -> Non
     )
 
 
-def get_plain_state(obj: Any) -> dict[str, Any]:
-    """``state_dict`` of a scheduler or scaler, with arrays for tensors."""
-    return _tensors.arrays_of(obj.state_dict())
-
-
 def wanted_of_plain(obj: Any, saved: Any) -> Any:
     """The object's own entries, each with the saved structure; unsaved entries count as missing."""
-    own = get_plain_state(obj)
-    return (
-        {name: saved.get(name, value) for name, value in own.items()}
-        if isinstance(saved, Mapping)
-        else own
-    )
+    own = state_with_arrays(obj)
+    if not isinstance(saved, Mapping):
+        return own
+    return {name: saved.get(name, value) for name, value in own.items()}
 
 
 def set_plain_state(obj: Any, state: Mapping[str, Any]) -> None:

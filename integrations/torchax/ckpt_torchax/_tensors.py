@@ -23,11 +23,7 @@ def read(tensor: Any, where: str) -> Any:
 
 
 def read_live(tensor: Any, where: str) -> Any:
-    """``read``, for a tensor that must still have its values.
-
-    Raises:
-        UnsupportedLeaf: its array was donated to a compiled step.
-    """
+    """``read``, for a tensor that must still have its values: its array was not donated to a compiled step."""
     if not _torchax.is_jax(tensor):
         return read(tensor, where)
     value = tensor.jax()

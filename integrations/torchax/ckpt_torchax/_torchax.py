@@ -70,11 +70,7 @@ def parameter_or_tensor(array: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def require(purpose: str) -> Any:
-    """The module torchax, which the program has imported.
-
-    Raises:
-        ModuleNotFoundError: it is not imported; the message says what to do.
-    """
+    """The module torchax; raises ModuleNotFoundError if the program has not imported it."""
     torchax = sys.modules.get("torchax")
     if torchax is not None and hasattr(torchax, "default_env"):
         return torchax

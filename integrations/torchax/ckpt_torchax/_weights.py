@@ -17,7 +17,7 @@ import ckpt_core as ckpt
 from ckpt_core import UnsupportedLeaf
 from ckpt_torchax import _files
 from ckpt_torchax._dtypes import WIDENED
-from ckpt_torchax._tied import TIED, chosen_item
+from ckpt_torchax._tied import TIED, chosen_item, first_names, tied_once
 
 PathLike = str | os.PathLike[str]
 
@@ -70,7 +70,9 @@ def import_file(
     """
     _files.refuse_other_names(file, "the weights file comes first, as in import_file(file, path)")
     tree = _files.read(file)
-    ckpt.save(path, items={item: _tied_once(tree)}, overwrite=overwrite)
+    if isinstance(tree, dict):  # tensors that share memory are stored once
+        tree = tied_once(tree, {name: _memory_of(value) for name, value in tree.items()})
+    ckpt.save(path, items={item: tree}, overwrite=overwrite)
 
 
 def as_in_torch(tree: Any, to_int64: Callable[[Any], Any]) -> Any:
@@ -78,28 +80,11 @@ def as_in_torch(tree: Any, to_int64: Callable[[Any], Any]) -> Any:
     if not isinstance(tree, dict):
         return tree
     state = {name: value for name, value in tree.items() if name != TIED}
-    for first, names in tree.get(TIED, {}).items():
-        state.update(dict.fromkeys(names, state[first]))
+    state |= {name: state[first] for name, first in first_names(tree).items()}
     for name, value in state.items():
         if str(name).endswith("num_batches_tracked") and hasattr(value, "dtype"):
             state[name] = to_int64(value)  # torchax stores it as int32
     return state
-
-
-def _tied_once(tree: Any) -> Any:
-    """The tree of a file, with tensors that share memory stored once; see ``_modules``."""
-    if not isinstance(tree, dict):
-        return tree
-    state: dict[str, Any] = {}
-    first_of: dict[Any, str] = {}
-    tied: dict[str, dict[str, bool]] = {}
-    for name, value in tree.items():
-        first = first_of.setdefault(_memory_of(value), name)
-        if first == name:
-            state[name] = value
-        else:
-            tied.setdefault(first, {})[name] = True
-    return state | {TIED: tied} if tied else state
 
 
 def _memory_of(value: Any) -> Any:
