@@ -6,7 +6,7 @@ import difflib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -347,8 +347,13 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     same = functions.without_static(flat.root) == functions.without_static(item.root)
     item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
     plan = _plan_as_saved(item, request)
+    if len(plan.positions) < len(item.paths):
+        if not plan.positions:
+            return ItemPlan(item, constant(like))
+        _keep_the_rest(plan, now)
     for result, position in enumerate(plan.positions):
-        assert position is not None
+        if position is None:
+            continue
         leaf = now.get(item.paths[position])
         spec = item.specs[position]
         if (
@@ -360,6 +365,32 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     limit_bytes = request.options.max_host_bytes
     plan.make, plan.live = live_object(adapter, like, flat, item.root, limit_bytes)
     return plan
+
+
+def _keep_the_rest(plan: ItemPlan, now: Mapping[Path, Any]) -> None:
+    """Makes a plan of some leaves (``only=``) one of all, in which the object's present values stand for the others.
+
+    Raises:
+        StructureMismatch: the object has nothing at the path of a leaf that is left out.
+    """
+    item, wanted = plan.item, {at: n for n, at in enumerate(plan.positions) if at is not None}
+    rest = [at for at in range(len(item.paths)) if at not in wanted]
+    lacking = [
+        Mismatch(
+            format_path(item.paths[at]), "unexpected", str(item.specs[at]), None, None, item.name
+        )
+        for at in rest
+        if item.paths[at] not in now
+    ]
+    if lacking:
+        raise StructureMismatch(
+            lacking,
+            advice="only= keeps what the object has there, and it has nothing: leave out only=, or give the object these "
+            "leaves first.",
+        )
+    plan.targets = {at: plan.targets[n] for at, n in wanted.items() if n in plan.targets}
+    plan.positions = [at if at in wanted else None for at in range(len(item.paths))]
+    plan.kept = [now[path] if at not in wanted else None for at, path in enumerate(item.paths)]
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:

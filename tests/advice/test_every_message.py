@@ -19,7 +19,7 @@ _TEXT = "tells, and names no action"
 EXCEPTIONS: dict[str, str] = {
     "_devices/collectives.py: bytes over their devices": _PROCESSES,
     "_directory/syscalls.py: on Windows, checkpoints in directories": "needs Windows: tests/directory/test_windows.py",
-    "_doctor/findings.py: of which kind the file system is": _MACHINE,
+    "_doctor/findings.py: the kind of the file system is not known here": _MACHINE,
     "_directory/gather.py: changed while it was being saved": _RACE,
     "_directory/object_store.py: : this store ignores conditional puts": "a server's fault: tests/directory",
     "_directory/writing.py: : it was renamed, but its directory": "a disk that fails after the rename: tests/save/test_commit.py",

@@ -506,3 +506,28 @@ def test_a_kind_of_memory_that_is_not_there(tmp_path: Path, monkeypatch: pytest.
     options = ckpt.Options(durable=False, snapshot=snapshot)
     ckpt.save_async(tmp_path / "a", state, options=options).result()
     assert right(ckpt.load(tmp_path / "a")["w"])
+
+
+class Anything:
+    """A live object that takes any state."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def get_state(self) -> dict[str, Any]:
+        return self.state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_only_of_an_object_that_lacks_the_rest(tmp_path: Path) -> None:
+    save(tmp_path / "c", items={"e": Anything({"w": W, "n": 3})})
+    target = Anything({"w": np.zeros(4, np.float32)})
+    with told("_load/matching.py: only= keeps what the object has there, and it has nothing"):
+        ckpt.restore(tmp_path / "c", items={"e": target}, only="e/w")
+    ckpt.restore(tmp_path / "c", items={"e": target})
+    assert right(target.state["w"])
+    target = Anything({"w": np.zeros(4, np.float32), "n": 0})
+    ckpt.restore(tmp_path / "c", items={"e": target}, only="e/w")
+    assert right(target.state["w"])
