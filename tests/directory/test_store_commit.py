@@ -19,6 +19,7 @@ from ckpt_core._directory import object_store, store_attempt
 from ckpt_core._errors import is_visible
 from ckpt_core._format.record import load_record
 from ckpt_core._storage import KeyValues
+from tests.support import seams
 from tests.support.gcs_server import Request, Server
 from tests.support.stores import backend, keys_at, saved, tree, unfinished, value_at
 
@@ -47,25 +48,17 @@ def test_of_two_writers_at_once_one_is_acknowledged_and_its_values_are_there(sto
 def test_a_stalled_writer_that_wakes_up_harms_nothing(store: str, monkeypatch: Any) -> None:
     """As a job that hung, whose successor saved the same step meanwhile."""
     url = f"{store}/1"
-    stalled, go_on = threading.Event(), threading.Event()
-    commit = object_store.StoreAttempt.commit
-    told: dict[str, bool] = {}
-
-    def commit_later(attempt: object_store.StoreAttempt) -> None:
-        if threading.current_thread().name == "old":
-            stalled.set()
-            assert go_on.wait(60)
-        commit(attempt)
-
-    monkeypatch.setattr(object_store.StoreAttempt, "commit", commit_later)
-    old = threading.Thread(name="old", target=lambda: told.update(old=saved(url, 1)))
+    stalled: dict[str, bool] = {}
+    gate = seams.Gate()
+    seams.at(monkeypatch, "commit", before=gate, nth=1)
+    old = threading.Thread(target=lambda: stalled.update(acknowledged=saved(url, 1)))
     old.start()
-    assert stalled.wait(60)
+    assert gate.entered.wait(60)
     assert saved(url, 2)
     before = sorted(keys_at(url).list())
-    go_on.set()
+    gate.go.set()
     old.join()
-    assert told == {"old": False}
+    assert stalled == {"acknowledged": False}
     assert value_at(url) == 2
     (owner,) = [key for key in before if key.endswith(".owner")]
     token = owner.split(".attempt.")[1].split(".")[0]

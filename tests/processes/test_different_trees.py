@@ -272,13 +272,9 @@ def test_local_directories(tmp_path: Path) -> None:
 def test_the_first_of_many_leaves_is_named(tmp_path: Path) -> None:
     """Of a hundred thousand, in messages that do not grow with them."""
     code = """
-from ckpt_core import _processes
+from tests.support import seams
 sent = []
-gather_decide = _processes.Processes.gather_decide
-def measured(self, tag, value, *rest, **named):
-    sent.append(len(value))
-    return gather_decide(self, tag, value, *rest, **named)
-_processes.Processes.gather_decide = measured
+seams.at(None, "agreement", before=lambda self, tag, value, *_, **__: sent.append(len(value)))
 tree = {f"leaf{n:06}": n for n in range(100_000)}
 if index:
     tree["leaf077777"] = 1.0

@@ -13,8 +13,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._saved.opening import open_checkpoint
+from tests.support import seams
 
 QUICK = ckpt.Options(durable=False)
 _numbers = itertools.count()
@@ -105,15 +105,9 @@ def test_an_overwriting_save_that_dies_between_the_tiers(
         checkpointer.save(3, state(7))
     checkpointer = start(asynchronous=asynchronous)
     assert value_of(checkpointer.restore_latest(state(0)).state) == 7  # pyright: ignore[reportOptionalMemberAccess]
-    commit = LocalAttempt.commit
-
-    def dies(self: Any, *rest: Any) -> Any:
-        if str(tmp_path / "steps") in str(vars(self)):
-            raise OSError("the host is gone")
-        return commit(self, *rest)
-
+    dies, steps = seams.fail(OSError, "the host is gone"), seams.below(tmp_path / "steps")
     with monkeypatch.context() as patch:
-        patch.setattr(LocalAttempt, "commit", dies)
+        seams.at(patch, "commit", before=dies, where=steps)
         with pytest.raises(OSError, match="the host is gone"):  # noqa: PT012  # of the one or the other
             checkpointer.save(3, state(8), overwrite=True)
             checkpointer.wait_until_finished()

@@ -16,7 +16,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._devices import transfer
 from ckpt_core._devices.staging import Staging
-from ckpt_core._save.write import Write
+from tests.support import seams
 
 
 class Counter:
@@ -172,27 +172,19 @@ def test_a_save_that_must_persist_does_not_reuse_the_memory_of_one_on_its_way(
     with ckpt.Checkpointer(tmp_path / "run") as earlier:
         for step in range(4):
             earlier.save(step, np.full(1000, 100.0 + step))
-    entered, go = threading.Event(), threading.Event()
-    writing = Write.write_own
-
-    def hold(self: Write, attempt: Any) -> None:
-        if attempt.path.startswith(str(tmp_path / "run")) and not entered.is_set():
-            entered.set()
-            assert go.wait(30)
-        writing(self, attempt)
-
-    monkeypatch.setattr(Write, "write_own", hold)
+    gate = seams.Gate()
+    seams.at(monkeypatch, "write", before=gate, where=seams.below(tmp_path / "run"), nth=1)
     state = np.full(1000, 2.0)
     with both(tmp_path) as checkpointer:
         checkpointer.save(2, state, overwrite=True)
-        assert entered.wait(30)
+        assert gate.entered.wait(30)
         state[:] = 1.0
         second = threading.Thread(
             target=checkpointer.save, args=(1, state), kwargs={"overwrite": True}
         )
         second.start()
         second.join(1)  # without the wait for the first save it returns
-        go.set()
+        gate.go.set()
         second.join(30)
         checkpointer.wait_until_finished()
     values = [float(np.mean(np.asarray(ckpt.load(tmp_path / "run" / str(n))))) for n in (1, 2)]

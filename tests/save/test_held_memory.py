@@ -13,7 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._background import pending as pending_module
-from ckpt_core._save import write
+from tests.support import seams
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -29,10 +29,7 @@ def state() -> tuple[dict[str, Any], list[Any]]:
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "the disk is full")
-
-    monkeypatch.setattr(write, "dump_record", full)
+    seams.at(monkeypatch, "record", before=seams.fail(OSError, 28, "the disk is full"))
 
 
 def assert_gone(references: list[Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._background import threads
 from ckpt_core._background.threads import run_each
+from tests.support import seams
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -99,15 +100,10 @@ def test_saving_restoring_asking_and_deleting_at_once(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_told_to_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpt_core._save import write
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "the disk is full")
-
     checkpointer = ckpt.Checkpointer(tmp_path, options=QUICK)
     for number in range(10):
         with monkeypatch.context() as now:
-            now.setattr(write, "dump_record", full)
+            seams.at(now, "record", before=seams.fail())
             checkpointer.save(number, {"n": number})
             raised = all_at_once(*[checkpointer.wait_until_finished] * 4)
         assert [type(error) for error in raised] == [OSError]
