@@ -13,6 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from tests.support import seams
 from tests.support.takeovers import (
     LIMIT_SECS,
     NEW,
@@ -97,12 +98,10 @@ def test_a_directory_that_cannot_be_written_is_restored(
 ) -> None:
     write(tmp_path / "run", 0)
 
-    def claim(*_: Any) -> Any:
-        raise OSError(error, os.strerror(error))
-
     with monkeypatch.context() as patch, start(tmp_path / "run", asynchronous=False) as new:
-        patch.setattr(PosixBackend, "claim", claim)
-        # raised in this file, the error would be taken for that of a signal handler
+        fails = seams.fail(OSError, error, os.strerror(error))
+        patch.setattr(PosixBackend, "claim", fails)
+        # raised in a file of tests, the error would be taken for that of a signal handler
         patch.setattr("ckpt_core._run.run.raised_by_a_handler", lambda _: None)
         assert resume(new) == 0
         assert "could not be claimed" in caplog.text

@@ -334,15 +334,13 @@ def test_who_was_interrupted_sees_what_a_restart_sees(
         for step in (1, 2, 3):
             assert writer.save(step, state(step))
         writer.wait_until_finished()
-        put = PosixBackend.put
-
-        def put_and_stop(backend: PosixBackend, directory: str, name: str, data: bytes) -> None:
-            put(backend, directory, name, data)
-            if name == ".ckpt-run":
-                raise error
-
-        with monkeypatch.context() as patched:
-            patched.setattr(PosixBackend, "put", put_and_stop)
+        with monkeypatch.context() as patch:
+            seams.at(
+                patch,
+                (PosixBackend, "put"),
+                after=seams.fail(error),
+                where=seams.names(".ckpt-run"),
+            )
             with pytest.raises(error):
                 getattr(writer, call)(2 if call == "rollback_to" else 3)
         assert writer.all_steps() == [1, 2]

@@ -89,13 +89,8 @@ def test_a_function_writes_its_files_once(
 
 def test_host_memory_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
-    copy = Staging.copy
-
-    def counting(self: Staging, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        copied.append(array.nbytes)
-        return copy(self, array)
-
-    monkeypatch.setattr(Staging, "copy", counting)
+    copy = (Staging, "copy")
+    seams.at(monkeypatch, copy, before=lambda _, array: copied.append(array.nbytes))
     state = {"a": np.zeros(1000), "b": np.zeros(10, np.int8)}
     with both(tmp_path) as checkpointer:
         for step in range(5):
@@ -115,19 +110,14 @@ def test_device_memory_is_copied_once_and_brought_to_the_host_once(
 ) -> None:
     staged: list[Any] = []
     landed: list[Any] = []
-    copy, to_host = transfer._copied, np.asarray  # pyright: ignore[reportPrivateUsage]
 
-    def counting(value: Any, where: str) -> Any:
-        staged.append(where)
-        return copy(value, where)
-
-    def asarray(value: Any, *arguments: Any, **more: Any) -> Any:
+    def land(value: Any, *_: Any, **__: Any) -> None:
         if isinstance(value, jax.Array) and threading.current_thread().name.startswith("ckpt-"):
             landed.append(value.shape)
-        return to_host(value, *arguments, **more)
 
-    monkeypatch.setattr(transfer, "_copied", counting)
-    monkeypatch.setattr(np, "asarray", asarray)
+    copied = (transfer, "_copied")
+    seams.at(monkeypatch, copied, before=lambda value, where: staged.append(where))
+    seams.at(monkeypatch, (np, "asarray"), before=land)
     with both(tmp_path, snapshot="device") as checkpointer:
         for step in range(3):
             state = {"w": jnp.full(100, float(step)), "v": jnp.full(7, step)}

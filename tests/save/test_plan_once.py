@@ -17,6 +17,7 @@ import ckpt_core as ckpt
 from ckpt_core._devices import transfer
 from ckpt_core._save.plan import plan_tree, signature_of
 from ckpt_core._tree import flatten
+from tests.support import seams
 
 
 def planned() -> int:
@@ -196,15 +197,13 @@ def test_what_was_staged_is_let_go_when_it_has_landed(
 ) -> None:
     from ckpt_core._storage import ArrayWriter
 
-    finish = ArrayWriter.finish
     seen: list[bool] = []
 
-    def look(self: Any, *arguments: Any) -> None:
+    def look(*_: Any) -> None:
         gc.collect()
         seen.append(alive() is not None)
-        finish(self, *arguments)
 
-    monkeypatch.setattr(ArrayWriter, "finish", look)
+    seams.at(monkeypatch, (ArrayWriter, "finish"), before=look)
     state = {"w": jnp.ones(1000)}
     alive = weakref.ref(state["w"])
     pending = ckpt.save_async(tmp_path / "one", state, options=ckpt.Options(snapshot="device"))

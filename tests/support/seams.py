@@ -47,24 +47,24 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def at(
     patch: pytest.MonkeyPatch | None,
-    point: Point,
+    point: Point | tuple[Any, str],
     *,
     before: Act = _nothing,
     after: Act = _nothing,
     where: Callable[..., bool] = lambda *_, **__: True,
     nth: int | None = None,
 ) -> None:
-    """Acts at a moment of every save: ``before`` it, or ``after`` it has gone well; what an act raises is raised there.
+    """Acts at a moment, of every save: ``before`` it, or ``after`` it has gone well; what an act raises is raised there.
 
     Args:
         patch: takes it back when it ends; None to leave it until the process ends.
-        point: the moment.
+        point: the moment; or, of something finer, who has a function and its name there.
         before, after: what to do; ``fail`` and ``Gate`` make some.
         where: which calls count; it gets the same arguments. ``below`` makes some.
         nth: acts only in the n-th call that counts, from 1; in all by default.
     """
     calls = itertools.count(1)
-    for owner, name in POINTS[point]:
+    for owner, name in POINTS[point] if isinstance(point, str) else [point]:
         plain = getattr(owner, name)
 
         def seam(*arguments: Any, plain: Any = plain, **named: Any) -> Any:
@@ -83,6 +83,11 @@ def below(place: str | Path) -> Callable[..., bool]:
     """Whether an attempt writes below this directory or URL: for ``write``, ``record`` and ``commit``."""
     start = f"{place}/"
     return lambda *found: any(getattr(one, "path", "").startswith(start) for one in found)
+
+
+def names(file: str) -> Callable[..., bool]:
+    """Whether a call is about a file of this name: for those of a backend, which get a path and a name."""
+    return lambda _, path, name, *__: name == file
 
 
 def fail(error: type[BaseException] = OSError, *values: Any, **named: Any) -> Act:
