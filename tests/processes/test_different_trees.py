@@ -1,7 +1,7 @@
 """Processes that disagree on what they save: refused on all with the leaf or setting named, or harmless.
 
 Two real processes with two devices each. What reaches the disk is in one of two lists here: what all
-must have alike, and what may differ, where process 0's counts or each has its own.
+must have the same, and what may differ, where process 0's counts or each has its own.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ REFUSED = {
 }
 
 
-def test_what_must_be_alike_is_refused_where_it_is_not(tmp_path: Path) -> None:
+def test_what_must_be_the_same_is_refused_where_it_is_not(tmp_path: Path) -> None:
     cases = ", ".join(f"{name!r}: {code}" for name, (code, _) in REFUSED.items())
     code = f"""
 cases = {{{cases}}}

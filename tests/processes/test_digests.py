@@ -99,7 +99,7 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
     attempt.abort()
 
 
-def test_in_a_store_what_was_told_is_not_fetched() -> None:
+def test_in_a_store_what_was_reported_is_not_fetched() -> None:
     from ckpt_core._directory.object_store import StoreAttempt
 
     class Keys:

@@ -99,12 +99,12 @@ def check_lost(
             assert victim == 0 and survivor.status != 0
             continue
         error = survivor.told["error"]
-        told_late = phase == "committing" and victim != 0  # step 1 was whole, and is there
+        committed_late = phase == "committing" and victim != 0  # step 1 was whole, and is there
         assert error["type"] == "BarrierTimeout", survivor.text
         assert error["absent"] == [victim] and f"processes [{victim}]" in error["text"]
         # a lost coordinator is noticed at once
         assert (0 if victim == 0 else TIMEOUT_SECS - 1) <= error["secs"] < TIMEOUT_SECS + 20
-        assert survivor.told["steps"] in ([0, 1] if told_late else [0], [0])
+        assert survivor.told["steps"] in ([0, 1] if committed_late else [0], [0])
 
     # whatever step is visible is whole: here, and for fewer processes that go on with it
     with ckpt.Checkpointer(tmp_path / "run/steps", read_only=True) as checkpointer:
@@ -144,7 +144,7 @@ def test_one_of_three_is_killed(
     check_lost(tmp_path, phase, victim, processes=3, asynchronous=asynchronous)
 
 
-def test_what_failed_here_is_told_where_the_others_do_not_come(monkeypatch: pytest.MonkeyPatch):
+def test_what_failed_here_is_raised_where_the_others_do_not_come(monkeypatch: pytest.MonkeyPatch):
     full = OSError(28, "no space")
 
     def work() -> None:

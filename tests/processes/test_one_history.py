@@ -46,7 +46,7 @@ def on(process, work):
     meet(f"turn{next(turns)}")
 
 def seen(local=own, policy=never, **more):
-    # all that a restart tells of its steps, which must agree
+    # all that a restart reports of its steps, which must agree
     with start(policy, local, **more) as checkpointer:
         steps = checkpointer.all_steps()
         values = {step: checkpointer.load(step, like())["n"] for step in steps}
@@ -464,7 +464,7 @@ report(**told)
 
 
 def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path: Path) -> None:
-    """In the persistent directory: the old one, in both tiers. In a fast one: the new one. All processes hear of it."""
+    """In the persistent directory: the old one, in both tiers. In a fast one: the new one. All processes raise."""
     told = reports(launch(OVERWRITTEN, tmp_path / "run", processes=2, limit_secs=200))
     for one in told:
         for name, (found, new, persistent) in one["found"].items():

@@ -355,7 +355,7 @@ report(error=error, left=left, verified=ckpt.verify(f"{directory}/one").ok)
 
 
 @pytest.mark.slow
-def test_a_refusal_by_one_is_told_to_all(together, tmp_path):
+def test_a_refusal_by_one_is_raised_by_all(together, tmp_path):
     """Only the first process looks at the directory, and only the second has the bad leaf."""
     told = together("""
 path = f"{directory}/one"
@@ -408,7 +408,7 @@ report(stopped=stopped, steps=checkpointer.all_steps())
     assert told[0]["steps"] == [told[0]["stopped"]]
 
 
-def test_a_service_that_is_off_is_told_once(together, monkeypatch):
+def test_a_service_that_is_off_is_reported_once(together, monkeypatch):
     """Nothing would make the processes stop together, and nobody would know."""
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
     told = together("""
@@ -426,8 +426,8 @@ report(warnings=sum("jax_enable_preemption_service" in text for text in heard))
     assert [process["warnings"] for process in told] == [1, 1]
 
 
-def test_all_stop_at_one_step_when_one_is_told_to(together, monkeypatch):
-    """jax's preemption service hears the signal though we listen too, and all agree on a step."""
+def test_all_stop_at_one_step_when_one_gets_the_signal(together, monkeypatch):
+    """jax's preemption service gets the signal though we listen too, and all agree on a step."""
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "1")
     told = together("""
 import signal

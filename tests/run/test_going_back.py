@@ -123,7 +123,7 @@ def test_an_overwriting_save_that_dies_between_the_tiers(
 
 
 def test_a_start_from_nothing_saves_numbers_that_were_saved_before(start: Any) -> None:
-    """restore_latest gave None, so the program begins anew: it must not be told that all is saved already."""
+    """restore_latest gave None, so the program begins anew: save must not answer that all is saved already."""
     with start() as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(step, state(step))
@@ -321,7 +321,7 @@ def test_a_metric_that_no_step_has(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_who_was_interrupted_sees_what_a_restart_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException]
 ) -> None:
-    """The steps leave with one file; local copies that it tells to be gone are not listed, nor restored, after that."""
+    """The steps leave with one file; local copies that it notes as gone are not listed, nor restored, after that."""
     options = ckpt.Options(
         durable=False, persist_policy=ckpt.when.at_steps([1]), local_max_to_keep=4
     )

@@ -82,7 +82,7 @@ def test_delete_refuses_a_step_that_is_being_read(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_deletion_was_refused_is_still_ours(tmp_path: Path) -> None:
-    """A save of it does nothing, as before; it is not taken for a stranger that must make way."""
+    """A save of it does nothing, as before; it is not taken for a foreign step that must make way."""
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
         checkpointer.save(1, state(1))
 
@@ -207,7 +207,7 @@ def test_time_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert checkpointer.all_steps() == [3, 4]
 
 
-def test_a_failed_deletion_is_told_and_not_fatal(
+def test_a_failed_deletion_is_reported_and_not_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     told: list[ckpt.Event] = []

@@ -243,7 +243,7 @@ def test_one_run_that_cannot_be_removed_keeps_no_other(
 
 
 def test_all_processes_of_a_host_need_room(tmp_path: Path) -> None:
-    """Each tells what it writes itself; those that have claimed their folders write as much."""
+    """Each reports what it writes itself; those that have claimed their folders write as much."""
     old = train(tmp_path, "a", 2, age_secs=1000)
     own = train(tmp_path, "b", 1)
     leases = [Lease(str(own / f"process_{n}-of-4"), posix.PosixBackend()) for n in range(4)]

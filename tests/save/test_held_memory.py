@@ -57,7 +57,7 @@ SAVES = [_save_async, _checkpointer, _tiers]
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_a_failure_that_was_told_holds_nothing(save: Any, full_disk: None, tmp_path: Path) -> None:
+def test_a_raised_failure_holds_nothing(save: Any, full_disk: None, tmp_path: Path) -> None:
     tree, references = state()
     wait = save(tmp_path / "a", tree)
     del tree
@@ -80,9 +80,9 @@ def test_a_failure_that_nobody_asked_about_holds_no_arrays(
     with pytest.raises(OSError, match="the disk is full") as caught:
         wait()
     frames = "".join(str(entry) for entry in caught.traceback)
-    assert "_commit" in frames  # where it happened is still told
+    assert "_commit" in frames  # where it happened is still known
     with pytest.raises(OSError, match="the disk is full"):
-        wait()  # and told again to whoever asks again
+        wait()  # and raised again for whoever asks again
     assert not [one for one in pending_module._unfinished if one.unreported]
 
 

@@ -1,4 +1,4 @@
-"""Saves and loads in the background: what they hold, when they end, and who hears of a failure."""
+"""Saves and loads in the background: what they hold, when they end, and where a failure is raised."""
 
 import os
 import subprocess
@@ -399,7 +399,7 @@ print("done")
     assert "Traceback" in ended.stderr and "the disk is full" in ended.stderr
 
 
-def test_a_failure_that_was_asked_about_is_not_told_again(path):
+def test_a_failure_that_was_asked_about_is_not_reported_again(path):
     ended = _run(
         """
 seams.at(None, "commit", before=failing)
@@ -414,7 +414,7 @@ except OSError:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "caught\n", "")
 
 
-def test_a_forked_child_is_told(path):
+def test_a_forked_child_is_refused(path):
     ended = _run(
         """
 import warnings

@@ -26,7 +26,7 @@ from ckpt_core._background.threads import Flag
 path = sys.argv[1]
 
 def interrupted(*arguments):
-    open(path + "-told", "w").close()
+    open(path + "-interrupted", "w").close()
     signal.default_int_handler(*arguments)
 signal.signal(signal.SIGINT, interrupted)
 wait = Flag.wait
@@ -100,7 +100,7 @@ def test_the_usual_handler_of_sigterm_loses_no_step(path: Path) -> None:
     child = Child(
         """
 def handler(*_):
-    open(path + "-told", "w").close()
+    open(path + "-interrupted", "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, handler)
 slowly()
@@ -113,7 +113,7 @@ c.save(1, state(1))
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGTERM)
-    child.wait_for("told")
+    child.wait_for("interrupted")
     child.say("go")
     code, _, error = child.end()
     assert (code, error) == (0, "")
@@ -131,7 +131,7 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
-    child.wait_for("told")
+    child.wait_for("interrupted")
     child.say("go")
     code, _, error = child.end()
     assert code == -signal.SIGINT, error
@@ -144,14 +144,14 @@ def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
-    child.wait_for("told")
+    child.wait_for("interrupted")
     child.say("go")
     code, _, error = child.end()
     assert code in (0, -signal.SIGINT) and "was not saved" not in error, error
     _steps_are_right(path, [0])
 
 
-def test_who_insists_ends_without_it_and_is_told(path: Path) -> None:
+def test_who_insists_ends_without_it_and_a_message_says_so(path: Path) -> None:
     child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path)
     child.wait_for("writing")
     child.wait_for("waiting")
@@ -195,7 +195,7 @@ def test_a_save_that_begins_at_the_end(path: Path, late: str, call: str) -> None
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_a_failure_in_the_background_at_the_end_is_told(path: Path, late: str) -> None:
+def test_a_failure_in_the_background_at_the_end_is_reported(path: Path, late: str) -> None:
     code = "slowly()\n" + LATE[late].format(call="ckpt.save_async(path + '/0', state(0))")
     code += "\nopen(path + '-go', 'w').close()\nfrom tests.support import seams\n"
     code += "seams.at(None, 'record', before=seams.fail(OSError, 28, 'the disk is full'))"

@@ -82,7 +82,7 @@ def test_another_tree_is_planned_anew(tmp_path: Path, change: Any) -> None:
     ]
 
 
-def test_leaves_that_are_alike_are_described_by_the_same_objects() -> None:
+def test_leaves_that_are_equal_are_described_by_the_same_objects() -> None:
     """Comparing the outlines of two steps is then a comparison of pointers."""
     one, other = ({f"w{n}": jnp.full((4, 4), n + add) for n in range(9)} for add in (0, 1))
     (first, _), (second, _) = signature_of(flatten(one)), signature_of(flatten(other))
@@ -92,7 +92,7 @@ def test_leaves_that_are_alike_are_described_by_the_same_objects() -> None:
         assert {*map(id, signature.shardings), *map(id, signature.stored)} == {id(first.stored[0])}
 
 
-def test_a_deleted_array_among_others_alike_is_named(tmp_path: Path) -> None:
+def test_a_deleted_array_among_equal_ones_is_named(tmp_path: Path) -> None:
     state = {f"w{n}": jnp.full((4, 4), n) for n in range(3)}
     ckpt.save(tmp_path / "1", state)
     state["w1"].delete()

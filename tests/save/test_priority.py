@@ -122,7 +122,7 @@ def test_a_save_for_which_the_caller_waits_keeps_its_priority(
 
 
 class Held:
-    """Background work that tells its priority when asked."""
+    """Background work that reports its priority when asked."""
 
     def __init__(self) -> None:
         self.asked, self.began, self.may_end = (threading.Event() for _ in range(3))

@@ -50,7 +50,7 @@ def test_a_save_that_hangs_says_where(
     assert len(stacks) == 1 and "self.go.wait(" in stacks[0]
     count = len(told)
     time.sleep(0.2)
-    assert sum(event.kind == "slow" for event in events) == count  # it ended, and nothing is told
+    assert sum(event.kind == "slow" for event in events) == count  # it ended: no report
 
 
 def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert told[0].phase == "reading" and told[0].total_bytes in (0, 160_000)
 
 
-def test_quick_work_is_not_told_and_costs_no_measuring(tmp_path: Path) -> None:
+def test_quick_work_is_not_reported_and_costs_no_measuring(tmp_path: Path) -> None:
     events: list[Any] = []
     ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=ckpt.Options(on_event=events.append))
     assert "slow" not in [event.kind for event in events]

@@ -162,7 +162,7 @@ def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monke
     )
     ckpt.save(tmp_path / "a", tree(elements=4), options=ckpt.Options(durable=False))
     assert len(ckpt.load(tmp_path / "a")) == COUNT
-    assert len(nodes) > 4 and len(counted) == 1  # all leaves are alike
+    assert len(nodes) > 4 and len(counted) == 1  # all leaves are equal
 
 
 def test_a_load_that_an_index_stops_leaves_no_file_open(tmp_path) -> None:
