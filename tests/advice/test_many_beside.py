@@ -7,6 +7,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory.posix import PosixBackend
+from tests.support import seams
 
 
 def test_few_of_many_folders_are_looked_into(tmp_path, monkeypatch):
@@ -14,13 +15,8 @@ def test_few_of_many_folders_are_looked_into(tmp_path, monkeypatch):
         (tmp_path / f"run_{number:04}").mkdir()
     ckpt.save(tmp_path / "model_a", {"w": np.zeros(3)})
     looks: list[str] = []
-    original = PosixBackend.is_checkpoint
-
-    def counting(self: PosixBackend, path: str) -> bool:
-        looks.append(path)
-        return original(self, path)
-
-    monkeypatch.setattr(PosixBackend, "is_checkpoint", counting)
+    look = (PosixBackend, "is_checkpoint")
+    seams.at(monkeypatch, look, before=lambda _, path: looks.append(path))
     with pytest.raises(ckpt.CheckpointNotFound, match="model_a"):
         ckpt.load(tmp_path / "model_b", as_numpy=True)
     assert 0 < len(looks) < 50

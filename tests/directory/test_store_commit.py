@@ -19,6 +19,7 @@ from ckpt_core._directory import object_store, store_attempt
 from ckpt_core._errors import is_visible
 from ckpt_core._format.record import load_record
 from ckpt_core._storage import KeyValues
+from tests.support import seams
 from tests.support.gcs_server import Request, Server
 from tests.support.stores import backend, keys_at, saved, tree, unfinished, value_at
 
@@ -47,25 +48,17 @@ def test_of_two_writers_at_once_one_is_acknowledged_and_its_values_are_there(sto
 def test_a_stalled_writer_that_wakes_up_harms_nothing(store: str, monkeypatch: Any) -> None:
     """As a job that hung, whose successor saved the same step meanwhile."""
     url = f"{store}/1"
-    stalled, go_on = threading.Event(), threading.Event()
-    commit = object_store.StoreAttempt.commit
-    told: dict[str, bool] = {}
-
-    def commit_later(attempt: object_store.StoreAttempt) -> None:
-        if threading.current_thread().name == "old":
-            stalled.set()
-            assert go_on.wait(60)
-        commit(attempt)
-
-    monkeypatch.setattr(object_store.StoreAttempt, "commit", commit_later)
-    old = threading.Thread(name="old", target=lambda: told.update(old=saved(url, 1)))
+    stalled: dict[str, bool] = {}
+    gate = seams.Gate()
+    seams.at(monkeypatch, "commit", before=gate, nth=1)
+    old = threading.Thread(target=lambda: stalled.update(acknowledged=saved(url, 1)))
     old.start()
-    assert stalled.wait(60)
+    assert gate.entered.wait(60)
     assert saved(url, 2)
     before = sorted(keys_at(url).list())
-    go_on.set()
+    gate.go.set()
     old.join()
-    assert told == {"old": False}
+    assert stalled == {"acknowledged": False}
     assert value_at(url) == 2
     (owner,) = [key for key in before if key.endswith(".owner")]
     token = owner.split(".attempt.")[1].split(".")[0]
@@ -99,28 +92,24 @@ def test_an_answer_that_never_came_destroys_nothing(
 
 def test_a_writer_that_hangs_after_its_put_harms_no_successor(store: str, monkeypatch: Any) -> None:
     """It goes on with its copies when its step was rolled back and saved anew, or deleted."""
-    stalled, go_on = threading.Event(), threading.Event()
-    roll_forward = store_attempt.roll_forward
+    gate, old = seams.Gate(), threading.Thread()
 
-    def later(*arguments: Any) -> set[str]:
-        if threading.current_thread().name == "old":
-            stalled.set()
-            assert go_on.wait(60)
-        return roll_forward(*arguments)
+    def is_old(*_: Any) -> bool:
+        return threading.current_thread() is old
 
-    monkeypatch.setattr(store_attempt, "roll_forward", later)
+    seams.at(monkeypatch, (store_attempt, "roll_forward"), before=gate, where=is_old)
     for number, then in enumerate(["save anew", "delete"]):
         url = f"{store}/{number}"
-        stalled.clear()
-        go_on.clear()
-        old = threading.Thread(name="old", target=lambda url=url: saved(url, 1))
+        gate.entered.clear()
+        gate.go.clear()
+        old = threading.Thread(target=saved, args=(url, 1))
         old.start()
-        assert stalled.wait(60)
+        assert gate.entered.wait(60)
         assert value_at(url) == 1
         backend().delete(url)
         if then == "save anew":
             assert saved(url, 2)
-        go_on.set()
+        gate.go.set()
         old.join()
         assert value_at(url) == (2 if then == "save anew" else None)
         assert then == "delete" or ckpt.verify(url).ok
@@ -134,11 +123,8 @@ def test_what_is_committed_and_not_copied_loads_and_verifies(
 ) -> None:
     ckpt.save(store, tree(1), options=options)
 
-    def dead(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(store_attempt, "roll_forward", dead)
+        patch.setattr(store_attempt, "roll_forward", seams.fail(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ckpt.save(store, tree(2), options=options, overwrite=True)
         with pytest.raises(KeyboardInterrupt):

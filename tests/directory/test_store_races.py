@@ -14,6 +14,7 @@ from ckpt_core._directory import object_store, store_attempt, store_leftovers
 from ckpt_core._directory.store_attempt import StoreAttempt
 from ckpt_core._errors import is_visible
 from ckpt_core._storage import KeyValues
+from tests.support import seams
 from tests.support.stores import backend, keys_at, saved, tree, value_at
 
 RECORD = "ckpt.json"
@@ -63,22 +64,16 @@ def test_who_saves_while_the_step_is_deleted_keeps_what_is_acknowledged(
 def test_who_overwrites_while_another_one_cleans_up_keeps_the_checkpoint(
     store: str, monkeypatch: Any
 ) -> None:
-    def dead(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(store_attempt, "roll_forward", dead)
+        patch.setattr(store_attempt, "roll_forward", seams.fail(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ckpt.save(f"{store}/1", tree(1))
-    roll_forward = store_leftovers.roll_forward
 
-    def then_overwritten(*arguments: Any) -> None:
-        roll_forward(*arguments)
-        patch.setattr(store_leftovers, "roll_forward", roll_forward)
+    def overwrite(*_: Any) -> None:
         ckpt.save(f"{store}/1", tree(2), overwrite=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_leftovers, "roll_forward", then_overwritten)
+        seams.at(patch, (store_leftovers, "roll_forward"), after=overwrite, nth=1)
         backend().clean(store)
     assert value_at(f"{store}/1") == 2 and ckpt.verify(f"{store}/1").ok
 
@@ -103,7 +98,7 @@ def test_a_listing_that_missed_the_owner_removes_no_running_attempt(
     assert keys_at(store).get(f"{running.path.removeprefix(store + '/')}.owner")
 
 
-def test_an_interrupt_while_what_is_replaced_is_deleted_is_told_as_committed(
+def test_an_interrupt_while_what_is_replaced_is_deleted_is_reported_as_committed(
     store: str, monkeypatch: Any
 ) -> None:
     ckpt.save(store, tree(1))
@@ -224,7 +219,7 @@ def test_who_is_removed_just_before_its_put_takes_the_record_back(
 def test_who_commits_while_it_is_taken_for_dead_keeps_its_data(
     store: str, monkeypatch: Any
 ) -> None:
-    """Its owner's key is emptied after it had looked there: then the record tells."""
+    """Its owner's key is emptied after it had looked there: then the record decides."""
     attempt = hung(f"{store}/1", monkeypatch)
     # as of a process whose clock is right, beside one whose clock is not
     monkeypatch.setattr(attempt, "_began", time.time())

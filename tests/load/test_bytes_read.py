@@ -20,6 +20,7 @@ from ckpt_core._read.wants import Want
 from ckpt_core._saved.opening import open_checkpoint
 from ckpt_core._storage import arrays, new_context
 from ckpt_core.testing import assert_same
+from tests.support import seams
 from tests.support.units import KIB, MIB
 
 ROWS, COLUMNS = 512, 4096
@@ -132,13 +133,8 @@ def test_a_compressed_chunk_is_decoded_once(
     from ckpt_core._read import compressed
 
     decoded: list[Region] = []
-    plain = compressed.read_region
-
-    def counting(array: Any, region: Region, name: str, out: Any) -> Any:
-        decoded.append(region)
-        return plain(array, region, name, out)
-
-    monkeypatch.setattr(compressed, "read_region", counting)
+    read = (compressed, "read_region")
+    seams.at(monkeypatch, read, before=lambda array, region, *_: decoded.append(region))
     ckpt.save(tmp_path / "a", values, options=Options(compression="zstd", chunk_bytes=4 * MIB))
     mesh = Mesh(np.array(devices), ("x",))
     like = jax.ShapeDtypeStruct(

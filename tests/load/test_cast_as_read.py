@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import ckpt_core as ckpt
 from ckpt_core import _operation
 from ckpt_core._load import targets
+from tests.support import seams
 from tests.support.meshes import explicit_mesh
 from tests.support.units import KIB
 
@@ -79,13 +80,8 @@ def test_on_shards(saved, spec):
 def test_no_array_is_converted_as_a_whole(saved, monkeypatch):
     path = saved(np.float32)
     seen: list[np.dtype] = []
-    converted = targets._converted
-
-    def watching(array, *rest):
-        seen.append(array.dtype)
-        return converted(array, *rest)
-
-    monkeypatch.setattr(targets, "_converted", watching)
+    converted = (targets, "_converted")
+    seams.at(monkeypatch, converted, before=lambda array, *_: seen.append(array.dtype))
     ckpt.load(path, {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True)
     assert seen == [np.dtype(ml_dtypes.bfloat16)]
 

@@ -22,6 +22,7 @@ from ckpt_core._load import loading
 from ckpt_core._read import extents
 from ckpt_core._storage import Location, arrays, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
+from tests.support import seams
 
 UNVERIFIED = ckpt.Options(checksums=False)
 SIDE = 256
@@ -101,13 +102,7 @@ def test_one_mapping_serves_all_arrays_of_a_file(local: Path, monkeypatch: pytes
     tree = {f"leaf{i}": np.full((SIDE, SIDE), i, np.float32) for i in range(9)}
     ckpt.save(local / "step", tree)
     made: list[int] = []
-    plain = mmap.mmap
-
-    def counting(*arguments: Any, **keywords: Any) -> Any:
-        made.append(1)
-        return plain(*arguments, **keywords)
-
-    monkeypatch.setattr(arrays.mmap, "mmap", counting)
+    seams.at(monkeypatch, (arrays.mmap, "mmap"), before=lambda *_, **__: made.append(1))
     loaded = ckpt.load(local / "step", as_numpy=True)
     monkeypatch.undo()
     assert all(map(is_mapped, loaded.values()))

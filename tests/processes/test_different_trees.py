@@ -1,7 +1,7 @@
 """Processes that disagree on what they save: refused on all with the leaf or setting named, or harmless.
 
 Two real processes with two devices each. What reaches the disk is in one of two lists here: what all
-must have alike, and what may differ, where process 0's counts or each has its own.
+must have the same, and what may differ, where process 0's counts or each has its own.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ REFUSED = {
 }
 
 
-def test_what_must_be_alike_is_refused_where_it_is_not(tmp_path: Path) -> None:
+def test_what_must_be_the_same_is_refused_where_it_is_not(tmp_path: Path) -> None:
     cases = ", ".join(f"{name!r}: {code}" for name, (code, _) in REFUSED.items())
     code = f"""
 cases = {{{cases}}}
@@ -272,13 +272,9 @@ def test_local_directories(tmp_path: Path) -> None:
 def test_the_first_of_many_leaves_is_named(tmp_path: Path) -> None:
     """Of a hundred thousand, in messages that do not grow with them."""
     code = """
-from ckpt_core import _processes
+from tests.support import seams
 sent = []
-gather_decide = _processes.Processes.gather_decide
-def measured(self, tag, value, *rest, **named):
-    sent.append(len(value))
-    return gather_decide(self, tag, value, *rest, **named)
-_processes.Processes.gather_decide = measured
+seams.at(None, "agreement", before=lambda self, tag, value, *_, **__: sent.append(len(value)))
 tree = {f"leaf{n:06}": n for n in range(100_000)}
 if index:
     tree["leaf077777"] = 1.0
@@ -290,4 +286,5 @@ report(failed=failed, sent=sent)
         text = process["failed"]["text"]
         assert "leaf077777 is int on process 0, and float on process 1" in text
         assert max(process["sent"]) < 64 * 1024
-        assert len(process["sent"]) == 3
+        # two agreements find that the trees differ, one the block of leaves, one the leaf
+        assert len(process["sent"]) == 4

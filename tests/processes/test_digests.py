@@ -17,13 +17,10 @@ from tests.support.launch import launch, reports
 SAVE = """
 from ckpt_core._directory import posix
 from ckpt_core._saved.checkpoint import NativeCheckpoint
+from tests.support import seams
 touched = {"read": [], "listed": [], "checksums": []}
 def noting(cls, method, name, what):
-    plain = getattr(cls, method)
-    def wrapped(self, *arguments, **named):
-        touched[name].append(what(arguments))
-        return plain(self, *arguments, **named)
-    setattr(cls, method, wrapped)
+    seams.at(None, (cls, method), before=lambda _, *rest, **__: touched[name].append(what(rest)))
 noting(posix.LocalAttempt, "read", "read", lambda arguments: arguments[0])
 noting(posix.LocalAttempt, "files", "listed", lambda arguments: arguments[0] if arguments else "")
 noting(NativeCheckpoint, "read_file", "checksums", lambda arguments: arguments[0])
@@ -102,7 +99,7 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
     attempt.abort()
 
 
-def test_in_a_store_what_was_told_is_not_fetched() -> None:
+def test_in_a_store_what_was_reported_is_not_fetched() -> None:
     from ckpt_core._directory.object_store import StoreAttempt
 
     class Keys:

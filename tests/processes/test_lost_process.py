@@ -10,14 +10,15 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._processes import Processes
+from tests.support import seams
 from tests.support.launch import launch, reports
 
 TIMEOUT_SECS = 4
 
 # The hooks are in the victim only. A survivor that the runtime ends with it reports nothing.
 LOST = """
-from ckpt_core import _processes
-from ckpt_core._save import protocol, write
+from ckpt_core._save import write
+from tests.support import seams
 VICTIM, PHASE = {victim}, {phase!r}
 leaving = [n for n in range(count) if n != VICTIM]
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -27,34 +28,25 @@ def state(step):
     sharding = NamedSharding(mesh, P("data"))
     return {{"w": jax.make_array_from_callback(values.shape, sharding, lambda w: values[w])}}
 
-def before(owner, name, when=lambda *a: True):
-    plain = getattr(owner, name)
-    def hooked(*arguments, **named):
-        if when(*arguments):
-            kill()
-        return plain(*arguments, **named)
-    setattr(owner, name, hooked)
+def dies(*_, **__):
+    kill()
+
+def written(self, tag, *_, **__):
+    return tag.endswith("/written")
 
 def arm():
-    run_on_all = _processes.Processes.run_on_all
     if PHASE == "agreeing":
-        before(protocol.PreparedSave, "_agree_to_start")
+        seams.at(None, "agreement", before=dies)
     elif PHASE == "writing":
-        before(write.ArrayWriter, "finish")
-    elif PHASE == "written":  # its part is durable, and nobody has been told
-        def hooked(self, tag, work, *rest, **named):
-            def then_die(work=work):
-                work()
-                kill()
-            work = then_die if tag.endswith("/written") else work
-            return run_on_all(self, tag, work, *rest, **named)
-        _processes.Processes.run_on_all = hooked
+        write.ArrayWriter.finish = dies
+    elif PHASE == "written":  # its part is durable, and nobody knows
+        seams.at(None, "agreement", before=dies, where=written)
     elif PHASE == "committing":  # all know that all have written
-        before(_processes.Processes, "run_on_all", lambda self, tag, *_: tag.endswith("/committed"))
+        seams.at(None, "agreement", after=dies, where=written)
     elif PHASE == "merging":
-        before(write, "merge")
+        write.merge = dies
     elif PHASE == "merged":
-        before(write.Write, "_files")
+        seams.at(None, "record", before=dies)
 
 short = ckpt.Options(timeout_secs={timeout})
 checkpointer = ckpt.Checkpointer(f"{{directory}}/steps", options=short, asynchronous={asynchronous})
@@ -107,12 +99,12 @@ def check_lost(
             assert victim == 0 and survivor.status != 0
             continue
         error = survivor.told["error"]
-        told_late = phase == "committing" and victim != 0  # step 1 was whole, and is there
+        committed_late = phase == "committing" and victim != 0  # step 1 was whole, and is there
         assert error["type"] == "BarrierTimeout", survivor.text
         assert error["absent"] == [victim] and f"processes [{victim}]" in error["text"]
         # a lost coordinator is noticed at once
         assert (0 if victim == 0 else TIMEOUT_SECS - 1) <= error["secs"] < TIMEOUT_SECS + 20
-        assert survivor.told["steps"] in ([0, 1] if told_late else [0], [0])
+        assert survivor.told["steps"] in ([0, 1] if committed_late else [0], [0])
 
     # whatever step is visible is whole: here, and for fewer processes that go on with it
     with ckpt.Checkpointer(tmp_path / "run/steps", read_only=True) as checkpointer:
@@ -152,16 +144,14 @@ def test_one_of_three_is_killed(
     check_lost(tmp_path, phase, victim, processes=3, asynchronous=asynchronous)
 
 
-def test_what_failed_here_is_told_where_the_others_do_not_come(monkeypatch: pytest.MonkeyPatch):
+def test_what_failed_here_is_raised_where_the_others_do_not_come(monkeypatch: pytest.MonkeyPatch):
     full = OSError(28, "no space")
-
-    def nobody_comes(*_: object) -> str:
-        raise ckpt.BarrierTimeout("nobody", absent=[1])
 
     def work() -> None:
         raise full
 
-    monkeypatch.setattr(Processes, "gather_decide", nobody_comes)
+    nobody_comes = seams.fail(ckpt.BarrierTimeout, "nobody", absent=[1])
+    seams.at(monkeypatch, "agreement", before=nobody_comes)
     with pytest.raises(ckpt.BarrierTimeout) as raised:
         Processes(0, 2).run_on_all("save", work, 1.0, lambda _, text: RuntimeError(text))
     assert raised.value.__cause__ is full

@@ -46,7 +46,7 @@ def on(process, work):
     meet(f"turn{next(turns)}")
 
 def seen(local=own, policy=never, **more):
-    # all that a restart tells of its steps, which must agree
+    # all that a restart reports of its steps, which must agree
     with start(policy, local, **more) as checkpointer:
         steps = checkpointer.all_steps()
         values = {step: checkpointer.load(step, like())["n"] for step in steps}
@@ -426,16 +426,10 @@ def test_processes_that_fail_for_different_reasons_go_one_way(tmp_path: Path) ->
 OVERWRITTEN = (
     COMMON
     + """
-from ckpt_core._directory.posix import LocalAttempt
-
-def failing(method, where):
-    before = getattr(LocalAttempt, method)
-    def fails(self, *rest, **more):
-        if str(where) in str(vars(self)):
-            raise OSError("the disk is gone")
-        return before(self, *rest, **more)
-    setattr(LocalAttempt, method, fails)
-    return lambda: setattr(LocalAttempt, method, before)
+from pytest import MonkeyPatch
+from tests.support import seams
+fails = seams.fail(OSError, "the disk is gone")
+points = {"commit": {"before": fails}, "write": {"after": fails}}
 
 told["errors"], told["found"], told["again"] = {}, {}, {}
 c = start(timeout_secs=30)
@@ -444,13 +438,14 @@ save(c, 4, 4, force=True)
 value = 4
 for who in range(count):
     for where in ("persistent", "local"):
-        for method in METHODS[:2] if who == 0 else METHODS[1:2]:
-            name = f"{method} {where} {who}"
-            back = failing(method, persistent if where == "persistent" else own) if index == who else None
+        for point in ("commit", "write") if who == 0 else ("write",):
+            name = f"{point} {where} {who}"
+            patch, place = MonkeyPatch(), persistent if where == "persistent" else own
+            if index == who:
+                seams.at(patch, point, where=seams.below(place), **points[point])
             began = time.monotonic()
             told["errors"][name] = raised(lambda: save(c, 4, value + 1, overwrite=True))
-            if back:
-                back()
+            patch.undo()
             meet(f"turn{next(turns)}")
             value += 1
             with start(read_only=True) as reader:
@@ -469,9 +464,8 @@ report(**told)
 
 
 def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path: Path) -> None:
-    """In the persistent directory: the old one, in both tiers. In a fast one: the new one. All processes hear of it."""
-    code = OVERWRITTEN.replace("METHODS", "('commit', 'files')")
-    told = reports(launch(code, tmp_path / "run", processes=2, limit_secs=200))
+    """In the persistent directory: the old one, in both tiers. In a fast one: the new one. All processes raise."""
+    told = reports(launch(OVERWRITTEN, tmp_path / "run", processes=2, limit_secs=200))
     for one in told:
         for name, (found, new, persistent) in one["found"].items():
             assert found == persistent, (name, found, persistent)

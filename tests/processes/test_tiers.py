@@ -244,8 +244,8 @@ def test_four_processes(tmp_path: Path) -> None:
 KILLED = (
     COMMON
     + """
-from ckpt_core._directory import posix as directories
 from ckpt_core._save import write
+from tests.support import seams
 VICTIM, PHASE = {victim}, {phase!r}
 leaving = [n for n in range(count) if n != VICTIM]
 short = ckpt.Options(timeout_secs=4, persist_policy=options.persist_policy)
@@ -256,12 +256,7 @@ checkpointer.wait_until_finished()
 meet("saved")
 
 def arm():
-    commit = directories.LocalAttempt.commit
-    def hooked(self, *arguments):
-        if PHASE == "renamed":
-            commit(self, *arguments)
-        kill()
-    directories.LocalAttempt.commit = hooked
+    seams.at(None, "commit", **{"after" if PHASE == "renamed" else "before": lambda *_: kill()})
     if PHASE == "writing":
         write.ArrayWriter.finish = lambda *_: kill()
 

@@ -302,20 +302,33 @@ else:
 def test_a_process_that_leaves_in_the_middle(together, tmp_path):
     """Both agreed and wrote; one is gone before the commit: no step, and nobody waits for ever."""
     told = together("""
-from ckpt_core import _processes
+from tests.support import seams
 short = ckpt.Options(timeout_secs=1.5)
-run_on_all = _processes.Processes.run_on_all
-def gone(self, tag, *arguments, **named):
-    if index == 1 and tag.endswith("/written"):
-        report()
-    return run_on_all(self, tag, *arguments, **named)
-_processes.Processes.run_on_all = gone
+def leaves(self, tag, *_, **__):
+    return index == 1 and tag.endswith("/written")
+seams.at(None, "agreement", before=lambda *_, **__: report(), where=leaves)
 meet("ready")
 error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=short))
 report(error=error, left=os.listdir(directory) if os.path.isdir(directory) else [])
 """)
     assert told[0]["error"]["type"] == "BarrierTimeout" and told[0]["error"]["absent"] == [1]
     assert told[0]["left"] == []
+
+
+def test_the_agreements_of_a_save_can_be_watched_and_can_fail(together, tmp_path):
+    """As `tests.support.seams` has it: the fourth moment, which one process alone never passes."""
+    told = together("""
+from tests.support import seams
+passed = []
+def kept(self, tag, *_, **__):
+    return index == 1 and tag.endswith("/committed")
+seams.at(None, "agreement", after=lambda self, tag, *_, **__: passed.append(tag.partition("/")[2]))
+seams.at(None, "agreement", before=seams.fail(OSError, 5, "gone"), where=kept)
+short = ckpt.Options(timeout_secs=2)
+report(error=raised(lambda: ckpt.save(f"{directory}/one", state(), options=short)), passed=passed)
+""")
+    assert [one["error"]["type"] for one in told] == ["BarrierTimeout", "OSError"]
+    assert [one["passed"] for one in told] == [["", "seen", "written"]] * 2
 
 
 def test_a_failure_of_one_is_a_failure_of_all(together, tmp_path):
@@ -342,7 +355,7 @@ report(error=error, left=left, verified=ckpt.verify(f"{directory}/one").ok)
 
 
 @pytest.mark.slow
-def test_a_refusal_by_one_is_told_to_all(together, tmp_path):
+def test_a_refusal_by_one_is_raised_by_all(together, tmp_path):
     """Only the first process looks at the directory, and only the second has the bad leaf."""
     told = together("""
 path = f"{directory}/one"
@@ -395,7 +408,7 @@ report(stopped=stopped, steps=checkpointer.all_steps())
     assert told[0]["steps"] == [told[0]["stopped"]]
 
 
-def test_a_service_that_is_off_is_told_once(together, monkeypatch):
+def test_a_service_that_is_off_is_reported_once(together, monkeypatch):
     """Nothing would make the processes stop together, and nobody would know."""
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
     told = together("""
@@ -413,8 +426,8 @@ report(warnings=sum("jax_enable_preemption_service" in text for text in heard))
     assert [process["warnings"] for process in told] == [1, 1]
 
 
-def test_all_stop_at_one_step_when_one_is_told_to(together, monkeypatch):
-    """jax's preemption service hears the signal though we listen too, and all agree on a step."""
+def test_all_stop_at_one_step_when_one_gets_the_signal(together, monkeypatch):
+    """jax's preemption service gets the signal though we listen too, and all agree on a step."""
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "1")
     told = together("""
 import signal

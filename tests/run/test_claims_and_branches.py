@@ -13,6 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from tests.support import seams
 from tests.support.takeovers import (
     LIMIT_SECS,
     NEW,
@@ -97,12 +98,10 @@ def test_a_directory_that_cannot_be_written_is_restored(
 ) -> None:
     write(tmp_path / "run", 0)
 
-    def claim(*_: Any) -> Any:
-        raise OSError(error, os.strerror(error))
-
     with monkeypatch.context() as patch, start(tmp_path / "run", asynchronous=False) as new:
-        patch.setattr(PosixBackend, "claim", claim)
-        # raised in this file, the error would be taken for that of a signal handler
+        fails = seams.fail(OSError, error, os.strerror(error))
+        patch.setattr(PosixBackend, "claim", fails)
+        # raised in a file of tests, the error would be taken for that of a signal handler
         patch.setattr("ckpt_core._run.run.raised_by_a_handler", lambda _: None)
         assert resume(new) == 0
         assert "could not be claimed" in caplog.text
@@ -173,7 +172,7 @@ def test_between_own_steps_is_refused_and_beyond_them_goes_on(directory: str) ->
         with pytest.raises(ckpt.CheckpointExists, match=r"older than 4.*rollback_to\(2\)"):
             checkpointer.save(3, state(NEW))
         assert checkpointer.all_steps() == [0, 2, 4]
-        value_of(checkpointer.restore(0, state=state(-1))["state"])  # to compare: numbers tell
+        value_of(checkpointer.restore(0, state=state(-1))["state"])  # to compare: numbers decide
         save(checkpointer, 5, 0)
     assert values(directory) == {0: 0, 2: 2, 4: 4, 5: 5}
 
@@ -229,7 +228,7 @@ def test_overwriting_what_was_left_leaves_the_rest_of_it_too(directory: str) -> 
 
 @pytest.mark.parametrize("steps", [range(21), range(0, 21, 5)])
 def test_a_second_start_with_overwrite_ends_in_one_run(directory: str, steps: range) -> None:
-    """It was told that step 0 is there, and passed overwrite=True from then on."""
+    """A message said that step 0 is there, and passed overwrite=True from then on."""
     write(directory, *range(41))
     with start(directory, asynchronous=False) as checkpointer:
         with pytest.raises(ckpt.CheckpointExists, match=r"call restore_latest\(\)"):
@@ -311,7 +310,7 @@ def test_a_step_of_orbax_is_one_checkpoint(tmp_path: Path) -> None:
         assert checkpointer.all_steps() == [3]
 
 
-def test_a_step_that_is_saved_twice_is_told_of_once(
+def test_a_step_that_is_saved_twice_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "ckpt_core")

@@ -13,8 +13,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._saved.opening import open_checkpoint
+from tests.support import seams
 
 QUICK = ckpt.Options(durable=False)
 _numbers = itertools.count()
@@ -105,15 +105,9 @@ def test_an_overwriting_save_that_dies_between_the_tiers(
         checkpointer.save(3, state(7))
     checkpointer = start(asynchronous=asynchronous)
     assert value_of(checkpointer.restore_latest(state(0)).state) == 7  # pyright: ignore[reportOptionalMemberAccess]
-    commit = LocalAttempt.commit
-
-    def dies(self: Any, *rest: Any) -> Any:
-        if str(tmp_path / "steps") in str(vars(self)):
-            raise OSError("the host is gone")
-        return commit(self, *rest)
-
+    dies, steps = seams.fail(OSError, "the host is gone"), seams.below(tmp_path / "steps")
     with monkeypatch.context() as patch:
-        patch.setattr(LocalAttempt, "commit", dies)
+        seams.at(patch, "commit", before=dies, where=steps)
         with pytest.raises(OSError, match="the host is gone"):  # noqa: PT012  # of the one or the other
             checkpointer.save(3, state(8), overwrite=True)
             checkpointer.wait_until_finished()
@@ -129,7 +123,7 @@ def test_an_overwriting_save_that_dies_between_the_tiers(
 
 
 def test_a_start_from_nothing_saves_numbers_that_were_saved_before(start: Any) -> None:
-    """restore_latest gave None, so the program begins anew: it must not be told that all is saved already."""
+    """restore_latest gave None, so the program begins anew: save must not answer that all is saved already."""
     with start() as checkpointer:
         for step in (1, 2, 3):
             checkpointer.save(step, state(step))
@@ -327,7 +321,7 @@ def test_a_metric_that_no_step_has(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_who_was_interrupted_sees_what_a_restart_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException]
 ) -> None:
-    """The steps leave with one file; local copies that it tells to be gone are not listed, nor restored, after that."""
+    """The steps leave with one file; local copies that it notes as gone are not listed, nor restored, after that."""
     options = ckpt.Options(
         durable=False, persist_policy=ckpt.when.at_steps([1]), local_max_to_keep=4
     )
@@ -340,15 +334,13 @@ def test_who_was_interrupted_sees_what_a_restart_sees(
         for step in (1, 2, 3):
             assert writer.save(step, state(step))
         writer.wait_until_finished()
-        put = PosixBackend.put
-
-        def put_and_stop(backend: PosixBackend, directory: str, name: str, data: bytes) -> None:
-            put(backend, directory, name, data)
-            if name == ".ckpt-run":
-                raise error
-
-        with monkeypatch.context() as patched:
-            patched.setattr(PosixBackend, "put", put_and_stop)
+        with monkeypatch.context() as patch:
+            seams.at(
+                patch,
+                (PosixBackend, "put"),
+                after=seams.fail(error),
+                where=seams.names(".ckpt-run"),
+            )
             with pytest.raises(error):
                 getattr(writer, call)(2 if call == "rollback_to" else 3)
         assert writer.all_steps() == [1, 2]

@@ -11,6 +11,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from tests.support import seams
 from tests.support.two_tiers import Starts, starts
 
 
@@ -41,15 +42,12 @@ def test_an_overwrite_that_fails_in_the_local_tier_leaves_the_step_as_it_was(
         restored = checkpointer.restore_latest(state=state(0))
         assert restored is not None
         assert restored["state"]["value"][0] == 102
-        real = PosixBackend.begin
 
-        def begin(self: Any, target: str, *args: Any, **more: Any) -> Any:
-            if "local" in target:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return real(self, target, *args, **more)
+        def is_local(_: PosixBackend, target: str, **__: Any) -> bool:
+            return "local" in target
 
         with monkeypatch.context() as patch:
-            patch.setattr(PosixBackend, "begin", begin)
+            seams.at(patch, (PosixBackend, "begin"), before=seams.fail(), where=is_local)
             with pytest.raises(OSError, match="No space"):
                 checkpointer.save(step, state(-step), overwrite=True)
         assert seen(checkpointer) == before
@@ -69,15 +67,9 @@ def test_a_save_that_leaves_steps_and_fails_halfway_leaves_them_for_its_own_prog
             checkpointer.save(number, state(number))
         restored = checkpointer.restore(101, state=state(0))
         assert restored["state"]["value"][0] == 101
-        real = PosixBackend.put
-
-        def put(self: Any, path: str, file: str, data: bytes) -> None:
-            if file == ".ckpt-run":
-                raise OSError(errno.EIO, "Input/output error")
-            real(self, path, file, data)
-
+        fails = seams.fail(OSError, errno.EIO, "Input/output error")
         with monkeypatch.context() as patch:
-            patch.setattr(PosixBackend, "put", put)
+            seams.at(patch, (PosixBackend, "put"), before=fails, where=seams.names(".ckpt-run"))
             with pytest.raises(OSError, match="Input/output"):
                 checkpointer.save(102, state(-102))
         with start(read_only=True) as reader:

@@ -7,7 +7,6 @@ what the persistent directory has of it.
 
 from __future__ import annotations
 
-import errno
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from tests.support import seams
 from tests.support.two_tiers import starts
 
 EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3), durable=False)
@@ -187,18 +187,16 @@ def test_a_run_without_local_directories_writes_no_note_of_them(tmp_path: Path) 
 def test_local_steps_count_at_every_moment_of_the_next_writers_first_save(job: Job) -> None:
     """It begins a lineage of its own; what it continues from counts before, meanwhile and afterwards."""
     counted: list[int] = []
-    real = PosixBackend.put
 
-    def put(self: Any, path: str, name: str, data: bytes) -> None:
-        if name.startswith(".ckpt-"):
-            counted.append(job.check_start("a"))
-        real(self, path, name, data)
-        if name.startswith(".ckpt-"):
-            counted.append(job.check_start("a"))
+    def is_note(_: Any, path: str, name: str, data: bytes) -> bool:
+        return name.startswith(".ckpt-")
+
+    def count(*_: Any) -> None:
+        counted.append(job.check_start("a"))
 
     with pytest.MonkeyPatch.context() as patch, job.start("a") as checkpointer:
         assert job.restore(checkpointer) == 5
-        patch.setattr(PosixBackend, "put", put)
+        seams.at(patch, (PosixBackend, "put"), before=count, after=count, where=is_note)
         job.save(checkpointer, 6)
         patch.undo()
         assert counted and set(counted) == {5}
@@ -248,15 +246,8 @@ def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
     with start() as checkpointer:
         for step in range(5):
             checkpointer.save(step, state(step))
-        real = PosixBackend.put
-
-        def put(self: Any, path: str, file: str, data: bytes) -> None:
-            if file == name:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            real(self, path, file, data)
-
         with monkeypatch.context() as patch:
-            patch.setattr(PosixBackend, "put", put)
+            seams.at(patch, (PosixBackend, "put"), before=seams.fail(), where=seams.names(name))
             with pytest.raises(OSError, match="No space"):
                 checkpointer.rollback_to(3)
         assert newest() == (4 if name == ".ckpt-leaving" else 3)

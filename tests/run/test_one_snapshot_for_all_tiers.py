@@ -16,7 +16,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._devices import transfer
 from ckpt_core._devices.staging import Staging
-from ckpt_core._save.write import Write
+from tests.support import seams
 
 
 class Counter:
@@ -89,13 +89,8 @@ def test_a_function_writes_its_files_once(
 
 def test_host_memory_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
-    copy = Staging.copy
-
-    def counting(self: Staging, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        copied.append(array.nbytes)
-        return copy(self, array)
-
-    monkeypatch.setattr(Staging, "copy", counting)
+    copy = (Staging, "copy")
+    seams.at(monkeypatch, copy, before=lambda _, array: copied.append(array.nbytes))
     state = {"a": np.zeros(1000), "b": np.zeros(10, np.int8)}
     with both(tmp_path) as checkpointer:
         for step in range(5):
@@ -115,19 +110,14 @@ def test_device_memory_is_copied_once_and_brought_to_the_host_once(
 ) -> None:
     staged: list[Any] = []
     landed: list[Any] = []
-    copy, to_host = transfer._copied, np.asarray  # pyright: ignore[reportPrivateUsage]
 
-    def counting(value: Any, where: str) -> Any:
-        staged.append(where)
-        return copy(value, where)
-
-    def asarray(value: Any, *arguments: Any, **more: Any) -> Any:
+    def land(value: Any, *_: Any, **__: Any) -> None:
         if isinstance(value, jax.Array) and threading.current_thread().name.startswith("ckpt-"):
             landed.append(value.shape)
-        return to_host(value, *arguments, **more)
 
-    monkeypatch.setattr(transfer, "_copied", counting)
-    monkeypatch.setattr(np, "asarray", asarray)
+    copied = (transfer, "_copied")
+    seams.at(monkeypatch, copied, before=lambda value, where: staged.append(where))
+    seams.at(monkeypatch, (np, "asarray"), before=land)
     with both(tmp_path, snapshot="device") as checkpointer:
         for step in range(3):
             state = {"w": jnp.full(100, float(step)), "v": jnp.full(7, step)}
@@ -172,27 +162,19 @@ def test_a_save_that_must_persist_does_not_reuse_the_memory_of_one_on_its_way(
     with ckpt.Checkpointer(tmp_path / "run") as earlier:
         for step in range(4):
             earlier.save(step, np.full(1000, 100.0 + step))
-    entered, go = threading.Event(), threading.Event()
-    writing = Write.write_own
-
-    def hold(self: Write, attempt: Any) -> None:
-        if attempt.path.startswith(str(tmp_path / "run")) and not entered.is_set():
-            entered.set()
-            assert go.wait(30)
-        writing(self, attempt)
-
-    monkeypatch.setattr(Write, "write_own", hold)
+    gate = seams.Gate()
+    seams.at(monkeypatch, "write", before=gate, where=seams.below(tmp_path / "run"), nth=1)
     state = np.full(1000, 2.0)
     with both(tmp_path) as checkpointer:
         checkpointer.save(2, state, overwrite=True)
-        assert entered.wait(30)
+        assert gate.entered.wait(30)
         state[:] = 1.0
         second = threading.Thread(
             target=checkpointer.save, args=(1, state), kwargs={"overwrite": True}
         )
         second.start()
         second.join(1)  # without the wait for the first save it returns
-        go.set()
+        gate.go.set()
         second.join(30)
         checkpointer.wait_until_finished()
     values = [float(np.mean(np.asarray(ckpt.load(tmp_path / "run" / str(n))))) for n in (1, 2)]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._format.record import load_record
 from ckpt_core._run.disk import Disk
+from tests.support import seams
 
 HOURLY = ckpt.Options(persist_policy=ckpt.when.every_secs(3600), durable=False, local_max_to_keep=3)
 
@@ -51,19 +51,13 @@ def fails_to_overwrite(
     step: int,
     value: int,
     place: Path,
-    method: str = "commit",
+    point: seams.Point = "commit",
     **more: Any,
 ) -> OSError:
-    """The error of an overwrite while the disk below ``place`` fails in this method of ``LocalAttempt``."""
-    works = getattr(LocalAttempt, method)
-
-    def fails(self: Any, *rest: Any) -> Any:
-        if str(place) in str(vars(self)):
-            raise OSError("the disk is gone")
-        return works(self, *rest)
-
+    """The error of an overwrite while the disk below ``place`` fails at this moment."""
+    fails = seams.fail(OSError, "the disk is gone")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalAttempt, method, fails)
+        seams.at(patch, point, before=fails, where=seams.below(place))
         with pytest.raises(OSError, match="the disk is gone") as failure:
             save(checkpointer, step, value, overwrite=True, **more)
     return failure.value
@@ -105,7 +99,7 @@ def test_a_full_fast_disk_at_an_overwrite(run: Run, asynchronous: bool) -> None:
     """The old local copy is intact, and was the only one of its number once retention had taken the new one."""
     checkpointer = run.start(asynchronous=asynchronous, max_to_keep=1)
     save(checkpointer, 10, 10)
-    fails_to_overwrite(checkpointer, 10, 11, run.local, "make_durable")
+    fails_to_overwrite(checkpointer, 10, 11, run.local, "record")
     assert run.values() == [{10: 11}, {10: 11}] and checkpointer.load(10)["n"] == 11
     save(checkpointer, 11, 12, force=True)
     assert run.values() == [{11: 12}, {11: 12}] and checkpointer.all_steps() == [11]
@@ -202,12 +196,11 @@ def test_an_overwrite_of_a_step_that_is_being_saved(
 ) -> None:
     """It looked before the first save had reached the persistent directory, which kept its value."""
     asked, looked = threading.Event(), threading.Event()
-    commit, make_way = LocalAttempt.commit, Disk.make_way
+    make_way, persistent = Disk.make_way, seams.below(run.persistent)
 
-    def waits(self: Any, *rest: Any) -> Any:
+    def waits(attempt: Any) -> None:
         # the fast one until the overwrite is asked for, the persistent one until it has looked, if it does so meanwhile
-        (looked if str(run.persistent) in str(vars(self)) else asked).wait(1)
-        return commit(self, *rest)
+        (looked if persistent(attempt) else asked).wait(1)
 
     def looks(self: Any, *rest: Any, **more: Any) -> Any:
         found = make_way(self, *rest, **more)
@@ -217,7 +210,7 @@ def test_an_overwrite_of_a_step_that_is_being_saved(
     with run.start() as checkpointer:
         save(checkpointer, 2, 2)
         with monkeypatch.context() as patch:
-            patch.setattr(LocalAttempt, "commit", waits)
+            seams.at(patch, "commit", before=waits)
             # beneath a newer one, so that the next save looks, too; or once more
             assert checkpointer.save(step, {"n": 3}, force=step == 1, overwrite=step == 2)
             looked.clear()
@@ -226,5 +219,5 @@ def test_an_overwrite_of_a_step_that_is_being_saved(
             assert checkpointer.save(step, {"n": 4}, overwrite=True)
             checkpointer.wait_until_finished()
         assert checkpointer.load(step)["n"] == 4
-    both, persistent = run.values()
-    assert both[step] == persistent[step] == 4
+    both, alone = run.values()
+    assert both[step] == alone[step] == 4

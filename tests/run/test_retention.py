@@ -24,6 +24,7 @@ from ckpt_core._directory import PosixBackend
 from ckpt_core._directory.hidden_names import TEMPORARY
 from ckpt_core._load import load_checkpoint, make_request
 from ckpt_core._saved.opening import open_checkpoint
+from tests.support import seams
 from tests.support.children import environment
 
 
@@ -81,7 +82,7 @@ def test_delete_refuses_a_step_that_is_being_read(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_deletion_was_refused_is_still_ours(tmp_path: Path) -> None:
-    """A save of it does nothing, as before; it is not taken for a stranger that must make way."""
+    """A save of it does nothing, as before; it is not taken for a foreign step that must make way."""
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
         checkpointer.save(1, state(1))
 
@@ -206,7 +207,7 @@ def test_time_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert checkpointer.all_steps() == [3, 4]
 
 
-def test_a_failed_deletion_is_told_and_not_fatal(
+def test_a_failed_deletion_is_reported_and_not_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     told: list[ckpt.Event] = []
@@ -216,7 +217,8 @@ def test_a_failed_deletion_is_told_and_not_fatal(
     ) as checkpointer:
         checkpointer.save(1, state(1))
         with monkeypatch.context() as patch:
-            patch.setattr(PosixBackend, "delete", _fail)
+            fails = seams.fail(OSError, 5, "broken")
+            seams.at(patch, (PosixBackend, "delete"), before=fails)
             assert checkpointer.save(2, state(2))
         assert checkpointer.all_steps() == [1, 2]
         failed = [event for event in told if event.kind == "delete_failed"]
@@ -226,10 +228,6 @@ def test_a_failed_deletion_is_told_and_not_fatal(
         assert checkpointer.all_steps() == [3]
 
 
-def _fail(*_: Any) -> None:
-    raise OSError(5, "broken")
-
-
 def test_a_step_deleted_between_the_look_and_the_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,14 +235,12 @@ def test_a_step_deleted_between_the_look_and_the_read(
         for step in (1, 2, 3):
             checkpointer.save(step, state(step))
     follower = ckpt.Checkpointer(tmp_path, read_only=True)
-    real = PosixBackend.reading
 
-    def reading(self: Any, path: str, head: bytes) -> Any:
+    def delete(_: Any, path: str, head: bytes) -> None:
         if path.endswith("/3"):
             shutil.rmtree(path)
-        return real(self, path, head)
 
-    monkeypatch.setattr(PosixBackend, "reading", reading)
+    seams.at(monkeypatch, (PosixBackend, "reading"), before=delete)
     restored = follower.restore_latest(state=state(0))
     assert restored is not None
     assert restored.step == 2
@@ -372,19 +368,14 @@ def test_what_thousands_of_steps_cost(tmp_path: Path, monkeypatch: pytest.Monkey
         shutil.copytree(tmp_path / "0", tmp_path / str(step))
     looked: list[str] = []
     records: list[str] = []
-    real_look, real_read = PosixBackend.is_checkpoint, PosixBackend.read
 
-    def look(self: Any, path: str) -> bool:
-        looked.append(path)
-        return real_look(self, path)
-
-    def read(self: Any, path: str, name: str) -> bytes | None:
+    def read(_: Any, path: str, name: str) -> None:
         if name == "ckpt.json":
             records.append(path)
-        return real_read(self, path, name)
 
-    monkeypatch.setattr(PosixBackend, "is_checkpoint", look)
-    monkeypatch.setattr(PosixBackend, "read", read)
+    look = (PosixBackend, "is_checkpoint")
+    seams.at(monkeypatch, look, before=lambda _, path: looked.append(path))
+    seams.at(monkeypatch, (PosixBackend, "read"), before=read)
     with ckpt.Checkpointer(
         tmp_path, keep_policy=keep.every_steps(1), asynchronous=False
     ) as checkpointer:
@@ -487,14 +478,11 @@ def test_a_step_that_is_being_verified_stays(
 ) -> None:
     with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
         checkpointer.save(1, state(1))
-        files = PosixBackend.files
 
-        def files_then_save(self: PosixBackend, *arguments: Any) -> dict[str, int]:
-            found = files(self, *arguments)
+        def save(*_: Any) -> None:
             checkpointer.save(2, state(2))
-            return found
 
-        monkeypatch.setattr(PosixBackend, "files", files_then_save)
+        seams.at(monkeypatch, (PosixBackend, "files"), after=save)
         report = ckpt.verify(tmp_path / "1")
         assert report.ok, report.problems
         assert checkpointer.all_steps() == [1, 2]

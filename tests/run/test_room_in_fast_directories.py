@@ -20,6 +20,7 @@ from ckpt_core._directory import hidden_names, lock_folder, posix
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers import ended
 from ckpt_core._run.tiers.ended import make_room, remove_run, runs_in
+from tests.support import seams
 
 MIB = 2**20
 NEVER = ckpt.when.at_steps([0])
@@ -175,13 +176,7 @@ def test_several_at_once_remove_no_more_than_is_needed(
     """The processes of a host save at the same moment."""
     runs = [train(tmp_path, name, 2, age) for name, age in (("a", 3000), ("b", 2000), ("c", 1000))]
     both = threading.Barrier(4)
-    remove_tree = posix.remove_tree
-
-    def slowly(path: str) -> None:
-        time.sleep(0.3)
-        remove_tree(path)
-
-    monkeypatch.setattr(posix, "remove_tree", slowly)
+    seams.at(monkeypatch, (posix, "remove_tree"), before=lambda _: time.sleep(0.3))
     rooms: list[ended.Room] = []
 
     def room() -> None:
@@ -248,7 +243,7 @@ def test_one_run_that_cannot_be_removed_keeps_no_other(
 
 
 def test_all_processes_of_a_host_need_room(tmp_path: Path) -> None:
-    """Each tells what it writes itself; those that have claimed their folders write as much."""
+    """Each reports what it writes itself; those that have claimed their folders write as much."""
     old = train(tmp_path, "a", 2, age_secs=1000)
     own = train(tmp_path, "b", 1)
     leases = [Lease(str(own / f"process_{n}-of-4"), posix.PosixBackend()) for n in range(4)]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._format import orbax_write
-from ckpt_core._storage import ArrayWriter, backend_of
+from ckpt_core._storage import backend_of
+from tests.support import seams
 from tests.support.places import (  # noqa: F401 (fixtures)
     Place,
     make_asynchronous,
@@ -268,12 +268,11 @@ def test_an_error_in_the_body_is_not_masked(place):
     assert open_at(place).all_steps() == [0]
 
 
-def _fail(*_: Any) -> None:
-    raise OSError(5, "no luck")
+_fail = seams.fail(OSError, 5, "no luck")
 
 
 def test_a_failed_save_and_an_error_in_the_body(local, monkeypatch):
-    monkeypatch.setattr(LocalAttempt, "commit", _fail)
+    seams.at(monkeypatch, "commit", before=_fail)
     with pytest.raises(ZeroDivisionError) as caught:
         _fail_after_a_save(local)
     (note,) = caught.value.__notes__
@@ -282,7 +281,7 @@ def test_a_failed_save_and_an_error_in_the_body(local, monkeypatch):
 
 
 def test_a_failed_save_ends_the_with_block(local, monkeypatch):
-    monkeypatch.setattr(LocalAttempt, "commit", _fail)
+    seams.at(monkeypatch, "commit", before=_fail)
     with pytest.raises(OSError, match="no luck") as caught, open_at(local) as checkpointer:
         checkpointer.save(0, state(0))
     assert "step 0" in caught.value.__notes__[0]
@@ -290,7 +289,7 @@ def test_a_failed_save_ends_the_with_block(local, monkeypatch):
 
 def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
     with open_at(local, asynchronous=asynchronous) as checkpointer:
-        monkeypatch.setattr(LocalAttempt, "commit", _fail)
+        seams.at(monkeypatch, "commit", before=_fail)
         if asynchronous:
             checkpointer.save(0, state(0))
         ask = checkpointer.wait_until_finished
@@ -380,14 +379,12 @@ def test_on_object_stores_nothing_tells_of_a_step_before_its_arrays(monkeypatch)
     """There is no rename: Orbax takes a directory with a commit file for a whole checkpoint."""
     url = f"memory://test-order-{os.getpid()}/run"
     form = backend_of(False)
-    plain = ArrayWriter.finish
     seen = []
 
-    def finish(writer, *arguments):
-        plain(writer, *arguments)
+    def look(*_):
         seen.append([name for name in TELLING if form.read(url, name) is not None])
 
-    monkeypatch.setattr(ArrayWriter, "finish", finish)
+    seams.at(monkeypatch, "write", after=look)
     ckpt.save(url, {"w": np.ones(3)})
     assert seen == [[]]
     assert all(form.read(url, name) is not None for name in TELLING)

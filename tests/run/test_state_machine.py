@@ -8,7 +8,6 @@ and a step that is being read is not deleted.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import tempfile
@@ -32,6 +31,7 @@ from ckpt_core import keep
 from ckpt_core._directory import PosixBackend
 from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._saved.opening import open_checkpoint
+from tests.support import seams
 
 OPTIONS = ckpt.Options(durable=False)
 _DEAD = "00000000-1-1"
@@ -39,14 +39,6 @@ _DEAD = "00000000-1-1"
 
 class Killed(Exception):
     """Stands for the end of the process: nothing of ours runs after it."""
-
-
-def _no_room(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _killed(*_: Any) -> None:
-    raise Killed
 
 
 class Directory(RuleBasedStateMachine):
@@ -86,18 +78,28 @@ class Directory(RuleBasedStateMachine):
         assert not [name for name in os.listdir(self.path) if name.startswith(".ckpt-tmp")]
         self.open_(keep, period, asynchronous)
 
-    @rule(keep=arguments[0], period=arguments[1], asynchronous=arguments[2], where=st.booleans())
-    def crash(self, keep: int | None, period: int, asynchronous: bool, where: bool) -> None:
+    @rule(
+        keep=arguments[0],
+        period=arguments[1],
+        asynchronous=arguments[2],
+        point=st.sampled_from([None, "record", "commit"]),
+    )
+    def crash(
+        self, keep: int | None, period: int, asynchronous: bool, point: seams.Point | None
+    ) -> None:
         """Killed in the middle of a save; what it leaves has a dead owner."""
         self.settle()
         step = self.last + 1
-        method = "write" if where else "commit"
         with (
-            mock.patch.object(LocalAttempt, method, _killed),
+            pytest.MonkeyPatch.context() as patch,
             mock.patch.object(LocalAttempt, "abort"),
             mock.patch("ckpt_core._directory.hidden_names.this_owner", return_value=_DEAD),
             mock.patch("ckpt_core._directory.leftovers.is_dead", lambda owner, _: owner == _DEAD),
         ):
+            if point is None:  # at its first small file, while arrays are being written
+                patch.setattr(LocalAttempt, "write", seams.fail(Killed))
+            else:
+                seams.at(patch, point, before=seams.fail(Killed))
             with contextlib.suppress(Killed):
                 self.checkpointer.save(step, self.state(self.value), force=True)
                 self.checkpointer.wait_until_finished()
@@ -134,11 +136,10 @@ class Directory(RuleBasedStateMachine):
     def save_without_room(self, ahead: int) -> None:
         self.settle()
         step = self.last + ahead
-        with (
-            mock.patch.object(LocalAttempt, "commit", _no_room),
-            pytest.raises(OSError, match="No space left"),
-        ):
-            self.save_and_wait(step)
+        with pytest.MonkeyPatch.context() as patch:
+            seams.at(patch, "commit", before=seams.fail())
+            with pytest.raises(OSError, match="No space left"):
+                self.save_and_wait(step)
 
     def save_and_wait(self, step: int) -> None:
         self.checkpointer.save(step, self.state(-1))
@@ -171,7 +172,7 @@ class Directory(RuleBasedStateMachine):
         self.settle()
         self.value += 1
         step = self.last + ahead
-        with mock.patch.object(PosixBackend, "delete", _no_room):
+        with mock.patch.object(PosixBackend, "delete", seams.fail()):
             assert self.checkpointer.save(step, self.state(self.value))
             self.checkpointer.wait_until_finished()
         self.steps[step] = self.value

@@ -18,7 +18,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._run.lease import Lease
-from tests.support import forked
+from tests.support import forked, seams
 from tests.support.children import environment
 from tests.support.takeovers import (
     LIMIT_SECS,
@@ -220,14 +220,12 @@ def test_what_a_late_step_would_have_pushed_out_stays(
     assert old.save(9, state(OLD + 9))
     assert stall.reached.wait(LIMIT_SECS)
     assert resume(new) == 0
-    real = PosixBackend.begin
 
-    def begin(*arguments: Any, **more: Any) -> Any:
+    def wake(*_: Any, **__: Any) -> None:
         stall.go.set()
         assert ended(old) == ""
-        return real(*arguments, **more)
 
-    monkeypatch.setattr(PosixBackend, "begin", begin)
+    seams.at(monkeypatch, (PosixBackend, "begin"), before=wake)
     save(new, 1, NEW)
     assert values(tmp_path / "run") == {1: NEW + 1}
     assert retired(str(tmp_path / "run")) == {"9": OLD + 9}
@@ -247,29 +245,22 @@ def test_equal_numbers_while_both_save(tmp_path: Path, monkeypatch: pytest.Monke
         assert old.save(6, state(OLD + 6))
         assert stall.reached.wait(LIMIT_SECS)
         assert resume(new) == 5
-        real = Lease.check
 
-        def check(
+        def wake(
             lease: Lease,
             mine: Lease = new._run._disk.lease,  # pyright: ignore[reportPrivateUsage]
             stall: Stall = stall,
             old: ckpt.Checkpointer = old,
-            real: Any = real,
         ) -> None:
-            real(lease)
             if lease is mine and not stall.go.is_set():
                 stall.go.set()
                 assert ended(old) == ""
 
+        def wake_later(*_: Any, wake: Any = wake, **__: Any) -> None:
+            seams.at(monkeypatch, (Lease, "check"), after=wake)
+
         # not at the first question, which is asked before anything is written
-        begin = PosixBackend.begin
-
-        def begin_then_wake(*arguments: Any, begin: Any = begin, **more: Any) -> Any:
-            attempt = begin(*arguments, **more)
-            monkeypatch.setattr(Lease, "check", check)
-            return attempt
-
-        monkeypatch.setattr(PosixBackend, "begin", begin_then_wake)
+        seams.at(monkeypatch, (PosixBackend, "begin"), after=wake_later)
         save(new, 6, NEW)
         monkeypatch.undo()
         assert stall.go.is_set()

@@ -20,9 +20,9 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._directory import posix as directories
 from ckpt_core._layout.chunks import chunk_count, chunk_parts
-from ckpt_core._save import write
 from ckpt_core._save.agreement import Offer, Start, judge_start
 from ckpt_core._save.plan_digest import Layout
+from tests.support import seams
 from tests.support.damage import turn_a_bit
 
 NEVER = ckpt.Options(persist_policy=ckpt.when.at_steps([]))
@@ -390,51 +390,42 @@ def test_a_copy_of_a_run_is_another_run(run: Run, tmp_path: Path):
     assert restored is not None and restored.step == 3  # not the newest of the other one
 
 
-class Held:
-    """Holds back the writing of one directory until it is let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Path) -> None:
-        self.go, self.reached = threading.Event(), threading.Event()
-        plain = write.Write.write_own
-
-        def hold(this: Any, *arguments: Any) -> None:
-            if this._job.target.startswith(f"{of}/"):
-                self.reached.set()
-                assert self.go.wait(60)
-            plain(this, *arguments)
-
-        monkeypatch.setattr(write.Write, "write_own", hold)
+def held(monkeypatch: pytest.MonkeyPatch, place: Path) -> seams.Gate:
+    """Holds back what is written below a directory."""
+    gate = seams.Gate()
+    seams.at(monkeypatch, "write", before=gate, where=seams.below(place))
+    return gate
 
 
 def test_local_saves_go_on_while_a_persistent_one_is_slow(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    held = Held(monkeypatch, run.persistent)
+    gate = held(monkeypatch, run.persistent)
     with run.start() as checkpointer:
         for step in range(3):
             assert checkpointer.save(step, state(step))
-        assert held.reached.wait(60)
+        assert gate.entered.wait(60)
         assert 2 in checkpointer.all_steps() or checkpointer._run.saves[0].running
         assert not (run.persistent / "0").exists()
-        closing = threading.Timer(0.2, held.go.set)
+        closing = threading.Timer(0.2, gate.go.set)
         closing.start()
         checkpointer.save(3, state(3))  # due in the persistent directory: waits for the one before
-        assert held.go.is_set() and (run.persistent / "0").exists()
+        assert gate.go.is_set() and (run.persistent / "0").exists()
     closing.join()
     assert (run.persistent / "3").exists()  # close() drained both
 
 
 def test_refusing_to_wait(run: Run, monkeypatch: pytest.MonkeyPatch):
-    held = Held(monkeypatch, run.persistent)
+    gate = held(monkeypatch, run.persistent)
     options = ckpt.Options(persist_policy=ckpt.when.every_steps(3), on_pending="fail")
     with run.start(options) as checkpointer:
         checkpointer.save(0, state(0))
-        assert held.reached.wait(60)  # the local one is done by then
+        assert gate.entered.wait(60)  # the local one is done by then
         checkpointer.save(1, state(1))
         checkpointer._run.saves[0].wait(lambda: None)
         with pytest.raises(CheckpointError, match="still running"):
             checkpointer.save(3, state(3))
-        held.go.set()
+        gate.go.set()
 
 
 @pytest.mark.parametrize("tier", ["local", "persistent"])
@@ -442,14 +433,8 @@ def test_refusing_to_wait(run: Run, monkeypatch: pytest.MonkeyPatch):
 def test_a_failure_of_one_tier_is_raised_and_the_other_has_the_step(
     run: Run, monkeypatch: pytest.MonkeyPatch, tier: str, asynchronous: bool
 ):
-    plain, broken = directories.LocalAttempt.commit, True
-
-    def commit(this: Any, *arguments: Any) -> None:
-        if broken and this._target.startswith(f"{getattr(run, tier)}/"):
-            raise OSError(28, "No space left on device")
-        plain(this, *arguments)
-
-    monkeypatch.setattr(directories.LocalAttempt, "commit", commit)
+    where = seams.below(getattr(run, tier))
+    seams.at(monkeypatch, "commit", before=seams.fail(), where=where, nth=1)
     checkpointer = run.start(None, asynchronous=asynchronous)
 
     def save() -> None:
@@ -461,7 +446,6 @@ def test_a_failure_of_one_tier_is_raised_and_the_other_has_the_step(
     assert checkpointer.all_steps() == [0]
     assert bool(run.local_steps()) == (tier == "persistent")
     assert (run.persistent / "0").exists() == (tier == "local")
-    broken = False
     # what failed can be tried again; what is in the persistent directory needs no second try
     assert checkpointer.save(0, state(0)) == (tier == "persistent")
     checkpointer.save(1, state(1))

@@ -21,6 +21,7 @@ from ckpt_core._directory import ObjectStoreBackend, PosixBackend, hidden_names,
 from ckpt_core._errors import VISIBLE, is_visible
 from ckpt_core._run.lease import Lease
 from ckpt_core._storage import KeyValues, Location
+from tests.support import seams
 
 MOST_OPERATIONS = 60
 
@@ -338,13 +339,7 @@ def test_the_fence_is_asked_when_all_is_durable(
 ) -> None:
     """After it comes one rename, and the sync of that."""
     operations = Operations(monkeypatch)
-    check = Lease.check
-
-    def noted(fence: Lease) -> None:
-        check(fence)
-        operations.done.append("check")
-
-    monkeypatch.setattr(Lease, "check", noted)
+    seams.at(monkeypatch, (Lease, "check"), after=lambda _: operations.done.append("check"))
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer, operations.counted():
         checkpointer.save(1, state(1))
     done = operations.done
@@ -419,25 +414,15 @@ def test_on_a_store_a_fenced_run_removes_nothing(store: str) -> None:
 def test_the_claim_comes_before_the_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, where: str
 ) -> None:
-    told: list[str] = []
+    noted: list[str] = []
     form: Any = PosixBackend if where == "local" else ObjectStoreBackend
-    begin, take = form.begin, Lease.take
-
-    def noted_begin(self: Any, path: str, **more: Any) -> Any:
-        told.append("begin")
-        return begin(self, path, **more)
-
-    def noted_take(fence: Lease) -> None:
-        take(fence)
-        told.append("take")
-
-    monkeypatch.setattr(form, "begin", noted_begin)
-    monkeypatch.setattr(Lease, "take", noted_take)
+    seams.at(monkeypatch, (form, "begin"), before=lambda *_, **__: noted.append("begin"))
+    seams.at(monkeypatch, (Lease, "take"), after=lambda _: noted.append("take"))
     local = str(tmp_path / "memory") if where == "local" else None
     place = str(tmp_path / "run") if where == "local" else store
     with ckpt.Checkpointer(place, asynchronous=False, local_directory=local) as checkpointer:
         checkpointer.save(1, state(1))
-    assert told[0] == "take"
-    assert told.count("begin") == (2 if local else 1)
-    for i, one in enumerate(told):
-        assert one == "take" or told[i - 1] == "take", told
+    assert noted[0] == "take"
+    assert noted.count("begin") == (2 if local else 1)
+    for i, one in enumerate(noted):
+        assert one == "take" or noted[i - 1] == "take", noted

@@ -1,7 +1,6 @@
 """What is still alive after a call has ended, well or not; and what the caller may change meanwhile."""
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._background import pending as pending_module
-from ckpt_core._save import write
+from tests.support import seams
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -29,10 +28,7 @@ def state() -> tuple[dict[str, Any], list[Any]]:
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "the disk is full")
-
-    monkeypatch.setattr(write, "dump_record", full)
+    seams.at(monkeypatch, "record", before=seams.fail(OSError, 28, "the disk is full"))
 
 
 def assert_gone(references: list[Any]) -> None:
@@ -61,7 +57,7 @@ SAVES = [_save_async, _checkpointer, _tiers]
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_a_failure_that_was_told_holds_nothing(save: Any, full_disk: None, tmp_path: Path) -> None:
+def test_a_raised_failure_holds_nothing(save: Any, full_disk: None, tmp_path: Path) -> None:
     tree, references = state()
     wait = save(tmp_path / "a", tree)
     del tree
@@ -84,9 +80,9 @@ def test_a_failure_that_nobody_asked_about_holds_no_arrays(
     with pytest.raises(OSError, match="the disk is full") as caught:
         wait()
     frames = "".join(str(entry) for entry in caught.traceback)
-    assert "_commit" in frames  # where it happened is still told
+    assert "_commit" in frames  # where it happened is still known
     with pytest.raises(OSError, match="the disk is full"):
-        wait()  # and told again to whoever asks again
+        wait()  # and raised again for whoever asks again
     assert not [one for one in pending_module._unfinished if one.unreported]
 
 
@@ -141,26 +137,12 @@ def test_a_target_of_a_load_is_let_go(tmp_path: Path) -> None:
 # ---- what the caller changes right after the call ---------------------------------------------
 
 
-class Gate:
-    """Holds the thread of a save or load at its beginning."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._open = threading.Event()
-        run = pending_module.Pending._run
-
-        def late(pending: Any) -> None:
-            assert self._open.wait(LONG_SECS)
-            run(pending)
-
-        monkeypatch.setattr(pending_module.Pending, "_run", late)
-
-    def open(self) -> None:
-        self._open.set()
-
-
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(monkeypatch)
+def gate(monkeypatch: pytest.MonkeyPatch) -> seams.Gate:
+    """Holds the thread of a save or load at its beginning."""
+    made = seams.Gate()
+    seams.at(monkeypatch, (pending_module.Pending, "_run"), before=made)
+    return made
 
 
 METADATA = {"epoch": 1, "nested": {"list": [1, {"a": 2}]}}
@@ -174,7 +156,7 @@ def _changed(metadata: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("how", ["save_async", "Checkpointer", "tiers"])
 def test_metadata_metrics_and_items_changed_right_after(
-    how: str, gate: Gate, tmp_path: Path
+    how: str, gate: seams.Gate, tmp_path: Path
 ) -> None:
     metadata: dict[str, Any] = {"epoch": 1, "nested": {"list": [1, {"a": 2}]}}
     metrics, tree = {"loss": 0.5}, {"n": 1, "list": [1, 2], "text": "a"}
@@ -191,7 +173,7 @@ def test_metadata_metrics_and_items_changed_right_after(
     tree["n"], tree["new"] = 9, 9
     tree["list"].append(9)
     items["more"] = 9
-    gate.open()
+    gate.go.set()
     wait()
     info = ckpt.inspect(tmp_path / "0")
     assert info.metadata == METADATA
@@ -199,18 +181,18 @@ def test_metadata_metrics_and_items_changed_right_after(
     assert ckpt.load(tmp_path / "0") == {"tree": {"n": 1, "list": [1, 2], "text": "a"}}
 
 
-def test_options_changed_right_after(gate: Gate, tmp_path: Path) -> None:
+def test_options_changed_right_after(gate: seams.Gate, tmp_path: Path) -> None:
     compression: dict[str, str | None] = {"w": "zstd"}
     options = ckpt.Options(durable=False, compression=compression)
     pending = ckpt.save_async(tmp_path / "0", {"w": np.zeros(100_000)}, options=options)
     compression["w"] = "no such codec"
-    gate.open()
+    gate.go.set()
     pending.result()
     files = (tmp_path / "0").rglob("*")
     assert sum(file.stat().st_size for file in files if file.is_file()) < 100_000
 
 
-def test_the_arguments_of_a_load_changed_right_after(gate: Gate, tmp_path: Path) -> None:
+def test_the_arguments_of_a_load_changed_right_after(gate: seams.Gate, tmp_path: Path) -> None:
     saved = {"a": {"w": jnp.ones(3)}, "b": [jnp.ones(2), (jnp.zeros(2), {"c": 1})]}
     ckpt.save(tmp_path / "0", saved, options=QUICK)
     like: Any = {"a": {"w": jnp.zeros(3)}, "b": [jnp.zeros(2), (jnp.zeros(2), {"c": 0})]}
@@ -222,7 +204,7 @@ def test_the_arguments_of_a_load_changed_right_after(gate: Gate, tmp_path: Path)
     del like["b"][0]
     only.clear()
     rename["a"] = "z"
-    gate.open()
+    gate.go.set()
     loaded = pending.result()
     assert loaded["b"][1][1] == {"c": 1} and (loaded["a"]["w"] == 1).all()
 

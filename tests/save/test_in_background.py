@@ -1,4 +1,4 @@
-"""Saves and loads in the background: what they hold, when they end, and who hears of a failure."""
+"""Saves and loads in the background: what they hold, when they end, and where a failure is raised."""
 
 import os
 import subprocess
@@ -16,41 +16,22 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._background import pending as pending_module
 from ckpt_core._background.pending import PendingSave
-from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._save import write as write_module
 from ckpt_core._storage import ArrayWriter
+from tests.support import seams
 from tests.support.children import environment
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
 
 
-class Gate:
-    """Holds every commit until `open()`; then lets it through, or makes it fail."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.fail_with: Exception | None = None
-        self._opened = threading.Event()
-        self._commit = LocalAttempt.commit
-
-    def open(self) -> None:
-        self._opened.set()
-
-    def commit(self, attempt: Any, *arguments: Any) -> None:
-        self.reached.set()
-        assert self._opened.wait(LONG_SECS)
-        if self.fail_with is not None:
-            raise self.fail_with
-        self._commit(attempt, *arguments)
-
-
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate()
-    monkeypatch.setattr(LocalAttempt, "commit", lambda *arguments: made.commit(*arguments))
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[seams.Gate]:
+    """Holds every commit."""
+    made = seams.Gate()
+    seams.at(monkeypatch, "commit", before=made)
     yield made
-    made.open()
+    made.go.set()
 
 
 @pytest.fixture
@@ -92,7 +73,7 @@ def test_numpy_arrays_changed_right_after(path, gate, save, shape):
     whole[...] = 9
     state["list"].append(np.array(4))
     state["new"] = 1
-    gate.open()
+    gate.go.set()
     wait()
     loaded = ckpt.load(f"{path}/0")
     assert loaded.keys() == {"one", "view", "list"} and len(loaded["list"]) == 1
@@ -110,7 +91,7 @@ def test_jax_arrays_donated_right_after(path, gate, save, shape, mesh):
     wait = save(path, state)
     for name in ("one", "many"):
         state[name] = jax.block_until_ready(update(state[name]))
-    gate.open()
+    gate.go.set()
     wait()
     loaded = ckpt.load(f"{path}/0", as_numpy=True)
     assert (loaded["one"] == 1.5).all() and (loaded["many"] == 2.5).all()
@@ -121,7 +102,7 @@ def test_jax_arrays_deleted_right_after(path, gate, save):
     wait = save(path, state)
     for leaf in state.values():
         leaf.delete()
-    gate.open()
+    gate.go.set()
     wait()
     loaded = ckpt.load(f"{path}/0")
     assert (loaded["w"] == 2.5).all() and loaded["key"] == jax.random.key(3)
@@ -131,7 +112,7 @@ def test_generators_that_go_on(path, gate, save):
     generator = np.random.default_rng(3)
     wait = save(path, {"generator": generator})
     drawn = generator.random(5)
-    gate.open()
+    gate.go.set()
     wait()
     assert (ckpt.load(f"{path}/0")["generator"].random(5) == drawn).all()
 
@@ -156,7 +137,7 @@ def test_a_relative_path_is_resolved_at_the_call(tmp_path, gate, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pending = ckpt.save_async("here", {"n": 1}, options=QUICK)
     monkeypatch.chdir("other")
-    gate.open()
+    gate.go.set()
     pending.result()
     assert pending.path == str(tmp_path / "here")
     assert ckpt.load(tmp_path / "here") == {"n": 1}
@@ -168,23 +149,23 @@ def test_a_relative_path_is_resolved_at_the_call(tmp_path, gate, monkeypatch):
 def test_pending_save(path, gate):
     pending = ckpt.save_async(path, {"n": 1}, options=QUICK)
     assert isinstance(pending, ckpt.PendingSave) and pending.path == path
-    assert gate.reached.wait(LONG_SECS) and not pending.done()
+    assert gate.entered.wait(LONG_SECS) and not pending.done()
     with pytest.raises(TimeoutError, match="it goes on") as caught:
         pending.result(timeout_secs=0.05)
     assert path in str(caught.value) and not os.path.exists(path)
-    gate.open()
+    gate.go.set()
     pending.result(timeout_secs=LONG_SECS)
     assert pending.done() and ckpt.verify(path).ok
     pending.result()  # as often as one likes
 
 
 def test_pending_save_fails(path, gate):
-    gate.fail_with = PermissionError(13, "not here")
+    gate.error = PermissionError(13, "not here")
     pending = ckpt.save_async(path, {"n": 1}, options=QUICK)
-    gate.open()
+    gate.go.set()
     with pytest.raises(PermissionError, match="not here") as caught:
         pending.result()
-    assert caught.value is gate.fail_with and pending.done()
+    assert caught.value is gate.error and pending.done()
     assert os.listdir(os.path.dirname(path)) == []
 
 
@@ -199,9 +180,9 @@ def test_what_can_be_refused_at_once_is(path):
 
 def test_someone_else_commits_meanwhile(path, gate):
     pending = ckpt.save_async(path, {"n": 1}, options=QUICK)
-    assert gate.reached.wait(LONG_SECS)
+    assert gate.entered.wait(LONG_SECS)
     os.makedirs(f"{path}/theirs")
-    gate.open()
+    gate.go.set()
     with pytest.raises(ckpt.CheckpointExists):
         pending.result()
     assert os.listdir(path) == ["theirs"] and os.listdir(os.path.dirname(path)) == ["checkpoint"]
@@ -266,17 +247,17 @@ ASKING: dict[str, Callable[[ckpt.Checkpointer], Any]] = {
 def test_a_failure_is_raised_once_by_the_first_that_asks(path, gate, first):
     policy = ckpt.when.at_steps([0, 1, 2])
     checkpointer = ckpt.Checkpointer(path, save_policy=policy, options=QUICK)
-    gate.fail_with = Refusal(28, "the disk is full")
+    gate.error = Refusal(28, "the disk is full")
     assert checkpointer.save(0, {"n": 0}) is True
-    assert gate.reached.wait(LONG_SECS)
+    assert gate.entered.wait(LONG_SECS)
     pending, _ = checkpointer._run._persistent._now  # save() asks only once it has ended
-    gate.open()
+    gate.go.set()
     assert pending.wait(LONG_SECS)
     with pytest.raises(Refusal, match="the disk is full") as caught:
         ASKING[first](checkpointer)
-    assert caught.value is gate.fail_with
+    assert caught.value is gate.error
     assert caught.value.__notes__ == [f"while saving step 0 to {path} in the background"]
-    gate.fail_with = None
+    gate.error = None
     if first != "close":
         checkpointer.wait_until_finished()
         assert checkpointer.restore_latest(state={"n": 0}) is None
@@ -287,12 +268,12 @@ def test_a_failure_is_raised_once_by_the_first_that_asks(path, gate, first):
 
 def test_a_failure_is_raised_when_the_next_save_waited_for_it(path, gate):
     with ckpt.Checkpointer(path, options=QUICK) as checkpointer:
-        gate.fail_with = Refusal(28, "the disk is full")
+        gate.error = Refusal(28, "the disk is full")
         checkpointer.save(0, {"n": 0})
-        threading.Timer(0.1, gate.open).start()
+        threading.Timer(0.1, gate.go.set).start()
         with pytest.raises(Refusal, match="the disk is full"):
             checkpointer.save(1, {"n": 1})
-        gate.fail_with = None
+        gate.error = None
         assert checkpointer.save(1, {"n": 1})
     assert checkpointer.all_steps() == [1]
 
@@ -301,10 +282,10 @@ def test_a_directory_that_became_a_file(path, gate):
     with ckpt.Checkpointer(path, options=QUICK) as checkpointer:
         checkpointer.save(0, {"n": 0})
         checkpointer_directory = Path(path)
-        assert gate.reached.wait(LONG_SECS)
+        assert gate.entered.wait(LONG_SECS)
         checkpointer_directory.rename(f"{path}-away")
         checkpointer_directory.write_text("in the way")
-        gate.open()
+        gate.go.set()
         with pytest.raises(OSError):
             checkpointer.wait_until_finished()
     assert checkpointer_directory.read_text() == "in the way"
@@ -313,10 +294,10 @@ def test_a_directory_that_became_a_file(path, gate):
 def test_on_pending_wait(path, gate):
     with ckpt.Checkpointer(path, options=QUICK) as checkpointer:
         checkpointer.save(0, {"n": 0})
-        assert gate.reached.wait(LONG_SECS)
+        assert gate.entered.wait(LONG_SECS)
         assert checkpointer.save(0, {"n": 9}) is False  # it is on its way
         assert checkpointer.all_steps() == []
-        threading.Timer(0.1, gate.open).start()
+        threading.Timer(0.1, gate.go.set).start()
         assert checkpointer.save(1, {"n": 1}) is True
         assert 0 in checkpointer.all_steps()  # one at a time
     assert checkpointer.all_steps() == [0, 1] and checkpointer.load(0) == {"n": 0}
@@ -325,8 +306,8 @@ def test_on_pending_wait(path, gate):
 def test_delete_waits_for_the_save(path, gate):
     with ckpt.Checkpointer(path, options=QUICK) as checkpointer:
         checkpointer.save(0, {"n": 0})
-        assert gate.reached.wait(LONG_SECS)
-        threading.Timer(0.1, gate.open).start()
+        assert gate.entered.wait(LONG_SECS)
+        threading.Timer(0.1, gate.go.set).start()
         checkpointer.delete(0)
     assert checkpointer.all_steps() == []
 
@@ -335,10 +316,10 @@ def test_on_pending_fail(path, gate):
     options = ckpt.Options(durable=False, on_pending="fail")
     with ckpt.Checkpointer(path, options=options) as checkpointer:
         checkpointer.save(0, {"n": 0})
-        assert gate.reached.wait(LONG_SECS)
+        assert gate.entered.wait(LONG_SECS)
         with pytest.raises(ckpt.CheckpointError, match="save of step 0 is still running"):
             checkpointer.save(1, {"n": 1})
-        gate.open()
+        gate.go.set()
         checkpointer.wait_until_finished()
         assert checkpointer.save(1, {"n": 1}) is True
     assert checkpointer.all_steps() == [0, 1]
@@ -349,9 +330,9 @@ def test_continuously_saves_when_it_can(path, gate):
         path, save_policy=ckpt.when.continuously(), options=QUICK
     ) as checkpointer:
         assert checkpointer.save(0, {"n": 0}) is True
-        assert gate.reached.wait(LONG_SECS)
+        assert gate.entered.wait(LONG_SECS)
         assert [checkpointer.save(step, {"n": step}) for step in (1, 2, 3)] == [False] * 3
-        gate.open()
+        gate.go.set()
         checkpointer.wait_until_finished()
         assert checkpointer.save(4, {"n": 4}) is True
     assert checkpointer.all_steps() == [0, 4]
@@ -363,16 +344,8 @@ _PRELUDE = """
 import os, sys, threading, time
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory.posix import LocalAttempt
-from ckpt_core._save import write as write_module
-from ckpt_core._storage import ArrayWriter
-
-commit = LocalAttempt.commit
-def late(*arguments):
-    time.sleep(0.3)
-    commit(*arguments)
-def failing(*arguments):
-    raise OSError(28, "the disk is full")
+from tests.support import seams
+failing = seams.fail(OSError, 28, "the disk is full")
 path = sys.argv[1]
 """
 
@@ -391,7 +364,7 @@ def _run(code: str, path: str) -> subprocess.CompletedProcess[str]:
 def test_a_save_pending_at_exit_is_drained(path, how):
     ended = _run(
         f"""
-LocalAttempt.commit = late
+seams.at(None, "commit", before=lambda *_: time.sleep(0.3))
 if {how!r} == "Checkpointer":
     ckpt.Checkpointer(path).save(0, {{"w": np.arange(5000)}})
 else:
@@ -412,7 +385,7 @@ if {how!r} == "exception":
 def test_a_failure_that_nobody_asked_about(path, how):
     ended = _run(
         f"""
-LocalAttempt.commit = failing
+seams.at(None, "commit", before=failing)
 if {how!r} == "Checkpointer":
     ckpt.Checkpointer(path).save(0, {{"n": 1}})
 else:
@@ -426,10 +399,10 @@ print("done")
     assert "Traceback" in ended.stderr and "the disk is full" in ended.stderr
 
 
-def test_a_failure_that_was_asked_about_is_not_told_again(path):
+def test_a_failure_that_was_asked_about_is_not_reported_again(path):
     ended = _run(
         """
-LocalAttempt.commit = failing
+seams.at(None, "commit", before=failing)
 pending = ckpt.save_async(path, {"n": 1})
 try:
     pending.result()
@@ -441,7 +414,7 @@ except OSError:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "caught\n", "")
 
 
-def test_a_forked_child_is_told(path):
+def test_a_forked_child_is_refused(path):
     ended = _run(
         """
 import warnings

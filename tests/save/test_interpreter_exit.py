@@ -15,7 +15,7 @@ from tests.support.children import environment
 
 LONG_SECS = 120
 
-# `slow` makes each commit wait until the file `go` is there, or for a while.
+# `slowly` makes each save wait before its record until the file `go` is there, or for a while.
 PRELUDE = """
 import atexit, os, signal, sys, threading, time
 early = []
@@ -23,11 +23,10 @@ atexit.register(lambda: [call() for call in early])  # before ckpt is imported: 
 import numpy as np
 import ckpt_core as ckpt
 from ckpt_core._background.threads import Flag
-from ckpt_core._directory.posix import PosixBackend
 path = sys.argv[1]
 
 def interrupted(*arguments):
-    open(path + "-told", "w").close()
+    open(path + "-interrupted", "w").close()
     signal.default_int_handler(*arguments)
 signal.signal(signal.SIGINT, interrupted)
 wait = Flag.wait
@@ -36,21 +35,14 @@ def wait_and_say(flag, *arguments):
         open(path + "-waiting", "w").close()
     return wait(flag, *arguments)
 Flag.wait = wait_and_say
-begin = PosixBackend.begin
-def slowly(form, *arguments, **named):
-    attempt = begin(form, *arguments, **named)
-    write = attempt.write
-    def late(name, data):
-        if name == "ckpt.json":
-            open(path + "-writing", "w").close()
-            until = time.monotonic() + 20
-            while not os.path.exists(path + "-go") and time.monotonic() < until:
-                time.sleep(0.01)
-        write(name, data)
-    attempt.write = late
-    return attempt
-def failing(form, *arguments, **named):
-    raise OSError(28, "the disk is full")
+def late(*_):
+    open(path + "-writing", "w").close()
+    until = time.monotonic() + 20
+    while not os.path.exists(path + "-go") and time.monotonic() < until:
+        time.sleep(0.01)
+def slowly():
+    from tests.support import seams  # a program that has not saved yet has not imported what saves
+    seams.at(None, "record", before=late)
 def state(step):
     return {"w": np.full(5000, step), "n": step}
 """
@@ -108,10 +100,10 @@ def test_the_usual_handler_of_sigterm_loses_no_step(path: Path) -> None:
     child = Child(
         """
 def handler(*_):
-    open(path + "-told", "w").close()
+    open(path + "-interrupted", "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, handler)
-PosixBackend.begin = slowly
+slowly()
 c = ckpt.Checkpointer(path)
 c.save(0, state(0))
 c.save(1, state(1))
@@ -121,7 +113,7 @@ c.save(1, state(1))
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGTERM)
-    child.wait_for("told")
+    child.wait_for("interrupted")
     child.say("go")
     code, _, error = child.end()
     assert (code, error) == (0, "")
@@ -135,11 +127,11 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
         "close": "c = ckpt.Checkpointer(path)\nc.save(0, state(0))\nc.close()",
         "result": "ckpt.save_async(path + '/0', state(0)).result()",
     }
-    child = Child(f"PosixBackend.begin = slowly\n{calls[where]}", path)
+    child = Child(f"slowly()\n{calls[where]}", path)
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
-    child.wait_for("told")
+    child.wait_for("interrupted")
     child.say("go")
     code, _, error = child.end()
     assert code == -signal.SIGINT, error
@@ -148,19 +140,19 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
 
 
 def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
-    child = Child("PosixBackend.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
+    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path)
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
-    child.wait_for("told")
+    child.wait_for("interrupted")
     child.say("go")
     code, _, error = child.end()
     assert code in (0, -signal.SIGINT) and "was not saved" not in error, error
     _steps_are_right(path, [0])
 
 
-def test_who_insists_ends_without_it_and_is_told(path: Path) -> None:
-    child = Child("PosixBackend.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
+def test_who_insists_ends_without_it_and_a_message_says_so(path: Path) -> None:
+    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path)
     child.wait_for("writing")
     child.wait_for("waiting")
     for _ in range(LONG_SECS):
@@ -203,12 +195,10 @@ def test_a_save_that_begins_at_the_end(path: Path, late: str, call: str) -> None
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_a_failure_in_the_background_at_the_end_is_told(path: Path, late: str) -> None:
-    code = "PosixBackend.begin = slowly\n" + LATE[late].format(
-        call="ckpt.save_async(path + '/0', state(0))"
-    )
-    code += "\nopen(path + '-go', 'w').close()\nimport ckpt_core._save.write as write\n"
-    code += "def full(*_): raise OSError(28, 'the disk is full')\nwrite.dump_record = full"
+def test_a_failure_in_the_background_at_the_end_is_reported(path: Path, late: str) -> None:
+    code = "slowly()\n" + LATE[late].format(call="ckpt.save_async(path + '/0', state(0))")
+    code += "\nopen(path + '-go', 'w').close()\nfrom tests.support import seams\n"
+    code += "seams.at(None, 'record', before=seams.fail(OSError, 28, 'the disk is full'))"
     returned, _, error = Child(code, path).end()
     assert returned == 1 and "was not saved" in error and "the disk is full" in error
     assert not (path / "0").exists()
@@ -218,7 +208,7 @@ def test_a_large_step_compared_with_the_one_before_at_the_end(path: Path) -> Non
     """Comparing takes several threads, which start no more when the interpreter ends."""
     code, _, error = Child(
         """
-PosixBackend.begin = slowly
+slowly()
 big = {f"w{i}": np.full(400_000, i) for i in range(4)}
 c = ckpt.Checkpointer(path)
 open(path + "-go", "w").close()
@@ -241,7 +231,7 @@ def test_a_child_that_is_forked_during_a_save_ends(path: Path, how: str) -> None
         f"""
 import warnings
 warnings.simplefilter("ignore")  # jax warns of every fork
-PosixBackend.begin = slowly
+slowly()
 how = {how!r}
 with ckpt.Checkpointer(path) as c:
     c.save(0, state(0))

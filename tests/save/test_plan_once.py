@@ -17,6 +17,7 @@ import ckpt_core as ckpt
 from ckpt_core._devices import transfer
 from ckpt_core._save.plan import plan_tree, signature_of
 from ckpt_core._tree import flatten
+from tests.support import seams
 
 
 def planned() -> int:
@@ -81,7 +82,7 @@ def test_another_tree_is_planned_anew(tmp_path: Path, change: Any) -> None:
     ]
 
 
-def test_leaves_that_are_alike_are_described_by_the_same_objects() -> None:
+def test_leaves_that_are_equal_are_described_by_the_same_objects() -> None:
     """Comparing the outlines of two steps is then a comparison of pointers."""
     one, other = ({f"w{n}": jnp.full((4, 4), n + add) for n in range(9)} for add in (0, 1))
     (first, _), (second, _) = signature_of(flatten(one)), signature_of(flatten(other))
@@ -91,7 +92,7 @@ def test_leaves_that_are_alike_are_described_by_the_same_objects() -> None:
         assert {*map(id, signature.shardings), *map(id, signature.stored)} == {id(first.stored[0])}
 
 
-def test_a_deleted_array_among_others_alike_is_named(tmp_path: Path) -> None:
+def test_a_deleted_array_among_equal_ones_is_named(tmp_path: Path) -> None:
     state = {f"w{n}": jnp.full((4, 4), n) for n in range(3)}
     ckpt.save(tmp_path / "1", state)
     state["w1"].delete()
@@ -196,15 +197,13 @@ def test_what_was_staged_is_let_go_when_it_has_landed(
 ) -> None:
     from ckpt_core._storage import ArrayWriter
 
-    finish = ArrayWriter.finish
     seen: list[bool] = []
 
-    def look(self: Any, *arguments: Any) -> None:
+    def look(*_: Any) -> None:
         gc.collect()
         seen.append(alive() is not None)
-        finish(self, *arguments)
 
-    monkeypatch.setattr(ArrayWriter, "finish", look)
+    seams.at(monkeypatch, (ArrayWriter, "finish"), before=look)
     state = {"w": jnp.ones(1000)}
     alive = weakref.ref(state["w"])
     pending = ckpt.save_async(tmp_path / "one", state, options=ckpt.Options(snapshot="device"))

@@ -33,11 +33,10 @@ CHILD = """
 import os, sys, threading
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory.posix import LocalAttempt
+from tests.support import seams
 
 path, way, priority, tier = sys.argv[1:]
 nices = []
-commit = LocalAttempt.commit
 
 def of_pool():
     for name in os.listdir("/proc/self/task"):
@@ -45,12 +44,11 @@ def of_pool():
             if file.read().startswith("ts_pool"):
                 yield os.getpriority(os.PRIO_PROCESS, int(name))
 
-def look(attempt, *arguments):
+def look(*_):
     nices.append((os.getpriority(os.PRIO_PROCESS, 0), max(of_pool(), default=None)))
     gate.wait(60)
-    commit(attempt, *arguments)
 
-LocalAttempt.commit = look
+seams.at(None, "commit", before=look)
 gate = threading.Event()
 state = {"w": np.zeros(2**20, np.float32)}
 gate.set()
@@ -124,7 +122,7 @@ def test_a_save_for_which_the_caller_waits_keeps_its_priority(
 
 
 class Held:
-    """Background work that tells its priority when asked."""
+    """Background work that reports its priority when asked."""
 
     def __init__(self) -> None:
         self.asked, self.began, self.may_end = (threading.Event() for _ in range(3))

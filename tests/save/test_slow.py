@@ -14,10 +14,10 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core import _operation
-from ckpt_core._directory import posix
 from ckpt_core._load import loading
 from ckpt_core._operation import Operation
 from ckpt_core._platform import LINUX
+from tests.support import seams
 
 
 def wait_for(condition: Any, secs: float = 30.0) -> None:
@@ -30,27 +30,14 @@ def wait_for(condition: Any, secs: float = 30.0) -> None:
 def test_a_save_that_hangs_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    go_on, events = threading.Event(), []
-    sync = posix.PosixBackend.begin
-
-    def hang(self: Any, *arguments: Any, **named: Any) -> Any:
-        attempt = sync(self, *arguments, **named)
-        durable = attempt.make_durable
-
-        def slow(*more: Any) -> None:
-            assert go_on.wait(60)
-            durable(*more)
-
-        attempt.make_durable = slow
-        return attempt
-
-    monkeypatch.setattr(posix.PosixBackend, "begin", hang)
+    gate, events = seams.Gate(), []
+    seams.at(monkeypatch, "record", before=gate)
     options = ckpt.Options(report_secs=0.05, on_event=events.append)
     caplog.set_level(logging.WARNING, "ckpt_core")
     with ckpt.Checkpointer(tmp_path, options=options) as run:
         run.save(3, {"w": jnp.ones(1000)})
         wait_for(lambda: sum(event.kind == "slow" for event in events) > 6)
-        go_on.set()
+        gate.go.set()
         run.wait_until_finished()
         told = [event for event in events if event.kind == "slow"]
         assert "syncing" in told[-1].phase and told[-1].step == 3
@@ -60,10 +47,10 @@ def test_a_save_that_hangs_says_where(
     assert "save of" in text and "has taken" in text
     assert ("this process uses" in text) == LINUX
     stacks = [line for line in caplog.messages if "its threads are at" in line]
-    assert len(stacks) == 1 and "go_on.wait(60)" in stacks[0]
+    assert len(stacks) == 1 and "self.go.wait(" in stacks[0]
     count = len(told)
     time.sleep(0.2)
-    assert sum(event.kind == "slow" for event in events) == count  # it ended, and nothing is told
+    assert sum(event.kind == "slow" for event in events) == count  # it ended: no report
 
 
 def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +68,7 @@ def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert told[0].phase == "reading" and told[0].total_bytes in (0, 160_000)
 
 
-def test_quick_work_is_not_told_and_costs_no_measuring(tmp_path: Path) -> None:
+def test_quick_work_is_not_reported_and_costs_no_measuring(tmp_path: Path) -> None:
     events: list[Any] = []
     ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=ckpt.Options(on_event=events.append))
     assert "slow" not in [event.kind for event in events]

@@ -12,6 +12,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._devices.staging import Staging
+from tests.support import seams
 
 
 def test_the_next_save_gets_the_same_memory() -> None:
@@ -78,25 +79,16 @@ def test_saves_in_a_row_are_each_of_their_moment(tmp_path: Path, tier: bool) -> 
 def test_memory_is_not_used_again_while_a_save_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered, go = threading.Event(), threading.Event()
-
-    def hold(self: Any, attempt: Any) -> str:
-        entered.set()
-        assert go.wait(30)
-        return unheld(self, attempt)
-
-    from ckpt_core._save.write import Write
-
-    unheld = Write.write_own  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(Write, "write_own", hold)
+    gate = seams.Gate()
+    seams.at(monkeypatch, "write", before=gate)
     state = np.zeros(1000)
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(0, state)
-        assert entered.wait(30)
+        assert gate.entered.wait(30)
         state[:] = 1
         second = threading.Thread(target=checkpointer.save, args=(1, state))
         second.start()
-        go.set()
+        gate.go.set()
         second.join(30)
         checkpointer.wait_until_finished()
     assert [float(np.sum(ckpt.load(tmp_path / str(step)))) for step in (0, 1)] == [0.0, 1000.0]
@@ -105,21 +97,12 @@ def test_memory_is_not_used_again_while_a_save_writes_it(
 def test_a_failed_save_takes_no_memory_from_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpt_core._save.write import Write
-
-    written = Write.write_own  # pyright: ignore[reportPrivateUsage]
-
-    def fail(self: Any, attempt: Any) -> str:
-        written(self, attempt)
-        raise OSError(28, "No space left on device")
-
+    seams.at(monkeypatch, "write", after=seams.fail(), nth=1)
     state = np.zeros(1000)
     with ckpt.Checkpointer(tmp_path) as checkpointer:
-        monkeypatch.setattr(Write, "write_own", fail)
         checkpointer.save(0, state)
         with pytest.raises(OSError, match="No space"):
             checkpointer.wait_until_finished()
-        monkeypatch.setattr(Write, "write_own", written)
         for step in (1, 2):
             state[:] = step
             checkpointer.save(step, state)

@@ -21,6 +21,7 @@ from ckpt_core._storage import (
     read_index,
 )
 from ckpt_core._tree.leaves import describe
+from tests.support import seams
 from tests.support.units import MIB
 
 COUNT = 4000
@@ -52,13 +53,7 @@ def writer(path, max_host_bytes: int = 2**30) -> ArrayWriter:
 def parts(monkeypatch) -> list[ArrayWriter]:
     """One entry for every part of a save that is handed to TensorStore."""
     started: list[ArrayWriter] = []
-    start = ArrayWriter.start
-
-    def starting(self: ArrayWriter) -> None:
-        started.append(self)
-        start(self)
-
-    monkeypatch.setattr(ArrayWriter, "start", starting)
+    seams.at(monkeypatch, (ArrayWriter, "start"), before=started.append)
     return started
 
 
@@ -143,16 +138,9 @@ def test_the_first_part_fails(tmp_path):
 
 def test_the_directory_is_left_as_it_was_when_the_first_part_fails(tmp_path, monkeypatch):
     ckpt.save(tmp_path / "c", {"w": np.arange(3)})
-    begin = ArrayWriter._begin
-    calls: list[ArrayWriter] = []
-
-    def failing(self):
-        calls.append(self)
-        if len(calls) == 2:  # after the first part was started
-            raise OSError(28, "No space left on device")
-        begin(self)
-
-    monkeypatch.setattr(ArrayWriter, "_begin", failing)
+    begin, calls = (ArrayWriter, "_begin"), list[ArrayWriter]()
+    seams.at(monkeypatch, begin, before=seams.fail(), nth=2)  # after the first part was started
+    seams.at(monkeypatch, begin, before=calls.append)
     with pytest.raises(OSError, match="No space left"):
         ckpt.save(tmp_path / "c", tree(), overwrite=True)
     assert len(calls) == 2
@@ -174,7 +162,7 @@ def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monke
     )
     ckpt.save(tmp_path / "a", tree(elements=4), options=ckpt.Options(durable=False))
     assert len(ckpt.load(tmp_path / "a")) == COUNT
-    assert len(nodes) > 4 and len(counted) == 1  # all leaves are alike
+    assert len(nodes) > 4 and len(counted) == 1  # all leaves are equal
 
 
 def test_a_load_that_an_index_stops_leaves_no_file_open(tmp_path) -> None:

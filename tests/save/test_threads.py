@@ -13,6 +13,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._background import threads
 from ckpt_core._background.threads import run_each
+from tests.support import seams
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -98,16 +99,11 @@ def test_saving_restoring_asking_and_deleting_at_once(tmp_path: Path) -> None:
     assert all(is_state_of(step, ckpt.load(tmp_path / str(step))) for step in (17, 18, 19))
 
 
-def test_a_failure_is_told_to_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpt_core._save import write
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "the disk is full")
-
+def test_a_failure_is_raised_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = ckpt.Checkpointer(tmp_path, options=QUICK)
     for number in range(10):
         with monkeypatch.context() as now:
-            now.setattr(write, "dump_record", full)
+            seams.at(now, "record", before=seams.fail())
             checkpointer.save(number, {"n": number})
             raised = all_at_once(*[checkpointer.wait_until_finished] * 4)
         assert [type(error) for error in raised] == [OSError]
@@ -167,7 +163,7 @@ def test_a_handler_may_save_between_calls(tmp_path: Path) -> None:
 
 
 def test_saves_to_one_path(tmp_path: Path) -> None:
-    """One of them is there, and the others were told so."""
+    """One of them is there, and the others raise."""
     for turn in range(6):
         path, done = tmp_path / str(turn), []
 

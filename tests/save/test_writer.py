@@ -20,6 +20,7 @@ from ckpt_core._processes import Processes
 from ckpt_core._save import pieces
 from ckpt_core._tree import flatten, unflatten
 from ckpt_core._tree.grow import GrownTree
+from tests.support import seams
 from tests.support.stores import (  # noqa: F401 (fixtures)
     keys_at,
     make_s3_url,
@@ -159,12 +160,8 @@ def test_small_parts_do_not_make_many_files(tmp_path: Path) -> None:
 def test_small_parts_wait_only_so_long(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(pieces, "_WAITING_BYTES", 2000)
     written: list[int] = []
-    put = pieces.ArrayWriter.put
-    monkeypatch.setattr(
-        pieces.ArrayWriter,
-        "put",
-        lambda self, arrays: written.append(len(arrays)) or put(self, arrays),
-    )
+    put = (pieces.ArrayWriter, "put")
+    seams.at(monkeypatch, put, before=lambda _, arrays: written.append(len(arrays)))
     with ckpt.writer(tmp_path / "a") as w:
         for part in range(9):
             w.add("params", {str(part): np.full(100, part)})
@@ -201,19 +198,14 @@ def test_an_exception_on_disk_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_part_that_cannot_be_written_is_the_end(tmp_path: Path, monkeypatch: Any) -> None:
-    def fails(*_: Any) -> None:
-        raise OSError(28, "no space left")
-
     def go_on_after_a_failure() -> None:
         with ckpt.writer(tmp_path / "a") as w:
-            monkeypatch.setattr(pieces.ArrayWriter, "put", fails)
-            with pytest.raises(OSError, match="no space"):
+            seams.at(monkeypatch, (pieces.ArrayWriter, "put"), before=seams.fail(), nth=1)
+            with pytest.raises(OSError, match="No space"):
                 w.add("params", {"a": np.zeros(3)})
-            monkeypatch.setattr(pieces.ArrayWriter, "put", put)
             with pytest.raises(ckpt.CheckpointError, match="start again"):
                 w.add("params", {"b": np.zeros(3)})
 
-    put = pieces.ArrayWriter.put
     monkeypatch.setattr(pieces, "_SMALL_ADD_BYTES", 0)
     with pytest.raises(ckpt.CheckpointError, match="could not be written") as raised:
         go_on_after_a_failure()
@@ -251,7 +243,7 @@ def test_what_is_there_is_refused_and_the_rest_goes_on(
     assert list(found["params"]) == ["a"] and found["json"] == 1
 
 
-def test_wrong_use_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_wrong_use_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     with (
         pytest.raises(ckpt.CheckpointError, match="nothing was added"),
         ckpt.writer(tmp_path / "a"),

@@ -1,0 +1,121 @@
+"""The four moments at which tests make a save fail, wait, or look: the only module that knows what they are called.
+
+========== ==============================================================================================
+write      one process writes its arrays, states and checksums; on process 0 also the metadata
+record     process 0 (in local directories each) writes ``ckpt.json`` as the last file, and syncs all
+commit     the checkpoint becomes visible
+agreement  one process sends its value to process 0 and waits for the answer; never with one process alone
+========== ==============================================================================================
+
+Code of a subprocess may import it, too: it imports no pytest.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._directory.store_attempt import StoreAttempt
+from ckpt_core._processes import Processes
+from ckpt_core._save.write import Write
+
+if TYPE_CHECKING:
+    import pytest
+
+Act = Callable[..., object]
+"""Called with the arguments of the product's method, the object first: an attempt, of ``write`` a ``Write`` and an
+attempt, of ``agreement`` a ``Processes``, the tag and the value."""
+Point = Literal["write", "record", "commit", "agreement"]
+POINTS: dict[Point, list[tuple[type, str]]] = {
+    "write": [(Write, "write_own")],
+    "record": [(LocalAttempt, "make_durable"), (StoreAttempt, "make_durable")],
+    "commit": [(LocalAttempt, "commit"), (StoreAttempt, "commit")],
+    "agreement": [(Processes, "gather_decide")],
+}
+LIMIT_SECS = 60
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def at(
+    patch: pytest.MonkeyPatch | None,
+    point: Point | tuple[Any, str],
+    *,
+    before: Act = _nothing,
+    after: Act = _nothing,
+    where: Callable[..., bool] = lambda *_, **__: True,
+    nth: int | None = None,
+) -> None:
+    """Acts at a moment, of every save: ``before`` it, or ``after`` it has gone well; what an act raises is raised there.
+
+    Args:
+        patch: takes it back when it ends; None to leave it until the process ends.
+        point: the moment; or, of something finer, who has a function and its name there.
+        before, after: what to do; ``fail`` and ``Gate`` make some.
+        where: which calls count; it gets the same arguments. ``below`` makes some.
+        nth: acts only in the n-th call that counts, from 1; in all by default.
+    """
+    calls = itertools.count(1)
+    for owner, name in POINTS[point] if isinstance(point, str) else [point]:
+        plain = getattr(owner, name)
+
+        def seam(*arguments: Any, plain: Any = plain, **named: Any) -> Any:
+            acts = where(*arguments, **named) and (nth is None or next(calls) == nth)
+            if acts:
+                before(*arguments, **named)
+            result = plain(*arguments, **named)
+            if acts:
+                after(*arguments, **named)
+            return result
+
+        (setattr if patch is None else patch.setattr)(owner, name, seam)
+
+
+def below(place: str | Path) -> Callable[..., bool]:
+    """Whether an attempt writes below this directory or URL: for ``write``, ``record`` and ``commit``."""
+    start = f"{place}/"
+    return lambda *found: any(getattr(one, "path", "").startswith(start) for one in found)
+
+
+def names(file: str) -> Callable[..., bool]:
+    """Whether a call is about a file of this name: for those of a backend, which get a path and a name."""
+    return lambda _, path, name, *__: name == file
+
+
+def fail(error: type[BaseException] = OSError, *values: Any, **named: Any) -> Act:
+    """An act that raises an error of this class, made anew each time; by default a full disk."""
+    if error is OSError and not values:
+        values = errno.ENOSPC, os.strerror(errno.ENOSPC)
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise error(*values, **named)
+
+    return failing
+
+
+class Gate:
+    """An act that waits, at most a minute, until ``go`` is set, and then raises ``error`` if there is one.
+
+    Attributes:
+        entered: set when the first one waits.
+        go: lets all through, those that come later, too.
+        error: may be set while somebody waits.
+    """
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.entered.set()
+        assert self.go.wait(LIMIT_SECS), "nobody opened the gate"
+        if self.error is not None:
+            raise self.error
