@@ -18,6 +18,7 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support import seams
 from tests.support.children import environment
 
 keras = km.keras
@@ -285,12 +286,7 @@ def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_pa
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_failed_background_save_raises_out_of_fit(tmp_path, monkeypatch, epochs):
-    from ckpt_core._directory.posix import LocalAttempt
-
-    def no_space(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(LocalAttempt, "commit", no_space)
+    seams.at(monkeypatch, "commit", before=seams.fail())
     with pytest.raises(OSError, match="No space left"):
         km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=epochs)
     assert steps(tmp_path) == []

@@ -15,8 +15,6 @@ from tests.support import seams
 from tests.support.paths import ROOT
 
 OF_ONE: list[seams.Point] = ["write", "record", "commit"]
-BY_OTHERS = {"frameworks/test_keras_fit.py", "orbax_face/test_checkpointer.py"}
-"""These still patch a moment themselves; none is added."""
 
 
 @pytest.mark.parametrize("kind", ["local", "bucket"])
@@ -74,4 +72,4 @@ def test_nobody_else_patches_them() -> None:
         for file in (ROOT / "tests").rglob("*.py")
         if re.search(patched, file.read_text())
     }
-    assert found == {"support/seams.py", *BY_OTHERS}, "use tests.support.seams"
+    assert found == {"support/seams.py"}, "use tests.support.seams"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._save.write import Write
 from ckpt_orbax import NotOffered
 from ckpt_orbax import v1 as ocp
 from ckpt_orbax._run import SaveEnd
+from tests.support import seams
 from tests.support.trees import assert_same
 
 keeping = ocp.training.preservation_policies
@@ -35,14 +35,9 @@ def steps_of(checkpointer):
 
 def writes_that_wait(monkeypatch):
     """Holds all writes from now on until the event is set."""
-    go_on, real = threading.Event(), Write.write_own
-
-    def held(self, attempt):
-        assert go_on.wait(60)
-        real(self, attempt)
-
-    monkeypatch.setattr(Write, "write_own", held)
-    return go_on
+    gate = seams.Gate()
+    seams.at(monkeypatch, "write", before=gate)
+    return gate.go
 
 
 def test_a_run(tmp_path):
