@@ -157,7 +157,7 @@ def check_journey(tmp_path: Path, processes: int, devices: int) -> None:
         assert told["kept"] == [4]
         sharded_bytes = (8 << 11) * (4 + 4 + 2)
         assert 0 < told["bytes"] - sharded_bytes / processes < 10_000  # what it holds, and no more
-        assert told["other shardings"] == [[0, 3, 4], 3, "persistent", 1]
+        assert told["other shardings"] == [[0, 3, 4], 4, "local", 0]
         assert told["one host lost its own"] == [[0, 3], 3, "persistent", 0]
         assert told["went on"] == [[[0, 3, 5], 5, "local", 0], [5]]
         assert told["hosts changed places"] == [[0, 3, 5], 5, "local", 0]

@@ -5,7 +5,8 @@ Which steps are whole, what all do after a restore that failed, and which proces
 A step is whole if every process has its own part of it with one token, or can get one that is as
 good as its own. The token identifies the save that wrote the part, so parts of two saves with the
 same step number are never taken for one checkpoint. A step that another number of processes saved
-is whole if the part of each of them is there, and they differ in regions of arrays alone.
+is whole if the part of each of them is there, and they differ in regions of arrays alone. So may one that as many saved be put
+together, where other shardings are wanted than those of the save.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Seen(NamedTuple):
         serves: the processes for which it is as good as their own.
         own: whether it lies where the process that sees it has its own parts, and serves it.
         processes: number of processes of the save; 0 for as many as run now.
-        differ_in_shards_alone: see ``Part``; asked only of other numbers of processes.
+        differ_in_shards_alone: see ``Part``.
     """
 
     step: int
@@ -92,8 +93,8 @@ class WholeStep:
         sources: process that lacks its part -> up to 3 places from where it may get it, the best first. The first may be
             a process that lacks it as well and gets it before.
         twice: whether each part is in two places, so that the step survives the loss of one.
-        pieces: of a step of another number of processes, the parts that are not as good as another one:
-            from where each may be fetched, in the order of their processes. Empty for all others.
+        pieces: of a step that is put together, the parts that are not as good as another one: from where each may be
+            fetched, in the order of their processes. Empty for all others.
         rest: process that lacks its part -> all that have it, where those of ``sources`` are not all.
     """
 
@@ -149,7 +150,7 @@ class StepHere:
         sources: from where this process may get its part, the best first; empty if it has it.
         twice: see ``WholeStep``.
         rest: all that have it, should those of ``sources`` not give it.
-        pieces: number of the parts of another number of processes; 0 for all other steps.
+        pieces: number of the parts of a step that is put together; 0 for all other steps.
         piece: from where the n-th of them may be fetched.
     """
 
@@ -275,7 +276,10 @@ def _unpacked(packed: Any, index: int) -> Runs:
 
 
 def judge(
-    everyone: Sequence[LocalParts], machines: Sequence[str], serving: Sequence[bool]
+    everyone: Sequence[LocalParts],
+    machines: Sequence[str],
+    serving: Sequence[bool],
+    join: int | None = None,
 ) -> Judgement:
     """The steps that are whole, and from where each process gets what it lacks.
 
@@ -283,6 +287,7 @@ def judge(
         everyone: what each process tells.
         machines: for each process, its machine.
         serving: for each process, whether the others can fetch from it.
+        join: a step whose parts are wanted together, though as many processes saved it as run now.
     """
     saves: dict[int, dict[tuple[str, int], _Parts]] = {}
     for process, one in enumerate(everyone):
@@ -294,9 +299,12 @@ def judge(
     for step, made in sorted(saves.items()):
         newest = sorted(made, key=lambda save: (made[save].order, save), reverse=True)
         for token, count in newest:
-            search = _Search(everyone, machines, serving, made[token, count], count)
+            search = _Search(everyone, machines, serving, made[token, count])
             sources = {} if count else search.sources()
-            pieces, absent = search.pieces() if count else ([], [])
+            pieces, absent = search.pieces(count) if count else ([], [])
+            if step == join and not count:
+                pieces, lacking = search.pieces(len(everyone))
+                pieces = [] if lacking else pieces
             absent += [process for process, found in sources.items() if not found]
             if not absent:
                 twice = not count and search.twice()
@@ -382,11 +390,9 @@ class _Search:
         machines: Sequence[str],
         serving: Sequence[bool],
         parts: _Parts,
-        count: int,
     ) -> None:
         self._everyone = everyone
         self._machines = machines
-        self._count = count
         self._load: Counter[int] = Counter()
         self._parts = parts.seen
         self._differ_in_shards_alone = all(
@@ -464,13 +470,13 @@ class _Search:
             self.rest[process] = having[0] if len(having) == 1 else [*chain(*having)]
         return found
 
-    def pieces(self) -> tuple[list[list[Source]], list[int]]:
-        """Of a save of another number of processes: sources of each part, and whose parts are lacking."""
+    def pieces(self, count: int) -> tuple[list[list[Source]], list[int]]:
+        """To put a save of so many processes together: sources of each part, and whose parts are lacking."""
         found: dict[Runs, list[Source]] = {}
         if all(one.mends for one in self._everyone) and self._differ_in_shards_alone:
             found = self._offers
         held = {process for runs in found for process in _indices(runs)}
-        absent = [process for process in range(self._count) if process not in held]
+        absent = [process for process in range(count) if process not in held]
         return [found[runs] for runs in sorted(found)], absent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -156,8 +157,12 @@ class LocalTier:
             self.use_lineage(self._persistent.read_lineage())
             self.look()
 
-    def look(self) -> None:
-        """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
+    def look(self, join: int | None = None) -> None:
+        """Lists the parts that each process sees; all agree on the steps that every one has or can get.
+
+        Args:
+            join: a step that is to be put together from all parts, if they differ in shards alone; the same on all.
+        """
         damaged = self._mender.is_damaged
         places = [
             place
@@ -170,7 +175,7 @@ class LocalTier:
             next_tag(),
             seen.dump(self._processes.index),
             "",
-            self._judge,
+            functools.partial(self._judge, join=join),
             self._options.timeout_secs,
             "look at the local steps",
         )
@@ -196,11 +201,12 @@ class LocalTier:
         self._joining.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
-    def _judge(self, values: list[tuple[str, str]]) -> str:
+    def _judge(self, values: list[tuple[str, str]], join: int | None) -> str:
         """On process 0: which steps are whole, from what all see."""
         everyone = [LocalParts.parse(text, index) for index, (text, _) in enumerate(values)]
         machines, serving = zip(*self._peers.hosts, strict=True)
-        return judge(everyone, machines, serving).dump(len(everyone), self._judged.publish)
+        found = judge(everyone, machines, serving, join)
+        return found.dump(len(everyone), self._judged.publish)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
@@ -348,17 +354,21 @@ class LocalTier:
     ) -> RestoredStep | CheckpointCorrupt:
         """Restores a step from the local directories; all processes must call it.
 
-        If parts are damaged, their processes get them from others, and all try once more. Returns the
-        error instead if that is of no help and all agreed to try another copy.
+        If parts are damaged, their processes get them from others, and all try once more. If all are whole, but a process
+        wants what is not in its own, as with other shardings, they put all parts together. Returns the error instead
+        if that is of no help and all agreed to try another copy.
 
         Raises:
             StructureMismatch: the targets do not match the checkpoint.
             Exception: any other error that is not caused by the local files.
         """
         token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
+        joins, joined = mends and step not in self._joining.steps, False
         while True:
             try:
                 restored = _load.restore_checkpoint(self.opening(step), targets, request, step)
+                if joined:
+                    self._joining.note({})  # from here on it is a step like others, of which each has its part
                 self._copy_again(step)
                 return restored
             except Exception as error:
@@ -371,6 +381,12 @@ class LocalTier:
                     mends = False
                     self.look()  # without the damaged parts
                     if token is not None and self._complete.get(step) == token:
+                        continue
+                if verdict == "leave" and joins:
+                    joins = False
+                    self.look(join=step)
+                    joined = step in self._joining.steps and self._complete.get(step) == token
+                    if joined:
                         continue
                 self._complete.pop(step, None)
                 logger.warning("step %d is not restored from local directories: %s", step, error)
@@ -412,7 +428,7 @@ class LocalTier:
         if self._processes.count > 1:
             hint = (
                 " (from local directories each process restores what its own devices held at the save: "
-                "other shardings need a step of the persistent directory)"
+                "other shardings need parts that differ in nothing else, or a step of the persistent directory)"
             )
         named = error if isinstance(error, CheckpointCorrupt) else None
         damage = CheckpointCorrupt(
