@@ -249,3 +249,54 @@ def start(by, local=own, **more):
     return plainly(by, local, {more}, **more)
 """
     check_there_and_back(tmp_path, 3, 2, settings=settings)
+
+
+ELASTIC = """
+import grain
+from grain import experimental as gx
+
+def elastic():
+    return gx.ElasticIterator(
+        grain.MapDataset.range(960).seed(3).shuffle().repeat(), 24,
+        grain.sharding.ShardOptions(index, count),
+        read_options=grain.ReadOptions(num_threads=1, prefetch_buffer_size=2),
+    )
+
+def take(data, number):
+    return [np.asarray(next(data)).tolist() for _ in range(number)]
+
+by = P("data")
+"""
+
+
+def test_an_elastic_pipeline_goes_on_from_local_parts(tmp_path: Path) -> None:
+    """With the global batches that the other number of processes would have had, and nothing of the persistent directory."""
+    saves = """
+data = elastic()
+with start(by) as checkpointer:
+    for step in range(3):
+        take(data, 1)
+        checkpointer.save(step, state=state(step, by), data=data)
+        checkpointer.wait_until_finished()
+        settle(checkpointer)
+told["follows"] = take(data, 2)
+on(0, destroy_persistent)
+"""
+
+    def batches(reports_of_all: list[dict[str, Any]]) -> list[list[int]]:
+        rounds = zip(*(one["follows"] for one in reports_of_all), strict=True)
+        return [sorted(element for part in parts for element in part) for parts in rounds]
+
+    first = batches(run(tmp_path, 3, ELASTIC + saves))
+    restores = """
+data = elastic()
+with start(by) as checkpointer:
+    found = checkpointer.restore_latest(state=state(99, by), data=data)
+    assert same(found["state"], found.step, by)
+    told["found"] = found.step, found.path.startswith(str(own))
+told["follows"] = take(data, 2)
+"""
+    for processes in (2, 4, 3):
+        again = run(tmp_path, processes, ELASTIC + restores)
+        assert [one["found"] for one in again] == [[2, True]] * processes
+        assert batches(again) == first
