@@ -202,7 +202,8 @@ def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
     others = sorted(filter(_is_of_others, added))
     for name in added.difference(others):
         problems.append(Problem(name, "was not there when the checkpoint was saved"))
-    copies = opened.record.small_files if COMMIT_FILE in present else {}  # not all are there yet
+    in_store = opened.record.part is None and COMMIT_FILE in present  # else not all are there yet
+    copies = opened.record.small_files if in_store else {}
     present |= {
         name: len(data) for name, data in opened.record.small_files.items() if name not in present
     }

@@ -166,7 +166,8 @@ class Record:
         topology: process and device counts, platform.
         created_unix_secs: time of the commit, in Unix seconds.
         durations: phase -> seconds, for the phases of the save before the commit.
-        packed: in an object store, the small files that process 0 wrote, as ``pack`` gives them.
+        packed: the small files in the record, as ``pack`` gives them: in an object store those that process 0 wrote, in a
+            part the pipeline states of other processes.
         part: in a local directory of one of several processes, which part of the step this is.
         parent: number and token of the step that the saved state continues from; None if it is not known, or
             there is none.
@@ -207,7 +208,13 @@ class Record:
 
     def where(self, name: str) -> str:
         """Where a file is that does not stand in the record: a path relative to the checkpoint."""
-        return apart(self.token, name) if self.packed and not self._is_data(name) else name
+        in_store = self.packed and self.part is None
+        return apart(self.token, name) if in_store and not self._is_data(name) else name
+
+    @property
+    def beside(self) -> list[str]:
+        """Names of the files that do not stand in the record, in order."""
+        return sorted(name for name in self.files if name not in self.small_files)
 
     def most_bytes(self, name: str) -> int:
         """The maximum size of a file of the checkpoint; files of the user may have any."""

@@ -144,17 +144,21 @@ def serves_of(index: int, row: Callable[[int], str]) -> Runs:
 
 
 def with_states(items: Sequence[PreparedItem], states: States) -> list[PreparedItem]:
-    """The items of a save, with the pipeline states of all processes."""
+    """The items of a save, with these pipeline states of other processes."""
     return [
-        replace(item, state_files=_encoded(states[item.name]) | item.state_files)
+        replace(item, others=_encoded(states[item.name], item.state_files))
         if item.name in states
         else item
         for item in items
     ]
 
 
-def _encoded(files: Mapping[str, str]) -> dict[str, bytes]:
-    return {name: text.encode(errors="surrogateescape") for name, text in files.items()}
+def _encoded(files: Mapping[str, str], own: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {
+        name: text.encode(errors="surrogateescape")
+        for name, text in files.items()
+        if name not in own
+    }
 
 
 def share(everyone: Sequence[Holding]) -> Shares:

@@ -122,6 +122,7 @@ class PreparedItem:
         texts: for each leaf that is stored as text, the text, by array name.
         state_files: for a data pipeline, the content of this process's state files, by name; for
             other items without arrays, the small files that process 0 writes.
+        others: in a local directory, the state files of other processes, which the record holds.
         sources: of ``Files``, the larger files, which are copied while the save runs.
         scratch: the directory in which they are, if a function wrote them.
         handler: of ``Files``, type name of the handler by which Orbax loads them; None: as JSON.
@@ -137,6 +138,7 @@ class PreparedItem:
     arrays: tuple[ArrayToWrite, ...] = ()
     texts: dict[str, str] = field(default_factory=dict[str, str])
     state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    others: dict[str, bytes] = field(default_factory=dict[str, bytes])
     sources: tuple[SourceFile, ...] = ()
     scratch: Scratch | None = None
     handler: str | None = None

@@ -256,7 +256,8 @@ class Write:
     def _record(self, attempt: Attempt) -> Record:
         return Record(
             items={item.name: item.record for item in self._items},
-            files=self._files(attempt),
+            files=self._files(attempt)
+            | {name: FileRecord.of(data) for name, data in self._others().items()},
             token=self._token,
             single=self._fields.single,
             metadata=self._fields.metadata,
@@ -268,11 +269,19 @@ class Write:
                 "snapshot_secs": round(self._snapshot_secs, 6),
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
-            packed=pack(small) if (small := attempt.small_files()) else b"",
+            packed=pack(small) if (small := {**attempt.small_files(), **self._others()}) else b"",
             part=self.part,
             parent=self._job.parent,
             shared=self._fields.shared,
         )
+
+    def _others(self) -> dict[str, bytes]:
+        """State files of other processes: the record holds them, since each by itself would be a file to sync."""
+        return {
+            f"{item.folder}/{name}": data
+            for item in self._items
+            for name, data in item.others.items()
+        }
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
         """On process 0: size and digest of every file, those of other processes included."""

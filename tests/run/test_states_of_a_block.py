@@ -14,12 +14,14 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import StepNames
+from ckpt_core._format.record import load_record
 from ckpt_core._processes import Processes
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers.local import LocalTier
 from ckpt_core._run.tiers.save import StepToSave
 from ckpt_core._save import RecordFields, coverage, take
+from ckpt_core._verify import verify_part
 from tests.support.counted_service import Service, run_all
 
 COUNT = 24
@@ -63,8 +65,13 @@ def test_a_lost_process_gets_its_state_from_its_block(
         take(items, [snapshot])
         write()
         tier.close(0)
-        files = Path(tier.directory, "3", "data").glob("process_*")
-        return sorted(file.name for file in files)
+        part = Path(tier.directory, "3")
+        own = f"process_{processes.index}-of-{COUNT}.json"
+        assert [file.name for file in part.glob("data/process_*")] == [own]
+        assert verify_part(str(part), 2**20).ok
+        record = load_record((part / "ckpt.json").read_bytes())
+        kept = [name for name in record.small_files if "/exact/" not in name]
+        return sorted([own, *(name.removeprefix("data/") for name in kept)])
 
     fetched = threading.Barrier(COUNT)
 

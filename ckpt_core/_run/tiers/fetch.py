@@ -73,8 +73,8 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
         target.path, overwrite=True, durable=target.durable, token=key.token
     )
     with aborting(attempt.abort):
-        for position, (name, entry) in enumerate(sorted(record.files.items()), 1):
-            content = _bounded(pieces(position), entry.size_bytes, name)
+        for position, name in enumerate(record.beside, 1):
+            content = _bounded(pieces(position), record.files[name].size_bytes, name)
             write_pieces(os.path.join(attempt.path, name), content, durable=target.durable)
         attempt.make_durable(RECORD_FILE, head)
         report = verify_part(attempt.path, _VERIFY_BYTES)

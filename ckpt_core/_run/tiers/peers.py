@@ -111,11 +111,11 @@ class Offers:
         try:
             data = self._read(path, RECORD_FILE)
             record = None if data is None else load_record(data)
+            if record is None or record.token != key.token:
+                return None  # it was replaced in the meantime
+            return Offered(path, (RECORD_FILE, *record.beside))
         except (CheckpointError, OSError):
             return None
-        if record is None or record.token != key.token:
-            return None  # it was replaced in the meantime
-        return Offered(path, (RECORD_FILE, *sorted(record.files)))
 
 
 @dataclass(frozen=True)
