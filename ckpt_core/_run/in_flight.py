@@ -52,7 +52,8 @@ def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None)
             return
         for save in failed:
             error = save.failure
-            first.add_note(f"ckpt: besides, {type(error).__name__}: {error}")
+            if error is not first:  # what they share, such as a snapshot, may have failed
+                first.add_note(f"ckpt: besides, {type(error).__name__}: {error}")
             save.forget_failure()
         error = None
         try:

@@ -143,7 +143,7 @@ class Run:
         overwrite: bool,
     ) -> bool:
         """Starts to save a step if the policy wants it; whether it did."""
-        running = {one.step for one in self.saves}
+        running, first = {one.step for one in self.saves}, self.saves[0].step
         trail = self._caught_up()  # after `running`: a save that ends in between is in both
         if not overwrite and (trail.repeats(step) or step in running):
             self._say_repeated(step)
@@ -155,8 +155,11 @@ class Run:
         replaces = overwrite and (step in trail.own or step in running)
         replaces = replaces or step in trail.doubtful or step in trail.damaged
         again = replaces and self._local is not None
-        # a tier takes one save at a time, and what is replaced must have ended in all of them
-        before = self.saves if persists or again or overwrite else self.saves[:1]
+        # a tier takes one save at a time, and what is replaced must have ended in all of them; and what has failed in
+        # the first, since it is a step to continue from if it ends well in the other
+        late = self._persistent.step
+        adrift = late not in (None, first, *trail.own)
+        before = self.saves if persists or again or overwrite or adrift else self.saves[:1]
         if self._options.on_pending == "fail":
             for one in before:
                 one.refuse_if_running()
@@ -174,7 +177,8 @@ class Run:
         what = StepToSave(step, items, fields, token, parent, ended=ended)
         if plan.beside:
             self._lineage = ""  # it has left nothing: the next save looks at the steps again
-        self._start(what, call, plan, persists, staging.copy if self._asynchronous else None)
+        in_thread = self._asynchronous or self._local is not None
+        self._start(what, call, plan, persists, staging.copy if in_thread else None)
         return True
 
     def _check_unread(self, items: Mapping[str, Any]) -> None:
@@ -301,8 +305,8 @@ class Run:
             elif persistent is not None:
                 persistent.run()
         except BaseException:
-            if persistent is not None:
-                persistent.undo()  # no effect if its thread is already running
+            if persistent is not None and persistent.undo():  # else its thread is running
+                what.decided.set()  # the local save may wait for it
             raise
         if not self._asynchronous:
             settle_all(self.saves)

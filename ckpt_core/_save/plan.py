@@ -27,8 +27,8 @@ from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, describe
 from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
 
-_REMEMBERED = 8
-"""Number of plans in the cache: a Checkpointer saves few different items."""
+_REMEMBERED = 16
+"""Number of plans in the cache: a Checkpointer saves few different items, to two tiers."""
 
 _NO_VALUES: Mapping[str, str] = types.MappingProxyType({})
 Rules = Mapping[str, str | None]

@@ -18,7 +18,7 @@ import numpy as np
 from ckpt_core import _adapters
 from ckpt_core._devices import shardings, transfer
 from ckpt_core._devices.staging import Copy
-from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._format import orbax_write, process_state
 from ckpt_core._format.record import ItemRecord
 from ckpt_core._items import Files, Json, SavedFiles
@@ -250,19 +250,20 @@ class _Landing:
     parts: Parts
     lock: threading.Lock = field(default_factory=threading.Lock)
     landed: bool = False
-    error: BaseException | None = None
+    failure: str = ""
 
     def __call__(self) -> None:
         with self.lock:
-            if self.error is not None:
-                raise self.error
+            if self.failure:
+                raise CheckpointError(f"the snapshot did not reach the host: {self.failure}")
             if self.landed:
                 return
             try:
                 _bring_to_host(self.leaves, self.parts)
                 self.landed = True
             except BaseException as error:
-                self.error = error
+                # as text: the error's traceback leads back here, and such a circle would hold the arrays
+                self.failure = f"{type(error).__name__}: {error}"
                 self.parts.clear()
                 raise
 

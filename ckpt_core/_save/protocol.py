@@ -178,11 +178,13 @@ class PreparedSave:
                 self._give_back()
             raise
 
-    def undo(self) -> None:
-        """Removes the attempt's directory, if ``run`` was not called."""
+    def undo(self) -> bool:
+        """Removes the attempt's directory, unless ``run`` was called; whether it will never run."""
         me = object()
-        if self._claims.setdefault("by", me) is me:
+        undone = self._claims.setdefault("by", me) is me
+        if undone:
             self._give_back()
+        return undone
 
     def _write_and_commit(self) -> None:
         snapshot, index = self.snapshot, self._job.processes.index

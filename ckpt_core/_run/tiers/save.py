@@ -237,9 +237,11 @@ class LocalSave:
 
     def _send_failure(self, error: BaseException) -> None:
         """Reports an error in agreement 2, where the other processes wait for this one."""
+        if self._job.processes.count > 1:
+            with contextlib.suppress(BaseException):  # the caller raises the error itself
+                self.snapshot.on_all("written", functools.partial(_raise, error))
 
-        def failed() -> None:
-            raise error
 
-        with contextlib.suppress(BaseException):  # the caller raises the error itself
-            self.snapshot.on_all("written", failed)
+def _raise(error: BaseException) -> None:
+    # no closure: its cell would be in a circle with the error's traceback, which holds the arrays
+    raise error
