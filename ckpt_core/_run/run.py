@@ -143,7 +143,7 @@ class Run:
         overwrite: bool,
     ) -> bool:
         """Starts to save a step if the policy wants it; whether it did."""
-        running, first = {one.step for one in self.saves}, self.saves[0].step
+        running = [one.step for one in self.saves]
         trail = self._caught_up()  # after `running`: a save that ends in between is in both
         if not overwrite and (trail.repeats(step) or step in running):
             self._say_repeated(step)
@@ -157,8 +157,7 @@ class Run:
         again = replaces and self._local is not None
         # a tier takes one save at a time, and what is replaced must have ended in all of them; and what has failed in
         # the first, since it is a step to continue from if it ends well in the other
-        late = self._persistent.step
-        adrift = late not in (None, first, *trail.own)
+        adrift = running[-1] not in (None, running[0], *trail.own)
         before = self.saves if persists or again or overwrite or adrift else self.saves[:1]
         if self._options.on_pending == "fail":
             for one in before:

@@ -254,10 +254,14 @@ class Write:
             add(top, [database], self._context)
 
     def _record(self, attempt: Attempt) -> Record:
+        files, others = self._files(attempt), dict[str, bytes]()
+        for item in self._items:  # states of other processes, each of which would be a file to sync
+            for name, data in item.others.items():
+                others[f"{item.folder}/{name}"] = data
+                files[f"{item.folder}/{name}"] = FileRecord.of(data)
         return Record(
             items={item.name: item.record for item in self._items},
-            files=self._files(attempt)
-            | {name: FileRecord.of(data) for name, data in self._others().items()},
+            files=files,
             token=self._token,
             single=self._fields.single,
             metadata=self._fields.metadata,
@@ -269,19 +273,11 @@ class Write:
                 "snapshot_secs": round(self._snapshot_secs, 6),
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
-            packed=pack(small) if (small := {**attempt.small_files(), **self._others()}) else b"",
+            packed=pack(small) if (small := {**attempt.small_files(), **others}) else b"",
             part=self.part,
             parent=self._job.parent,
             shared=self._fields.shared,
         )
-
-    def _others(self) -> dict[str, bytes]:
-        """State files of other processes: the record holds them, since each by itself would be a file to sync."""
-        return {
-            f"{item.folder}/{name}": data
-            for item in self._items
-            for name, data in item.others.items()
-        }
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
         """On process 0: size and digest of every file, those of other processes included."""
