@@ -15,6 +15,7 @@ import safetensors.numpy
 import ckpt_core as ckpt
 from ckpt_core import _adapters
 from tests.advice.said import told
+from tests.load.test_only_patterns import Anything
 
 W = np.arange(4.0, dtype=np.float32)
 STATE = {"w": W}
@@ -506,19 +507,6 @@ def test_a_kind_of_memory_that_is_not_there(tmp_path: Path, monkeypatch: pytest.
     options = ckpt.Options(durable=False, snapshot=snapshot)
     ckpt.save_async(tmp_path / "a", state, options=options).result()
     assert right(ckpt.load(tmp_path / "a")["w"])
-
-
-class Anything:
-    """A live object that takes any state."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def get_state(self) -> dict[str, Any]:
-        return self.state
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.state = state
 
 
 def test_only_of_an_object_that_lacks_the_rest(tmp_path: Path) -> None:

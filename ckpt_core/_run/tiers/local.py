@@ -367,10 +367,8 @@ class LocalTier:
         while True:
             try:
                 restored = _load.restore_checkpoint(self.opening(step), targets, request, step)
-                if joined:
-                    self._joining.note(
-                        {}
-                    )  # from here on it is a step like others, of which each has its part
+                if joined:  # from here on it is a step like others, of which each has its part
+                    self._joining.note({})
                 self._copy_again(step)
                 return restored
             except Exception as error:
