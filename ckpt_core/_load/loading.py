@@ -7,6 +7,9 @@ import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ckpt_core._devices.placing import owning_device
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
     CheckpointCorrupt,
@@ -27,7 +30,7 @@ from ckpt_core._load.matching import WITHOUT_VALUE, find_item, plan_item
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
 from ckpt_core._load.request import NOT_SAVED, Request
-from ckpt_core._load.targets import SavedLeaf, dtype_while_read, is_resharded, value_of
+from ckpt_core._load.targets import SavedLeaf, Target, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
 from ckpt_core._read import Reading, Want
@@ -308,8 +311,16 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
         spec = item.specs[position]
         mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
         dtype = None if spec.dtype == target.spec.dtype else dtype_while_read(spec, target.spec)
-        wants[result] = Want(position, target.regions, mapped, target.sharding, dtype)
+        device = _owning_device(target, dtype or spec.numpy_dtype)
+        wants[result] = Want(position, target.regions, mapped, target.sharding, dtype, device)
     return wants
+
+
+def _owning_device(target: Target, dtype: np.dtype[Any]) -> Any:
+    """Where XLA shall own the memory of a leaf; None for any other memory, or if what is read is converted."""
+    if target.spec.kind != "jax" or target.spec.dtype != dtype.name or len(target.regions) != 1:
+        return None
+    return owning_device(target.sharding, dtype)
 
 
 def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ckpt_core._format.rules import View
 from ckpt_core._layout.regions import Region, region_shape, within
 from ckpt_core._read.extents import ExtentReader
-from ckpt_core._read.wants import Array, Reads, Share, Want, aligned
+from ckpt_core._read.wants import Array, Reads, Share, Want, buffers
 from ckpt_core._saved import DerivedItem, Recipe
 
 _Jobs = list[Callable[[], None]]
@@ -52,8 +52,7 @@ class DerivedReader:
         """Buffers for a batch, and the jobs that fill them."""
         planned: Reads = []
         for want in batch:
-            dtype = want.dtype or self._item.specs[want.leaf].numpy_dtype
-            parts = {region: aligned(region_shape(region), dtype) for region in want.regions}
+            parts = buffers(want, self._item.specs[want.leaf].numpy_dtype)
             planned.append((want, parts, self._jobs(want.leaf, parts)))
         return planned
 

@@ -27,7 +27,7 @@ from ckpt_core._layout.chunks import (
 )
 from ckpt_core._layout.pieces import pieces
 from ckpt_core._layout.ranges import coalesce
-from ckpt_core._layout.regions import Region, region_shape, region_slices, whole
+from ckpt_core._layout.regions import Region, region_slices, whole
 from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._read.compressed import Decoder
 from ckpt_core._read.wants import (
@@ -38,6 +38,7 @@ from ckpt_core._read.wants import (
     Share,
     Want,
     aligned,
+    buffers,
     fill,
     is_all,
     take,
@@ -333,7 +334,7 @@ class ExtentReader:
         if is_whole:
             parts = {want.regions[0]: np.empty(chunk, dtype)}
         else:
-            parts = {one: aligned(region_shape(one), want.dtype or dtype) for one in want.regions}
+            parts = buffers(want, dtype)
         if extent.file:
             small.setdefault(extent.file, []).append((leaf, extent, crc, list(parts.items())))
             return parts
@@ -395,10 +396,15 @@ class ExtentReader:
     def _plan_regions(self, want: Want, jobs: list[_Job]) -> dict[Region, Array]:
         """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
         found = self._find_all(want.leaf, want.regions)  # before there is memory for it
-        dtype = want.dtype or self._specs[want.leaf].numpy_dtype
-        buffers = {region: aligned(region_shape(region), dtype) for region in want.regions}
-        jobs += self._jobs(want.leaf, list(buffers.items()), found)
-        return buffers
+        parts = buffers(want, self._specs[want.leaf].numpy_dtype)
+        jobs += self._jobs(want.leaf, list(parts.items()), found)
+        return parts
+
+    def ahead(self, want: Want) -> None:
+        """Has the system read what a leaf needs, if it is not in memory yet; does not wait for it."""
+        for chunk in self._find_all(want.leaf, want.regions).values():
+            if chunk.extent.file:
+                self._stored.files.ahead(*chunk.extent[:3])
 
     def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[_Job]:
         """Jobs that read what the shares, of regions of an array, need; each part once for all of them."""

@@ -44,17 +44,18 @@ class OrbaxReader:
         for want in batch:
             parts: dict[Region, Array] = {}
             jobs: list[Callable[[], None]] = [
-                self._job(want.leaf, region, parts) for region in want.regions
+                self._job(want, region, parts) for region in want.regions
             ]
             planned.append((want, parts, jobs))
         return planned
 
-    def _job(self, leaf: int, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
-        name = self._item.name_of(leaf)
+    def _job(self, want: Want, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
+        name, path = self._item.name_of(want.leaf), self._item.paths[want.leaf]
+        memory = want.memory if want.dtype is None else None
 
         def job() -> None:
-            with naming(self._checkpoint, self._item.paths[leaf]):
-                parts[region] = read_region(self._arrays[name], region, name)
+            with naming(self._checkpoint, path):
+                parts[region] = read_region(self._arrays[name], region, name, memory)
 
         return job
 

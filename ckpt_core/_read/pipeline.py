@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ckpt_core._background.threads import Job, Workers
-from ckpt_core._layout.regions import Region, region_size
+from ckpt_core._devices.xla_memory import allocate
+from ckpt_core._layout.regions import Region, region_shape, region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
@@ -25,8 +29,15 @@ from ckpt_core._saved import (
     SavedItem,
 )
 
+_Reader = DerivedReader | ExtentReader | OrbaxReader
+
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
+_LEAST_OWNED_BYTES = MIB
+"""Below that, memory of XLA takes longer to get than a first step saves by it."""
+_LEAST_OWNED_BYTES_IN_ALL = 64 * MIB
+_AHEAD_BYTES = 256 * MIB
+"""What a disk reads while a program for memory of XLA is compiled."""
 
 
 def read_leaves(
@@ -53,17 +64,19 @@ def read_leaves(
         running: Reads = []
         started: list[Job] = []
         running_bytes = 0
-        for batch, size_bytes in itertools.chain(_batches(item, wants, limit), [([], 0)]):
+        count = len(wants)
+        wanted = _with_memory(reader, item, wants, workers)
+        for batch, size_bytes in itertools.chain(_batches(item, wanted, limit), [([], 0)]):
             planned = reader.plan(batch)
             # a single job is done on this thread: waking a reader thread would take longer
-            if len(wants) == 1 and planned and len(planned[0][2]) == 1:
+            if count == 1 and planned and len(planned[0][2]) == 1:
                 planned[0][2].pop()()
             submitted = [workers.submit(job) for _, _, jobs in planned for job in jobs]
             # a job may fill buffers of several leaves, so all jobs must end before a leaf is yielded
-            for count, job in enumerate(started, 1):
+            for done, job in enumerate(started, 1):
                 job.result()
                 if watch is not None:
-                    watch(running_bytes * count // len(started))
+                    watch(running_bytes * done // len(started))
             for want, parts, _ in running:
                 yield want, parts
             running, started, running_bytes = planned, submitted, size_bytes
@@ -71,7 +84,7 @@ def read_leaves(
 
 def _reader(
     checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
-) -> DerivedReader | ExtentReader | OrbaxReader:
+) -> _Reader:
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item, context)
     if isinstance(item, ExtentItem):
@@ -83,15 +96,48 @@ def _reader(
     return ExtentReader(StoredChunks(checkpoint, item, wants, options, context), item.specs)
 
 
+def _with_memory(
+    reader: _Reader, item: SavedItem, wants: Sequence[Want], workers: Workers
+) -> Iterator[Want]:
+    """The leaves; the large ones that XLA shall own have memory of it, if they are worth a program that gives it.
+
+    All of it is taken at once, for nothing of it is touched yet. A disk begins to read meanwhile.
+    """
+    devices = {want.device for want in wants if want.device is not None}
+    sizes = [_size_bytes(item, want) if want.device is not None else 0 for want in wants]
+    large = [n for n, size_bytes in enumerate(sizes) if size_bytes >= _LEAST_OWNED_BYTES]
+    if len(devices) != 1 or sum(sizes[n] for n in large) < _LEAST_OWNED_BYTES_IN_ALL:
+        yield from wants
+        return
+    shapes = tuple((region_shape(wants[n].regions[0]), _dtype(item, wants[n])) for n in large)
+    memory = workers.submit(functools.partial(allocate, *devices, shapes))
+    if isinstance(reader, ExtentReader):
+        ends = itertools.accumulate(sizes[n] for n in large)
+        for n, end in zip(large, ends, strict=True):
+            if end <= _AHEAD_BYTES:
+                reader.ahead(wants[n])
+    owned = dict(zip(large, memory.result() or (), strict=False))
+    for n, want in enumerate(wants):
+        yield want._replace(memory=owned.pop(n)) if n in owned else want
+
+
+def _size_bytes(item: SavedItem, want: Want) -> int:
+    """What is read of a leaf."""
+    return item.specs[want.leaf].numpy_dtype.itemsize * sum(map(region_size, want.regions))
+
+
+def _dtype(item: SavedItem, want: Want) -> np.dtype[Any]:
+    return want.dtype or item.specs[want.leaf].numpy_dtype
+
+
 def _batches(
-    item: SavedItem, wants: Sequence[Want], limit_bytes: int
+    item: SavedItem, wants: Iterable[Want], limit_bytes: int
 ) -> Iterator[tuple[list[Want], int]]:
     """The leaves in batches, each with its size in bytes."""
     batch: list[Want] = []
     total_bytes = 0
     for want in wants:
-        itemsize = item.specs[want.leaf].numpy_dtype.itemsize
-        size_bytes = itemsize * sum(map(region_size, want.regions))
+        size_bytes = _size_bytes(item, want)
         if batch and (total_bytes + size_bytes > limit_bytes or len(batch) >= _BATCH_LEAVES):
             yield batch, total_bytes
             batch, total_bytes = [], 0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._layout.ranges import coalesce
-from ckpt_core._layout.regions import Region, region_size, region_slices, whole
+from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
 from ckpt_core._options import MIB
 
 _ALIGNMENT = 64
@@ -32,6 +32,8 @@ class Want(NamedTuple):
         dtype: the reader may cast to this dtype block by block, so that memory never holds the
             array in both dtypes; None: no cast. A reader that does not cast returns the stored
             dtype.
+        device: a device on the CPU that shall hold the only region, in memory that XLA owns; None for memory of numpy.
+        memory: memory for the only region; None if the reader takes some of numpy.
     """
 
     leaf: int
@@ -39,6 +41,8 @@ class Want(NamedTuple):
     mapped: bool = False
     sharding: Any = None
     dtype: np.dtype[Any] | None = None
+    device: Any = None
+    memory: Array | None = None
 
 
 Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]
@@ -64,6 +68,13 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         raise MemoryError(f"no memory for {size} bytes: {dtype.name}{list(shape)}") from None
     offset = -memory.ctypes.data % _ALIGNMENT
     return memory[offset : offset + size].view(dtype).reshape(shape)
+
+
+def buffers(want: Want, dtype: np.dtype[Any]) -> dict[Region, Array]:
+    """Memory for each region of a leaf, of its dtype or that to which it is cast."""
+    if want.memory is not None:
+        return {want.regions[0]: want.memory}
+    return {region: aligned(region_shape(region), want.dtype or dtype) for region in want.regions}
 
 
 class ReadsOf(NamedTuple):

@@ -168,6 +168,10 @@ class Files(Protocol):
         """Reads from ``offset`` into ``target``; returns the number of bytes, fewer at file end."""
         ...
 
+    def ahead(self, file: str, offset: int, size_bytes: int) -> None:
+        """Has the system read a range into its cache, if it is not there; does not wait for the data."""
+        ...
+
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
         """All bytes of a file, memory-mapped; None if that is not possible."""
         ...
@@ -207,6 +211,9 @@ class StoreFiles:
         data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
         target[: data.size] = data
         return data.size
+
+    def ahead(self, file: str, offset: int, size_bytes: int) -> None:
+        pass
 
     def mapped(self, file: str) -> None:
         return None
@@ -256,6 +263,15 @@ class DataFiles:
                 break
             done += count
         return done
+
+    def ahead(self, file: str, offset: int, size_bytes: int) -> None:
+        descriptor = self._descriptor(file)
+        try:
+            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
+        except (AttributeError, OSError):  # a system or file system without it
+            pass
 
     def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
         """preadv where the system has none (Windows, macOS before 11): one read after the other."""

@@ -89,6 +89,17 @@ def test_equal_values_are_saved_and_every_process_gets_them_back(tmp_path: Path)
     comes_back(CODE + SAME, tmp_path / "saved")
 
 
+LARGE = """
+def make(n):
+    return {"w": w, "large": [jnp.full((2048, 2048 + at), n + at / 3, jnp.float32) for at in range(5)]}
+"""
+
+
+def test_large_arrays_on_one_device_are_read_into_memory_of_xla(tmp_path: Path) -> None:
+    """Each process compiles a program of its own for that, which no other process takes part in."""
+    comes_back(CODE + LARGE, tmp_path / "saved")
+
+
 READER = """
 class Reader:
     def __init__(self, seen=0, order=()): self.seen, self.order = seen, list(order)

@@ -246,16 +246,19 @@ class LocalParts:
     def parse(text: str, index: int) -> LocalParts:
         """What ``dump`` gave."""
         parts, mends = json.loads(text)
-        seen = (Seen(*part) for part in parts)
-        hashable = (
-            one._replace(
-                writer=one.writer + index,
-                serves=_unpacked(one.serves, index),
-                order=_order(one.order),
-            )
-            for one in seen
-        )
-        return LocalParts(list(hashable), mends)
+
+        def seen(
+            step: int,
+            token: str,
+            order: Sequence[Any],
+            distance: int,
+            serves: Any,
+            *rest: Any,
+        ) -> Seen:
+            serves = _unpacked(serves, index)
+            return Seen(step, token, _order(order), distance + index, serves, *rest)
+
+        return LocalParts([seen(*part) for part in parts], mends)
 
 
 def _packed(runs: Runs, index: int) -> Any:

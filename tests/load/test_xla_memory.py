@@ -1,0 +1,328 @@
+"""On the CPU a load reads large arrays into memory that XLA owns, so the first step that donates them needs no other."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import ckpt_core as ckpt
+from ckpt_core._devices import xla_memory
+from ckpt_core.testing import assert_same
+from tests.support.damage import turn_a_bit
+from tests.support.units import MIB
+
+NOT_DURABLE = ckpt.Options(durable=False)
+SIDE = 2048
+"""A float32 array of this side has 16 MiB; five of them are worth a program that gives memory."""
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape or (SIDE, SIDE), np.float32)
+
+
+def five() -> dict[str, Any]:
+    return {f"leaf{n}": jnp.asarray(numbers(n, SIDE + n, SIDE)) for n in range(5)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("xla") / "five"
+    ckpt.save(path, five(), options=NOT_DURABLE)
+    return path
+
+
+def reuses_memory(array: Any) -> bool:
+    """Whether a step that donates the array writes its result where the array was."""
+    place = array.unsafe_buffer_pointer()
+    step = jax.jit(lambda x: x * 2, donate_argnums=0)
+    return step(array).unsafe_buffer_pointer() == place
+
+
+def test_a_donating_step_reuses_what_was_loaded(saved: Path) -> None:
+    loaded = ckpt.load(saved)
+    assert_same(loaded, five())
+    assert [reuses_memory(leaf) for leaf in loaded.values()] == [True] * 5
+
+
+def test_memory_of_numpy_is_not_reused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla_memory, "allocate", lambda *_: None)
+    monkeypatch.setattr("ckpt_core._read.pipeline.allocate", lambda *_: None)
+    loaded = ckpt.load(saved)
+    assert_same(loaded, five())
+    assert not any(reuses_memory(leaf) for leaf in loaded.values())
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise RuntimeError("this version of jax registers nothing")
+
+
+def test_a_jax_that_registers_no_handler(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xla_memory._program.cache_clear()
+    xla_memory._register.cache_clear()
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", _refuse)
+    assert_same(ckpt.load(saved), five())
+    xla_memory._program.cache_clear()
+
+
+TARGETS = {
+    "uncommitted": None,
+    "one device": jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+    "another device": jax.sharding.SingleDeviceSharding(jax.devices()[3]),
+    "a mesh of one": jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array(jax.devices()[2:3]), ("x",)), jax.sharding.PartitionSpec("x")
+    ),
+}
+
+
+@pytest.mark.parametrize("where", TARGETS)
+def test_placed_as_before(tmp_path: Path, where: str) -> None:
+    sharding = TARGETS[where]
+    tree = {f"leaf{n}": jax.device_put(numbers(n), sharding) for n in range(5)}
+    ckpt.save(tmp_path / "a", tree, options=NOT_DURABLE)
+    for loaded in (ckpt.load(tmp_path / "a"), ckpt.load(tmp_path / "a", tree)):
+        assert_same(loaded, tree)
+        for name, leaf in tree.items():
+            assert loaded[name].sharding == leaf.sharding
+            assert loaded[name].committed == leaf.committed
+        assert all(map(reuses_memory, loaded.values()))
+
+
+def test_split_and_replicated_arrays(tmp_path: Path) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+    specs = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
+    tree = {
+        f"leaf{n}": jax.device_put(numbers(n), jax.sharding.NamedSharding(mesh, specs[n % 2]))
+        for n in range(5)
+    }
+    ckpt.save(tmp_path / "a", tree, options=NOT_DURABLE)
+    assert_same(ckpt.load(tmp_path / "a"), tree)
+
+
+SOME = ["bfloat16", "uint32", "int4"]
+REST = ["bool", "int8", "uint8", "int16", "float16", "float32", "complex64", "float8_e4m3fn"]
+
+
+@pytest.mark.parametrize(
+    "dtype", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
+)
+def test_every_dtype(tmp_path: Path, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(-8, 8, (20 * MIB + n,)) for n in range(4)]
+    tree = {f"leaf{n}": jnp.asarray(array).astype(dtype) for n, array in enumerate(arrays)}
+    ckpt.save(tmp_path / "a", tree, options=NOT_DURABLE)
+    loaded = ckpt.load(tmp_path / "a")
+    assert_same(loaded, tree)
+    if dtype not in ("bool", "float8_e4m3fn", "int4"):  # a bool times two is none
+        assert reuses_memory(loaded["leaf0"])
+
+
+def test_casts_in_both_directions(saved: Path) -> None:
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.int32):
+        whole = {name: jnp.round(leaf) for name, leaf in five().items()}
+        if dtype is jnp.int32:
+            ckpt.save(saved.parent / "whole", whole, options=NOT_DURABLE, overwrite=True)
+        path, tree = (saved.parent / "whole", whole) if dtype is jnp.int32 else (saved, five())
+        like = {name: jax.ShapeDtypeStruct(leaf.shape, dtype) for name, leaf in tree.items()}
+        loaded = ckpt.load(path, like, cast=True)
+        assert_same(loaded, {name: leaf.astype(dtype) for name, leaf in tree.items()})
+
+
+def test_values_of_64_bits(tmp_path: Path) -> None:
+    """Their setting may be that of a thread, and memory is taken in another one."""
+    with jax.enable_x64(True):
+        tree = {f"leaf{n}": jnp.asarray(numbers(n).astype(np.float64) / 3) for n in range(3)}
+        ckpt.save(tmp_path / "a", tree, options=NOT_DURABLE)
+        loaded = ckpt.load(tmp_path / "a")
+        assert_same(loaded, tree)
+        assert loaded["leaf0"].dtype == np.float64
+
+
+def test_compressed_and_in_chunks(tmp_path: Path) -> None:
+    tree = five() | {"odd": jnp.asarray(numbers(9, 1531, 1009))}
+    for name, options in {
+        "zstd": ckpt.Options(durable=False, compression="zstd", chunk_bytes=3 * MIB),
+        "chunks": ckpt.Options(durable=False, chunk_bytes=3 * MIB),
+    }.items():
+        ckpt.save(tmp_path / name, tree, options=options)
+        assert_same(ckpt.load(tmp_path / name), tree)
+        assert_same(ckpt.load(tmp_path / name, options=ckpt.Options(checksums=False)), tree)
+        assert_same(ckpt.load(tmp_path / name, options=ckpt.Options(max_host_bytes=MIB)), tree)
+
+
+def test_a_few_leaves(saved: Path) -> None:
+    loaded = ckpt.load(saved, only=["leaf3", "leaf1"])
+    assert_same(loaded, {name: five()[name] for name in ("leaf1", "leaf3")})
+
+
+class Wide(nnx.Module):
+    def __init__(self, seed: int) -> None:
+        self.layers = nnx.List([nnx.Linear(SIDE, SIDE, rngs=nnx.Rngs(seed + n)) for n in range(5)])
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_into_a_live_model(tmp_path: Path, atomic: bool) -> None:
+    model, other = Wide(0), Wide(100)
+    ckpt.save(tmp_path / "a", model=model, options=NOT_DURABLE)
+    options = ckpt.Options(atomic_restore=atomic, max_host_bytes=32 * MIB)
+    ckpt.restore(tmp_path / "a", model=other, options=options)
+    assert_same(nnx.to_pure_dict(nnx.state(other)), nnx.to_pure_dict(nnx.state(model)))
+    kernel = other.layers[2].kernel
+    assert reuses_memory(kernel[...])
+
+
+def test_what_is_loaded_is_saved_and_trained_on(saved: Path, tmp_path: Path) -> None:
+    loaded = ckpt.load(saved)
+    pending = ckpt.save_async(tmp_path / "again", loaded, options=NOT_DURABLE)
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2, tree), donate_argnums=0)
+    trained = step(loaded)
+    pending.result()
+    assert_same(ckpt.load(tmp_path / "again"), five())
+    assert_same(trained, jax.tree.map(lambda x: x * 2, five()))
+
+
+def test_nothing_else_stays(saved: Path) -> None:
+    gc.collect()
+    before = len(jax.live_arrays())
+    loaded = ckpt.load(saved)
+    assert len(jax.live_arrays()) == before + 5
+    held = [weakref.ref(leaf) for leaf in loaded.values()]
+    del loaded
+    assert [one() for one in held] == [None] * 5
+    assert len(jax.live_arrays()) == before
+
+
+def test_damage_is_found_and_nothing_stays(saved: Path, tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", five(), options=NOT_DURABLE)
+    turn_a_bit(tmp_path / "a")
+    gc.collect()
+    before = len(jax.live_arrays())
+    with pytest.raises(ckpt.CheckpointCorrupt, match="checksum"):
+        ckpt.load(tmp_path / "a")
+    gc.collect()
+    assert len(jax.live_arrays()) == before
+
+
+@pytest.fixture
+def checks_for_nan() -> Iterator[None]:
+    jax.config.update("jax_debug_nans", True)
+    jax.config.update("jax_debug_infs", True)
+    yield
+    jax.config.update("jax_debug_nans", False)
+    jax.config.update("jax_debug_infs", False)
+
+
+@pytest.mark.usefixtures("checks_for_nan")
+def test_memory_that_holds_anything_is_not_checked_for_nan(saved: Path) -> None:
+    full = [np.full((SIDE, SIDE), np.nan, np.float32) for _ in range(10)]
+    del full  # what is allocated next may be this
+    for _ in range(3):
+        assert_same(ckpt.load(saved), five())
+
+
+@pytest.mark.parametrize("setting", ["disable_jit", "log_compiles", "transfer_guard", "mesh"])
+def test_settings_of_the_caller(saved: Path, setting: str) -> None:
+    auto = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(auto,))
+    contexts = {
+        "disable_jit": lambda: jax.disable_jit(),
+        "log_compiles": lambda: jax.log_compiles(),
+        "transfer_guard": lambda: jax.transfer_guard("disallow"),
+        "mesh": lambda: jax.set_mesh(mesh),
+    }
+    xla_memory._program.cache_clear()
+    with contexts[setting]():
+        loaded = ckpt.load(saved)
+    assert_same(loaded, five())
+    assert reuses_memory(loaded["leaf0"])
+
+
+GLOBALLY = """
+import json, sys
+import jax, numpy as np
+import ckpt_core as ckpt
+
+jax.config.update("jax_disable_jit", "disable_jit" in sys.argv)
+loaded = ckpt.load(sys.argv[1])
+place = loaded["leaf0"].unsafe_buffer_pointer()
+sums = [float(np.asarray(leaf, np.float64).sum()) for leaf in loaded.values()]
+jax.config.update("jax_disable_jit", False)
+step = jax.jit(lambda x: x * 2, donate_argnums=0)
+print(json.dumps([step(loaded["leaf0"]).unsafe_buffer_pointer() == place, sums]))
+"""
+
+
+@pytest.mark.parametrize("setting", ["none", "disable_jit", "cache"])
+def test_in_new_processes(run_python: Any, saved: Path, tmp_path: Path, setting: str) -> None:
+    """Without jit; and twice with a cache of compiled programs on disk, of which the second run takes ours."""
+    environment = {}
+    if setting == "cache":
+        environment = {
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+    sums = [float(np.asarray(leaf, np.float64).sum()) for leaf in five().values()]
+    for _ in range(2 if setting == "cache" else 1):
+        assert run_python(GLOBALLY, str(saved), setting, **environment) == [True, sums]
+    if setting == "cache":
+        assert any(tmp_path.iterdir())
+
+
+def test_several_threads(saved: Path) -> None:
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(ckpt.load(saved)), name=f"load-{n}")
+        for n in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 3
+    for one in found:
+        assert_same(one, five())
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def _raise(*_: Any) -> None:
+    raise Interrupt
+
+
+def test_interrupts_at_many_moments(saved: Path) -> None:
+    """What the handler raises reaches the caller, and the next load is whole."""
+    before = signal.signal(signal.SIGALRM, _raise)
+    rng, interrupted = random.Random(0), 0
+    try:
+        for _ in range(60):
+            xla_memory._program.cache_clear()
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.001, 0.06))
+            try:
+                ckpt.load(saved)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupt:
+                interrupted += 1
+        assert interrupted > 5
+        assert_same(ckpt.load(saved), five())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_not_on_the_main_thread() -> None:
+    shapes = (((2048,), np.dtype(np.float32)),)
+    assert xla_memory.allocate(jax.devices()[0], shapes) is None
