@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._devices.xla_memory import can_own, owner_of
+from ckpt_core._devices.xla_memory import can_own
 from ckpt_core._layout.regions import Region, Shape, to_region
 from ckpt_core._lazy import jax
 from ckpt_core._tree.leaves import KEY_WORDS
@@ -74,10 +74,11 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
         shape: global shape of the array.
         sharding: sharding of the array; None for uncommitted.
         parts: region -> values, for every region on this process's devices; empty if it has none.
-            On CPU the array may take over their memory: do not use them afterwards.
+            On CPU the array may take over their memory: do not use them afterwards. Of one region on one device an array of
+            jax there is taken over, too.
         dtype: dtype of the array, required if ``parts`` is empty.
     """
-    if sharding is None or (parts and _is_single(sharding, parts)):
+    if sharding is None or (parts and isinstance(sharding, jax.sharding.SingleDeviceSharding)):
         (part,) = parts.values()
         return _put(part, sharding)
     if not parts:
@@ -101,12 +102,6 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
     return jax.make_array_from_single_device_arrays(shape, sharding, placed, dtype=dtype)
 
 
-def _is_single(sharding: Any, parts: Parts) -> bool:
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return True
-    return len(parts) == 1 and all(owner_of(part) is not None for part in parts.values())
-
-
 def owning_device(sharding: Any, dtype: np.dtype[Any]) -> Any:
     """The device on the CPU that holds all of an array with this sharding, in memory that XLA can own; else None."""
     if sharding is None:
@@ -126,14 +121,12 @@ def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
     ``jax.device_put`` takes about 80 us per array, nearly all of it Python code.
     """
     target = _on(_default_device()) if sharding is None else sharding
-    owner = owner_of(part)  # jax takes an array of its own over with its memory
-    given = part if owner is None else owner
-    made = _put_fast(_shaped(part.shape, part.dtype), target, given, sharding is not None)
-    return jax.device_put(given, sharding) if made is None else made
+    made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
+    return jax.device_put(part, sharding) if made is None else made
 
 
-def _put_fast(aval: Any, sharding: Any, part: Any, committed: bool) -> Any:
-    """The same array on every device of this process; None without the private functions."""
+def _put_fast(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:
+    """The same host array on every device of this process; None without the private functions."""
     fast = _fast_path.get()
     if fast is None:
         return None

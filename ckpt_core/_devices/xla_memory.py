@@ -13,7 +13,7 @@ import functools
 import logging
 import mmap
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,19 +63,6 @@ def _write_nothing(frame: Any) -> None:
             version.major, version.minor = _API_VERSION
 
 
-class _Block:
-    """An array of XLA as bytes of numpy; every view of them keeps this object alive."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (array.nbytes,),
-            "typestr": "|u1",
-            "data": (array.unsafe_buffer_pointer(), False),
-        }
-
-
 def can_own(device: Any, dtype: np.dtype[Any]) -> bool:
     """Whether ``allocate`` may have memory for an array of this dtype on this device.
 
@@ -85,21 +72,39 @@ def can_own(device: Any, dtype: np.dtype[Any]) -> bool:
     return device.platform == "cpu" and (numeric or dtype.name == "bfloat16")
 
 
-def allocate(device: Any, shapes: Shapes) -> list[Array] | None:
-    """Uninitialised arrays in memory that XLA owns, see ``owner_of``; None if it gives none.
+class Owned(NamedTuple):
+    """Memory that XLA owns.
+
+    Attributes:
+        array: the array of jax whose memory it is.
+        view: the memory, to be written to before anybody else has the array.
+    """
+
+    array: Any
+    view: Array
+
+
+def allocate(device: Any, shapes: Shapes) -> list[Owned]:
+    """Uninitialised memory for arrays on a device; empty if XLA gives none.
 
     Takes 10 ms and 0.2 ms for each array the first time, for a program is compiled. Not on the main thread, where what a
     signal handler raises would be lost if it came while XLA calls ``_write_nothing``.
     """
-    if threading.current_thread() is threading.main_thread():
-        return None
-    program = _program(device, shapes)
-    if program is None:
-        return None
-    made = _results_of(program)
-    if [(one.shape, one.dtype) for one in made] != [*shapes]:  # failed, or without 64-bit types
-        return None
-    return [_writable(one) for one in made]
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    program = None if on_main_thread else _program(device, shapes)
+    made = [] if program is None else _results_of(program)
+    if [(array.shape, array.dtype) for array in made] != [*shapes]:  # without 64-bit types
+        return []
+    blocks: list[Array] = []
+    for array in made:
+        memory = (ctypes.c_uint8 * array.nbytes).from_address(array.unsafe_buffer_pointer())
+        memory.array = array  # which lives as long as any view of its memory
+        blocks.append(np.frombuffer(memory, np.uint8))
+    _ask_for_huge_pages(blocks)
+    return [
+        Owned(array, block.view(array.dtype).reshape(array.shape))
+        for array, block in zip(made, blocks, strict=True)
+    ]
 
 
 @functools.lru_cache(64)
@@ -135,36 +140,14 @@ def _register() -> None:
     jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_write_nothing), platform="cpu")
 
 
-def _writable(array: Any) -> Array:
-    memory = np.asarray(_Block(array))
-    _ask_for_huge_pages(memory)
-    return memory.view(array.dtype).reshape(array.shape)
-
-
-def owner_of(part: Array) -> Any:
-    """The array of XLA that ``part``, one of those of ``allocate``, is the memory of; None for any other memory."""
-    block: Any = part
-    while isinstance(block, np.ndarray):
-        block = block.base
-    if not isinstance(block, _Block):
-        return None
-    alike = (block.array.shape, block.array.dtype) == (part.shape, part.dtype)
-    return block.array if alike else None
-
-
-def _ask_for_huge_pages(memory: Array) -> None:
+def _ask_for_huge_pages(blocks: list[Array]) -> None:
     """As numpy does for its own large arrays: 512 times fewer first touches."""
-    advise, page_bytes = _madvise(), mmap.PAGESIZE
-    start, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
-    first, last = -(-start // page_bytes) * page_bytes, end // page_bytes * page_bytes
-    if advise is not None and last > first:
-        advise(first, last - first, mmap.MADV_HUGEPAGE)
-
-
-@functools.cache
-def _madvise() -> Any:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return advise
+        return
+    madvise, page_bytes = ctypes.CDLL(None).madvise, mmap.PAGESIZE
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for block in blocks:
+        start = -(-block.ctypes.data // page_bytes) * page_bytes
+        end = (block.ctypes.data + block.nbytes) // page_bytes * page_bytes
+        if end > start:
+            madvise(start, end - start, mmap.MADV_HUGEPAGE)

@@ -236,6 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "ckpt", ""
     timeout = IDLE_SECS
+    # head and body of an answer are two writes: the second would wait for what acknowledges the first, 40 ms
+    disable_nagle_algorithm = True
 
     def setup(self) -> None:
         super().setup()

@@ -33,7 +33,7 @@ from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import SavedLeaf, Target, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
-from ckpt_core._read import Reading, Want
+from ckpt_core._read import LEAST_OWNED_BYTES, Reading, Want
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import (
     Checkpoint,
@@ -304,6 +304,7 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
     # map files only with as_numpy=True: a jax array must not share memory with a file
     may_map = request.as_numpy and checkpoint.location.local and is_local_disk(checkpoint.path)
     wants: dict[int, Want] = {}
+    owning: dict[int, Any] = {}
     for result, position in enumerate(plan.positions):
         target = plan.targets.get(result)
         if position is None or target is None or item.specs[position].kind in TEXT_KINDS:
@@ -311,16 +312,19 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
         spec = item.specs[position]
         mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
         dtype = None if spec.dtype == target.spec.dtype else dtype_while_read(spec, target.spec)
-        device = _owning_device(target, dtype or spec.numpy_dtype)
+        device = None
+        if spec.stored_bytes >= LEAST_OWNED_BYTES and len(target.regions) == 1:
+            if id(target) not in owning:  # leaves that are alike may share one
+                owning[id(target)] = _owning_device(target, dtype or spec.numpy_dtype)
+            device = owning[id(target)]
         wants[result] = Want(position, target.regions, mapped, target.sharding, dtype, device)
     return wants
 
 
 def _owning_device(target: Target, dtype: np.dtype[Any]) -> Any:
-    """Where XLA shall own the memory of a leaf; None for any other memory, or if what is read is converted."""
-    if target.spec.kind != "jax" or target.spec.dtype != dtype.name or len(target.regions) != 1:
-        return None
-    return owning_device(target.sharding, dtype)
+    """Where XLA shall own the memory of a leaf; None for any other memory, and if what is read is converted."""
+    as_read = target.spec.kind == "jax" and target.spec.dtype == dtype.name
+    return owning_device(target.sharding, dtype) if as_read else None
 
 
 def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:

@@ -51,7 +51,7 @@ class OrbaxReader:
 
     def _job(self, want: Want, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
         name, path = self._item.name_of(want.leaf), self._item.paths[want.leaf]
-        memory = want.memory if want.dtype is None else None
+        memory = None if want.memory is None else want.memory.view
 
         def job() -> None:
             with naming(self._checkpoint, path):

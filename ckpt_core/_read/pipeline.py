@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from ckpt_core._background.threads import Job, Workers
 from ckpt_core._devices.xla_memory import allocate
@@ -33,11 +32,7 @@ _Reader = DerivedReader | ExtentReader | OrbaxReader
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
-_LEAST_OWNED_BYTES = MIB
-"""Below that, memory of XLA takes longer to get than a first step saves by it."""
 _LEAST_OWNED_BYTES_IN_ALL = 64 * MIB
-_AHEAD_BYTES = 256 * MIB
-"""What a disk reads while a program for memory of XLA is compiled."""
 
 
 def read_leaves(
@@ -65,7 +60,8 @@ def read_leaves(
         started: list[Job] = []
         running_bytes = 0
         count = len(wants)
-        wanted = _with_memory(reader, item, wants, workers)
+        owning = any(want.device is not None for want in wants)
+        wanted = _with_memory(reader, item, wants, workers) if owning else wants
         for batch, size_bytes in itertools.chain(_batches(item, wanted, limit), [([], 0)]):
             planned = reader.plan(batch)
             # a single job is done on this thread: waking a reader thread would take longer
@@ -78,7 +74,7 @@ def read_leaves(
                 if watch is not None:
                     watch(running_bytes * done // len(started))
             for want, parts, _ in running:
-                yield want, parts
+                yield want, parts if want.memory is None else {want.regions[0]: want.memory.array}
             running, started, running_bytes = planned, submitted, size_bytes
 
 
@@ -99,35 +95,27 @@ def _reader(
 def _with_memory(
     reader: _Reader, item: SavedItem, wants: Sequence[Want], workers: Workers
 ) -> Iterator[Want]:
-    """The leaves; the large ones that XLA shall own have memory of it, if they are worth a program that gives it.
+    """The leaves; those that XLA shall own have memory of it, if there is enough of them to be worth a program that gives it.
 
     All of it is taken at once, for nothing of it is touched yet. A disk begins to read meanwhile.
     """
-    devices = {want.device for want in wants if want.device is not None}
-    sizes = [_size_bytes(item, want) if want.device is not None else 0 for want in wants]
-    large = [n for n, size_bytes in enumerate(sizes) if size_bytes >= _LEAST_OWNED_BYTES]
-    if len(devices) != 1 or sum(sizes[n] for n in large) < _LEAST_OWNED_BYTES_IN_ALL:
+    casts = not isinstance(reader, OrbaxReader)
+    large = {
+        n: (region_shape(want.regions[0]), want.dtype or item.specs[want.leaf].numpy_dtype)
+        for n, want in enumerate(wants)
+        if want.device is not None and (casts or want.dtype is None)
+    }
+    devices = {wants[n].device for n in large}
+    total_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in large.values())
+    if len(devices) != 1 or total_bytes < _LEAST_OWNED_BYTES_IN_ALL:
         yield from wants
         return
-    shapes = tuple((region_shape(wants[n].regions[0]), _dtype(item, wants[n])) for n in large)
-    memory = workers.submit(functools.partial(allocate, *devices, shapes))
+    allocated = workers.submit(functools.partial(allocate, *devices, tuple(large.values())))
     if isinstance(reader, ExtentReader):
-        ends = itertools.accumulate(sizes[n] for n in large)
-        for n, end in zip(large, ends, strict=True):
-            if end <= _AHEAD_BYTES:
-                reader.ahead(wants[n])
-    owned = dict(zip(large, memory.result() or (), strict=False))
+        reader.ahead([wants[n] for n in large])
+    memory = dict(zip(large, allocated.result(), strict=False))
     for n, want in enumerate(wants):
-        yield want._replace(memory=owned.pop(n)) if n in owned else want
-
-
-def _size_bytes(item: SavedItem, want: Want) -> int:
-    """What is read of a leaf."""
-    return item.specs[want.leaf].numpy_dtype.itemsize * sum(map(region_size, want.regions))
-
-
-def _dtype(item: SavedItem, want: Want) -> np.dtype[Any]:
-    return want.dtype or item.specs[want.leaf].numpy_dtype
+        yield want._replace(memory=memory.pop(n)) if n in memory else want
 
 
 def _batches(
@@ -137,7 +125,8 @@ def _batches(
     batch: list[Want] = []
     total_bytes = 0
     for want in wants:
-        size_bytes = _size_bytes(item, want)
+        itemsize = item.specs[want.leaf].numpy_dtype.itemsize
+        size_bytes = itemsize * sum(map(region_size, want.regions))
         if batch and (total_bytes + size_bytes > limit_bytes or len(batch) >= _BATCH_LEAVES):
             yield batch, total_bytes
             batch, total_bytes = [], 0

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpt_core._devices.xla_memory import Owned
 from ckpt_core._layout.ranges import coalesce
 from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
 from ckpt_core._options import MIB
@@ -16,6 +17,9 @@ _ALIGNMENT = 64
 """Bytes. On CPU, jax uses host memory without a copy only if its address is a multiple of this."""
 PIECE_BYTES = 8 * MIB
 """The most that one job reads of what has no checksum, and what a reader thread may hold beside the arrays."""
+
+LEAST_OWNED_BYTES = MIB
+"""Memory of XLA for smaller arrays takes longer to get than a first step saves by it."""
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +37,7 @@ class Want(NamedTuple):
             array in both dtypes; None: no cast. A reader that does not cast returns the stored
             dtype.
         device: a device on the CPU that shall hold the only region, in memory that XLA owns; None for memory of numpy.
-        memory: memory for the only region; None if the reader takes some of numpy.
+        memory: that memory; None if the reader takes memory of numpy.
     """
 
     leaf: int
@@ -42,7 +46,7 @@ class Want(NamedTuple):
     sharding: Any = None
     dtype: np.dtype[Any] | None = None
     device: Any = None
-    memory: Array | None = None
+    memory: Owned | None = None
 
 
 Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]
@@ -73,7 +77,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def buffers(want: Want, dtype: np.dtype[Any]) -> dict[Region, Array]:
     """Memory for each region of a leaf, of its dtype or that to which it is cast."""
     if want.memory is not None:
-        return {want.regions[0]: want.memory}
+        return {want.regions[0]: want.memory.view}
     return {region: aligned(region_shape(region), want.dtype or dtype) for region in want.regions}
 
 

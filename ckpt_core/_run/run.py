@@ -119,12 +119,11 @@ class Run:
 
     def refuse_unless_open(self, call: str) -> None:
         """Raises CheckpointError if this Checkpointer is closed or must not write."""
+        where = self.directory.path
         if self.closed:
-            raise CheckpointError(f"{self.directory.path}: this Checkpointer was closed")
+            raise CheckpointError(f"{where}: this Checkpointer was closed")
         if self.directory.read_only:
-            raise CheckpointError(
-                f"{self.directory.path}: {call}() on a Checkpointer with read_only=True"
-            )
+            raise CheckpointError(f"{where}: {call}() on a Checkpointer with read_only=True")
 
     def step_to_save(self, step: int) -> int:
         """The number of a step that is about to be saved; raises the error of the previous save."""
@@ -416,7 +415,9 @@ class Run:
         arguments.setdefault("options", self._options)
         request = _load.request_from("load", like, arguments)
         with self._handing_no_damage_on():
-            return _load.load_checkpoint(self.tiers.opening(step), like, item, request, step)
+            return self.tiers.load(
+                step, lambda opening: _load.load_checkpoint(opening, like, item, request, step)
+            )
 
     def _restore(
         self,

@@ -251,7 +251,9 @@ class DataFiles:
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
-        descriptor = self._descriptor(file)
+        descriptor = self._open.get(file)
+        if descriptor is None:
+            descriptor = self._descriptor(file)
         view: Any = memoryview(target.data)
         done = 0
         while done < len(view):

@@ -100,7 +100,7 @@ paths = {
 }
 leaves = {}
 for size in (16, 1024, 4 * 2**20):
-    few, many = (10, 20) if size > 2**20 else (100, 300)
+    few, many = (20, 40) if size > 2**20 else (100, 300)
     found = []
     for number in (few, many):
         path = f"{root}/{size}-{number}"

@@ -92,9 +92,15 @@ with start({ROWS}) as checkpointer:
         checkpointer.save(step, state=state(step, {ROWS}), mine=data())
         checkpointer.wait_until_finished()
 with start({COLUMNS}) as checkpointer:
-    iterator = data()
-    found = checkpointer.restore_latest(state=state(99, {COLUMNS}), mine=iterator)
+    iterator, error = data(), None
+    try:
+        found = checkpointer.restore_latest(state=state(99, {COLUMNS}), mine=iterator)
+    except ckpt.CheckpointError as refused:
+        error = refused
+        found = checkpointer.restore(0, state=state(99, {COLUMNS}), mine=iterator)
     told["found"] = found.step, iterator.number
+    told["error"] = [type(error).__name__, str(error)]
+    told["local"] = sorted(int(path.name) for path in own.rglob("[0-9]*") if (path / "ckpt.json").exists())
 """
     pipeline = """
 class Numbers:
@@ -111,6 +117,11 @@ def data():
 """
     for index, told in enumerate(run(tmp_path, pipeline + code)):
         assert told["found"] == [0, index * 10]  # states of this size are not sent to the others
+        kind, text = told["error"]
+        assert kind == "CheckpointError", text
+        assert "step 2 is not damaged" in text, text
+        assert "restore(step, ...)" in text, text
+        assert 2 in told["local"], told  # until training has gone on from the older one
     small = pipeline.replace("200_000", "20")
     for index, told in enumerate(run(tmp_path / "small", small + code)):
         assert told["found"] == [2, index * 10]

@@ -28,10 +28,9 @@ from ckpt_core._run.tiers.judge import (
     inverted,
     judge,
     judge_copies,
-    judge_failure,
     parse_judgement,
-    vote,
 )
+from ckpt_core._run.tiers.verdict import judge_failure, vote
 from ckpt_core._save.coverage import (
     MOST_STATE_BYTES,
     Holding,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ckpt_core import _load
 from ckpt_core._directory import check_step
@@ -22,6 +22,8 @@ from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
+
+T = TypeVar("T")
 
 _LOOKS = 3
 """Number of times to list the directory, if every listed step is deleted before it is read."""
@@ -108,6 +110,19 @@ class Tiers:
         """A function that opens a step later, inside the processes' agreement on the result."""
         return lambda: self.open(step)
 
+    def load(self, step: int, load: Callable[[_load.Opening], T]) -> T:
+        """What ``load`` makes of a step, from the tier that ``open`` takes.
+
+        Raises:
+            CheckpointNotFound, CheckpointCorrupt, CheckpointError: as ``restore``.
+        """
+        if self._alone or self._local is None or step not in self._local.complete:
+            return load(self.opening(step))
+        found = self._local.read(step, load, self.opening(step))
+        if isinstance(found, CheckpointError):
+            raise found
+        return found
+
     def restore(
         self, step: int, local_first: bool, targets: Mapping[str, Any], request: Any
     ) -> tuple[RestoredStep, str]:
@@ -121,8 +136,9 @@ class Tiers:
         Raises:
             CheckpointNotFound: no tier has it.
             CheckpointCorrupt: every tier that has it holds a damaged copy.
+            CheckpointError: only the local directories have it, and not for these shardings.
         """
-        damage: CheckpointCorrupt | None = None
+        damage: CheckpointError | None = None
         if self._local is not None and local_first:
             token = self._local.complete[step]
             found = self._local.restore(step, targets, request)

@@ -22,6 +22,7 @@ from ckpt_core._operation import logger
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers
+from ckpt_core._run.tiers.verdict import NO_ROOM, OF_THE_MACHINE
 from ckpt_core._save.protocol import aborting
 from ckpt_core._verify import verify_part
 
@@ -86,6 +87,10 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
     return record
 
 
+class TooLate(CheckpointError):
+    """Not all parts were brought here in time, which says nothing about them."""
+
+
 class Fetched(NamedTuple):
     """A part that was brought here.
 
@@ -120,13 +125,16 @@ def fetch_first(
         peers: the processes of the run.
         target: where to.
         what: is brought, and could not be, for the message.
-        may_go_on: called before each source and after each block; raises if it has become too late.
+        may_go_on: called before each source and after each block; raises ``TooLate`` if it is.
         rest: further sources, asked for if none of the first gives it. Each process begins elsewhere among them.
 
     Raises:
         CheckpointCorrupt: none gives it; the message says what each answered.
+        TooLate: as ``may_go_on`` says.
+        OSError: none could be read or written here for a reason of this machine, such as a full disk.
     """
     failures: list[str] = []
+    of_the_machine: OSError | None = None
     deadline = time.monotonic() + peers.patience_secs
 
     def others() -> Sequence[Source]:
@@ -147,14 +155,23 @@ def fetch_first(
                 may_go_on,
                 deadline,
             )
+        except TooLate:
+            raise
         except (CheckpointError, OSError) as error:
             if (interrupt := raised_by_a_handler(error)) is not None:
                 raise interrupt from None
             failures.append(f"from process {source.process}: {error}")
+            if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+                of_the_machine = error
+                if error.errno in NO_ROOM:  # nor would there be for what another source gives
+                    break
         else:
             return Fetched(record, source, failures)
     more = f"; and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
-    raise CheckpointCorrupt(f"{what}: {'; '.join(failures[:_NAMED])}{more}")
+    text = f"{what}: {'; '.join(failures[:_NAMED])}{more}"
+    if of_the_machine is not None:
+        raise OSError(of_the_machine.errno, text) from of_the_machine
+    raise CheckpointCorrupt(text)
 
 
 def _each(

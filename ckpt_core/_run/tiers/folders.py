@@ -34,7 +34,8 @@ from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
-from ckpt_core._run.tiers.judge import OF_THE_MACHINE, Seen
+from ckpt_core._run.tiers.judge import Seen
+from ckpt_core._run.tiers.verdict import OF_THE_MACHINE
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 
 LINEAGE_FILE = ".ckpt-lineage"
@@ -186,6 +187,7 @@ class Folders:
                 own,
                 other,
                 part.differ_in_shards_alone,
+                record.parent is not None,
             )
             yield Place(seen, opened.path, opened)
 

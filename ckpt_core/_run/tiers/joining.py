@@ -1,4 +1,4 @@
-"""Puts steps together that another number of processes saved, from the parts of those.
+"""Puts steps together that another number of processes saved, or processes with other shardings, from the parts of those.
 
 Parts are brought into a hidden folder, each verified as a whole. One is opened, and before arrays are
 read, others are added to it until it has all chunks that this process wants: their databases become
@@ -8,7 +8,9 @@ children of its own, and no data is copied. The folder is deleted when it is not
 from __future__ import annotations
 
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +19,7 @@ from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, dump_chec
 from ckpt_core._format.record import FileRecord, Record
 from ckpt_core._operation import logger
 from ckpt_core._options import MIB
-from ckpt_core._run.tiers.fetch import Target, fetch_first
+from ckpt_core._run.tiers.fetch import Target, TooLate, fetch_first
 from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._saved import NativeCheckpoint, SavedItem, open_checkpoint
@@ -33,7 +35,7 @@ _SHARE_OF_TIME = 0.5
 
 
 class Joining:
-    """The steps of another number of processes, as one process reads them.
+    """The steps of other numbers of processes or other shardings, as one process reads them; for several threads.
 
     Args:
         peers: the processes of the run.
@@ -57,18 +59,37 @@ class Joining:
         self._directory = directory
         self._backend = backend
         self._timeout_secs = timeout_secs
-        self._joined: _Joined | None = None
+        self._joined: list[_Joined] = []
+        self._lock = threading.RLock()
 
     def note(self, steps: Mapping[int, StepHere]) -> None:
         """Takes over what all agreed on; deletes what was put together before."""
         self.steps = {step: whole for step, whole in steps.items() if whole.pieces}
         self.discard()
 
+    def forget(self, step: int) -> None:
+        """A step is not put together any more: each process has its part of it."""
+        self.note({other: whole for other, whole in self.steps.items() if other != step})
+
     def open(self, step: int) -> NativeCheckpoint:
-        """One part of a step, which gathers what a load needs of the others."""
+        """One part of a step, which gathers what a load needs of the others.
+
+        Another thread may read another step meanwhile, or look at one; it is then deleted later.
+        """
+        with self._lock:
+            joined = self._find(step)
+            try:
+                return joined.opened(time.monotonic() + _SHARE_OF_TIME * self._timeout_secs)
+            except BaseException:
+                self._discard([joined])
+                raise
+
+    def _find(self, step: int) -> _Joined:
         whole = self.steps[step]
-        if self._joined is None or self._joined.key != (step, whole.token):
-            self.discard()
+        found = [one for one in self._joined if one.key == (step, whole.token)]
+        others = [one for one in self._joined if one not in found]
+        self._discard([one for one in others if one.key is None or not one.is_in_use])
+        if not found:
             folder = self._backend.begin(
                 f"{self._directory}/joined", overwrite=False, durable=False, token=whole.token
             )
@@ -76,24 +97,28 @@ class Joining:
             # the processes share the parts out in the order in which their own parts are
             middle, count = (ours + 0.5) / all_, whole.pieces
             near = sorted(range(count), key=lambda n: (abs((n + 0.5) / count - middle), n))
-            self._joined = _Joined(
-                (step, whole.token),
-                near,
-                whole.piece,
-                folder.path,
-                folder.abort,
-                self._bring,
-            )
-        try:
-            return self._joined.opened(time.monotonic() + _SHARE_OF_TIME * self._timeout_secs)
-        except BaseException:
-            self.discard()
-            raise
+            found = [
+                _Joined(
+                    (step, whole.token),
+                    near,
+                    whole.piece,
+                    folder.path,
+                    folder.abort,
+                    self._bring,
+                    self._lock,
+                )
+            ]
+            self._joined += found
+        return found[0]
 
     def discard(self) -> None:
         """Deletes what was put together."""
-        joined, self._joined = self._joined, None
-        if joined is not None:
+        with self._lock:
+            self._discard(self._joined)
+
+    def _discard(self, some: Sequence[_Joined]) -> None:
+        gone, self._joined = list(some), [one for one in self._joined if one not in some]
+        for joined in gone:
             joined.end()
 
     def _bring(
@@ -103,13 +128,14 @@ class Joining:
 
         Raises:
             CheckpointCorrupt: none does; the message says what each answered.
+            TooLate: the deadline has passed.
         """
 
         def may_go_on() -> None:
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"not all parts were here within {_SHARE_OF_TIME:g} of Options.timeout_secs "
-                    f"({self._timeout_secs:g} s)"
+                raise TooLate(
+                    f"step {key[0]}: not all parts were here within {_SHARE_OF_TIME:g} of Options.timeout_secs "
+                    f"({self._timeout_secs:g} s), so it could not be put together: give it more. Nothing is damaged"
                 )
 
         peers = self._peers
@@ -125,7 +151,9 @@ class Joining:
             return source not in near, ahead(source)
 
         target = Target(path, self._backend, False, may_go_on)
-        lacking = f"a part of step {key[0]}, which another number of processes saved, could not be brought here"
+        lacking = (
+            f"a part of step {key[0]}, which is put together of all, could not be brought here"
+        )
         nearest = sorted(sources, key=distance)[:_TRIES]
         return fetch_first(key, nearest, peers, target, lacking, may_go_on, lambda: sources).record
 
@@ -140,6 +168,7 @@ class _Joined:
         folder: path of the folder.
         delete: deletes it.
         bring: brings a part from its sources to a path, before a deadline.
+        lock: of all that this process puts together.
     """
 
     def __init__(
@@ -150,6 +179,7 @@ class _Joined:
         folder: str,
         delete: Callable[[], None],
         bring: Callable[[tuple[int, str], Sequence[Source], str, float], Record],
+        lock: threading.RLock,
     ) -> None:
         self.key: tuple[int, str] | None = key
         self._save = key
@@ -158,6 +188,8 @@ class _Joined:
         self._sources = sources
         self._folder = folder
         self._bring = bring
+        self._lock = lock
+        self._readers: list[weakref.ref[NativeCheckpoint]] = []
         self._here: list[Record] = []
         self._held: dict[str, set[str]] = {}
         self._opened: NativeCheckpoint | None = None
@@ -170,8 +202,15 @@ class _Joined:
             self._bring_next()
             opened = open_checkpoint(self._path(0))
             assert isinstance(opened, NativeCheckpoint)
-            self._opened = replace(opened, gather=self.gather)
-        return self._opened
+            self._opened = opened
+        reader = replace(self._opened, gather=self.gather)
+        self._readers = [one for one in self._readers if one() is not None] + [weakref.ref(reader)]
+        return reader
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether anybody still has what ``opened`` gave."""
+        return any(one() is not None for one in self._readers)
 
     def end(self) -> None:
         """Deletes the folder."""
@@ -194,10 +233,11 @@ class _Joined:
 
         A chunk that no part has is missing to the reader, as in any checkpoint.
         """
-        assert self._opened is not None
-        self.key = None  # of no use if this fails
-        self._gather(self._opened, {name: keys for name, keys in needed.items() if keys})
-        self.key = self._save
+        with self._lock:
+            assert self._opened is not None
+            self.key = None  # of no use if this fails
+            self._gather(self._opened, {name: keys for name, keys in needed.items() if keys})
+            self.key = self._save
 
     def _gather(self, opened: NativeCheckpoint, needed: Mapping[str, set[str]]) -> None:
         context = new_context(durable=False)
@@ -258,7 +298,10 @@ class _Joined:
         files[checksums] = FileRecord.of(data)
         manifest = opened.backend.read(inside, INDEX_FILE)
         files[item.file(INDEX_FILE)] = FileRecord.of(manifest or b"")
-        for name in os.listdir(f"{inside}/d"):  # nodes of the joined index
+        nodes = (
+            os.listdir(f"{inside}/d") if os.path.isdir(f"{inside}/d") else []
+        )  # of the joined index
+        for name in nodes:
             size = os.stat(f"{inside}/d/{name}").st_size
             files.setdefault(f"{item.directory}/d/{name}", FileRecord(size, 0, True))
 

@@ -1,6 +1,6 @@
 """What the processes decide about local steps, from what each of them says: pure functions.
 
-Which steps are whole, what all do after a restore that failed, and which process keeps copies of whose parts.
+Which steps are whole, and which process keeps copies of whose parts.
 
 A step is whole if every process has its own part of it with one token, or can get one that is as
 good as its own. The token identifies the save that wrote the part, so parts of two saves with the
@@ -11,7 +11,6 @@ together, where other shardings are wanted than those of the save.
 
 from __future__ import annotations
 
-import errno
 import heapq
 import json
 from collections import Counter
@@ -20,13 +19,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    is_of_target,
-    raised_by_a_handler,
-)
 from ckpt_core._format.part import Runs, contains, progressions, runs_of
 from ckpt_core._run.lineage import Order
 
@@ -34,15 +26,6 @@ _NAMED = 5
 """Maximum number of processes named in a message as lacking a step."""
 _SOURCES = 3
 """Maximum number of processes from which one tries to fetch a part."""
-OF_THE_MACHINE = frozenset(
-    {
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM),
-        *(errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.ENOTCONN),
-    }
-)
-"""Errors of the system that say nothing about the files: too few descriptors, no memory, no permission, a file system
-that does not answer. EIO is none of them: it is what a disk says of a sector that it has lost."""
-
 Partners = Literal["host"] | Callable[[int, int], int] | None
 """``Options.partners``."""
 
@@ -60,6 +43,7 @@ class Seen(NamedTuple):
         own: whether it lies where the process that sees it has its own parts, and serves it.
         processes: number of processes of the save; 0 for as many as run now.
         differ_in_shards_alone: see ``Part``.
+        continues: whether the save went on from another one, which was whole then.
     """
 
     step: int
@@ -70,6 +54,7 @@ class Seen(NamedTuple):
     own: bool
     processes: int = 0
     differ_in_shards_alone: bool = False
+    continues: bool = False
 
 
 class Source(NamedTuple):
@@ -112,10 +97,12 @@ class Judgement:
     Attributes:
         steps: the whole ones.
         partial: step -> up to 5 processes whose part cannot be had, for all other steps.
+        lost: the newest of these that went on from another step: the run had steps, and not only a first save that never ended.
     """
 
     steps: dict[int, WholeStep]
     partial: dict[int, list[int]]
+    lost: int | None = None
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse_judgement``: the same for all processes, and short.
@@ -138,7 +125,7 @@ class Judgement:
                     rows.append(_dumps(rest))
                 sources[process].append([step, found, 0 if rest is None else at[id(rest)]])
         rows = [_dumps(mine) if mine else "" for mine in sources] + rows
-        return _dumps([publish(rows), steps, list(self.partial.items())])
+        return _dumps([publish(rows), steps, list(self.partial.items()), self.lost])
 
 
 @dataclass(frozen=True)
@@ -168,11 +155,12 @@ class LocalSteps:
 
     Attributes:
         steps: the whole ones.
-        partial: see ``Judgement``.
+        partial, lost: see ``Judgement``.
     """
 
     steps: dict[int, StepHere]
     partial: dict[int, list[int]]
+    lost: int | None
 
 
 def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> LocalSteps:
@@ -183,7 +171,7 @@ def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> Lo
         index: of the process.
         row: reads a row that was published, by the name of all and its number.
     """
-    table, rows, partial = json.loads(text)
+    table, rows, partial, lost = json.loads(text)
     mine = row(table, index)
     lacking = {step: (_sources(found), rest) for step, found, rest in json.loads(mine or "[]")}
 
@@ -202,7 +190,7 @@ def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> Lo
         )
 
     steps = {one[0]: here(*one) for one in rows}
-    return LocalSteps(steps, {step: processes for step, processes in partial})
+    return LocalSteps(steps, {step: processes for step, processes in partial}, lost)
 
 
 def _dumps(value: Any) -> str:
@@ -315,7 +303,10 @@ def judge(
                 partial.pop(step, None)
                 break
             partial.setdefault(step, absent[:_NAMED])
-    return Judgement(steps, partial)
+    seen = [part for one in everyone for part in one.parts if part.step in partial]
+    return Judgement(
+        steps, partial, max((part.step for part in seen if part.continues), default=None)
+    )
 
 
 class _Parts:
@@ -485,41 +476,6 @@ class _Search:
 
 def _indices(runs: Runs) -> Iterator[int]:
     return (n for first, last in runs for n in range(first, last + 1))
-
-
-# ---------------------------------------------------------------- after a restore that failed
-
-
-def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: True) -> str:
-    """One process's vote after a failed restore of a local step, for ``judge_failure``.
-
-    Returns ``"mend"`` (its part is damaged or gone: a copy of it may help), ``"leave"`` (try another
-    copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain).
-
-    Args:
-        error: what the restore raised here.
-        there: whether the step is still in the directory of this process.
-        is_whole: verifies this process's part; called only if the error may come from damage.
-    """
-    if raised_by_a_handler(error) is not None or is_of_target(error):
-        return "raise"  # it says nothing about the directory
-    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
-        return "raise"
-    if isinstance(error, CheckpointNotFound):
-        return "" if there else "mend"  # there: only an item is missing
-    if isinstance(error, (CheckpointCorrupt, OSError)):
-        # otherwise the damage is that of another process, or other shardings are wanted
-        return "leave" if there and is_whole() else "mend"
-    if type(error) is CheckpointError:
-        return ""  # most likely the report of another process's failure
-    return "raise"  # the code is wrong, not the directory
-
-
-def judge_failure(votes: Sequence[str]) -> str:
-    """``"mend"``, ``"leave"`` or ``"raise"``: what all processes do."""
-    if "raise" in votes:
-        return "raise"
-    return next((verdict for verdict in ("mend", "leave") if verdict in votes), "raise")
 
 
 # ------------------------------------------------------------------------------------ copies

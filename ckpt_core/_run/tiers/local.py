@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ckpt_core import _load
 from ckpt_core._directory import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
+    CheckpointError,
     NewerFormat,
     all_go_on,
     is_visible,
@@ -29,12 +30,20 @@ from ckpt_core._run.tiers.ended import make_room
 from ckpt_core._run.tiers.fetch import Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
-from ckpt_core._run.tiers.judge import LocalParts, judge, judge_failure, parse_judgement, vote
+from ckpt_core._run.tiers.judge import LocalParts, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
+from ckpt_core._run.tiers.verdict import judge_failure, vote
 from ckpt_core._save import SaveJob, Snapshot
 from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
+
+T = TypeVar("T")
+
+_OWN_PART = (
+    "ckpt: a local directory has of a step what the devices of its process held. Without as_numpy=True, and called by all "
+    "processes, load puts the parts of all together"
+)
 
 
 class LocalTier:
@@ -72,6 +81,7 @@ class LocalTier:
         self._complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._partial: Mapping[int, object] = {}
+        self._lost: int | None = None
         self._has_saved = False
         if not self._read_only:
             folders.clean()
@@ -97,7 +107,18 @@ class LocalTier:
         return self._complete
 
     def refuse_older(self, newest: int) -> None:
-        """Raises what kept this process from reading a local step that is newer than ``newest``, if anything did."""
+        """Raises what kept this process from reading a local step that is newer than ``newest``, if anything did.
+
+        Raises:
+            CheckpointCorrupt: there is no step at all, though the run had some.
+        """
+        if newest < 0 and self._lost is not None and not self._read_only:
+            raise CheckpointCorrupt(
+                f"{self.directory}: step {self._lost} is not whole in the local directories, there is no other step, and "
+                f"training does not start from scratch by accident. Parts of processes {self._partial[self._lost]} are not "
+                "here, or of another number of processes whose other values differ. Start the run where they are; to "
+                "begin anew, remove what it left on each host (`ckpt rm --local DIR`)"
+            )
         step, error = max(self._folders.unread.items(), default=(-1, None), key=lambda one: one[0])
         if error is None or step <= newest:
             return
@@ -180,7 +201,7 @@ class LocalTier:
             "look at the local steps",
         )
         found = parse_judgement(answer, self._processes.index, self._judged.row)
-        partial, self._partial = self._partial, found.partial
+        partial, self._partial, self._lost = self._partial, found.partial, found.lost
         for step, absent in sorted(found.partial.items()):
             if self.reads_alone and partial.get(step) == absent:
                 continue  # said before
@@ -351,12 +372,34 @@ class LocalTier:
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
-    ) -> RestoredStep | CheckpointCorrupt:
-        """Restores a step from the local directories; all processes must call it.
+    ) -> RestoredStep | CheckpointError:
+        """Restores a step from the local directories; see ``read``."""
+
+        def restored(opening: _load.Opening) -> RestoredStep:
+            return _load.restore_checkpoint(opening, targets, request, step)
+
+        put_together = step in self._joining.steps
+        found = self.read(step, restored)
+        if isinstance(found, CheckpointError):
+            return found
+        self._copy_again(step)
+        if put_together or not self._folders.backend.exists(found.path):
+            found.path = self.directory  # no step's directory has all of it
+        return found
+
+    def read(
+        self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
+    ) -> T | CheckpointError:
+        """What ``load`` makes of a step in the local directories; all processes must call it.
 
         If parts are damaged, their processes get them from others, and all try once more. If all are whole, but a process
         wants what is not in its own, as with other shardings, they put all parts together. Returns the error instead
         if that is of no help and all agreed to try another copy.
+
+        Args:
+            step: its number.
+            load: restores or loads what the function opens that it is given.
+            first: opens the step for the first try; by default as all others.
 
         Raises:
             StructureMismatch: the targets do not match the checkpoint.
@@ -364,33 +407,40 @@ class LocalTier:
         """
         token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
         joins, joined = mends and step not in self._joining.steps, False
-        while True:
-            try:
-                restored = _load.restore_checkpoint(self.opening(step), targets, request, step)
-                if joined:  # from here on it is a step like others, of which each has its part
-                    self._joining.note({})
-                self._copy_again(step)
-                return restored
-            except Exception as error:
-                if self._processes.count > 1 and not all_go_on(error):
-                    raise  # the other processes would not take part in another agreement
-                verdict = self._agree_after(step, error)
-                if verdict == "raise":
-                    raise
-                if verdict == "mend" and mends:
-                    mends = False
-                    self.look()  # without the damaged parts
-                    if token is not None and self._complete.get(step) == token:
-                        continue
-                if verdict == "leave" and joins:
-                    joins = False
-                    self.look(join=step)
-                    joined = step in self._joining.steps and self._complete.get(step) == token
-                    if joined:
-                        continue
-                self._complete.pop(step, None)
-                logger.warning("step %d is not restored from local directories: %s", step, error)
-                return self._damage_of(step, error)
+        try:
+            while True:
+                try:
+                    return load(first or self.opening(step))
+                except Exception as error:
+                    if self._processes.count > 1 and not all_go_on(error):
+                        # the other processes would not take part in another agreement
+                        if isinstance(error, CheckpointCorrupt):
+                            error.add_note(_OWN_PART)
+                        raise
+                    verdict, first = self._agree_after(step, error), None
+                    if verdict == "raise":
+                        raise
+                    if verdict == "mend" and mends:
+                        mends = False
+                        self.look()  # without the damaged parts
+                        if token is not None and self._complete.get(step) == token:
+                            continue
+                    if verdict == "leave" and joins:
+                        joins = False
+                        self.look(join=step)
+                        joined = step in self._joining.steps and self._complete.get(step) == token
+                        if joined:
+                            continue
+                    alone = self._processes.count == 1
+                    fits = alone or verdict != "leave" or step in self._joining.steps
+                    self._complete.pop(step, None)
+                    logger.warning(
+                        "step %d is not restored from local directories: %s", step, error
+                    )
+                    return self._damage_of(step, error) if fits else self._misfit_of(step, error)
+        finally:
+            if joined:  # it is a step like others, of which each process has its part
+                self._joining.forget(step)
 
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
@@ -424,21 +474,29 @@ class LocalTier:
 
     def _damage_of(self, step: int, error: Exception) -> CheckpointCorrupt:
         """What is raised if no other tier has a step that could not be restored because of ``error``."""
-        hint = ""
-        if self._processes.count > 1:
-            hint = (
-                " (from local directories each process restores what its own devices held at the save: "
-                "other shardings need parts that differ in nothing else, or a step of the persistent directory)"
-            )
         named = error if isinstance(error, CheckpointCorrupt) else None
         damage = CheckpointCorrupt(
-            f"{self.directory}: step {step}: {error}{hint}",
+            f"{self.directory}: step {step}: {error}",
             file=named and named.file,
             leaf=named and named.leaf,
         )
         damage.__cause__ = error
         mark_known_to_all(damage, CheckpointCorrupt.__name__)  # by the agreement on it
         return damage
+
+    def _misfit_of(self, step: int, error: Exception) -> CheckpointError:
+        """The same where all parts are whole, but do not have what this restore wants."""
+        reader = "by a Checkpointer that is not read-only, " if self._read_only else ""
+        misfit = CheckpointError(
+            f"{self.directory}: step {step} is not damaged, but the local directories do not have it for these "
+            f"shardings: {error}. From them each process restores what its own devices held at the save; for other "
+            f"shardings all parts are put together, {reader}if they differ in shards alone, and not in states or values "
+            "of single processes. Restore with the shardings of the save. To go back to an older step, restore that "
+            "one by its number: restore(step, ...)"
+        )
+        misfit.__cause__ = error
+        mark_known_to_all(misfit, CheckpointError.__name__)
+        return misfit
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
