@@ -36,6 +36,7 @@ EARLIER = frozenset(
         "processes/test_one_history.py",  # restores in new processes, by faults of its own
         "processes/test_other_numbers.py",
         "processes/test_other_shardings.py",  # restores in new processes, onto other shardings
+        "processes/test_joined_in_trouble.py",  # restores in new processes, onto other shardings and numbers
         "processes/test_room_for_all.py",  # restores in new processes, from a directory of several runs
         "processes/test_slow_directories.py",
         "processes/test_stop_signals.py",
