@@ -8,15 +8,19 @@ that writes nothing gives memory as it is, untouched. ctypes makes the handler o
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import functools
 import logging
 import mmap
-import threading
+import os
+import queue
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpt_core._background.threads import Flag
 from ckpt_core._lazy import jax
 
 Array = np.ndarray[Any, Any]
@@ -26,6 +30,8 @@ _TARGET = "ckpt_uninitialized"
 _METADATA = 1
 """``XLA_FFI_Extension_Metadata``: XLA asks a handler for its version."""
 _API_VERSION = 0, 1
+_LOOK_SECS, _START_SECS = 1.0, 5.0
+"""Intervals of a wait; and after how long a thread that has not begun was lost: without memory it ends before its first line."""
 
 
 class _Extension(ctypes.Structure):
@@ -84,14 +90,81 @@ class Owned(NamedTuple):
     view: Array
 
 
-def allocate(device: Any, shapes: Shapes) -> list[Owned]:
-    """Uninitialised memory for arrays on a device; empty if XLA gives none.
+class Allocation:
+    """Uninitialised memory for arrays, which a thread of its own gets from XLA; ``result`` waits for it."""
 
-    Takes 10 ms and 0.2 ms for each array the first time, for a program is compiled. Not on the main thread, where what a
-    signal handler raises would be lost if it came while XLA calls ``_write_nothing``.
+    def __init__(self, device: Any, shapes: Shapes) -> None:
+        self._asked = device, shapes
+        self._found: list[Owned] = []
+        self._begun = False
+        self._ended = Flag()
+
+    def run(self) -> None:
+        """Gets the memory."""
+        self._begun = True
+        try:
+            self._found = _allocated(*self._asked)
+        except Exception as error:
+            logging.getLogger("ckpt_core").debug("XLA gives no uninitialised memory: %s", error)
+        self.end()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._ended.set()
+
+    def result(self) -> list[Owned]:
+        """Blocks; empty if XLA gives none, or if the thread was lost while it was started."""
+        until = time.monotonic() + _START_SECS
+        while not self._ended.wait(_LOOK_SECS):
+            if not self._begun and time.monotonic() > until:
+                break
+        found, self._found = self._found, []
+        return found
+
+
+class _Allocator:
+    """The thread that makes all allocations of this process.
+
+    Not the main thread: what a signal handler raises would be lost if it came while XLA calls ``_write_nothing``. And one for
+    all, since glibc keeps memory that was freed for the thread that had allocated it, up to 64 MiB for each.
     """
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    program = None if on_main_thread else _program(device, shapes)
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Allocation] = queue.SimpleQueue()
+        self._process = 0  # a forked child has no thread of its parent
+
+    def begin(self, allocation: Allocation) -> None:
+        """Has the thread run it; raises RuntimeError if none can start."""
+        if self._process != os.getpid():
+            self._queue = queue.SimpleQueue()
+            _thread.start_new_thread(_work, (self._queue,))
+            self._process = os.getpid()
+        self._queue.put(allocation)
+
+
+_allocator = _Allocator()
+
+
+def _work(waiting: queue.SimpleQueue[Allocation]) -> None:
+    while True:
+        waiting.get().run()  # this thread keeps nothing of it
+
+
+def allocate(device: Any, shapes: Shapes) -> Allocation:
+    """Begins to get uninitialised memory for arrays on a device.
+
+    Takes 10 ms and 0.2 ms for each array the first time, for a program is compiled.
+    """
+    allocation = Allocation(device, shapes)
+    try:
+        _allocator.begin(allocation)
+    except RuntimeError:
+        allocation.end()
+    return allocation
+
+
+def _allocated(device: Any, shapes: Shapes) -> list[Owned]:
+    program = _program(device, shapes)
     made = [] if program is None else _results_of(program)
     if [(array.shape, array.dtype) for array in made] != [*shapes]:  # without 64-bit types
         return []
@@ -125,13 +198,9 @@ def _program(device: Any, shapes: Shapes) -> Any:
 
 
 def _results_of(program: Any) -> list[Any]:
-    """What the program gives, whatever this process is set to; nothing if it fails."""
-    try:
-        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-            return jax.block_until_ready(program())
-    except Exception as error:
-        logging.getLogger("ckpt_core").debug("XLA gives no uninitialised memory: %s", error)
-        return []
+    """What the program gives, whatever this process is set to."""
+    with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+        return jax.block_until_ready(program())
 
 
 @functools.cache

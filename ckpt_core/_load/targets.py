@@ -344,7 +344,8 @@ def value_of(
     Args:
         saved: what was saved.
         target: what it shall become.
-        parts: the stored data of each region of ``target.regions``, in host memory.
+        parts: the stored data of each region of ``target.regions``, in host memory; or one array of jax that is what the
+            target asks for, up to its sharding.
         path: path of the leaf, for messages.
         cast: whether the caller asked for casts; if not, a Python float becomes no other number.
 
@@ -359,6 +360,8 @@ def value_of(
         return placing.place_key(saved.shape, spec.dtype, target.sharding, keyed)
     if spec.kind == "jax" and parts and spec.dtype == saved.dtype == saved.stored_dtype:
         logical = parts  # stored, saved and wanted dtype are one: no conversion
+    elif spec.kind == "jax" and any(isinstance(part, jax.Array) for part in parts.values()):
+        logical = parts  # cast as it was read, into memory that XLA owns
     else:
         logical = _logical(saved, spec, parts, path, cast)
     if spec.kind == "jax":

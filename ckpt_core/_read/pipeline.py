@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import os
@@ -61,7 +60,7 @@ def read_leaves(
         running_bytes = 0
         count = len(wants)
         owning = any(want.device is not None for want in wants)
-        wanted = _with_memory(reader, item, wants, workers) if owning else wants
+        wanted = _with_memory(reader, item, wants) if owning else wants
         for batch, size_bytes in itertools.chain(_batches(item, wanted, limit), [([], 0)]):
             planned = reader.plan(batch)
             # a single job is done on this thread: waking a reader thread would take longer
@@ -92,9 +91,7 @@ def _reader(
     return ExtentReader(StoredChunks(checkpoint, item, wants, options, context), item.specs)
 
 
-def _with_memory(
-    reader: _Reader, item: SavedItem, wants: Sequence[Want], workers: Workers
-) -> Iterator[Want]:
+def _with_memory(reader: _Reader, item: SavedItem, wants: Sequence[Want]) -> Iterator[Want]:
     """The leaves; those that XLA shall own have memory of it, if there is enough of them to be worth a program that gives it.
 
     All of it is taken at once, for nothing of it is touched yet. A disk begins to read meanwhile.
@@ -110,10 +107,10 @@ def _with_memory(
     if len(devices) != 1 or total_bytes < _LEAST_OWNED_BYTES_IN_ALL:
         yield from wants
         return
-    allocated = workers.submit(functools.partial(allocate, *devices, tuple(large.values())))
+    allocation = allocate(devices.pop(), tuple(large.values()))
     if isinstance(reader, ExtentReader):
         reader.ahead([wants[n] for n in large])
-    memory = dict(zip(large, allocated.result(), strict=False))
+    memory = dict(zip(large, allocation.result(), strict=False))
     for n, want in enumerate(wants):
         yield want._replace(memory=memory.pop(n)) if n in memory else want
 

@@ -33,6 +33,7 @@ STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
     "ckpt_core._background.pending": {"_at_exit", "_unfinished"},  # saves that exit waits for
     "ckpt_core._devices.placing": {"_fast_path"},  # how this version of jax makes an array
+    "ckpt_core._devices.xla_memory": {"_allocator"},  # one thread makes all allocations
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
@@ -54,7 +55,9 @@ STATE = {
 _CHANGES = (
     r"(\.(append|add|update|pop|setdefault|clear|discard|extend|remove)\(|\[[^\]\n]*\] = |\.set\()"
 )
-_CHANGING = re.compile(r"(Lock|RLock|WeakSet|ContextVar|Registry|_Watcher|_FastPath|Event|deque)$")
+_CHANGING = re.compile(
+    r"(Lock|RLock|WeakSet|ContextVar|Registry|_Watcher|_FastPath|_Allocator|Event|deque)$"
+)
 
 
 def modules() -> dict[str, Path]:

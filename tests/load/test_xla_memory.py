@@ -57,7 +57,7 @@ def test_a_donating_step_reuses_what_was_loaded(saved: Path) -> None:
 
 
 def test_memory_of_numpy_is_not_reused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt_core._read.pipeline.allocate", lambda *_: [])
+    monkeypatch.setattr(xla_memory, "_allocated", lambda *_: [])
     loaded = ckpt.load(saved)
     assert_same(loaded, five())
     assert not any(reuses_memory(leaf) for leaf in loaded.values())
@@ -136,6 +136,7 @@ def test_casts_in_both_directions(saved: Path) -> None:
         like = {name: jax.ShapeDtypeStruct(leaf.shape, dtype) for name, leaf in tree.items()}
         loaded = ckpt.load(path, like, cast=True)
         assert_same(loaded, {name: leaf.astype(dtype) for name, leaf in tree.items()})
+        assert reuses_memory(loaded["leaf1"])
 
 
 def test_values_of_64_bits(tmp_path: Path) -> None:
@@ -322,6 +323,41 @@ def test_interrupts_at_many_moments(saved: Path) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_not_on_the_main_thread() -> None:
-    shapes = (((2048,), np.dtype(np.float32)),)
-    assert xla_memory.allocate(jax.devices()[0], shapes) == []
+SHAPES = (((2048,), np.dtype(np.float32)),)
+
+
+def test_all_allocations_are_made_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the main thread, and not each by another one, for which glibc would keep what was freed."""
+    plain, by = xla_memory._allocated, set[int]()
+
+    def noted(*asked: Any) -> Any:
+        by.add(threading.get_ident())
+        return plain(*asked)
+
+    monkeypatch.setattr(xla_memory, "_allocated", noted)
+    for _ in range(3):
+        (owned,) = xla_memory.allocate(jax.devices()[0], SHAPES).result()
+        owned.view[:] = 3
+        assert float(owned.array.sum()) == 3 * 2048
+    assert len(by) == 1 and threading.get_ident() not in by
+
+
+def _starts_no_thread(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("start", [_starts_no_thread, lambda *_: 0])
+def test_a_thread_that_does_not_start(monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
+    """The system has no more, or it was lost before its first line: nobody waits for it for ever."""
+    monkeypatch.setattr(xla_memory, "_allocator", xla_memory._Allocator())
+    monkeypatch.setattr(xla_memory._thread, "start_new_thread", start)
+    monkeypatch.setattr(xla_memory, "_START_SECS", 0.5)
+    assert xla_memory.allocate(jax.devices()[0], SHAPES).result() == []
+
+
+def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError("no memory for it")
+
+    monkeypatch.setattr(xla_memory, "_results_of", fails)
+    assert xla_memory.allocate(jax.devices()[0], SHAPES).result() == []
