@@ -136,7 +136,7 @@ def test_casts_in_both_directions(saved: Path) -> None:
         like = {name: jax.ShapeDtypeStruct(leaf.shape, dtype) for name, leaf in tree.items()}
         loaded = ckpt.load(path, like, cast=True)
         assert_same(loaded, {name: leaf.astype(dtype) for name, leaf in tree.items()})
-        assert reuses_memory(loaded["leaf1"])
+        assert reuses_memory(loaded["leaf1"]) == (dtype is not jnp.int32)  # cast afterwards
 
 
 def test_values_of_64_bits(tmp_path: Path) -> None:
