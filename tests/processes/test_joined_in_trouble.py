@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.processes.test_lost_hosts import COMMON
+from tests.support.command_line import Call, make_call  # noqa: F401
 from tests.support.launch import launch, reports
 
 SHARDED = """
@@ -132,8 +134,8 @@ def test_further_errors_of_the_machine(tmp_path: Path) -> None:
     _check_failing(tmp_path, sorted(rest))
 
 
-def test_no_start_from_scratch_where_parts_are_lost(tmp_path: Path) -> None:
-    """The persistent directory has nothing yet; what the other host still has is not deleted."""
+def test_no_start_from_scratch_where_parts_are_lost(tmp_path: Path, call: Call) -> None:
+    """The persistent directory has nothing yet; what the other host still has is not deleted, but by the advised command."""
     late = 'options_of["persist_policy"] = ckpt.when.every_steps(1000)\n'
     train = """
 with start(ROWS) as checkpointer:
@@ -160,12 +162,16 @@ told["there"] = there()
         assert told["error"] is not None, told
     for path in lost.glob("*"):  # what the new processes have made there
         assert not list(path.rglob("ckpt.json"))
-    import shutil
-
     shutil.rmtree(lost, ignore_errors=True)
     (tmp_path / "elsewhere").rename(lost)
     for told in run(tmp_path, late + "told['found'] = restored(ROWS)"):
         assert told["found"] == [5, "local"]
+    shutil.rmtree(lost)
+    for host in (0, 1):
+        code, _, err = call("rm", "--local", tmp_path / "run" / "local" / str(host), "--yes")
+        assert code == 0 or host == 1, err  # where nothing is
+    for told in run(tmp_path, late + "told['found'] = restored(ROWS)\ntrain(1, ROWS)"):
+        assert told["found"] is None
 
 
 def test_a_first_save_that_never_ended_is_no_lost_step(tmp_path: Path) -> None:
@@ -177,8 +183,6 @@ with start(ROWS) as checkpointer:
 """
     run(tmp_path, 'options_of["persist_policy"] = ckpt.when.every_steps(1000)\n' + code)
     (step,) = (tmp_path / "run" / "local" / "1").glob("run-*/process_1-of-2/1")
-    import shutil
-
     shutil.rmtree(step)
     for told in run(tmp_path, "told['found'] = restored(ROWS)"):
         assert told["found"] is None
