@@ -287,7 +287,7 @@ class ExtentReader:
     def __init__(self, stored: StoredChunks | StoredTensors, specs: Sequence[LeafSpec]) -> None:
         self._stored = stored
         self._specs = specs
-        self._ahead: dict[int, dict[str, Chunk]] = {}
+        self._ahead: dict[int, tuple[list[Region], dict[str, Chunk]]] = {}
         self._views: set[tuple[str, int]] = set()  # mapped places, so that no two arrays share one
 
     def close(self) -> None:
@@ -397,8 +397,8 @@ class ExtentReader:
 
     def _plan_regions(self, want: Want, jobs: list[_Job]) -> dict[Region, Array]:
         """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
-        found = self._ahead.pop(want.leaf, None)
-        if found is None:
+        regions, found = self._ahead.pop(want.leaf, ([], {}))
+        if regions != want.regions:
             found = self._find_all(want.leaf, want.regions)  # before there is memory for it
         parts = buffers(want, self._specs[want.leaf].numpy_dtype)
         jobs += self._jobs(want.leaf, list(parts.items()), found)
@@ -409,11 +409,14 @@ class ExtentReader:
         ranges: dict[str, list[tuple[int, int]]] = {}
         left_bytes = _AHEAD_BYTES
         for want in wants:
-            if (left_bytes := left_bytes - self._specs[want.leaf].stored_bytes) < 0:
+            if left_bytes <= 0:
                 break
-            found = self._ahead[want.leaf] = self._find_all(want.leaf, want.regions)
+            found = self._find_all(want.leaf, want.regions)
+            self._ahead[want.leaf] = want.regions, found
             for chunk in found.values():
-                ranges.setdefault(chunk.extent.file, []).append(chunk.extent[1:3])
+                file, offset, size = chunk.extent[:3]
+                ranges.setdefault(file, []).append((offset, min(size, max(0, left_bytes))))
+                left_bytes -= size
         ranges.pop("", None)  # values inside the index
         for file, some in ranges.items():
             for offset, size, _ in coalesce(
