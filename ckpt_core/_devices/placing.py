@@ -122,7 +122,10 @@ def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
     """
     target = _on(_default_device()) if sharding is None else sharding
     made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
-    return jax.device_put(part, sharding) if made is None else made
+    if made is not None:
+        return made
+    # device_put leaves an array of jax committed, if it was
+    return jax.device_put(np.asarray(part) if sharding is None else part, sharding)
 
 
 def _put_fast(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:

@@ -9,6 +9,7 @@ that writes nothing gives memory as it is, untouched. ctypes makes the handler o
 from __future__ import annotations
 
 import _thread
+import atexit
 import ctypes
 import functools
 import logging
@@ -16,6 +17,8 @@ import mmap
 import os
 import queue
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,7 +109,8 @@ class Allocation:
             self._found = _allocated(*self._asked)
         except Exception as error:
             logging.getLogger("ckpt_core").debug("XLA gives no uninitialised memory: %s", error)
-        self.end()
+        finally:
+            self.end()
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -117,6 +121,7 @@ class Allocation:
         until = time.monotonic() + _START_SECS
         while not self._ended.wait(_LOOK_SECS):
             if not self._begun and time.monotonic() > until:
+                _allocator.forget_thread()
                 break
         found, self._found = self._found, []
         return found
@@ -132,17 +137,34 @@ class _Allocator:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Allocation] = queue.SimpleQueue()
         self._process = 0  # a forked child has no thread of its parent
+        self._last: Callable[[], Allocation | None] = lambda: None
+        self._ends = False
 
     def begin(self, allocation: Allocation) -> None:
         """Has the thread run it; raises RuntimeError if none can start."""
+        if self._ends:
+            raise RuntimeError("the interpreter is about to end")
+        self._last = weakref.ref(allocation)
         if self._process != os.getpid():
             self._queue = queue.SimpleQueue()
             _thread.start_new_thread(_work, (self._queue,))
             self._process = os.getpid()
         self._queue.put(allocation)
 
+    def forget_thread(self) -> None:
+        """The thread was lost while it was started: the next allocation starts another one."""
+        self._process = 0
+
+    def end(self) -> None:
+        """At exit: waits for what runs. Python would end the thread inside XLA, which aborts the process."""
+        self._ends = True
+        last = self._last()
+        if last is not None and self._process == os.getpid():
+            last.result()
+
 
 _allocator = _Allocator()
+atexit.register(_allocator.end)
 
 
 def _work(waiting: queue.SimpleQueue[Allocation]) -> None:

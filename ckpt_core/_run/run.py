@@ -240,6 +240,7 @@ class Run:
         def make_way() -> tuple[Plan, str, str]:
             if begins:
                 self._disk.lease.take()
+                self.tiers.refuse_scratch()
             if not looks and self._looks_later:
                 return self._disk.plan(trail, call, trail.own), "", ""
             held = local.complete if turns and local is not None else ()
@@ -247,8 +248,7 @@ class Run:
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
         try:
-            limit_secs, name = self._options.timeout_secs, "make way for a step"
-            plan, run, lineage = self._processes.run_on_first(make_way, limit_secs, name)
+            plan, run, lineage = self.on_first("make way for a step", make_way)
         except BaseException:
             self._recall_local()
             raise

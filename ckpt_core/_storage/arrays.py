@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import math
@@ -268,12 +269,11 @@ class DataFiles:
 
     def ahead(self, file: str, offset: int, size_bytes: int) -> None:
         descriptor = self._descriptor(file)
-        try:
-            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
-        except (AttributeError, OSError):  # a system or file system without it
-            pass
+        with contextlib.suppress(AttributeError, OSError):  # a system or file system without it
+            try:
+                os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+            except BlockingIOError:
+                os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
 
     def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
         """preadv where the system has none (Windows, macOS before 11): one read after the other."""

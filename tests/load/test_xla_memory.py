@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -18,8 +21,9 @@ import pytest
 from flax import nnx
 
 import ckpt_core as ckpt
-from ckpt_core._devices import xla_memory
+from ckpt_core._devices import placing, xla_memory
 from ckpt_core.testing import assert_same
+from tests.support import children
 from tests.support.damage import turn_a_bit
 from tests.support.units import MIB
 
@@ -361,6 +365,64 @@ def test_a_thread_that_does_not_start(monkeypatch: pytest.MonkeyPatch, start: An
     monkeypatch.setattr(xla_memory._thread, "start_new_thread", start)
     monkeypatch.setattr(xla_memory, "_START_SECS", 0.5)
     assert xla_memory.allocate(jax.devices()[0], SHAPES).result() == []
+    monkeypatch.undo()
+    (owned,) = xla_memory.allocate(jax.devices()[0], SHAPES).result()  # once it can start again
+    assert owned.array.shape == (2048,)
+
+
+EXIT = """
+import os, signal, sys, threading
+import jax
+import ckpt_core as ckpt
+jax.devices()
+
+def stop(*_):
+    sys.exit(7)
+
+signal.signal(signal.SIGTERM, stop)
+path, secs = sys.argv[1], float(sys.argv[2])
+threading.Timer(secs, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+for _ in range(100):
+    ckpt.load(path)
+"""
+
+
+@pytest.mark.slow
+def test_exit_while_memory_is_allocated(tmp_path: Path) -> None:
+    """Python must not end the thread while XLA calls it: that would abort the process."""
+    tree = {f"leaf{n}": jnp.zeros((512 + n, 512)) for n in range(200)}
+    ckpt.save(tmp_path / "many", tree, options=NOT_DURABLE)
+    for turn in range(12):
+        arguments = [str(tmp_path / "many"), str(0.02 + 0.02 * turn)]
+        ended = subprocess.run(
+            [sys.executable, "-c", EXIT, *arguments],
+            env=children.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        # jax itself drops what a handler raises in its callback of the garbage collector
+        assert ended.returncode in (0, 7), (turn, ended.returncode, ended.stderr[-2000:])
+
+
+def test_a_hint_that_fails(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(22, "Invalid argument")
+
+    def cold(*_: Any) -> None:
+        raise BlockingIOError(11, "not in the cache")
+
+    plain = os.preadv
+    monkeypatch.setattr(os, "posix_fadvise", fails)
+    monkeypatch.setattr(os, "preadv", lambda *given: cold() if len(given) > 3 else plain(*given))
+    assert_same(ckpt.load(saved), five())
+
+
+def test_without_the_private_functions_of_jax(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing._fast_path, "get", lambda: None)
+    loaded = ckpt.load(saved)
+    assert_same(loaded, five())
+    assert not any(leaf.committed for leaf in loaded.values())
 
 
 def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

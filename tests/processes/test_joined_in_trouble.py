@@ -150,12 +150,17 @@ with start(ROWS) as checkpointer:
 with start(ROWS) as checkpointer:
     error = raised(lambda: checkpointer.restore_latest(state=state(99, ROWS)))
     told["error"] = error and [error["type"], error["text"]]
+with start(ROWS) as checkpointer:  # who asks in another way, or does not ask
+    told["latest"] = checkpointer.latest_step()
+    error = raised(lambda: checkpointer.save(1, state=state(1, ROWS)))
+    told["save"] = error and [error["type"], error["text"]]
 told["there"] = there()
 """
     for index, told in enumerate(run(tmp_path, late + code)):
-        kind, text = told["error"]
-        assert kind == "CheckpointCorrupt", text
-        assert "does not start from scratch by accident" in text, text
+        assert told["latest"] is None
+        for kind, text in (told["error"], told["save"]):
+            assert kind == "CheckpointCorrupt", text
+            assert "does not start from scratch by accident" in text, text
         assert "ckpt rm --local DIR" in text
         assert (5 in told["there"]) == (index == 0), told
     for told in run(tmp_path, late + code, processes=1, devices=4):
@@ -239,10 +244,8 @@ with start(COLUMNS) as checkpointer:
     whole = checkpointer.load(3, like)
     assert same(whole, 3, COLUMNS)
     told["rows"] = list(checkpointer.load(3, like, only="rows"))
-    try:  # each process for itself
-        checkpointer.load(3, as_numpy=True)
-    except ckpt.CheckpointCorrupt as error:
-        told["host"] = "Without as_numpy=True" in error.__notes__[-1]
+    error = raised(lambda: checkpointer.load(3, as_numpy=True))  # each process for itself
+    told["host"] = error["type"], "is not damaged" in error["text"]
     meet("as_numpy")
     told["not there"] = raised(lambda: checkpointer.load(7, like))["type"]
     other = {**like, "n": np.ones((3, 3))}
@@ -260,7 +263,7 @@ def test_load_puts_together_what_restore_does(tmp_path: Path) -> None:
     for told in run(tmp_path, LOADS):
         assert told == {
             "rows": ["rows", "everywhere", "host", "n"],
-            "host": True,
+            "host": ["CheckpointError", True],
             "not there": "CheckpointNotFound",
             "other": "StructureMismatch",
             "path": [True, True],
@@ -268,6 +271,28 @@ def test_load_puts_together_what_restore_does(tmp_path: Path) -> None:
             "own": [3, "local"],
             "hidden": 0,
         }
+
+
+DAMAGED_THERE = """
+with start(ROWS, persist_policy=ckpt.when.every_steps(1)) as checkpointer:
+    checkpointer.save(3, state(3, ROWS))
+    checkpointer.wait_until_finished()
+on(0, destroy_persistent)
+joined = []
+from ckpt_core._run.tiers import joining
+plain = joining.Joining.open
+joining.Joining.open = lambda self, step: joined.append(step) or plain(self, step)
+for case, more in {"writer": {}, "reader": {"read_only": True}}.items():
+    with ckpt.Checkpointer(persistent, local_directory=own, options=ckpt.Options(**options_of), **more) as one:
+        told[case] = same(one.load(3, state(99, ROWS)), 3, ROWS), same(one.restore(3, state=state(99, ROWS))["state"], 3, ROWS)
+told["joined"] = joined
+"""
+
+
+def test_a_load_whose_persistent_copy_is_damaged(tmp_path: Path) -> None:
+    """The local parts are whole, and of these shardings: nothing is put together, and a reader gets them, too."""
+    for told in run(tmp_path, DAMAGED_THERE):
+        assert told == {"writer": [True, True], "reader": [True, True], "joined": []}, told
 
 
 FAILS_LATE = """

@@ -51,6 +51,11 @@ class Tiers:
         self._local.refresh()
         return sorted({*self._persistent.all(), *self._local.complete})
 
+    def refuse_scratch(self) -> None:
+        """Before a first save: raises CheckpointCorrupt if no step is left of those that the run had."""
+        if self._local is not None:
+            self._local.refuse_scratch(self.latest)
+
     def latest(self) -> int | None:
         """The newest step that is complete in at least one tier, or None."""
         if self._local is not None:
@@ -72,6 +77,7 @@ class Tiers:
         steps = sorted({*persistent, *local})
         if self._local is not None:
             self._local.refuse_older(max(steps, default=-1))
+            self.refuse_scratch()
 
         def local_first(step: int) -> bool | None:
             if step in local and step in persistent:

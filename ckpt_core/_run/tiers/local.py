@@ -14,6 +14,7 @@ from ckpt_core._errors import (
     CheckpointError,
     NewerFormat,
     all_go_on,
+    all_take_for,
     is_visible,
     mark_known_to_all,
     raised_by_a_handler,
@@ -39,11 +40,6 @@ from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
 
 T = TypeVar("T")
-
-_OWN_PART = (
-    "ckpt: a local directory has of a step what the devices of its process held. Without as_numpy=True, and called by all "
-    "processes, load puts the parts of all together"
-)
 
 
 class LocalTier:
@@ -107,18 +103,7 @@ class LocalTier:
         return self._complete
 
     def refuse_older(self, newest: int) -> None:
-        """Raises what kept this process from reading a local step that is newer than ``newest``, if anything did.
-
-        Raises:
-            CheckpointCorrupt: there is no step at all, though the run had some.
-        """
-        if newest < 0 and self._lost is not None and not self._read_only:
-            raise CheckpointCorrupt(
-                f"{self.directory}: step {self._lost} is not whole in the local directories, there is no other step, and "
-                f"training does not start from scratch by accident. Parts of processes {self._partial[self._lost]} are not "
-                "here, or of another number of processes whose other values differ. Start the run where they are; to "
-                "begin anew, remove what it left on each host (`ckpt rm --local DIR`)"
-            )
+        """Raises what kept this process from reading a local step that is newer than ``newest``, if anything did."""
         step, error = max(self._folders.unread.items(), default=(-1, None), key=lambda one: one[0])
         if error is None or step <= newest:
             return
@@ -130,6 +115,21 @@ class LocalTier:
         if isinstance(error, OSError):
             raise OSError(error.errno, text) from error
         raise NewerFormat(text) from error
+
+    def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
+        """Raises CheckpointCorrupt if there is no step at all, though the run had some.
+
+        Args:
+            newest: the newest step of any tier.
+        """
+        if self._lost is None or self._read_only or newest() is not None:
+            return
+        raise CheckpointCorrupt(
+            f"{self.directory}: step {self._lost} is not whole in the local directories, there is no other step, and "
+            f"training does not start from scratch by accident. Parts of processes {self._partial[self._lost]} are not "
+            "here, or of another number of processes whose other values differ. Start the run where they are; to "
+            "begin anew, remove what it left on each host (`ckpt rm --local DIR`)"
+        )
 
     def is_older(self, step: int, token: str) -> bool:
         """Whether the local copy of a complete step is an older save than the one with ``token``."""
@@ -414,10 +414,13 @@ class LocalTier:
                 except Exception as error:
                     if self._processes.count > 1 and not all_go_on(error):
                         # the other processes would not take part in another agreement
-                        if isinstance(error, CheckpointCorrupt):
-                            error.add_note(_OWN_PART)
+                        if isinstance(error, CheckpointCorrupt) and self._is_whole(step):
+                            raise self._misfit_of(step, error) from error
                         raise
-                    verdict, first = self._agree_after(step, error), None
+                    elsewhere, first = first is not None, None
+                    if elsewhere and all_take_for(error, CheckpointCorrupt, alone=False):
+                        continue  # the other tier may be what is damaged
+                    verdict = self._agree_after(step, error)
                     if verdict == "raise":
                         raise
                     if verdict == "mend" and mends:
@@ -437,7 +440,9 @@ class LocalTier:
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
-                    return self._damage_of(step, error) if fits else self._misfit_of(step, error)
+                    found = self._damage_of(step, error) if fits else self._misfit_of(step, error)
+                    mark_known_to_all(found, type(found).__name__)  # by the agreement on it
+                    return found
         finally:
             if joined:  # it is a step like others, of which each process has its part
                 self._joining.forget(step)
@@ -457,20 +462,21 @@ class LocalTier:
         if alone and raised_by_a_handler(error) is not None:
             raise error
 
-        path = self._folders.own.path(step)
-
-        def is_whole() -> bool:
-            token, limit = self._complete.get(step), self._options.max_host_bytes
-            return alone or self._mender.is_whole(step, token, path, limit)
-
-        there = self._folders.backend.exists(path)
+        there = self._folders.backend.exists(self._folders.own.path(step))
         return self._processes.gather_decide(
             next_tag(),
-            vote(error, there, is_whole),
+            vote(error, there, lambda: alone or self._is_whole(step)),
             judge_failure,
             self._options.timeout_secs,
             "give up a local step",
         )
+
+    def _is_whole(self, step: int) -> bool:
+        """Whether every byte of this process's part is as it was saved."""
+        path, limit_bytes = self._folders.own.path(step), self._options.max_host_bytes
+        if not self._folders.backend.exists(path):
+            return False
+        return self._mender.is_whole(step, self._complete.get(step), path, limit_bytes)
 
     def _damage_of(self, step: int, error: Exception) -> CheckpointCorrupt:
         """What is raised if no other tier has a step that could not be restored because of ``error``."""
@@ -481,7 +487,6 @@ class LocalTier:
             leaf=named and named.leaf,
         )
         damage.__cause__ = error
-        mark_known_to_all(damage, CheckpointCorrupt.__name__)  # by the agreement on it
         return damage
 
     def _misfit_of(self, step: int, error: Exception) -> CheckpointError:
@@ -491,11 +496,10 @@ class LocalTier:
             f"{self.directory}: step {step} is not damaged, but the local directories do not have it for these "
             f"shardings: {error}. From them each process restores what its own devices held at the save; for other "
             f"shardings all parts are put together, {reader}if they differ in shards alone, and not in states or values "
-            "of single processes. Restore with the shardings of the save. To go back to an older step, restore that "
+            "of single processes, and not by a process alone (as_numpy=True). Restore with the shardings of the save. To go back to an older step, restore that "
             "one by its number: restore(step, ...)"
         )
         misfit.__cause__ = error
-        mark_known_to_all(misfit, CheckpointError.__name__)
         return misfit
 
     def close(self, secs_left: float | None = None) -> None:
