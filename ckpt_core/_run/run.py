@@ -100,8 +100,7 @@ class Run:
         self._following = Following(directory.steps, directory.local)
         self._unread = UnreadValues()
         self._links = Links()
-        # A listing takes the time of a round trip, and where local directories take every save, the caller
-        # never waits for one: the thread that writes makes it.
+        # A listing takes a round trip: where local directories take every save, the thread that writes makes it.
         self._looks_later = self._local is not None or not directory.local
         self._stagings = [Staging(options.max_host_bytes) for _ in self.saves]
         self.closed = False
@@ -248,7 +247,8 @@ class Run:
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
         try:
-            plan, run, lineage = self.on_first("make way for a step", make_way)
+            limit_secs, name = self._options.timeout_secs, "make way for a step"
+            plan, run, lineage = self._processes.run_on_first(make_way, limit_secs, name)
         except BaseException:
             self._recall_local()
             raise
