@@ -76,7 +76,7 @@ def plan(leaves: list[tuple[Any, Shape]], process: int) -> int:
     """Plans the leaves as a save does; returns the bytes that the process writes."""
     planner = LeafPlanner(process, CHUNK_BYTES, own=False)
     return sum(
-        planner.leaf("", leaf_spec("jax", DTYPE, shape), (sharding, True), None).size_bytes
+        planner.leaf(leaf_spec("jax", DTYPE, shape), (sharding, True), None).size_bytes
         for sharding, shape in leaves
     )
 
@@ -138,7 +138,7 @@ def merging(processes: int, arrays: int) -> None:
             writer = ArrayWriter(item, process, processes, context, max_host_bytes=CHUNK_BYTES)
             own = [(((16 * process, 16 * process + 16),), data)]
             names = (f"layer.{array}" for array in range(arrays))
-            writer.put([ArrayToWrite(name, spec, (16,), own, 64) for name in names])
+            writer.put([ArrayToWrite(name, spec, (16,), tuple(own), 64) for name in names])
             writer.finish()
         secs, _ = timed(lambda: merge(item, processes, context))
         index_bytes = sum(file.stat().st_size for file in (Path(folder) / "d").iterdir())

@@ -34,6 +34,10 @@ class Pending:
         work: called once, in the thread.
         name: name of the thread; begins with ``ckpt-``.
         low: give the thread the lowest priority, until somebody waits for it.
+
+    Attributes:
+        ended: whether the work has ended, successfully or not; ``done`` for those who ask often.
+        unreported: the error with which it has ended, if no caller has received it.
     """
 
     def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:
@@ -41,7 +45,8 @@ class Pending:
         self._work: Callable[[], Any] | None = work
         self._value: Any = None
         self._error: BaseException | None = None
-        self._reported = self._failed = False
+        self.unreported: BaseException | None = None
+        self.ended = self._failed = False
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
         self._abandoned = self._launched = False
         self._ident: int | None = None
@@ -76,11 +81,11 @@ class Pending:
     def abandon(self) -> bool:
         """Cancels the work unless it has begun; True if it will never run."""
         if self._claim.acquire(blocking=False):
-            self._abandoned = self._reported = self._failed = True
+            self._abandoned = self._failed = True
             self._error = CheckpointError(f"{self.path}: was never started")
             self._work = None
             _unfinished.discard(self)
-            self._ended.set()
+            self._end()
         return self._abandoned
 
     def _launch(self) -> None:
@@ -107,7 +112,7 @@ class Pending:
             if self._awaited:  # since just now
                 set_nice(self._lowered, nice)
         self._run_here()
-        others = [one for one in list(_unfinished) if one._low and not one.done()]
+        others = [one for one in list(_unfinished) if one._low and not one.ended]
         if self._lowered is not None and not others:
             set_nice(None, nice)
 
@@ -118,16 +123,21 @@ class Pending:
                 self._value = self._work()
         except BaseException as error:
             drop_locals(error)
-            self._error, self._failed = error, True
+            self._error = self.unreported = error
+            self._failed = True
         finally:
             self._work = None
             if self._error is None or isinstance(self, PendingLoad):
                 _unfinished.discard(self)  # nothing to report at exit
-            self._ended.set()
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._ended.set()
 
     def done(self) -> bool:
         """Whether the work has ended, successfully or not."""
-        return self._ended.is_set
+        return self.ended
 
     def wait(self, timeout_secs: float | None = None) -> bool:
         """Blocks until the work has ended or the timeout; whether it has ended.
@@ -138,14 +148,16 @@ class Pending:
             CheckpointError: called in the thread of the work, such as by a listener: a deadlock.
             ForkedProcess: called in a forked child, where the thread does not exist.
         """
-        if os.getpid() != HOME_PID and not self.done():
+        if self.ended:
+            return True
+        if os.getpid() != HOME_PID:
             raise forked()
         if self.is_this_thread():
             raise CheckpointError(
                 f"{self.path}: {self._thread.name} would wait for itself: a listener or policy that is "
                 "called in the background must not wait for the save that calls it"
             )
-        if self._low and not self.done():
+        if self._low:
             self._lend_priority()
         return self._ended.wait(timeout_secs)
 
@@ -159,12 +171,7 @@ class Pending:
 
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one that runs the work."""
-        return threading.get_ident() == self._ident and not self.done()
-
-    @property
-    def unreported(self) -> BaseException | None:
-        """The error of the work, if it has ended with one that no caller has received."""
-        return None if self._reported or not self.done() else self._error
+        return threading.get_ident() == self._ident and not self.ended
 
     def raise_unreported(self, note: str) -> None:
         """Raises the error of the work, if no caller has received it; drops the reference to it.
@@ -180,15 +187,15 @@ class Pending:
         try:
             # No function call between these two lines: a signal handler could raise there, and the
             # error would be marked as reported without being raised.
-            self._error, self._reported = None, True
+            self._error = self.unreported = None
             raise error
         finally:
             del error  # its traceback refers to this frame: break the reference cycle
 
     def take_error(self) -> BaseException | None:
         """Returns the error, if no caller has received it, and marks it as received."""
-        error, self._error = self.unreported, None
-        self._reported = True
+        error = self.unreported
+        self._error = self.unreported = None
         return error
 
     def result(self, timeout_secs: float | None = None) -> Any:
@@ -205,10 +212,8 @@ class Pending:
             return self._value
         for_the_next = _copied(error)
         try:
-            self._error, self._reported = (
-                for_the_next,
-                True,
-            )  # no call before `raise`, see raise_unreported
+            # no call before `raise`, see raise_unreported
+            self._error, self.unreported = for_the_next, None
             raise error
         finally:
             del error
@@ -289,7 +294,7 @@ def _remember(pending: Pending) -> None:
         _at_exit.append("early")
         atexit.register(_finish)
     for other in list(_unfinished):
-        if other._reported:  # pyright: ignore[reportPrivateUsage]
+        if other.ended and other.unreported is None:
             _unfinished.discard(other)
     _unfinished.add(pending)
 
@@ -338,7 +343,7 @@ def _finish() -> None:
 
 def _is_running(pending: Pending) -> bool:
     # Work whose thread was never launched would never end.
-    return pending._launched and not pending.done()  # pyright: ignore[reportPrivateUsage]
+    return pending._launched and not pending.ended  # pyright: ignore[reportPrivateUsage]
 
 
 def _finish_last() -> None:

@@ -41,6 +41,10 @@ class Attempt(Protocol):
         """The content of a file that this process wrote, or another one with ``passing``."""
         ...
 
+    def crc32(self, name: str) -> int:
+        """CRC-32 of the content that ``read`` gives."""
+        ...
+
     def small_files(self) -> Mapping[str, bytes]:
         """Files that this process has not written yet, because they are to stand in the record."""
         ...

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 import time
+import zlib
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -212,6 +213,9 @@ class StoreAttempt:
         if found is None:
             raise FileNotFoundError(f"{self._target}/{name}")
         return found
+
+    def crc32(self, name: str) -> int:
+        return zlib.crc32(self.read(name))
 
     def small_files(self) -> Mapping[str, bytes]:
         return self._held

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
@@ -13,8 +14,10 @@ from ckpt_core._directory.bounded_read import read_beginning
 from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.syscalls import cannot_write, exchange, remove, sync_file, unless_absent
 from ckpt_core._errors import VISIBLE, CheckpointExists
+from ckpt_core._options import MIB
 from ckpt_core._platform import FOLDER, WINDOWS
 
+_AT_ONCE_BYTES = MIB
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
 
@@ -105,6 +108,13 @@ class LocalAttempt:
     def read(self, name: str) -> bytes:
         with open(os.path.join(self.path, name), "rb") as file:
             return file.read()
+
+    def crc32(self, name: str) -> int:
+        crc = 0
+        with open(os.path.join(self.path, name), "rb", buffering=0) as file:
+            while data := file.read(_AT_ONCE_BYTES):
+                crc = zlib.crc32(data, crc)
+        return crc
 
     def small_files(self) -> Mapping[str, bytes]:
         return {}

@@ -8,7 +8,7 @@ into blocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import crc32c
@@ -22,7 +22,7 @@ from ckpt_core._layout.regions import Region, Shape, region_slices
 CHECKSUM_DIRECTORY = "checksums"
 
 
-def dump_checksums(chunks: dict[str, list[int]]) -> bytes:
+def dump_checksums(chunks: Mapping[str, Sequence[int]]) -> bytes:
     """The content of a checksum file."""
     return dump_json({"block_bytes": BLOCK_BYTES, "chunks": chunks})
 
@@ -137,13 +137,13 @@ def stored_chunks(
             yield prefix + key, whole_chunk(values, part.in_chunk, chunk)
 
 
-def checksum_chunk(values: np.ndarray[Any, Any]) -> list[int]:
+def checksum_chunk(values: np.ndarray[Any, Any]) -> tuple[int, ...]:
     """The checksums of a chunk's blocks, in order."""
     chunk, itemsize = values.shape, values.itemsize
     data = bytes_of(values)
     if data.size <= BLOCK_BYTES:
-        return [crc_of(data)]
-    return [
+        return (crc_of(data),)
+    return tuple(
         crc_of(data[block.offset_bytes : block.offset_bytes + block.size_bytes])
         for block in blocks(chunk, itemsize)
-    ]
+    )

@@ -50,11 +50,13 @@ class DerivedReader:
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
-        planned: Reads = []
+        planned: list[tuple[Want, dict[Region, Array]]] = []
+        jobs: _Jobs = []
         for want in batch:
             parts = buffers(want, self._item.specs[want.leaf].numpy_dtype)
-            planned.append((want, parts, self._jobs(want.leaf, parts)))
-        return planned
+            planned.append((want, parts))
+            jobs += self._jobs(want.leaf, parts)
+        return planned, jobs
 
     def _jobs(self, leaf: int, parts: dict[Region, Array]) -> _Jobs:
         """Jobs for all regions of a leaf; a tensor of which several need parts is read once."""

@@ -85,7 +85,7 @@ class Chunk(NamedTuple):
     crcs: list[int] | None
 
 
-_Small = tuple[int, Extent, int | None, list[Share]]
+_Small = tuple[int, Extent, int | None, dict[Region, Array]]
 """A small array: its leaf, its place, its checksum or None, and the parts of it that are wanted."""
 
 
@@ -182,7 +182,7 @@ class StoredChunks:
 
     @property
     def most_chunks(self) -> int:
-        return len(self.index)
+        return len(self.index.places)
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
         """Where a chunk is stored, and its checksums.
@@ -198,9 +198,10 @@ class StoredChunks:
         """
         name = self._names[leaf]
         key = f"{name}/{key}" if name else key
-        extent = self.index.get(key)
-        if extent is None:
+        place = self.index.places.get(key)
+        if place is None:
             raise self.corrupt(leaf, f"chunk {key} is missing")
+        extent = Extent(*place)
         if self._item.codecs[leaf] is None:
             if extent.size_bytes != chunk_bytes:
                 what = f"{extent.size_bytes} bytes, not {chunk_bytes}"
@@ -296,16 +297,16 @@ class ExtentReader:
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill and verify them."""
         small: dict[str, list[_Small]] = {}
-        planned: Reads = []
+        planned: list[tuple[Want, dict[Region, Array]]] = []
+        jobs: list[_Job] = []
         for want in batch:
-            jobs: list[_Job] = []
             parts = self._plan_one_chunk(want, small, jobs)
             if parts is None:
                 parts = self._plan_regions(want, jobs)
-            planned.append((want, parts, jobs))
+            planned.append((want, parts))
         for file, reads in small.items():
-            planned[0][2].extend(self._joined(file, reads))
-        return planned
+            jobs.extend(self._joined(file, reads))
+        return planned, jobs
 
     def _plan_one_chunk(
         self, want: Want, small: dict[str, list[_Small]], jobs: list[_Job]
@@ -338,10 +339,10 @@ class ExtentReader:
         else:
             parts = buffers(want, dtype)
         if extent.file:
-            small.setdefault(extent.file, []).append((leaf, extent, crc, list(parts.items())))
+            small.setdefault(extent.file, []).append((leaf, extent, crc, parts))
             return parts
         data = np.frombuffer(extent.value, np.uint8)  # a value inside the index
-        self._take(leaf, INDEX_FILE, data, crc, list(parts.items()))
+        self._take(leaf, INDEX_FILE, data, crc, parts)
         return parts
 
     def _mapped(self, leaf: int, found: Chunk, jobs: list[_Job]) -> Array | None:
@@ -373,27 +374,27 @@ class ExtentReader:
                 buffer = np.empty(size, np.uint8)
                 got = self._stored.files.read(file, offset, buffer)
                 for member in members:
-                    leaf, extent, crc, shares = reads[member]
+                    leaf, extent, crc, parts = reads[member]
                     start = extent.offset - offset
                     if start + extent.size_bytes > got:
                         raise self._stored.corrupt(leaf, "the file is truncated", file)
                     data = buffer[start : start + extent.size_bytes]
-                    self._take(leaf, file, data, crc, shares)
+                    self._take(leaf, file, data, crc, parts)
 
             yield job
 
     def _take(
-        self, leaf: int, file: str, data: Array, crc: int | None, shares: Sequence[Share]
+        self, leaf: int, file: str, data: Array, crc: int | None, parts: dict[Region, Array]
     ) -> None:
         """Verifies the bytes of a small array, and copies them to where they belong."""
         if crc is not None and crc_of(data) != crc:
             raise self._damaged(leaf, file)
         spec = self._specs[leaf]
-        first = shares[0][1]
+        first = next(iter(parts.values()))
         if first.dtype == spec.numpy_dtype and first.shape == spec.stored_shape:
             first.reshape(-1).view(np.uint8)[:] = data
             return
-        take(data.copy().view(spec.numpy_dtype).reshape(spec.stored_shape), shares)
+        take(data.copy().view(spec.numpy_dtype).reshape(spec.stored_shape), list(parts.items()))
 
     def _plan_regions(self, want: Want, jobs: list[_Job]) -> dict[Region, Array]:
         """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""

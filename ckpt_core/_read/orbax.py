@@ -40,14 +40,13 @@ class OrbaxReader:
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
-        planned: Reads = []
+        planned: list[tuple[Want, dict[Region, Array]]] = []
+        jobs: list[Callable[[], None]] = []
         for want in batch:
             parts: dict[Region, Array] = {}
-            jobs: list[Callable[[], None]] = [
-                self._job(want, region, parts) for region in want.regions
-            ]
-            planned.append((want, parts, jobs))
-        return planned
+            jobs += [self._job(want, region, parts) for region in want.regions]
+            planned.append((want, parts))
+        return planned, jobs
 
     def _job(self, want: Want, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
         name, path = self._item.name_of(want.leaf), self._item.paths[want.leaf]

@@ -16,7 +16,7 @@ from ckpt_core._options import MIB, Options
 from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
-from ckpt_core._read.wants import Array, Reads, Want
+from ckpt_core._read.wants import Array, Want
 from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
@@ -55,24 +55,24 @@ def read_leaves(
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     threads = min(8, (os.cpu_count() or 1) + 2)
     with contextlib.closing(reader), Workers(threads, "ckpt-read") as workers:
-        running: Reads = []
+        running: list[tuple[Want, dict[Region, Array]]] = []
         started: list[Job] = []
         running_bytes = 0
         count = len(wants)
         owning = any(want.device is not None for want in wants)
         wanted = _with_memory(reader, item, wants) if owning else wants
         for batch, size_bytes in itertools.chain(_batches(item, wanted, limit), [([], 0)]):
-            planned = reader.plan(batch)
+            planned, jobs = reader.plan(batch)
             # a single job is done on this thread: waking a reader thread would take longer
-            if count == 1 and planned and len(planned[0][2]) == 1:
-                planned[0][2].pop()()
-            submitted = [workers.submit(job) for _, _, jobs in planned for job in jobs]
+            if count == 1 and len(jobs) == 1:
+                jobs.pop()()
+            submitted = [workers.submit(job) for job in jobs]
             # a job may fill buffers of several leaves, so all jobs must end before a leaf is yielded
             for done, job in enumerate(started, 1):
                 job.result()
                 if watch is not None:
                     watch(running_bytes * done // len(started))
-            for want, parts, _ in running:
+            for want, parts in running:
                 yield want, parts if want.memory is None else {want.regions[0]: want.memory.array}
             running, started, running_bytes = planned, submitted, size_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -52,8 +53,8 @@ class Want(NamedTuple):
 Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]
 """A function that reads leaves, in order; arguments as for ``pipeline.read_leaves``."""
 
-Reads = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]
-"""For each leaf: its buffers by region, and jobs that fill buffers, also those of other leaves."""
+Reads = tuple[list[tuple[Want, dict[Region, Array]]], list[Callable[[], None]]]
+"""For each leaf its buffers by region; and the jobs that fill the buffers, several of which one job may fill."""
 
 Share = tuple[Region, Array]
 """A part of what is read, and the view of a buffer that takes it."""
@@ -66,10 +67,11 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         MemoryError: there is no memory for it, which says nothing of what was to be read into it.
     """
     size = math.prod(shape) * dtype.itemsize
-    try:
-        memory = np.empty(size + _ALIGNMENT, np.uint8)
-    except ValueError:  # more bytes than addresses
-        raise MemoryError(f"no memory for {size} bytes: {dtype.name}{list(shape)}") from None
+    if (
+        size > sys.maxsize - _ALIGNMENT
+    ):  # more bytes than addresses, for which numpy raises ValueError
+        raise MemoryError(f"no memory for {size} bytes: {dtype.name}{list(shape)}")
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
     offset = -memory.ctypes.data % _ALIGNMENT
     return memory[offset : offset + size].view(dtype).reshape(shape)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +63,7 @@ class _SavedStep:
 
     path: str
     arrays: dict[str, dict[str, _SavedArray]]
-    checksums: dict[str, dict[str, list[int]]]
+    checksums: dict[str, dict[str, tuple[int, ...]]]
     identities: dict[str, FileIdentity]
     files: Mapping[str, FileRecord]
 
@@ -84,14 +84,14 @@ class Linked:
     names: frozenset[str]
     bare: frozenset[str]
     runs: dict[str, list[KeyRun]]
-    checksums: dict[str, list[int]]
+    checksums: dict[str, tuple[int, ...]]
     files: dict[str, FileRecord]
     size_bytes: int
 
     def to_write(self, arrays: Iterable[ArrayToWrite]) -> list[ArrayToWrite]:
         """The arrays that must still be written; for a ``bare`` one, only its metadata."""
         rest = (
-            array._replace(pieces=[], size_bytes=0) if array.name in self.names else array
+            replace(array, pieces=(), size_bytes=0) if array.name in self.names else array
             for array in arrays
             if array.name not in self.names or array.name in self.bare
         )
@@ -141,7 +141,7 @@ class Links:
         path: str,
         written_at: str,
         items: Iterable[PreparedItem],
-        checksums: dict[str, dict[str, list[int]]],
+        checksums: dict[str, dict[str, tuple[int, ...]]],
         files: Mapping[str, FileRecord],
     ) -> None:
         """Notes what must be remembered of a step that is about to be committed.

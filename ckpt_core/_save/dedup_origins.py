@@ -236,8 +236,8 @@ def _live_bytes(
     for name in chosen:
         for extent in extents[name]:
             live[extent.file] += extent.size_bytes
-    for name in chosen:
-        described = metadata[name]
+    # arrays that are stored alike may have one zarr.json
+    for described in {metadata[name] for name in chosen}:
         if described is not None and described.file in live:
             live[described.file] += described.size_bytes
     return live

@@ -133,7 +133,7 @@ def _digests(
             crc = crc32_of(f"{attempt.path}/{name}", outside_of_blocks(size, covered[name]))
             found[name] = FileRecord(size, crc, data=True)
         else:
-            found[name] = FileRecord.of(attempt.read(name))
+            found[name] = FileRecord(size, attempt.crc32(name))
     return found
 
 

@@ -177,7 +177,10 @@ class CheckpointWriter:
         def put(leaves: Iterable[tuple[int, np.ndarray[Any, Any]]]) -> None:
             with self._turn:
                 writing = self._begun()
-                arrays = [_whole(plan.leaves[position], values) for position, values in leaves]
+                arrays = [
+                    _whole(plan.names[position], plan.leaves[position], values)
+                    for position, values in leaves
+                ]
                 with self._noting_failure():
                     writing.put(name, arrays)
 
@@ -242,9 +245,9 @@ class CheckpointWriter:
         operation.committed(writing.written_bytes, 0.0)
 
 
-def _whole(leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
-    pieces = [(whole(leaf.spec.stored_shape), values)]
-    return ArrayToWrite(leaf.name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, None)
+def _whole(name: str, leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
+    pieces = ((whole(leaf.spec.stored_shape), values),)
+    return ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, None)
 
 
 def _given_up(path: str) -> CheckpointError:
@@ -277,7 +280,7 @@ class PieceTree:
     def __init__(self, first: PreparedItem) -> None:
         self.first = first
         self.waiting: list[ArrayToWrite] = []
-        self.checksums: dict[str, list[int]] = {}
+        self.checksums: dict[str, tuple[int, ...]] = {}
         self.upload: Upload | None = None
         self._grown = GrownTree()
         self._paths: dict[str, str] = {}  # array name -> path
@@ -449,5 +452,5 @@ class _PieceWrite(Write):
 
 
 def _copied(array: ArrayToWrite) -> ArrayToWrite:
-    pieces = [(region, np.array(values, order="C")) for region, values in array.pieces]
-    return array._replace(pieces=pieces, source=None)
+    pieces = tuple((region, np.array(values, order="C")) for region, values in array.pieces)
+    return replace(array, pieces=pieces, source=None)

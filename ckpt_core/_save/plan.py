@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ckpt_core._devices import shardings
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax_write
@@ -64,10 +66,9 @@ class TreeSignature(NamedTuple):
 
 
 class PlannedLeaf(NamedTuple):
-    """How one leaf is stored.
+    """How one leaf is stored; leaves that are stored alike share one object.
 
     Attributes:
-        name: name of the array in the database.
         spec: kind, dtype and shape of the leaf.
         chunk: shape of the stored chunks.
         held: for jax arrays, the shards that this process holds.
@@ -79,7 +80,6 @@ class PlannedLeaf(NamedTuple):
             it without conversion; else None. Such leaves take a faster path.
     """
 
-    name: str
     spec: LeafSpec
     chunk: tuple[int, ...]
     held: shardings.LocalShards | None
@@ -123,9 +123,9 @@ class TreePlan:
         """
         signature = self.signature
         described = (
-            Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding, values.get(leaf.name, ""))
-            for leaf, stored, sharding in zip(
-                self.leaves, signature.stored, signature.shardings, strict=True
+            Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding, values.get(name, ""))
+            for name, leaf, stored, sharding in zip(
+                self.names, self.leaves, signature.stored, signature.shardings, strict=True
             )
         )
         return facts(signature.root, described, self.own)
@@ -139,8 +139,8 @@ class TreePlan:
     def unshared(self) -> frozenset[str]:
         """Names of the arrays of which every process has one of its own, by custom with equal values."""
         return frozenset(
-            leaf.name
-            for leaf, stored in zip(self.leaves, self.signature.stored, strict=True)
+            name
+            for name, stored in zip(self.names, self.signature.stored, strict=True)
             if stored is None
             or (isinstance(stored[0], jax.sharding.SingleDeviceSharding) and not stored[1])
         )
@@ -149,8 +149,8 @@ class TreePlan:
     def coverage(self) -> tuple[str, str]:
         """Digests of which regions this process holds: of arrays of all, and of those on its own devices."""
         distributed, own = hashlib.sha256(), hashlib.sha256()
-        for leaf, stored in zip(self.leaves, self.signature.stored, strict=True):
-            if leaf.held is None or leaf.name in self.unshared:
+        for name, leaf, stored in zip(self.names, self.leaves, self.signature.stored, strict=True):
+            if leaf.held is None or name in self.unshared:
                 continue
             # the same region on another process is another array
             mine = stored[0].is_fully_addressable
@@ -158,7 +158,7 @@ class TreePlan:
                 (region, holders if mine else ()) for region, holders, _ in leaf.held.mine
             )
             digest = own if mine else distributed
-            digest.update(repr((leaf.name, found)).encode(errors="surrogatepass"))
+            digest.update(repr((name, found)).encode(errors="surrogatepass"))
         return distributed.hexdigest(), own.hexdigest()
 
     @functools.cached_property
@@ -189,7 +189,9 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
     data = list(flat.leaves)
     classes: set[type] = set()  # array classes whose aval determines the spec
     alike: dict[int, tuple[Any, LeafSpec]] = {}  # by id of the aval, which the value keeps alive
-    places: dict[int, list[int]] = {}  # by id of an object that can be changed: where it stands
+    of_numpy: dict[tuple[Any, ...], LeafSpec] = {}  # by dtype and shape
+    first: dict[int, int] = {}  # by id of an object that can be changed: where it stands first
+    again: dict[int, list[int]] = {}  # and where, if at several places
     before: Any = None  # sharding of the previous array: most arrays have the same one
     was_committed, where = True, None
     for position, leaf in enumerate(flat.leaves):
@@ -202,12 +204,18 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
             placed.append(where)
             stored.append(where)
             continue
-        spec = _described(leaf, flat.paths[position])
+        spec = of_numpy.get((leaf.dtype, leaf.shape)) if type(leaf) is np.ndarray else None
+        if spec is None:
+            spec = _described(leaf, flat.paths[position])
+            if type(leaf) is np.ndarray:
+                of_numpy[leaf.dtype, leaf.shape] = spec
         bound = _bound(leaf) if spec.kind in ("jax", "key") else None
         specs.append(spec)
         placed.append(bound)
         if spec.kind in CHANGEABLE_KINDS:
-            places.setdefault(id(leaf), []).append(position)
+            before_it = first.setdefault(id(leaf), position)
+            if before_it != position:
+                again.setdefault(id(leaf), [before_it]).append(position)
         if spec.kind == "jax" and (aval := getattr(leaf, "aval", None)) is not None:
             classes.add(type(leaf))
             alike[id(aval)] = aval, spec
@@ -221,7 +229,7 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
         tuple(specs),
         tuple(placed),
         tuple(stored),
-        tuple(tuple(group) for group in places.values() if len(group) > 1),
+        tuple(map(tuple, sorted(again.values()))),
     )
     return signature, data
 
@@ -291,15 +299,14 @@ def plan_tree(
         common, codecs = compression, [compression] * len(names)
     planner = LeafPlanner(process, chunk_bytes, own)
     planned = [
-        planner.leaf(name, spec, stored, codec)
-        for name, spec, stored, codec in zip(
-            names, signature.specs, signature.stored, codecs, strict=True
-        )
+        planner.leaf(spec, stored, codec)
+        for spec, stored, codec in zip(signature.specs, signature.stored, codecs, strict=True)
     ]
     described_shardings: list[dict[str, Any] | None] = []
     distinct: dict[Any, tuple[int | None, dict[str, Any] | None]] = {}
     saved: list[dict[str, Any]] = []
     records: list[LeafRecord] = []
+    alike: dict[tuple[int, int], LeafRecord] = {}  # by ids of leaf and sharding
     for leaf, sharding in zip(planned, signature.shardings, strict=True):
         position = described = None
         if sharding is not None:
@@ -312,7 +319,11 @@ def plan_tree(
         described_shardings.append(described)
         bound = sharding is not None and sharding[1]
         own_codec = None if leaf.codec == common else leaf.codec
-        records.append(LeafRecord(leaf.spec, leaf.chunk, position if bound else None, own_codec))
+        record = alike.get((id(leaf), id(sharding)))
+        if record is None:
+            record = LeafRecord(leaf.spec, leaf.chunk, position if bound else None, own_codec)
+            alike[id(leaf), id(sharding)] = record
+        records.append(record)
     record = ItemRecord(
         "tree",
         signature.root,
@@ -359,24 +370,41 @@ class LeafPlanner:
         self._chunk_bytes = chunk_bytes
         self._turns = WriterTurns()
         self._chunks: dict[Any, tuple[int, ...]] = {}
-        self._cuts: dict[tuple[int, LeafSpec], _Cut] = {}
+        # by ids of spec and of what the second value holds, and codec; no leaf, if each takes its turn
+        self._known: dict[tuple[int, int, str | None], tuple[PlannedLeaf | None, Any]] = {}
 
-    def leaf(self, name: str, spec: LeafSpec, stored: Any, codec: str | None) -> PlannedLeaf:
+    def leaf(self, spec: LeafSpec, stored: Any, codec: str | None) -> PlannedLeaf:
         """How one leaf is stored; ``stored`` is its entry of ``TreeSignature.stored``."""
+        key = id(spec), id(stored), codec
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._planned(spec, stored, codec)
+        planned, cut = known
+        if planned is not None:
+            return planned
+        takes, size_bytes = self._takes(cut.shards)
+        as_it_is = cut.whole if takes else None
+        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
+
+    def _planned(
+        self, spec: LeafSpec, stored: Any, codec: str | None
+    ) -> tuple[PlannedLeaf | None, Any]:
+        """The leaf, if others that are stored alike are no other; and what keeps the ids their own."""
         if spec.kind in TEXT_KINDS:
-            return PlannedLeaf(name, spec, (), None, (), 0, codec)
+            return PlannedLeaf(spec, (), None, (), 0, codec), stored
         if stored is None:  # a numpy array, a number or bytes: written by process 0
             region = whole(spec.stored_shape)
             chunk = self._chunk(spec, (region,), 1)
             if self._process > 0 and not self._own:
-                return PlannedLeaf(name, spec, chunk, None, (), 0, codec)
-            return PlannedLeaf(name, spec, chunk, None, ((0, (region,)),), spec.stored_bytes, codec)
-        cut = self._cuts.get((id(stored), spec))
-        if cut is None or cut.stored is not stored:
-            cut = self._cuts[id(stored), spec] = self._cut(spec, stored)
-        takes, size_bytes = cut.alone or self._takes(cut.shards)
+                return PlannedLeaf(spec, chunk, None, (), 0, codec), None
+            takes = ((0, (region,)),)
+            return PlannedLeaf(spec, chunk, None, takes, spec.stored_bytes, codec), None
+        cut = self._cut(spec, stored)
+        if cut.alone is None:
+            return None, cut
+        takes, size_bytes = cut.alone
         as_it_is = cut.whole if takes else None
-        return PlannedLeaf(name, spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is)
+        return PlannedLeaf(spec, cut.chunk, cut.held, takes, size_bytes, codec, as_it_is), cut
 
     def _cut(self, spec: LeafSpec, stored: Any) -> _Cut:
         sharding, committed = stored

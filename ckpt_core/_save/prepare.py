@@ -206,7 +206,7 @@ def _take(
         compares: also adds the values of which every process has one of its own: process 0 writes them, and the others
             compare theirs.
     """
-    for leaf, stored, taken in zip(plan.leaves, data, parts, strict=True):
+    for name, leaf, stored, taken in zip(plan.names, plan.leaves, data, parts, strict=True):
         if leaf.whole is not None:
             taken[0] = stored
         elif leaf.takes:
@@ -219,7 +219,7 @@ def _take(
                     taken[position] = held[position]
         elif not compares or taken or leaf.spec.kind in TEXT_KINDS:
             continue
-        elif leaf.name in plan.unshared:
+        elif name in plan.unshared:
             taken[0] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
 
 
@@ -287,21 +287,19 @@ def _landed(
         landing()
     arrays: list[ArrayToWrite] = []
     values: dict[str, str] = {}
-    for leaf, taken, source in zip(plan.leaves, parts, sources, strict=True):
+    for name, leaf, taken, source in zip(plan.names, plan.leaves, parts, sources, strict=True):
         if leaf.spec.kind in TEXT_KINDS:
             continue
-        if texts is not None and leaf.name in plan.unshared:
-            values[leaf.name] = text_of_array(taken[0], leaf.spec)
+        if texts is not None and name in plan.unshared:
+            values[name] = text_of_array(taken[0], leaf.spec)
         if leaf.whole is not None:
-            pieces = [(leaf.whole, taken[0])]
+            pieces = ((leaf.whole, taken[0]),)
         elif leaf.held is None:
-            pieces = [(regions[0], taken[0]) for _, regions in leaf.takes]
+            pieces = tuple([(regions[0], taken[0]) for _, regions in leaf.takes])
         else:
-            pieces = _device_pieces(leaf, leaf.held, taken)
+            pieces = tuple(_device_pieces(leaf, leaf.held, taken))
         arrays.append(
-            ArrayToWrite(
-                leaf.name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source
-            )
+            ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source)
         )
     values |= {name: text_of_text(text) for name, text in (texts or {}).items()}
     return tuple(arrays), values

@@ -82,7 +82,7 @@ class Write:
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
         self._linked: list[Linked] = []
-        self._checksums: dict[str, dict[str, list[int]]] = {}
+        self._checksums: dict[str, dict[str, tuple[int, ...]]] = {}
         self._uploads: Uploads | None = None  # into an object store
 
     def own_part(self, attempt: Attempt) -> str:
@@ -198,6 +198,9 @@ class Write:
             self._context,
             max_host_bytes=(most if upload is None else min(most, UPLOAD_BYTES)) // trees,
             upload=upload,
+            write_file=(lambda name, data: attempt.write(item.folder + name, data))
+            if self._job.local
+            else None,
         )
         writers.append(writer)
         if linked is not None:
@@ -291,7 +294,8 @@ class Write:
             )
             if all(size <= WHOLE_DIGEST_BYTES or name in known for name, size in sizes.items()):
                 return {
-                    name: known.get(name) or FileRecord.of(attempt.read(name)) for name in sizes
+                    name: known.get(name) or FileRecord(size, attempt.crc32(name))
+                    for name, size in sizes.items()
                 }
         local = self._job.local
         return digest_all(attempt, self._items, self.digests, known, local, self._context)

@@ -1,7 +1,7 @@
 """The only package that imports TensorStore: writes and reads the OCDBT database of an item.
 
 ``location`` says where a database or an object lies and how it is opened; ``writer`` fills databases, and joins those
-of several processes; ``database`` decodes the index of one and finds file and offset of each value; ``arrays`` reads
+of several processes; ``new_nodes`` encodes a database of many small values at once; ``database`` decodes the index of one and finds file and offset of each value; ``arrays`` reads
 arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a file its digest
 covers; ``bounds`` rejects input that would abort the process; ``upload`` brings a database that was built in memory
 to an object store; ``failures`` translates TensorStore's errors.

@@ -11,7 +11,7 @@ import bisect
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import crc32c
@@ -33,8 +33,8 @@ _MOST_FILES = 2**16
 """Maximum number of data files that a node refers to, and of versions in a manifest."""
 MOST_KEY_BYTES = 2**16 - 1
 """Maximum length of a key or path, as in TensorStore."""
-_MANIFEST_MAGIC = 0x0CDB3A2A
-_NODE_MAGIC = 0x0CDB20DE
+MANIFEST_MAGIC = 0x0CDB3A2A
+NODE_MAGIC = 0x0CDB20DE
 _FRAME_BYTES = 4 + 8 + 2 + 4
 """Magic number, length, at least one byte each for version and compression, checksum."""
 _UUID_BYTES = 16
@@ -70,6 +70,11 @@ class Extent(NamedTuple):
     value: bytes = b""
 
 
+Place = tuple[str, int, int, bytes]
+"""The fields of an ``Extent``. A plain tuple of such values is none that the garbage collector looks after, and a
+million of a class's would make it look at everything a dozen times."""
+
+
 class NodeRef(NamedTuple):
     """Where a node is.
 
@@ -91,11 +96,11 @@ class Leaf(NamedTuple):
 
     Attributes:
         keys: the keys, without the prefix that the parent node gives; ascending.
-        extents: where their values are.
+        places: where their values are.
     """
 
     keys: list[bytes]
-    extents: list[Extent]
+    places: list[Place]
 
 
 class Inner(NamedTuple):
@@ -126,7 +131,7 @@ def decode_manifest(data: bytes) -> NodeRef | None:
         Numbered: the versions are in the numbered manifests beside it.
         ValueError: the manifest is damaged.
     """
-    fields = _decoded(data, _MANIFEST_MAGIC)
+    fields = _decoded(data, MANIFEST_MAGIC)
     fields.take(_UUID_BYTES)
     kind, _, _ = fields.numbers(3)
     if kind == _NUMBERED:
@@ -156,7 +161,7 @@ def decode_node(data: bytes, base: bytes) -> Leaf | Inner:
     Raises:
         ValueError: the node is damaged.
     """
-    fields = _decoded(data, _NODE_MAGIC)
+    fields = _decoded(data, NODE_MAGIC)
     (height,) = fields.take(1)
     files = _data_files(fields, base)
     (count,) = fields.numbers(1)
@@ -168,7 +173,7 @@ def decode_node(data: bytes, base: bytes) -> Leaf | Inner:
     if any(map(operator.ge, keys, keys[1:])):
         raise ValueError("its keys are out of order")
     if height == 0:
-        node = Leaf(keys, _extents(fields, files, count))
+        node = Leaf(keys, _places(fields, files, count))
     else:
         children = [ref for ref in _references(fields, files, count) if ref is not None]
         if len(children) < count or any(map(operator.gt, prefix_lengths, map(len, keys))):
@@ -222,23 +227,21 @@ def _references(fields: _Fields, files: list[_File], count: int) -> list[NodeRef
     ]
 
 
-def _extents(fields: _Fields, files: list[_File], count: int) -> list[Extent]:
+def _places(fields: _Fields, files: list[_File], count: int) -> list[Place]:
     """Where the values of a leaf are."""
     sizes_bytes, kinds = fields.numbers(count), fields.take(count)
     if max(kinds) > _ELSEWHERE:
         raise ValueError(f"a value of kind {max(kinds)}")
     elsewhere = kinds.count(_ELSEWHERE)
-    chosen = _chosen(files, fields.numbers(elsewhere))
-    offsets = iter(fields.numbers(elsewhere))
-    inline = iter(
-        fields.texts([size for size, kind in zip(sizes_bytes, kinds, strict=True) if not kind])
-    )
-    return [
-        Extent(next(chosen)[0], next(offsets), size_bytes)
-        if kind == _ELSEWHERE
-        else Extent("", 0, size_bytes, next(inline))
-        for size_bytes, kind in zip(sizes_bytes, kinds, strict=True)
-    ]
+    names = [name for name, _ in _chosen(files, fields.numbers(elsewhere))]
+    offsets = fields.numbers(elsewhere)
+    if elsewhere == count:
+        return list(zip(names, offsets, sizes_bytes, itertools.repeat(b"")))
+    sizes = [size for size, kind in zip(sizes_bytes, kinds, strict=True) if not kind]
+    within = zip(itertools.repeat(""), itertools.repeat(0), sizes, fields.texts(sizes))
+    sizes = [size for size, kind in zip(sizes_bytes, kinds, strict=True) if kind]
+    outside = zip(names, offsets, sizes, itertools.repeat(b""))
+    return [next(outside if kind else within) for kind in kinds]
 
 
 def _chosen(files: list[_File], ids: list[int]) -> Iterator[_File]:
@@ -324,16 +327,26 @@ _FEW_KEYS = 2**16
 """Number of keys up to which ``most_keys`` is not called, since it may be slow."""
 
 
-class Index(dict[str, Extent]):
+class Index(Mapping[str, Extent]):
     """Key -> place of its value, for a database.
 
     Attributes:
+        places: the same, as plain tuples.
         files: files that contain the index, without the manifest.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.places: dict[str, Place] = {}
         self.files: set[str] = set()
+
+    def __getitem__(self, key: str) -> Extent:
+        return Extent(*self.places[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 def read_index(
@@ -479,8 +492,9 @@ def _collect(
                     )
                     if keys_bytes > _MOST_KEYS_BYTES:
                         raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
-                    found.update(_under(below.prefix, content))
-                    if len(found) > _FEW_KEYS and len(found) > most_keys():
+                    found.places.update(_under(below.prefix, content))
+                    count = len(found.places)
+                    if count > _FEW_KEYS and count > most_keys():
                         raise ValueError(f"more than the {most_keys()} keys that there can be")
                 else:
                     below_level += _children(content, below, ranges)
@@ -491,12 +505,12 @@ def _collect(
             raise ValueError("the index refers to a node twice")
 
 
-def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Extent]]:
+def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Place]]:
     """The entries of a leaf, whose keys all begin with ``prefix``."""
     if len(prefix) + max(map(len, leaf.keys)) > MOST_KEY_BYTES:
         raise ValueError("a key that is too long")
     keys = [(prefix + key).decode(errors="surrogateescape") for key in leaf.keys]
-    return zip(keys, leaf.extents, strict=True)
+    return zip(keys, leaf.places, strict=True)
 
 
 def _read_nodes(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:

@@ -26,9 +26,9 @@ StoredValues = list[tuple[int, int, str]]
 def values_in_files(index: Index) -> dict[str, StoredValues]:
     """Data file -> the values in it."""
     found: dict[str, StoredValues] = {}
-    for key, extent in index.items():
-        if extent.file:
-            found.setdefault(extent.file, []).append((extent.offset, extent.size_bytes, key))
+    for key, (file, offset, size_bytes, _) in index.places.items():
+        if file:
+            found.setdefault(file, []).append((offset, size_bytes, key))
     for values in found.values():
         values.sort()
     return found

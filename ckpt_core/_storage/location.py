@@ -31,7 +31,7 @@ from ckpt_core._storage.failures import (
 )
 
 _CACHE_BYTES = 100_000_000
-_NODE_BYTES = 64 * 1024
+NODE_BYTES = 64 * 1024
 """Maximum B+tree node (about 600 keys): small, so that partial loads read few nodes."""
 INDEX_FILE = "manifest.ocdbt"
 """The file of a database that leads to all others."""
@@ -267,7 +267,7 @@ class NewDatabase:
             "target_data_file_size": self.target_data_file_bytes,
             "config": {
                 "max_inline_value_bytes": INLINE_BYTES,
-                "max_decoded_node_bytes": _NODE_BYTES,
+                "max_decoded_node_bytes": NODE_BYTES,
                 "manifest_kind": "single",
             },
             "assume_config": True,

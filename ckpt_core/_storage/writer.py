@@ -6,9 +6,11 @@ import contextlib
 import functools
 import json
 import math
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,32 +21,36 @@ from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import codec_parts
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
-from ckpt_core._storage.location import NewDatabase, database_spec
+from ckpt_core._storage.location import INDEX_FILE, NewDatabase, database_spec
+from ckpt_core._storage.new_nodes import encode_index, place
 from ckpt_core._storage.upload import Upload
 from ckpt_core._tree.leaves import LeafSpec
 
 _WATCH_SECS = 0.1
 SMALL_LEAF_BYTES = 256 * 1024
 """Up to this size it is faster to write an array's chunks as plain keys than to open the array."""
-_MANY_ARRAYS = 2000
-_FIRST_SHARE = 0.7
-"""Share of many arrays to commit first: TensorStore writes them while the others are queued."""
-_LEAST_REST_BYTES = 1024 * 1024
-"""Minimum size of the others: a smaller data file would not be hard-linked by the next step."""
+_MANY_ARRAYS = 512
+_TINY_LEAF_BYTES = 16 * 1024
+"""So many arrays up to this size are written as a database of their own: TensorStore takes 5 us to queue a value."""
+_VALUES_FOLDER = "ocdbt.values"
+"""The database of many small values beside large ones, whose index is taken over; in the folder of the process."""
+_FILE_BYTES = 64 * 1024 * 1024
+"""Size of its data files."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 KeyRun = tuple[bytes, bytes]
 """First and last key of a contiguous run of keys."""
 
 
-class ArrayToWrite(NamedTuple):
+@dataclass(slots=True)
+class ArrayToWrite:
     """One array, and the pieces of it that this process writes.
 
     Attributes:
         name: name in the database.
         spec: dtype and shape.
         chunk: shape of its chunks.
-        pieces: regions with their values.
+        pieces: regions with their values. No list, which the garbage collector would look after.
         size_bytes: total size of the pieces.
         codec: name of its compression, or None.
         source: weak reference to the ``jax.Array`` from which the values were copied, or None.
@@ -53,7 +59,7 @@ class ArrayToWrite(NamedTuple):
     name: str
     spec: LeafSpec
     chunk: tuple[int, ...]
-    pieces: list[Piece]
+    pieces: tuple[Piece, ...]
     size_bytes: int
     codec: str | None = None
     source: Any = None
@@ -76,6 +82,8 @@ class ArrayWriter:
         max_host_bytes: maximum size of a transaction, which keeps its values in memory until it is
             committed; a larger save is split into several.
         upload: gets each transaction; takes the data files of a database in memory.
+        write_file: writes a file, durable if the context is: its path, relative to the item and with a slash before it,
+            and its content. None in an object store.
     """
 
     def __init__(
@@ -87,9 +95,13 @@ class ArrayWriter:
         *,
         max_host_bytes: int,
         upload: Upload | None = None,
+        write_file: Callable[[str, bytes], None] | None = None,
     ) -> None:
-        self._spec = item.of_process(process, process_count).spec()
+        self._database = item.of_process(process, process_count)
+        self._spec = self._database.spec()
         self._location = item.location
+        self._write_file = write_file
+        self._empty = True
         self._context = context
         self._upload = upload
         self._limit_bytes = max_host_bytes
@@ -114,13 +126,14 @@ class ArrayWriter:
             runs: runs of keys to copy.
         """
         doing = f"taking over {child}"
-        spec = database_spec(self._location / child)
+        spec = database_spec(self._database.location / child)
         source = settled(ts.KvStore.open(spec, context=self._context), doing)
+        self._empty = False
         for first, last in runs:
             taken = ts.KvStore.KeyRange(first, last + b"\0")
             settled(source.experimental_copy_range_to(self._keys, taken), doing)
 
-    def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, list[int]]:
+    def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, tuple[int, ...]]:
         """Starts writing arrays; their values must not change until ``finish``.
 
         Clears the ``pieces`` of small arrays, whose values TensorStore has copied.
@@ -128,16 +141,21 @@ class ArrayWriter:
         Returns:
             Chunk key -> checksums of its blocks.
         """
-        checksums: dict[str, list[int]] = {}
+        checksums: dict[str, tuple[int, ...]] = {}
+        many: list[ArrayToWrite] = []
+        if len(arrays) >= _MANY_ARRAYS and (many := self._many_of(arrays)):
+            alone = self._empty and len(many) == len(arrays)
+            checksums = self._put_many(many, alone=alone)
+            if alone:
+                return checksums
         large: list[ArrayToWrite] = []
-        copied: list[list[Piece]] = []
+        copied: list[ArrayToWrite] = []
         known: dict[Any, tuple[bytes, str | None]] = {}  # id(spec) hashes faster than the spec
-        first_count = self._count_to_commit_first(arrays)
-        for position, array in enumerate(arrays):
-            if position == first_count:
-                self.start()
-                self._begin()
-            name, spec, chunk, pieces, size_bytes, codec, _ = array
+        chosen = {array.name for array in many}
+        for array in arrays:
+            if array.name in chosen:
+                continue
+            name, spec, chunk, codec = array.name, array.spec, array.chunk, array.codec
             layout = known.get((id(spec), chunk, codec))
             if layout is None:
                 layout = known[id(spec), chunk, codec] = layout_of(*array.stored)
@@ -148,42 +166,96 @@ class ArrayWriter:
                 self._keys[f"{prefix}zarr.json"] = metadata
                 if self._upload is not None:
                     self._upload.metadata[f"{prefix}zarr.json"] = metadata
-            if size_bytes > SMALL_LEAF_BYTES or codec is not None:
+            if array.size_bytes > SMALL_LEAF_BYTES or codec is not None:
                 self._put_large(array)
                 large.append(array)
                 continue
-            if only_key is not None and len(pieces) == 1 and pieces[0][1].shape == chunk:
-                chunks = ((prefix + only_key, pieces[0][1]),)
-            else:
-                chunks = stored_chunks(name, pieces, chunk)
-            for key, values in chunks:
+            for key, values in _chunks(array, prefix, only_key):
                 data = values.tobytes()
                 # A plain key takes 11 us, an opened array 110 us.
                 self._make_room(len(data))
                 self._keys[key] = data
-                checksums[key] = [crc_of(data)]
-            copied.append(pieces)
+                checksums[key] = (crc_of(data),)
+            copied.append(array)
         self.start()
         # Freeing thousands of values takes time: do it while TensorStore writes.
-        for pieces in copied:
-            pieces.clear()
+        for array in copied:
+            array.pieces = ()
         # Compute the checksums of large arrays while TensorStore writes them.
         for array in large:
             for key, values in stored_chunks(array.name, array.pieces, array.chunk):
                 checksums[key] = checksum_chunk(values)
         return checksums
 
-    def _count_to_commit_first(self, arrays: Sequence[ArrayToWrite]) -> int | None:
-        """Number of arrays to commit first, while the others are queued; None for a single commit.
+    def _many_of(self, arrays: Sequence[ArrayToWrite]) -> list[ArrayToWrite]:
+        """The small ones, if they are many; none if few, or too large together to be in memory at once."""
+        if self._write_file is None:
+            return []
+        small = [
+            array
+            for array in arrays
+            if array.size_bytes <= _TINY_LEAF_BYTES and array.codec is None
+        ]
+        fits = sum(array.size_bytes for array in small) <= self._limit_bytes
+        return small if len(small) >= _MANY_ARRAYS and fits else []
 
-        If the first commit ends after the second one has begun, the second finds the manifest
-        changed and writes its nodes again. In memory there is no time to gain.
-        """
-        if self._upload is not None or len(arrays) < _MANY_ARRAYS:
-            return None
-        first = int(len(arrays) * _FIRST_SHARE)
-        rest_bytes = sum(array.size_bytes for array in arrays[first:])
-        return first if rest_bytes >= _LEAST_REST_BYTES else None
+    def _put_many(
+        self, arrays: Sequence[ArrayToWrite], *, alone: bool
+    ) -> dict[str, tuple[int, ...]]:
+        """Writes a database of small arrays: this one, if it holds no others, else one that it takes over."""
+        checksums: dict[str, tuple[int, ...]] = {}
+        keys: list[str] = []
+        which: list[int] = []
+        values: list[bytes] = []
+        described: dict[bytes, int] = {}  # arrays of one layout have one zarr.json
+        known: dict[Any, tuple[int, str | None]] = {}
+        for array in arrays:
+            name, spec, chunk = array.name, array.spec, array.chunk
+            layout = known.get((id(spec), chunk))
+            if layout is None:
+                metadata, only_key = layout_of(*array.stored)
+                where = described.setdefault(metadata, len(values))
+                if where == len(values) and self._first:
+                    values.append(metadata)
+                layout = known[id(spec), chunk] = where, only_key
+            where, only_key = layout
+            prefix = f"{name}/" if name else ""
+            for key, part in _chunks(array, prefix, only_key):
+                data = part.tobytes()
+                keys.append(key)
+                which.append(len(values))
+                values.append(data)
+                checksums[key] = (crc_of(data),)
+            if self._first:
+                keys.append(f"{prefix}zarr.json")
+                which.append(where)
+            array.pieces = ()
+        if keys:
+            self._write_database(keys, which, values, alone=alone)
+        return checksums
+
+    def _write_database(
+        self, keys: list[str], which: list[int], values: list[bytes], *, alone: bool
+    ) -> None:
+        assert self._write_file is not None
+        below, inside = self._database.location.path[len(self._location.path) :], ""
+        child = f"{self._database.values_in}{_VALUES_FOLDER}"
+        if alone:
+            inside = self._database.values_in
+        else:
+            below += f"/{child}"
+        name = f"d/{self._database.prefix}"
+        placed = place(values, min(_FILE_BYTES, self._database.target_data_file_bytes))
+        paths = [f"{inside}{name}{secrets.token_hex(16)}" for _ in placed.sizes_of_files]
+        nodes_path = f"{name}{secrets.token_hex(16)}"
+        encoded = [key.encode(errors="surrogateescape") for key in keys]
+        nodes, manifest = encode_index(encoded, which, placed, paths, nodes_path)
+        for position, path in enumerate(paths):
+            self._write_file(f"{below}/{path}", placed.content(position))
+        self._write_file(f"{below}/{nodes_path}", nodes)
+        self._write_file(f"{below}/{INDEX_FILE}", manifest)
+        if not alone:
+            self.take_over(child, [(min(encoded), max(encoded))])
 
     def _put_large(self, array: ArrayToWrite) -> None:
         """Queues the regions of an array; TensorStore references the values without copying them.
@@ -204,7 +276,7 @@ class ArrayWriter:
         ).result()
         pieces = array.pieces
         if array.codec is not None and array.size_bytes > self._limit_bytes:
-            pieces = _by_chunks(pieces, array.chunk)
+            pieces = tuple(_by_chunks(pieces, array.chunk))
         for region, values in pieces:
             self._make_room(values.nbytes)
             # No copy is needed, because the caller does not change the values before finish().
@@ -265,6 +337,16 @@ class ArrayWriter:
         for future in futures:
             with contextlib.suppress(TimeoutError):
                 future.exception(timeout=self._timeout_secs)
+
+
+def _chunks(
+    array: ArrayToWrite, prefix: str, only_key: str | None
+) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
+    """Key and stored values of every chunk in an array's pieces; ``only_key`` if the array has one chunk."""
+    pieces = array.pieces
+    if only_key is not None and len(pieces) == 1 and pieces[0][1].shape == array.chunk:
+        return ((prefix + only_key, pieces[0][1]),)
+    return stored_chunks(array.name, pieces, array.chunk)
 
 
 def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piece]:

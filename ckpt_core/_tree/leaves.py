@@ -368,6 +368,8 @@ def _unplain(value: Any) -> Any:
 
 def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
     """The array as which a host leaf is stored; a view of a numpy array if possible."""
+    if type(leaf) is np.ndarray and leaf.dtype == spec.numpy_dtype:
+        return leaf
     if spec.kind == "bytes":
         return np.frombuffer(leaf, np.uint8)
     array = np.asarray(leaf, dtype_from_name(spec.dtype))

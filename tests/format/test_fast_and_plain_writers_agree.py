@@ -92,20 +92,28 @@ def same(one: Iterator[Read], other: Iterator[Read]) -> None:
         assert array.tobytes() == array_2.tobytes()
 
 
-@given(strategies.pytrees(ARRAYS, max_leaves=6), SETTINGS, st.booleans(), st.booleans(), st.data())
-@settings(max_examples=60)
+@given(
+    strategies.pytrees(ARRAYS, max_leaves=6),
+    SETTINGS,
+    st.sampled_from(["keys", "arrays", "nodes"]),
+    st.booleans(),
+    st.data(),
+)
+@settings(max_examples=90)
 def test_all_paths_agree(
     tmp_path_factory: pytest.TempPathFactory,
     tree: Any,
     chosen: Options,
-    as_keys: bool,
+    written_as: str,
     checksums: bool,
     data: st.DataObject,
 ):
     path = tmp_path_factory.mktemp("paths") / "step"
     with pytest.MonkeyPatch.context() as patch:
-        if not as_keys:
+        if written_as == "arrays":
             patch.setattr(writer, "SMALL_LEAF_BYTES", -1)
+        if written_as == "nodes":
+            patch.setattr(writer, "_MANY_ARRAYS", 1)
         ckpt.save(path, tree, options=chosen)
     opened = open_checkpoint(path)
     remote = replace(opened, location=Location(f"file://{path}", False))

@@ -237,8 +237,8 @@ def test_arrays_that_share_their_place_share_no_memory(local: Path, monkeypatch:
     plain = extents.read_index
 
     def twice(*arguments: Any) -> Any:
-        found = dict(plain(*arguments))
-        found["b/c/0/0"] = found["a/c/0/0"]
+        found = plain(*arguments)
+        found.places["b/c/0/0"] = found.places["a/c/0/0"]
         return found
 
     monkeypatch.setattr(extents, "read_index", twice)

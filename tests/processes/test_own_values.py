@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 from tests.support.same_program import comes_back
 
@@ -98,6 +101,31 @@ def make(n):
 def test_large_arrays_on_one_device_are_read_into_memory_of_xla(tmp_path: Path) -> None:
     """Each process compiles a program of its own for that, which no other process takes part in."""
     comes_back(CODE + LARGE, tmp_path / "saved")
+
+
+THOUSANDS = """
+line, square = Mesh(np.array(jax.devices()), ("x",)), Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+kinds = [NamedSharding(line, P("x")), NamedSharding(square, P("y")), NamedSharding(line, P()), NamedSharding(square, P(("y", "x")))]
+def made(at, n, count):
+    value = np.arange(count, dtype=np.float32) + 100 * at + n
+    return jax.make_array_from_callback(value.shape, kinds[at % 4], lambda where: value[where])
+def make(n):
+    large = made(0, n, 400_000 if BESIDE else 4)
+    return {"large": large, "own": jnp.int32(n), "small": [made(at, n, 4 * (at % 40 + 1)) for at in range(800)]}
+"""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_thousands_of_small_arrays_of_which_each_process_has_a_part(
+    tmp_path: Path, beside: bool
+) -> None:
+    """Each writes its values as a database of its own; beside a large array, as one below that."""
+    code = CODE.replace("values = {", "unused = {") + THOUSANDS.replace("BESIDE", str(beside))
+    comes_back(code, tmp_path / "saved")
+    below = sorted((tmp_path / "saved" / "one").rglob("ocdbt.values"))
+    of_process = {file.parent.name for file in below}
+    assert of_process == ({"ocdbt.process_0", "ocdbt.process_1"} if beside else set())
+    assert ckpt.verify(tmp_path / "saved" / "one").ok
 
 
 READER = """

@@ -77,7 +77,7 @@ def calls_of(processes: int, leaves: int) -> int:
     sys.setprofile(count)
     try:
         for leaf in range(leaves):
-            planner.leaf(f"leaf{leaf}", specs[leaf % 2], stored[leaf // 2 % 2], None)
+            planner.leaf(specs[leaf % 2], stored[leaf // 2 % 2], None)
     finally:
         sys.setprofile(before)
     return calls

@@ -1,4 +1,4 @@
-"""Trees of thousands of arrays: a part of them is being committed while the rest is queued."""
+"""Trees of thousands of arrays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._layout.regions import whole
 from ckpt_core._storage import (
     ArrayToWrite,
@@ -18,7 +19,6 @@ from ckpt_core._storage import (
     Location,
     NewDatabase,
     new_context,
-    read_index,
 )
 from ckpt_core._tree.leaves import describe
 from tests.support import seams
@@ -39,7 +39,7 @@ def arrays(count: int = COUNT, elements: int = 256) -> list[ArrayToWrite]:
         value = np.full(elements, number, np.float32)
         spec = describe(value, (f"w{number}",))
         piece = whole(value.shape), value
-        found.append(ArrayToWrite(f"w{number}", spec, value.shape, [piece], value.nbytes))
+        found.append(ArrayToWrite(f"w{number}", spec, value.shape, (piece,), value.nbytes))
     return found
 
 
@@ -57,44 +57,13 @@ def parts(monkeypatch) -> list[ArrayWriter]:
     return started
 
 
-@pytest.mark.parametrize(("count", "elements", "expected"), [(1999, 512, 1), (2000, 512, 2)])
-def test_all_of_them_come_back(tmp_path, parts, count, elements, expected):
-    saved = tree(count, elements)
-    ckpt.save(tmp_path / "c", saved)
-    assert len(parts) == expected
-    loaded = ckpt.load(tmp_path / "c")
-    assert list(loaded) == list(saved)
-    for name, value in saved.items():
-        np.testing.assert_array_equal(loaded[name], value)
-    assert ckpt.verify(tmp_path / "c").ok
-
-
-def test_where_the_rest_is_small_or_not_local_it_does_not_go_alone(tmp_path, parts):
-    ckpt.save(tmp_path / "c", tree(2000, 16))
+def test_small_ones_go_to_tensorstore_only_if_they_are_few_or_not_local(tmp_path, parts):
+    ckpt.save(tmp_path / "few", tree(511))
     assert len(parts) == 1
-    ckpt.save("memory://many-arrays/c", tree(2000, 512))
+    ckpt.save(tmp_path / "many", tree(512))
+    assert len(parts) == 1
+    ckpt.save("memory://many-arrays/c", tree(512))
     assert len(parts) == 2
-
-
-def test_a_first_part_that_takes_longer_than_the_queueing(tmp_path, monkeypatch):
-    """The second one then meets a manifest that was written under its hands."""
-    ours = writer(tmp_path / "item")
-    many = arrays()
-    expected = {array.name: array.pieces[0][1].copy() for array in many}
-    monkeypatch.setattr(ArrayWriter, "_count_to_commit_first", lambda self, arrays: len(arrays) - 1)
-    ours.put(many)
-    ours.finish()
-    index = read_index(Location(str(tmp_path / "item"), True), new_context())
-    for name, value in expected.items():
-        extent = index.get(f"{name}/c/0")
-        assert extent is not None
-        data = (
-            extent.value
-            or (tmp_path / "item" / extent.file).read_bytes()[
-                extent.offset : extent.offset + extent.size_bytes
-            ]
-        )
-        np.testing.assert_array_equal(np.frombuffer(data, np.float32), value)
 
 
 def test_what_was_copied_is_let_go_while_it_is_being_written(tmp_path):
@@ -106,9 +75,9 @@ def test_what_was_copied_is_let_go_while_it_is_being_written(tmp_path):
     ours.finish()
 
 
-@pytest.mark.parametrize(("limit_bytes", "expected"), [(8 * MIB, 2), (3 * MIB, 3)])
-def test_a_limit_holds_for_both_parts_together(tmp_path, parts, limit_bytes, expected):
-    """Of 3.9 MiB each part alone is under 3 MiB: the second one waits for the first all the same."""
+@pytest.mark.parametrize(("limit_bytes", "expected"), [(8 * MIB, 1), (3 * MIB, 2)])
+def test_a_transaction_is_not_larger_than_the_limit(tmp_path, parts, limit_bytes, expected):
+    """They have 3.9 MiB together."""
     ours = writer(tmp_path / "item", limit_bytes)
     ours.put(arrays())
     ours.finish()
@@ -122,7 +91,7 @@ def test_the_items_of_a_save_share_the_limit(tmp_path, parts):
     assert [ours._limit_bytes for ours in parts] == [4 * MIB] * 2
 
 
-def test_the_first_part_fails(tmp_path):
+def test_a_transaction_fails(tmp_path):
     (tmp_path / "item").mkdir()
     (tmp_path / "item" / "ocdbt.process_0").write_text("a file where a directory must be")
     ours = writer(tmp_path / "item")
@@ -136,14 +105,19 @@ def test_the_first_part_fails(tmp_path):
     ours.abort()
 
 
-def test_the_directory_is_left_as_it_was_when_the_first_part_fails(tmp_path, monkeypatch):
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_the_directory_is_left_as_it_was_when_a_file_of_small_values_fails(
+    tmp_path, monkeypatch, nth
+):
+    """Of the values, the nodes, and the manifest."""
     ckpt.save(tmp_path / "c", {"w": np.arange(3)})
-    begin, calls = (ArrayWriter, "_begin"), list[ArrayWriter]()
-    seams.at(monkeypatch, begin, before=seams.fail(), nth=2)  # after the first part was started
-    seams.at(monkeypatch, begin, before=calls.append)
+    names = list[str]()
+    write = LocalAttempt, "write"
+    seams.at(monkeypatch, write, before=seams.fail(), nth=nth)
+    seams.at(monkeypatch, write, before=lambda _, name, *__: names.append(name))
     with pytest.raises(OSError, match="No space left"):
         ckpt.save(tmp_path / "c", tree(), overwrite=True)
-    assert len(calls) == 2
+    assert ("manifest.ocdbt" in names[-1], "/d/" in names[-1]) == (nth == 3, nth < 3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
     np.testing.assert_array_equal(ckpt.load(tmp_path / "c")["w"], np.arange(3))
 

@@ -1,0 +1,220 @@
+"""Databases of many small values, whose files ckpt encodes itself: TensorStore and our own reader must find the same in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tensorstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core._storage import Location, new_context, read_index, writer
+from ckpt_core._storage.new_nodes import encode_index, place
+from tests.support.units import KIB
+
+LETTERS = b"abl/0\x00\xc3\xff"
+_keys = st.lists(
+    st.one_of(
+        st.binary(min_size=1, max_size=30),
+        st.lists(st.sampled_from(list(LETTERS)), min_size=1, max_size=40).map(bytes),
+        st.integers(0, 10**6).map(lambda number: f"layers/{number}/kernel/zarr.json".encode()),
+    ),
+    min_size=1,
+    max_size=300,
+    unique=True,
+)
+
+
+class Database:
+    """A database in memory, of files that ckpt has encoded.
+
+    Attributes:
+        store: TensorStore's view of it.
+    """
+
+    def __init__(
+        self, keys: list[bytes], which: list[int], values: list[bytes], most_file_bytes: int
+    ) -> None:
+        self.context = new_context()
+        self.url = "memory://test_many_small_values"
+        self.files: Any = ts.KvStore.open(f"{self.url}/", context=self.context).result()
+        self.files.delete_range(ts.KvStore.KeyRange()).result()
+        placed = place(values, most_file_bytes)
+        paths = [f"below/d/{number}" for number in range(len(placed.sizes_of_files))]
+        nodes, manifest = encode_index(keys, which, placed, paths, "d/nodes")
+        for number, path in enumerate(paths):
+            content = placed.content(number)
+            assert len(content) == placed.sizes_of_files[number]
+            self.files.write(path, content).result()
+        self.files.write("d/nodes", nodes).result()
+        self.files.write("manifest.ocdbt", manifest).result()
+        self.sizes = placed.sizes_of_files
+        spec = {"driver": "ocdbt", "base": f"{self.url}/"}
+        self.store: Any = ts.KvStore.open(spec, context=self.context).result()
+
+    def by_tensorstore(self) -> dict[bytes, bytes]:
+        return {key: self.store.read(key).result().value for key in self.store.list().result()}
+
+    def by_ckpt(self) -> dict[bytes, bytes]:
+        index = read_index(Location(self.url, False), self.context)
+        return {
+            key.encode(errors="surrogateescape"): self._at(extent) for key, extent in index.items()
+        }
+
+    def _at(self, extent: Any) -> bytes:
+        if not extent.file:
+            return extent.value
+        assert extent.offset % 64 == 0
+        part = slice(extent.offset, extent.offset + extent.size_bytes)
+        return self.files.read(extent.file, byte_range=part).result().value
+
+
+@given(_keys, st.data(), st.sampled_from([64, 1000, 2**20]))
+@settings(max_examples=150)
+def test_all_keys_are_found_with_their_values(
+    keys: list[bytes], data: st.DataObject, most: int
+) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=len(keys)))
+    values = [os.urandom(size) for size in sizes]
+    choose = st.integers(0, len(values) - 1)
+    which = data.draw(st.lists(choose, min_size=len(keys), max_size=len(keys)))
+    database = Database(keys, which, values, most)
+    expected = {key: values[n] for key, n in zip(keys, which, strict=True)}
+    assert database.by_tensorstore() == expected
+    assert database.by_ckpt() == expected
+
+
+@pytest.mark.parametrize("count", [1, 1000, 40_000])
+def test_an_index_of_any_height_says_what_is_below_each_node(count: int) -> None:
+    """TensorStore's dump gives the numbers, which it needs when it splits or joins nodes."""
+    keys = [f"{number * 7919 % count:032}".encode() * 16 for number in range(count)]
+    values = [bytes(101), bytes(7)]
+    which = [number % 2 for number in range(count)]
+    database = Database(keys, which, values, 2**20)
+    dumped = ts.ocdbt.dump(database.files).result()
+    (version,) = dumped["versions"]
+    assert version["root_height"] == {1: 0, 1000: 1, 40_000: 2}[count]
+    nodes_bytes = len(database.files.read("d/nodes").result().value)
+    assert version["root"]["statistics"] == {
+        "num_indirect_value_bytes": 101 * (count - count // 2),
+        "num_keys": count,
+        "num_tree_bytes": nodes_bytes,
+    }
+    assert len(database.by_ckpt()) == count
+
+
+def test_tensorstore_writes_on_in_such_a_database() -> None:
+    keys = [f"w{number}/c/0".encode() for number in range(5000)]
+    database = Database(keys, [0] * 5000, [b"x" * 200], 2**20)
+    database.store.write("w17/c/0", b"new").result()
+    database.store.delete_range(ts.KvStore.KeyRange("w2", "w3")).result()
+    found = database.by_tensorstore()
+    assert found[b"w17/c/0"] == b"new" and b"w2555/c/0" not in found
+    assert len(found) == 5000 - sum(key.startswith(b"w2") for key in keys)
+    assert database.by_ckpt() == found
+
+
+def _tree(count: int) -> dict[str, Any]:
+    rng = np.random.default_rng(count)
+    kinds = [
+        lambda n: rng.random((n % 50, 3), np.float32),
+        lambda n: jnp.arange(n % 7, dtype=jnp.bfloat16),
+        lambda n: np.asarray(n),
+        lambda n: jax.random.key(n),
+        lambda n: n,
+        lambda n: rng.integers(0, 2, 3000).astype(bool),
+        lambda n: np.zeros((0, 3)),
+        lambda n: rng.random(5).astype(">f8"),
+        lambda n: f"text {n}",
+    ]
+    return {f"l{n}/é" if n % 3 else f"l{n}": kinds[n % len(kinds)](n) for n in range(count)}
+
+
+def _same(one: Any, other: Any) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value, other[name] = map(jax.random.key_data, (value, other[name]))
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(other[name]))
+        assert type(value) is type(other[name]), name
+
+
+def _own_databases(step: Path) -> list[str]:
+    """Where ckpt wrote databases of small values, below the item."""
+    return sorted(str(file.parent.relative_to(step)) for file in step.rglob("manifest.ocdbt"))
+
+
+def test_thousands_of_leaves_of_all_kinds_come_back(tmp_path: Path) -> None:
+    tree = _tree(3000)
+    ckpt.save(tmp_path / "a", tree)
+    assert _own_databases(tmp_path / "a" / "state") == ["."]
+    _same(tree, ckpt.load(tmp_path / "a"))
+    assert ckpt.verify(tmp_path / "a").ok
+    # arrays that are alike have one zarr.json
+    files = [*(tmp_path / "a" / "state" / "ocdbt.process_0" / "d").iterdir()]
+    stored = sum(np.asarray(v).nbytes for v in tree.values() if isinstance(v, np.ndarray))
+    assert len(files) == 1 and files[0].stat().st_size < stored * 1.1 + 64 * KIB
+
+
+def test_beside_large_ones_they_are_a_database_that_is_taken_over(tmp_path: Path) -> None:
+    tree = _tree(1500) | {"big": jnp.arange(10**6, dtype=jnp.float32), "middle": np.arange(20_000)}
+    ckpt.save(tmp_path / "a", tree)
+    state = tmp_path / "a" / "state"
+    assert _own_databases(state) == [".", "ocdbt.process_0/ocdbt.values"]
+    _same(tree, ckpt.load(tmp_path / "a"))
+    assert ckpt.verify(tmp_path / "a").ok
+    kept = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{state}/"}).result()
+    assert len(kept.list().result()) == len(read_index(Location(str(state), True), new_context()))
+
+
+def test_few_compressed_or_too_large_ones_are_left_to_tensorstore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it was encoded here")
+
+    monkeypatch.setattr(writer, "encode_index", refuse)
+    many = {f"w{n}": np.full(300, n) for n in range(600)}
+    ckpt.save(tmp_path / "few", dict(list(many.items())[:500]))
+    ckpt.save(tmp_path / "compressed", many, options=ckpt.Options(compression="zstd"))
+    ckpt.save(tmp_path / "limit", many, options=ckpt.Options(max_host_bytes=2**20))
+    ckpt.save("memory://many-small/a", many)
+    with pytest.raises(AssertionError, match="encoded here"):
+        ckpt.save(tmp_path / "many", many)
+
+
+def test_a_file_of_small_values_is_linked_by_the_next_step_and_its_damage_found(
+    tmp_path: Path,
+) -> None:
+    frozen = {f"w{n}": jax.random.normal(jax.random.key(n), (500,)) for n in range(1000)}
+    with ckpt.Checkpointer(tmp_path) as c:
+        for step in range(3):
+            c.save(step, {**frozen, "changing": jnp.full(10, step)})
+    last = tmp_path / "2"
+    linked = [file for file in last.rglob("d/*") if file.stat().st_nlink > 1]
+    assert sum(file.stat().st_size for file in linked) > 1000 * 2000
+    back = ckpt.load(last)
+    assert all((back[name] == value).all() for name, value in frozen.items())
+    assert (back["changing"] == 2).all()
+    data = max(linked, key=lambda file: file.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(ckpt.CheckpointCorrupt, match=r"w\d+"):
+        ckpt.load(last)
+
+
+def test_orbax_reads_them(tmp_path: Path) -> None:
+    tree = {f"w{n}": jnp.arange(n % 90, dtype=jnp.float32) for n in range(700)}
+    ckpt.save(tmp_path / "a", {**tree, "big": jnp.ones(10**6)})
+    with ocp.StandardCheckpointer() as reader:
+        back = reader.restore(tmp_path / "a" / "state")
+    assert all((back[name] == value).all() for name, value in tree.items())
