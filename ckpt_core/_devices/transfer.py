@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ckpt_core._lazy import jax
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
-def start_transfers(parts: Iterable[Mapping[int, Any]]) -> None:
+def start_transfers(arrays: Iterable[Any]) -> None:
     """Starts the transfers of all arrays to the host; does not wait. No effect on CPU.
 
     On CPU, ``np.asarray`` is a view of the array's buffer and keeps a reference to it. A later step
@@ -25,10 +25,9 @@ def start_transfers(parts: Iterable[Mapping[int, Any]]) -> None:
     if jax.default_backend() == "cpu":
         return
     with fetching():
-        for values in parts:
-            for value in values.values():
-                if isinstance(value, jax.Array):
-                    value.copy_to_host_async()
+        for value in arrays:
+            if isinstance(value, jax.Array):
+                value.copy_to_host_async()
 
 
 def fetching() -> contextlib.AbstractContextManager[object]:
@@ -43,23 +42,22 @@ def fetching() -> contextlib.AbstractContextManager[object]:
     return explicit_device_get_scope()
 
 
-def stage(parts: Iterable[dict[int, Any]], where: str) -> None:
+def stage(arrays: dict[Any, Any], where: str) -> None:
     """Replaces arrays by copies in other memory of their device; does not wait for the copies.
 
     The copies are enqueued on the device before the caller's next step, which may donate the
     original.
 
     Args:
-        parts: of each leaf its single-device arrays; changed in place.
+        arrays: arrays of single devices; changed in place.
         where: ``device``, or a memory kind that the device can address, such as ``pinned_host``.
 
     Raises:
         CheckpointError: the device has no such memory.
     """
-    for values in parts:
-        for position, value in values.items():
-            if isinstance(value, jax.Array):
-                values[position] = _copied(value, where)
+    for name, value in arrays.items():
+        if isinstance(value, jax.Array):
+            arrays[name] = _copied(value, where)
 
 
 def _copied(value: Any, where: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._format import orbax_write, process_state
 from ckpt_core._format.record import ItemRecord
 from ckpt_core._items import Files, Json, SavedFiles
-from ckpt_core._layout.regions import within
+from ckpt_core._layout.regions import Region, within
 from ckpt_core._lazy import jax
 from ckpt_core._save.job import Landed, SaveJob
 from ckpt_core._save.job import PreparedItem as PreparedItem
@@ -49,9 +49,9 @@ from ckpt_core._tree.leaves import (
 
 Shared = tuple[tuple[tuple[str, int], ...], ...]
 """See ``RecordFields.shared``."""
-Parts = list[dict[int, Any]]
-"""For each leaf what was taken of it, by the shard's position in ``PlannedLeaf.held.mine``: first on devices, later numpy
-arrays. Of a leaf that no sharding places there is one, at 0, or none."""
+Parts = dict[tuple[int, int], Any]
+"""What was taken of each leaf, by its position and that of the shard in ``PlannedLeaf.held.mine``: first on devices, later
+numpy arrays. Of a leaf that no sharding places there is one, at 0, or none."""
 
 
 def prepare_items(
@@ -148,7 +148,7 @@ def _prepare_tree(
     if texts:
         # called for its checks only, so that a text that cannot be stored fails on this thread
         orbax_write.strings_file(texts, dict(zip(first.names, flat.paths, strict=True)))
-    parts: Parts = [{} for _ in data]
+    parts: Parts = {}
     compare = [job.processes.count > 1 and not job.own for job in jobs]
     for plan, compares in zip(plans, compare, strict=True):
         _take(plan, data, parts, copy, compares)
@@ -162,13 +162,13 @@ def _prepare_tree(
         transfer.stage(parts, options.snapshot)
         landing = _Landing(first.leaves, parts)
     else:
-        transfer.start_transfers(parts)
+        transfer.start_transfers(parts.values())
         _bring_to_host(first.leaves, parts, copy_now)
-    kinds = (spec.kind for spec in signature.specs)
-    sources = [
-        weakref.ref(leaf) if kind == "jax" else None
-        for leaf, kind in zip(flat.leaves, kinds, strict=True)
-    ]
+    sources: list[Any] = [None] * len(data)
+    if any(job.links is not None for job in jobs):
+        for position, spec in enumerate(signature.specs):
+            if spec.kind == "jax":
+                sources[position] = weakref.ref(flat.leaves[position])
     return [
         PreparedItem(
             name,
@@ -206,21 +206,24 @@ def _take(
         compares: also adds the values of which every process has one of its own: process 0 writes them, and the others
             compare theirs.
     """
-    for name, leaf, stored, taken in zip(plan.names, plan.leaves, data, parts, strict=True):
+    for position, (name, leaf, stored) in enumerate(
+        zip(plan.names, plan.leaves, data, strict=True)
+    ):
+        only = position, 0
         if leaf.whole is not None:
-            taken[0] = stored
+            parts[only] = stored
         elif leaf.takes:
             if leaf.held is None:
-                if not taken:
-                    taken[0] = _host_part(leaf, stored, copy)
+                if only not in parts:
+                    parts[only] = _host_part(leaf, stored, copy)
             else:
                 held = transfer.held_data(stored, leaf.held)
-                for position, _ in leaf.takes:
-                    taken[position] = held[position]
-        elif not compares or taken or leaf.spec.kind in TEXT_KINDS:
+                for shard, _ in leaf.takes:
+                    parts[position, shard] = held[shard]
+        elif not compares or only in parts or leaf.spec.kind in TEXT_KINDS:
             continue
         elif name in plan.unshared:
-            taken[0] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
+            parts[only] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
 
 
 def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[Any, Any]:
@@ -229,14 +232,13 @@ def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[A
     return copy(host) if copy is not None and leaf.spec.kind == "numpy" else host
 
 
-def _bring_to_host(leaves: Iterable[PlannedLeaf], parts: Parts, copy: Copy | None = None) -> None:
+def _bring_to_host(leaves: Sequence[PlannedLeaf], parts: Parts, copy: Copy | None = None) -> None:
     """Replaces shards on devices by host arrays that the caller cannot change; blocks meanwhile."""
     with transfer.fetching():
-        for leaf, taken in zip(leaves, parts, strict=True):
-            if leaf.held is not None:
-                for position, part in taken.items():
-                    host = np.asarray(part)
-                    taken[position] = host if copy is None else copy(host)
+        for place, part in parts.items():
+            if leaves[place[0]].held is not None:
+                host = np.asarray(part)
+                parts[place] = host if copy is None else copy(host)
 
 
 @dataclass
@@ -287,17 +289,20 @@ def _landed(
         landing()
     arrays: list[ArrayToWrite] = []
     values: dict[str, str] = {}
-    for name, leaf, taken, source in zip(plan.names, plan.leaves, parts, sources, strict=True):
+    for position, (name, leaf, source) in enumerate(
+        zip(plan.names, plan.leaves, sources, strict=True)
+    ):
         if leaf.spec.kind in TEXT_KINDS:
             continue
         if texts is not None and name in plan.unshared:
-            values[name] = text_of_array(taken[0], leaf.spec)
+            values[name] = text_of_array(parts[position, 0], leaf.spec)
         if leaf.whole is not None:
-            pieces = ((leaf.whole, taken[0]),)
+            pieces = ((leaf.whole, parts[position, 0]),)
         elif leaf.held is None:
-            pieces = tuple([(regions[0], taken[0]) for _, regions in leaf.takes])
+            pieces = tuple([(regions[0], parts[position, 0]) for _, regions in leaf.takes])
         else:
-            pieces = tuple(_device_pieces(leaf, leaf.held, taken))
+            taken = [(shard, regions, parts[position, shard]) for shard, regions in leaf.takes]
+            pieces = tuple(_device_pieces(leaf.spec, leaf.held, taken))
         arrays.append(
             ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source)
         )
@@ -306,18 +311,17 @@ def _landed(
 
 
 def _device_pieces(
-    leaf: PlannedLeaf, held: shardings.LocalShards, parts: Mapping[int, np.ndarray[Any, Any]]
-) -> list[transfer.Piece]:
+    spec: LeafSpec,
+    held: shardings.LocalShards,
+    taken: Iterable[tuple[int, tuple[Region, ...], np.ndarray[Any, Any]]],
+) -> Iterator[transfer.Piece]:
     """Pairs of a region that this process writes, and its values in the stored dtype."""
-    spec = leaf.spec
-    pieces: list[transfer.Piece] = []
-    for position, regions in leaf.takes:
-        region = held.mine[position][0]
-        carried = spec.stored_dtype != spec.dtype and spec.kind != "key"
-        host = as_stored(parts[position], spec) if carried else parts[position]
-        for taken in regions:
-            pieces.append((taken, host if taken == region else host[within(taken, region)]))
-    return pieces
+    carried = spec.stored_dtype != spec.dtype and spec.kind != "key"
+    for shard, regions, part in taken:
+        region = held.mine[shard][0]
+        host = as_stored(part, spec) if carried else part
+        for one in regions:
+            yield one, host if one == region else host[within(one, region)]
 
 
 class SharedObjects:

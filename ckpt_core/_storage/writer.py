@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._background.threads import Workers
 from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
 from ckpt_core._layout.chunks import chunk_count, chunk_key, chunk_parts
 from ckpt_core._layout.regions import Region, region_slices, whole
@@ -34,10 +35,12 @@ _TINY_LEAF_BYTES = 16 * 1024
 """So many arrays up to this size are written as a database of their own: TensorStore takes 5 us to queue a value."""
 _VALUES_FOLDER = "ocdbt.values"
 """The database of many small values beside large ones, whose index is taken over; in the folder of the process."""
-_FILE_BYTES = 64 * 1024 * 1024
-"""Size of its data files."""
+_FILE_BYTES = 16 * 1024 * 1024
+_FILES_AT_ONCE = 3
+"""Its data files have that size, and so many of them are written and synced at once."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
+WriteFile = Callable[[str, bytes], None]
 KeyRun = tuple[bytes, bytes]
 """First and last key of a contiguous run of keys."""
 
@@ -95,7 +98,7 @@ class ArrayWriter:
         *,
         max_host_bytes: int,
         upload: Upload | None = None,
-        write_file: Callable[[str, bytes], None] | None = None,
+        write_file: WriteFile | None = None,
     ) -> None:
         self._database = item.of_process(process, process_count)
         self._spec = self._database.spec()
@@ -237,7 +240,8 @@ class ArrayWriter:
     def _write_database(
         self, keys: list[str], which: list[int], values: list[bytes], *, alone: bool
     ) -> None:
-        assert self._write_file is not None
+        write = self._write_file
+        assert write is not None
         below, inside = self._database.location.path[len(self._location.path) :], ""
         child = f"{self._database.values_in}{_VALUES_FOLDER}"
         if alone:
@@ -249,11 +253,20 @@ class ArrayWriter:
         paths = [f"{inside}{name}{secrets.token_hex(16)}" for _ in placed.sizes_of_files]
         nodes_path = f"{name}{secrets.token_hex(16)}"
         encoded = [key.encode(errors="surrogateescape") for key in keys]
-        nodes, manifest = encode_index(encoded, which, placed, paths, nodes_path)
-        for position, path in enumerate(paths):
-            self._write_file(f"{below}/{path}", placed.content(position))
-        self._write_file(f"{below}/{nodes_path}", nodes)
-        self._write_file(f"{below}/{INDEX_FILE}", manifest)
+
+        def write_values(file: int) -> None:
+            write(f"{below}/{paths[file]}", placed.content(file))
+
+        with Workers(_FILES_AT_ONCE - 1, "ckpt-values") as workers:
+            others = range(1, len(paths))
+            writing = [workers.submit(functools.partial(write_values, file)) for file in others]
+            if paths:
+                write_values(0)
+            nodes, manifest = encode_index(encoded, which, placed, paths, nodes_path)
+            write(f"{below}/{nodes_path}", nodes)
+            write(f"{below}/{INDEX_FILE}", manifest)
+            for one in writing:
+                one.result()
         if not alone:
             self.take_over(child, [(min(encoded), max(encoded))])
 
