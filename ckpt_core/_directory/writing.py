@@ -98,12 +98,16 @@ class LocalAttempt:
         full = os.path.join(self.path, name)
         if "/" in name:
             os.makedirs(os.path.dirname(full), exist_ok=True)
-        with open(full, "xb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-            if self._durable:
-                sync_file(file.fileno())
+        try:
+            with open(full, "xb", buffering=0) as file:
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+                if self._durable:
+                    sync_file(file.fileno())
+        except OSError as error:
+            error.filename = error.filename or full  # neither write nor fsync says it
+            raise
 
     def read(self, name: str) -> bytes:
         with open(os.path.join(self.path, name), "rb") as file:

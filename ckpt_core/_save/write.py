@@ -257,10 +257,10 @@ class Write:
             add(top, [database], self._context)
 
     def _record(self, attempt: Attempt) -> Record:
-        files, others = self._files(attempt), dict[str, bytes]()
+        files, within = self._files(attempt), dict(attempt.small_files())
         for item in self._items:  # states of other processes, each of which would be a file to sync
             for name, data in item.others.items():
-                others[f"{item.folder}/{name}"] = data
+                within[f"{item.folder}/{name}"] = data
                 files[f"{item.folder}/{name}"] = FileRecord.of(data)
         return Record(
             items={item.name: item.record for item in self._items},
@@ -276,7 +276,7 @@ class Write:
                 "snapshot_secs": round(self._snapshot_secs, 6),
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
-            packed=pack(small) if (small := {**attempt.small_files(), **others}) else b"",
+            packed=pack(within) if within else b"",
             part=self.part,
             parent=self._job.parent,
             shared=self._fields.shared,

@@ -297,7 +297,9 @@ class DataFiles:
         descriptor = self._descriptor(file)
         if os.fstat(descriptor).st_size == 0:
             return _NOTHING
-        if not self._may_map((self._location / file).path):  # per file: it may be a link elsewhere
+        if not self._may_map(
+            f"{self._location.path}/{file}"
+        ):  # per file: it may be a link elsewhere
             return None
         arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
         try:
@@ -322,7 +324,7 @@ class DataFiles:
 
     def _opened(self, file: str) -> int:
         try:
-            descriptor = os.open((self._location / file).path, READ)
+            descriptor = os.open(f"{self._location.path}/{file}", READ)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                 raise

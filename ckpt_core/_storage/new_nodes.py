@@ -120,19 +120,20 @@ def encode_index(
     sizes, files = placed.sizes_bytes[chosen], placed.files[chosen]
     offsets, inline = placed.offsets[chosen], files < 0
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    table = _table([path.encode(errors="surrogateescape") for path in paths])
+    names = [path.encode(errors="surrogateescape") for path in paths]
     stored, level = bytearray(), list[Node]()
     for part in _parts(lengths + np.where(inline, sizes, 0) + _ENTRY_BYTES):
         there = ~inline[part]
+        used, files_in_node = np.unique(files[part][there], return_inverse=True)
         values = [placed.values[position] for position in chosen[part][~there].tolist()]
         payload = b"".join(
             [
                 b"\0",
-                table,
+                _table([names[file] for file in used.tolist()]),
                 *_keys(keys[part], lengths[part]),
                 _numbers(sizes[part]),
                 there.astype(np.uint8).tobytes(),
-                _numbers(files[part][there]),
+                _numbers(files_in_node),
                 _numbers(offsets[part][there]),
                 *values,
             ]

@@ -111,6 +111,17 @@ def test_an_index_of_any_height_says_what_is_below_each_node(count: int) -> None
     assert len(database.by_ckpt()) == count
 
 
+def test_a_node_lists_only_the_files_that_its_values_are_in() -> None:
+    """A reader takes 65,536 of them at most; and all files in all nodes would grow with the square of their number."""
+    keys = [f"w{number}/c/0".encode() for number in range(4000)]
+    values = [number.to_bytes(2, "big") * 60 for number in range(4000)]
+    database = Database(keys, [*range(4000)], values, 64)
+    assert len(database.sizes) == 4000
+    assert len(database.files.read("d/nodes").result().value) < 4000 * 30
+    expected = dict(zip(keys, values, strict=True))
+    assert database.by_ckpt() == database.by_tensorstore() == expected
+
+
 def test_tensorstore_writes_on_in_such_a_database() -> None:
     keys = [f"w{number}/c/0".encode() for number in range(5000)]
     database = Database(keys, [0] * 5000, [b"x" * 200], 2**20)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import weakref
 
 import jax
@@ -120,6 +122,24 @@ def test_the_directory_is_left_as_it_was_when_a_file_of_small_values_fails(
     assert ("manifest.ocdbt" in names[-1], "/d/" in names[-1]) == (nth == 3, nth < 3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
     np.testing.assert_array_equal(ckpt.load(tmp_path / "c")["w"], np.arange(3))
+
+
+@pytest.mark.parametrize("count", [3, 600])
+def test_the_error_of_a_full_disk_says_of_which(tmp_path, count):
+    script = f"""
+import resource, signal, sys
+import numpy as np, ckpt_core as ckpt
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    ckpt.save({str(tmp_path / "c")!r}, {{f"w{{n}}": np.zeros(300) for n in range({count})}})
+except OSError as error:
+    sys.exit(str(error))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 1 and str(tmp_path) in ended.stderr, ended.stderr
 
 
 def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch) -> None:
