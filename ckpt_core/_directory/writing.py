@@ -14,10 +14,8 @@ from ckpt_core._directory.bounded_read import read_beginning
 from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.syscalls import cannot_write, exchange, remove, sync_file, unless_absent
 from ckpt_core._errors import VISIBLE, CheckpointExists
-from ckpt_core._options import MIB
 from ckpt_core._platform import FOLDER, WINDOWS
 
-_AT_ONCE_BYTES = MIB
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
 
@@ -114,11 +112,7 @@ class LocalAttempt:
             return file.read()
 
     def crc32(self, name: str) -> int:
-        crc = 0
-        with open(os.path.join(self.path, name), "rb", buffering=0) as file:
-            while data := file.read(_AT_ONCE_BYTES):
-                crc = zlib.crc32(data, crc)
-        return crc
+        return zlib.crc32(self.read(name))
 
     def small_files(self) -> Mapping[str, bytes]:
         return {}
