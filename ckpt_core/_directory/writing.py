@@ -112,7 +112,8 @@ class LocalAttempt:
             return file.read()
 
     def crc32(self, name: str) -> int:
-        return zlib.crc32(self.read(name))
+        with open(os.path.join(self.path, name), "rb") as file:
+            return zlib.crc32(file.read())
 
     def small_files(self) -> Mapping[str, bytes]:
         return {}
