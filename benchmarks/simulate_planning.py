@@ -136,9 +136,9 @@ def merging(processes: int, arrays: int) -> None:
         spec = leaf_spec("jax", "float32", (16 * processes,))
         for process in range(processes):
             writer = ArrayWriter(item, process, processes, context, max_host_bytes=CHUNK_BYTES)
-            own = [(((16 * process, 16 * process + 16),), data)]
+            own = ((((16 * process, 16 * process + 16),), data),)
             names = (f"layer.{array}" for array in range(arrays))
-            writer.put([ArrayToWrite(name, spec, (16,), tuple(own), 64) for name in names])
+            writer.put([ArrayToWrite(name, spec, (16,), own, 64) for name in names])
             writer.finish()
         secs, _ = timed(lambda: merge(item, processes, context))
         index_bytes = sum(file.stat().st_size for file in (Path(folder) / "d").iterdir())

@@ -35,7 +35,7 @@ MOST_KEY_BYTES = 2**16 - 1
 """Maximum length of a key or path, as in TensorStore."""
 MANIFEST_MAGIC = 0x0CDB3A2A
 NODE_MAGIC = 0x0CDB20DE
-_FRAME_BYTES = 4 + 8 + 2 + 4
+FRAME_BYTES = 4 + 8 + 2 + 4
 """Magic number, length, at least one byte each for version and compression, checksum."""
 _UUID_BYTES = 16
 _ZSTD_LEVEL_BYTES = 4
@@ -304,7 +304,7 @@ def _decoded(data: bytes, magic: int) -> _Fields:
     """The content of a manifest or node, whose checksum is right."""
     if int.from_bytes(data[:4], "big") != magic:
         raise ValueError(f"it begins with {data[:4].hex() or 'no bytes'}, not with {magic:08x}")
-    if len(data) < _FRAME_BYTES or int.from_bytes(data[4:12], "little") != len(data):
+    if len(data) < FRAME_BYTES or int.from_bytes(data[4:12], "little") != len(data):
         raise ValueError("its length is not the one that it gives")
     if int.from_bytes(data[-4:], "little") != crc32c.crc32c(data[:-4]):
         raise ValueError("its checksum is wrong")

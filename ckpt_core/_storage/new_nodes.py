@@ -7,9 +7,7 @@ numpy. The format is that of ``database``, which decodes it.
 from __future__ import annotations
 
 import itertools
-import secrets
 import struct
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ import numpy as np
 import zstandard
 
 from ckpt_core._layout.writers import INLINE_BYTES
-from ckpt_core._storage.database import MANIFEST_MAGIC, NODE_MAGIC
+from ckpt_core._storage.database import FRAME_BYTES, MANIFEST_MAGIC, NODE_MAGIC
 from ckpt_core._storage.location import NODE_BYTES
 
 ALIGNMENT_BYTES = 64
@@ -104,6 +102,8 @@ def encode_index(
     placed: Placed,
     paths: Sequence[str],
     node_path: str,
+    uuid: bytes,
+    unix_ns: int,
 ) -> tuple[bytes, bytes]:
     """The nodes of an index, and the manifest that leads to them.
 
@@ -113,6 +113,8 @@ def encode_index(
         placed: the values.
         paths: paths of the data files, relative to the database.
         node_path: path of the file for the nodes.
+        uuid: 16 random bytes, by which TensorStore knows the database.
+        unix_ns: time of its only version.
     """
     order = sorted(range(len(keys)), key=keys.__getitem__)
     keys = [keys[position] for position in order]
@@ -150,14 +152,14 @@ def encode_index(
     (root,) = level
     manifest = b"".join(
         [
-            secrets.token_bytes(16),
+            uuid,
             _numbers([0, INLINE_BYTES, NODE_BYTES, _ARITY_LOG2, _ZSTD]),
             bytes(4),  # the level of zstd
             table,
             b"\1\1",  # one version, of generation 1
             bytes([height]),
             *_references([root]),
-            struct.pack("<Q", time.time_ns()),
+            struct.pack("<Q", unix_ns),
             b"\0",  # no nodes of older versions
         ]
     )
@@ -245,5 +247,5 @@ def _numbers(values: Sequence[int] | _Numbers) -> bytes:
 def _framed(magic: int, payload: bytes) -> bytes:
     """A manifest or node as stored: compressed, with its length and checksum."""
     content = zstandard.compress(payload)
-    head = magic.to_bytes(4, "big") + struct.pack("<QBB", len(content) + 18, 0, _ZSTD)
+    head = magic.to_bytes(4, "big") + struct.pack("<QBB", len(content) + FRAME_BYTES, 0, _ZSTD)
     return head + content + struct.pack("<I", crc32c.crc32c(head + content))

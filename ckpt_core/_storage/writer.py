@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -137,9 +138,9 @@ class ArrayWriter:
             settled(source.experimental_copy_range_to(self._keys, taken), doing)
 
     def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, tuple[int, ...]]:
-        """Starts writing arrays; their values must not change until ``finish``.
+        """Starts writing arrays; their values must not change until ``finish``. Many small ones are written at its end.
 
-        Clears the ``pieces`` of small arrays, whose values TensorStore has copied.
+        Clears the ``pieces`` of small arrays, whose values are written or copied.
 
         Returns:
             Chunk key -> checksums of its blocks.
@@ -262,7 +263,9 @@ class ArrayWriter:
             writing = [workers.submit(functools.partial(write_values, file)) for file in others]
             if paths:
                 write_values(0)
-            nodes, manifest = encode_index(encoded, which, placed, paths, nodes_path)
+            nodes, manifest = encode_index(
+                encoded, which, placed, paths, nodes_path, secrets.token_bytes(16), time.time_ns()
+            )
             write(f"{below}/{nodes_path}", nodes)
             write(f"{below}/{INDEX_FILE}", manifest)
             for one in writing:

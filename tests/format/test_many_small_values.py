@@ -49,7 +49,7 @@ class Database:
         self.files.delete_range(ts.KvStore.KeyRange()).result()
         placed = place(values, most_file_bytes)
         paths = [f"below/d/{number}" for number in range(len(placed.sizes_of_files))]
-        nodes, manifest = encode_index(keys, which, placed, paths, "d/nodes")
+        nodes, manifest = encode_index(keys, which, placed, paths, "d/nodes", bytes(range(16)), 1)
         for number, path in enumerate(paths):
             content = placed.content(number)
             assert len(content) == placed.sizes_of_files[number]

@@ -93,7 +93,7 @@ def test_compressed_chunks_are_decoded_into_their_place(run_python: Any, saved: 
         CHILD, str(saved / "packed"), str(saved / "warm"), "none", str(16 * MIB), ""
     )
     assert loaded_bytes >= LOADED_BYTES
-    assert 0.8 * loaded_bytes < peak_bytes < 1.5 * loaded_bytes
+    assert 0.8 * loaded_bytes < peak_bytes < 1.4 * loaded_bytes  # 1.32 at most in many runs
 
 
 @pytest.mark.parametrize(("name", "beyond_bytes"), [("one", 48 * MIB), ("packed", 112 * MIB)])

@@ -120,7 +120,7 @@ def test_thousands_of_small_arrays_of_which_each_process_has_a_part(
     tmp_path: Path, beside: bool
 ) -> None:
     """Each writes its values as a database of its own; beside a large array, as one below that."""
-    code = CODE.replace("values = {", "unused = {") + THOUSANDS.replace("BESIDE", str(beside))
+    code = CODE + THOUSANDS.replace("BESIDE", str(beside))
     comes_back(code, tmp_path / "saved")
     below = sorted((tmp_path / "saved" / "one").rglob("ocdbt.values"))
     of_process = {file.parent.name for file in below}
