@@ -1,148 +1,370 @@
-"""Measures how a save in the background slows training on an accelerator, and copies: python benchmarks/gpu_snapshot.py
+"""Measures saves and restores of a state on an accelerator, beside peers: python benchmarks/gpu_snapshot.py
 
-Prints for each value of ``Options(snapshot=)``, measured in turn: how long ``save_async`` blocks,
-how much longer the next steps take while the save runs, and how long until it is committed. Also prints
-the bandwidth of a plain copy to the host, of a copy of many arrays at once, and of a copy into
-page-locked memory. On a CPU it runs, but the figures mean nothing. The state is saved to a RAM disk if
-there is one, because the copy is measured, not the disk.
+Three parts, each in new processes; on a CPU they run, but the figures mean nothing.
+
+- *Bus*: GB/s of copies between device and host.
+- *Saves*: every way in turn saves the state while training steps run that donate it. How long the call blocks, how much longer
+  the next step and the median of the others take than without a save, and after how long the save is committed. The first
+  save of a way is given by itself: it compiles, and jax takes page-locked memory from the system. `torch.save` and DCP with
+  page-locked memory save as many bytes in a process of torch.
+- *Restores*: a new process for each, whose device and compiler are ready, reads the files (in the page cache, or not) until all
+  arrays are on the device. The floor `disk` reads the files into memory that was used before.
+
+Saves go to a RAM disk if there is one, because the copy is measured, not the disk.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+import os
 import shutil
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shared import in_turn, middle, options, timed  # isort: skip
+from shared import MIB, fresh, header, in_turn, middle, options, row, spread, timed
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import SingleDeviceSharding
+OURS = {
+    "ckpt, host": "host",
+    "ckpt, device": "device",
+    "ckpt, pinned_host": "pinned_host",
+}
+"""Way -> ``Options(snapshot=)``."""
+LIBRARIES = {"orbax": "orbax_v1", "orbax uncompressed": "orbax_v1_uncompressed"}
+RESTORES = {
+    "ckpt": "ckpt",
+    **LIBRARIES,
+    "safetensors": "safetensors",
+    "torch.load": "torch_save",
+}
+ROOM = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+"""Of the device's memory jax may take as much: the largest state stands there three times."""
 
-import ckpt_core as ckpt
 
-PLACES = ("host", "device", "pinned_host")
-
-
-def make_state(mib: int, leaves: int) -> dict[str, jax.Array]:
+def make_state(mib: int, leaves: int) -> dict[str, Any]:
     """Float32 leaves of equal size on the first device."""
-    size = mib * 2**20 // leaves // 4
+    import jax
+
+    rows = max(1, mib * MIB // leaves // 4096)
+    make = jax.jit(lambda key: jax.random.normal(key, (rows, 1024)))
     keys = jax.random.split(jax.random.key(0), leaves)
-    return {f"w{n}": jax.random.normal(key, (size // 1024, 1024)) for n, key in enumerate(keys)}
+    return {f"w{n}": make(key) for n, key in enumerate(keys)}
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def train_step(state: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Matrix products that keep the device busy, and an update of the whole donated state."""
-    for _ in range(8):
-        x = jnp.tanh(x @ x)
-    return jax.tree.map(lambda leaf: leaf * 0.999, state), x
+def size_of(state: dict[str, Any]) -> int:
+    return sum(leaf.nbytes for leaf in state.values())
 
 
-def bandwidths(state: dict[str, jax.Array], rounds: int) -> dict[str, float]:
-    """GB/s of copies from the device to the host, medians."""
-    size_bytes = sum(leaf.nbytes for leaf in state.values())
-    one = jnp.concatenate([leaf.ravel() for leaf in state.values()])
-    device = one.devices().pop()
-    kinds = {memory.kind for memory in device.addressable_memories()}
+# ---- the bus
+
+
+def bus(mib: int, rounds: int) -> dict[str, list[float]]:
+    """GB/s of each way to copy a state of 16 leaves, in each round."""
+    import jax
+    import numpy as np
+    from jax.sharding import SingleDeviceSharding
+
+    state = make_state(mib, 16)
+    device = jax.devices()[0]
+    plain = SingleDeviceSharding(device)
+    locked = SingleDeviceSharding(device, memory_kind="pinned_host")
+    another = jax.jit(lambda leaves: [leaf + 1 for leaf in leaves])
     found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        # jax caches the host copy of an array, so each round copies new arrays.
-        fresh, many = one + 0, [leaf + 0 for leaf in state.values()]
-        jax.block_until_ready((fresh, many))
-        found.setdefault("one array", []).append(timed(functools.partial(np.asarray, fresh))[0])
 
-        def all_at_once(many: list[jax.Array] = many) -> list[Any]:
-            for leaf in many:
-                leaf.copy_to_host_async()
-            return [np.asarray(leaf) for leaf in many]
+    def measure(name: str, copy: Callable[[], Any]) -> Any:
+        secs, copied = timed(lambda: jax.block_until_ready(copy()))
+        found.setdefault(name, []).append(size_of(state) / secs / 1e9)
+        return copied
 
-        found.setdefault("all leaves at once", []).append(timed(all_at_once)[0])
-        if "pinned_host" in kinds:
-            pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
-            fresh = jax.block_until_ready(one + 0)
-            put = functools.partial(jax.device_put, fresh, pinned)
-            secs, _ = timed(lambda put=put: jax.block_until_ready(put()))
-            found.setdefault("page-locked", []).append(secs)
-    return {name: size_bytes / middle(secs) / 1e9 for name, secs in found.items()}
+    for _ in range(rounds + 1):
+        leaves = jax.block_until_ready(another([*state.values()]))
+        host = measure(
+            "to new memory of the host", lambda leaves=leaves: [*map(np.asarray, leaves)]
+        )
+        measure("from memory of the host", lambda host=host: jax.device_put(host, plain))
+        if device.platform != "cpu":
+            there = measure(
+                "to page-locked memory", lambda leaves=leaves: jax.device_put(leaves, locked)
+            )
+            measure("from page-locked memory", lambda there=there: jax.device_put(there, plain))
+    return {name: values[1:] for name, values in found.items()}
 
 
-def save_during_training(
-    state: dict[str, jax.Array], x: jax.Array, place: Any, folder: Path, steps: int
-) -> tuple[dict[str, jax.Array], jax.Array, dict[str, float]]:
-    """Measures one save and the training steps that run during it."""
-    shutil.rmtree(folder, ignore_errors=True)
+# ---- saves beside training
 
-    def step() -> float:
-        nonlocal state, x
-        secs, (state, x) = timed(lambda: jax.block_until_ready(train_step(state, x)))
+
+class Training:
+    """Steps of matrix products which keep the device busy, and which update the whole donated state.
+
+    Args:
+        state: what is trained.
+        width: of the matrices.
+        step_secs: how long a step takes about.
+    """
+
+    def __init__(self, state: dict[str, Any], width: int, step_secs: float) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        self.state = state
+        self._x = jax.random.normal(jax.random.key(1), (width, width), jnp.bfloat16)
+        self._count = 8
+
+        @functools.partial(jax.jit, donate_argnums=(0, 1))
+        def step(state: dict[str, Any], x: Any, count: int) -> Any:
+            x = jax.lax.fori_loop(0, count, lambda _, x: jnp.tanh(x @ x), x)
+            return jax.tree.map(lambda leaf: leaf * 0.999, state), x
+
+        self._step = step
+        self.step()
+        self._count = max(1, round(self._count * step_secs / self.step()))
+        self.step()
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        import jax
+
+        work = functools.partial(self._step, self.state, self._x, self._count)
+        secs, (self.state, self._x) = timed(lambda: jax.block_until_ready(work()))
         return secs
 
-    alone = [step() for _ in range(steps + 2)][2:]
-    began = time.perf_counter()
-    pending = ckpt.save_async(folder, state, options=ckpt.Options(snapshot=place))
-    blocked_secs, beside = time.perf_counter() - began, list[float]()
-    while not pending.done or not beside:
-        beside.append(step())
-    pending.result()
-    row = {
-        "blocked_secs": blocked_secs,
-        "committed_secs": time.perf_counter() - began,
-        "step_secs": middle(alone),
-        "first_step_beside_secs": beside[0],
-        "step_beside_secs": middle(beside),
-        "steps_beside": len(beside),
+
+def starter(way: str, folder: Path) -> Callable[[dict[str, Any]], Callable[[], Any]]:
+    """A function that starts a save, which gives one that waits for its end."""
+    import ckpt_core as ckpt
+    from ckpt_core.bench.generators import SaveLoadOptions
+    from ckpt_core.bench.libraries import make_library
+
+    if way in OURS:
+        chosen = ckpt.Options(snapshot=OURS[way])
+        return lambda state: ckpt.save_async(folder, state, options=chosen).result
+    library = make_library(SaveLoadOptions(library=LIBRARIES[way]))
+    return lambda state: library.start_save(folder, state)
+
+
+def saves(
+    top: str, mib: int, leaves: int, rounds: int, steps: int, width: int, step_secs: float
+) -> dict[str, Any]:
+    """Measures saves of every way in turn."""
+    import jax
+
+    training = Training(make_state(mib, leaves), width, step_secs)
+    alone = [training.step() for _ in range(steps)]
+
+    def save(way: str) -> dict[str, float]:
+        folder = Path(top) / "saved"
+        start = starter(way, folder)
+        began = time.perf_counter()
+        wait = start(training.state)
+        blocked_secs = time.perf_counter() - began
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        beside = [training.step()]
+        while waiter.is_alive():
+            beside.append(training.step())
+        waiter.join()
+        committed_secs = time.perf_counter() - began
+        shutil.rmtree(folder)
+        return {
+            "blocked": blocked_secs,
+            "next step": beside[0] - middle(alone),
+            "later steps": middle(beside[1:] or beside) - middle(alone),
+            "committed": committed_secs,
+        }
+
+    found = in_turn([*OURS, *LIBRARIES], rounds + 1, save)
+    memory = jax.devices()[0].memory_stats() or {}
+    return {
+        "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
+        "bytes": size_of(training.state),
+        "alone": alone,
+        "ways": found,
+        "peak": memory.get("peak_bytes_in_use", 0),
     }
-    return state, x, row
+
+
+def torch_saves(top: str, mib: int, leaves: int, rounds: int) -> dict[str, Any]:
+    """Measures `torch.save`, and DCP with page-locked memory, of as many bytes; the first round of each warms up."""
+    import torch
+    from torch import distributed
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+    cuda = torch.cuda.is_available()
+    count = mib * MIB // leaves // 4
+    state = {f"w{n}": torch.randn(count, device="cuda" if cuda else "cpu") for n in range(leaves)}
+    address = f"file://{tempfile.mktemp(dir=top)}"
+    backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    distributed.init_process_group(backends, init_method=address, rank=0, world_size=1)
+    stager = BlockingAsyncStager(cache_staged_state_dict=cuda)  # which page-locks what it keeps
+    file, folder = Path(top) / "saved.pt", Path(top) / "saved"
+
+    def torch_save() -> dict[str, float]:
+        secs, _ = timed(lambda: torch.save(state, file))
+        file.unlink()
+        return {"blocked": secs, "committed": secs}
+
+    def dcp_save() -> dict[str, float]:
+        began = time.perf_counter()
+        started: Any = dcp.async_save(state, checkpoint_id=folder, async_stager=stager)
+        blocked_secs = time.perf_counter() - began
+        started.result()
+        committed_secs = time.perf_counter() - began
+        shutil.rmtree(folder)
+        return {"blocked": blocked_secs, "committed": committed_secs}
+
+    ways = {"torch.save": torch_save, "DCP, page-locked": dcp_save}
+    found = in_turn(ways, rounds + 1, lambda way: ways[way]())
+    distributed.destroy_process_group()
+    return {"ways": found}
+
+
+# ---- restores
+
+
+def save_for_restore(folder: str, way: str, mib: int, leaves: int) -> None:
+    from ckpt_core.bench.generators import SaveLoadOptions
+    from ckpt_core.bench.libraries import make_library
+
+    library = make_library(SaveLoadOptions(library=RESTORES[way]))
+    library.save(Path(folder) / way, library.prepare(make_state(mib, leaves)))
+
+
+def restore(folder: str, way: str, mib: int, leaves: int) -> list[float]:
+    """Seconds of imports and of a load to the device; and the peak of device memory as a multiple of the state."""
+    path = f"{folder}/{way}"
+    if way == "torch.load":
+        import torch
+
+        where = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.zeros(1, device=where) + 1
+        began = time.perf_counter()
+        loaded = torch.load(path, map_location=where)
+        if where == "cuda":
+            torch.cuda.synchronize()
+        secs = time.perf_counter() - began
+        size_bytes = sum(tensor.nbytes for tensor in loaded.values())
+        peak = torch.cuda.max_memory_allocated() if where == "cuda" else 0
+        return [0.0, secs, peak / size_bytes]
+    import jax
+    import jax.numpy as jnp
+
+    device = jax.devices()[0]
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros(8)))
+    rows = max(1, mib * MIB // leaves // 4096)
+    one = jax.sharding.SingleDeviceSharding(device)
+    like = {
+        f"w{n}": jax.ShapeDtypeStruct((rows, 1024), jnp.float32, sharding=one)
+        for n in range(leaves)
+    }
+    began = time.perf_counter()
+    load: Callable[[], Any]
+    if way == "ckpt":
+        import ckpt_core as ckpt
+
+        load = lambda: ckpt.load(path, like)  # noqa: E731
+    elif way == "safetensors":
+        from safetensors.flax import load_file
+
+        load = lambda: load_file(path)  # noqa: E731
+    else:
+        from orbax.checkpoint import v1 as ocp
+
+        load = lambda: ocp.load(path, like)  # noqa: E731
+    imported = time.perf_counter()
+    loaded = load()
+    jax.block_until_ready(loaded)
+    secs = time.perf_counter() - imported
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
+    return [imported - began, secs, peak / size_of(loaded)]
+
+
+def restores(
+    top: str, mib: int, leaves: int, rounds: int, ways: list[str], cold: bool
+) -> Iterator[tuple[str, list[list[float]]]]:
+    """Each way, and what was measured of it in each round."""
+    from restart import floor, forget, remember
+
+    def measure(way: str) -> list[float]:
+        if cold:
+            forget(top)
+        else:
+            remember(Path(top) / ("ckpt" if way == "disk" else way))
+        if way == "disk":
+            return fresh(floor, time.time(), top, way, leaves, 1)
+        return fresh(restore, top, way, mib, leaves, **ROOM)
+
+    yield from in_turn([*ways, "disk"], rounds, measure).items()
+
+
+def print_saves(mib: int, found: dict[str, Any], of_torch: dict[str, Any]) -> None:
+    print(f"\n{mib} MiB")
+    if "device" in found:
+        alone, peak = spread(found["alone"], ".1f", 1e3), found["peak"] / found["bytes"]
+        print(f"{found['device']}: a step takes {alone} ms alone; peak of memory {peak:.2f} states")
+    print()
+    columns = "blocks", "the first time", "next step", "first time", "later steps", "committed, s"
+    header("ms", *columns)
+    for way, (first, *others) in {**found["ways"], **of_torch["ways"]}.items():
+
+        def cell(name: str, form: str, factor: float = 1e3, others: Any = others) -> str:
+            values = [one[name] for one in others if name in one]
+            return spread(values, form, factor) if values else ""
+
+        alone = f"{first['next step'] * 1e3:+.0f}" if "next step" in first else ""
+        cells = cell("blocked", ".1f"), f"{first['blocked'] * 1e3:.0f}"
+        cells = *cells, cell("next step", "+.1f"), alone, cell("later steps", "+.1f")
+        row(way, *cells, cell("committed", ".2f", 1.0))
 
 
 def main() -> None:
     given = options(
         __doc__,
-        mib=(4096, "size of the state"),
+        mib=([512, 8192], "sizes of the state that is saved"),
+        restore_mib=(2048, "size of the state that is restored"),
         leaves=64,
         rounds=5,
-        steps=20,
-        width=(4096, "of the matrices of a step"),
+        steps=10,
+        width=(8192, "of the matrices of a step"),
+        step_secs=0.5,
+        parts=("bus,saves,torch,warm,cold", "which parts, by commas: the last two are restores"),
+        ways=(",".join(RESTORES), "what is restored, by commas"),
     )
-    shared = Path("/dev/shm")
-    parent = given.directory or (shared if shared.is_dir() else None)
-    device = jax.devices()[0]
-    state = make_state(given.mib, given.leaves)
-    x = jax.random.normal(jax.random.key(1), (given.width, given.width), jnp.bfloat16)
-    size_bytes = sum(leaf.nbytes for leaf in state.values())
-    print(f"{device.device_kind}, jax {jax.__version__}, {size_bytes / 1e9:.2f} GB of state")
-    copies = bandwidths(state, given.rounds)
-    for name, gigabytes in copies.items():
-        print(f"copy to the host, {name:20} {gigabytes:8.2f} GB/s")
-    with tempfile.TemporaryDirectory(dir=parent) as name:
-
-        def save(place: str) -> dict[str, float]:
-            nonlocal state, x
-            folder = Path(name) / place
-            state, x, row = save_during_training(state, x, place, folder, given.steps)
-            return row
-
-        rows = in_turn(PLACES, given.rounds, save, warm_ups=1)
-    medians = {
-        place: {key: middle(row[key] for row in found) for key in found[0]}
-        for place, found in rows.items()
-    }
-    best = max(copies.values())
-    for place, row in medians.items():
-        rate = size_bytes / row["blocked_secs"] / 1e9
-        print(
-            f"{place:12} blocks {row['blocked_secs'] * 1e3:8.1f} ms ({rate / best:6.2f} of the best copy), "
-            f"step {row['step_secs'] * 1e3:.1f} -> first {row['first_step_beside_secs'] * 1e3:.1f}, "
-            f"then {row['step_beside_secs'] * 1e3:.1f} ms, committed after {row['committed_secs']:.2f} s"
-        )
-    print(json.dumps({"copies": copies, "saves": medians}))
+    parts = given.parts.split(",")
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else given.directory) as top:
+        if "bus" in parts:
+            header("copy", "GB/s")
+            for way, rates in fresh(bus, given.mib[0], given.rounds).items():
+                row(way, spread(rates, ".1f"))
+        for mib in given.mib:
+            shape = top, mib, given.leaves, given.rounds
+            loop = given.steps, given.width, given.step_secs
+            none: dict[str, Any] = {"ways": {}}
+            found = fresh(saves, *shape, *loop, **ROOM) if "saves" in parts else none
+            of_torch = fresh(torch_saves, *shape) if "torch" in parts else none
+            if found["ways"] or of_torch["ways"]:
+                print_saves(mib, found, of_torch)
+    turns_of = [cold for cold in (False, True) if ("cold" if cold else "warm") in parts]
+    if turns_of:
+        ways = given.ways.split(",")
+        with tempfile.TemporaryDirectory(dir=given.directory) as top:
+            for way in ways:
+                fresh(save_for_restore, top, way, given.restore_mib, given.leaves, **ROOM)
+            for cold in turns_of:
+                print(f"\n{given.restore_mib} MiB, {'not ' * cold}in the page cache\n")
+                header("restore, s", "imports", "load", "GB/s", "peak of device memory")
+                shape = top, given.restore_mib, given.leaves, given.rounds
+                for way, turns in restores(*shape, ways, cold):
+                    imports, secs, *peaks = zip(*turns, strict=True)
+                    rate = given.restore_mib * MIB / middle(secs) / 1e9
+                    peak = f"{max(peaks[0]):.2f}" if way != "disk" else ""
+                    row(way, spread(imports), spread(secs), f"{rate:.2f}", peak)
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     main()

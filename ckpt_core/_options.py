@@ -59,10 +59,9 @@ class Options:
         stop_signals: names of the signals that ask a run to stop. With several processes SIGTERM is one in any case.
         grace_secs: time from such a signal until the process is killed; limits the wait for saves.
         snapshot: where an asynchronous save copies arrays of an accelerator before it returns.
-            ``"host"``: to the host; blocks until they are there. ``"device"`` and
-            ``"pinned_host"``: to free memory of the device, or to page-locked memory of the host,
-            without blocking: the copy is enqueued before the next step, so an out-of-memory error
-            appears in that step.
+            ``"host"``: to page-locked memory of the host; blocks until they are there. ``"device"``: to free memory
+            of the device without blocking, and from there to the host beside training: an out-of-memory error
+            appears in the next step. ``"pinned_host"``: to the host without blocking; a step that donates them waits.
         background_priority: ``"low"``: on Linux, the threads of background saves and uploads take a core only while
             nothing else wants it, until somebody waits for the save. Slows training less where its
             threads, or those of a data pipeline, take all cores; the save then takes longer, and as long as they do

@@ -162,8 +162,7 @@ def _prepare_tree(
         transfer.stage(parts, options.snapshot)
         landing = _Landing(first.leaves, parts)
     else:
-        transfer.start_transfers(parts.values())
-        _bring_to_host(first.leaves, parts, copy_now)
+        _bring_to_host(first.leaves, parts, copy_now, staged=False)
     sources: list[Any] = [None] * len(data)
     if any(job.links is not None for job in jobs):
         for position, spec in enumerate(signature.specs):
@@ -232,13 +231,12 @@ def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[A
     return copy(host) if copy is not None and leaf.spec.kind == "numpy" else host
 
 
-def _bring_to_host(leaves: Sequence[PlannedLeaf], parts: Parts, copy: Copy | None = None) -> None:
+def _bring_to_host(
+    leaves: Sequence[PlannedLeaf], parts: Parts, copy: Copy | None = None, *, staged: bool
+) -> None:
     """Replaces shards on devices by host arrays that the caller cannot change; blocks meanwhile."""
-    with transfer.fetching():
-        for place, part in parts.items():
-            if leaves[place[0]].held is not None:
-                host = np.asarray(part)
-                parts[place] = host if copy is None else copy(host)
+    places = [place for place in parts if leaves[place[0]].held is not None]
+    transfer.bring_to_host(parts, places, copy, staged=staged)
 
 
 @dataclass
@@ -261,7 +259,7 @@ class _Landing:
             if self.landed:
                 return
             try:
-                _bring_to_host(self.leaves, self.parts)
+                _bring_to_host(self.leaves, self.parts, staged=True)
                 self.landed = True
             except BaseException as error:
                 # as text: the error's traceback leads back here, and such a circle would hold the arrays

@@ -1,0 +1,147 @@
+"""Transfers from an accelerator, on CPU devices which pretend to be one: they have the same kinds of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._devices import transfer
+
+PLACES = ("host", "device", "pinned_host")
+PUT = jax.device_put
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Makes devices accelerators; gets the memory kind and size of each transfer to the host."""
+    found: list[tuple[str, int]] = []
+
+    def put(array: Any, target: Any, **arguments: Any) -> Any:
+        found.append((target.memory_kind, array.nbytes))
+        return PUT(array, target, **arguments)
+
+    def page_locked(device: Any) -> Any:
+        return jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_put", put)
+    monkeypatch.setattr(transfer, "_page_locked", page_locked)
+    return found
+
+
+def state() -> dict[str, Any]:
+    sharded = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.P("x"))
+    return {
+        "small": [jnp.full((5,), n) for n in range(20)],
+        "large": jnp.arange(40_000.0),
+        "sharded": PUT(np.arange(64.0).reshape(8, 8), sharded),
+        "key": jax.random.key(3),
+        "numpy": np.arange(9),
+        "empty": jnp.zeros((0, 3)),
+    }
+
+
+def values(tree: Any) -> list[Any]:
+    leaves = [
+        jax.random.key_data(leaf)
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else leaf
+        for leaf in jax.tree.leaves(tree)
+    ]
+    return [np.array(leaf) for leaf in leaves]
+
+
+def saved(path: Path, tree: Any, place: Any) -> None:
+    """Saves, and donates the arrays at once."""
+    pending = ckpt.save_async(path, tree, options=ckpt.Options(snapshot=place))
+    double = jax.jit(lambda leaf: leaf * 2, donate_argnums=0)
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and leaf.dtype == jnp.float32 and leaf.size:
+            jax.block_until_ready(double(leaf))
+    pending.result()
+
+
+def assert_saved(path: Path, want: list[Any]) -> None:
+    for one, other in zip(values(ckpt.load(path)), want, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_arrays_pass_through_page_locked_memory(
+    tmp_path: Path, sent: list[tuple[str, int]], place: str
+) -> None:
+    tree = state()
+    want = values(tree)
+    sent.clear()
+    saved(tmp_path / "a", tree, place)
+    shards = 20 + 1 + 8 + 1 + 1
+    puts = [kind for kind, _ in sent]
+    # of what is staged in that memory already, device_put gives the same array
+    assert puts == ["pinned_host"] * shards * (2 if place == "pinned_host" else 1)
+    assert_saved(tmp_path / "a", want)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_more_stays_there_than_a_limit(
+    tmp_path: Path, sent: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """What is above it goes through the same memory some at a time: each array is let go before the next is sent."""
+    monkeypatch.setattr(transfer, "_MOST_PAGE_LOCKED_BYTES", 1000)
+    monkeypatch.setattr(transfer, "_AT_A_TIME_BYTES", 500)
+    groups: list[tuple[int, bool]] = []
+    grouped = transfer._groups  # pyright: ignore[reportPrivateUsage]
+
+    def counted(arrays: Any, names: Any) -> Any:
+        for group, stays in grouped(arrays, names):
+            groups.append((sum(arrays[name].nbytes for name in group), stays))
+            yield group, stays
+            owned = [arrays[name].base is None for name in group if arrays[name].size]
+            assert stays or all(owned), "the host array is a view of page-locked memory"
+
+    monkeypatch.setattr(transfer, "_groups", counted)
+    tree = state()
+    want = values(tree)
+    saved(tmp_path / "a", tree, place)
+    assert [stays for _, stays in groups] == [True] + [False] * (len(groups) - 1)
+    assert groups[0][0] <= 1000
+    large = tree["large"].nbytes
+    assert all(size_bytes <= 500 or size_bytes == large for size_bytes, _ in groups[1:])
+    assert_saved(tmp_path / "a", want)
+
+
+def test_without_room_there_arrays_are_fetched_plainly(
+    tmp_path: Path, sent: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        sent.append(("full", 0))
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of host memory")
+
+    tree = state()
+    want = values(tree)
+    sent.clear()
+    monkeypatch.setattr(jax, "device_put", full)
+    ckpt.save(tmp_path / "a", tree)
+    assert sent == [("full", 0)], "it asked again, and jax waits 10 seconds each time"
+    monkeypatch.undo()
+    assert_saved(tmp_path / "a", want)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_arrays_that_are_offloaded_there_may_be_donated(
+    tmp_path: Path, sent: list[tuple[str, int]], place: Any
+) -> None:
+    """A view of the caller's own buffer would change with it, or keep the step from donating it."""
+    pinned = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    array = PUT(jnp.arange(1000.0), pinned)
+    pending = ckpt.save_async(tmp_path / "a", [array], options=ckpt.Options(snapshot=place))
+    double = jax.jit(lambda leaf: leaf * 2, donate_argnums=0, out_shardings=pinned)
+    jax.block_until_ready(double(array))
+    assert array.is_deleted()
+    pending.result()
+    assert_saved(tmp_path / "a", [np.arange(1000.0, dtype=np.float32)])
