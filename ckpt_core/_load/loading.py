@@ -43,7 +43,7 @@ from ckpt_core._saved import (
     naming_checkpoint,
     replaced,
 )
-from ckpt_core._storage import new_context
+from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._tree.match import Idle, MatchRules
@@ -108,7 +108,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                 raise
 
 
-def _match(checkpoint: Checkpoint, request: Request, context: Any) -> dict[str, ItemPlan]:
+def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; reads no array, and changes no object."""
     chosen = _chosen(checkpoint, request)
     named = {
@@ -149,7 +149,7 @@ def _read(
     checkpoint: Checkpoint,
     plans: Sequence[ItemPlan],
     request: Request,
-    context: Any,
+    context: StoreContext,
     operation: Operation,
     reading: Reading,
     in_place: InPlace | None,
@@ -177,7 +177,7 @@ def execute(
     checkpoint: Checkpoint,
     plan: ItemPlan,
     request: Request,
-    context: Any,
+    context: StoreContext,
     operation: Operation,
     reading: Reading,
     in_place: InPlace | None = None,

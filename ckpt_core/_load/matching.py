@@ -43,6 +43,7 @@ from ckpt_core._load.targets import (
 from ckpt_core._read import with_specs
 from ckpt_core._results import LeafInfo
 from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
+from ckpt_core._storage import StoreContext
 from ckpt_core._tree import (
     LEAF,
     FlatTree,
@@ -100,7 +101,7 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
 
 
 def plan_item(
-    checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: Any
+    checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: StoreContext
 ) -> ItemPlan:
     """Matches one item against its target.
 

@@ -37,12 +37,15 @@ from ckpt_core._saved import (
     SavedItem,
     replaced,
 )
+from ckpt_core._storage import StoreContext
 from ckpt_core._tree import Node
 
 _FORMS = {"tree": "a tree of arrays", "files": "files", "json": "plain values"}
 
 
-def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: Any) -> ItemPlan:
+def plan_non_tree(
+    checkpoint: Checkpoint, saved: SavedItem, like: Any, context: StoreContext
+) -> ItemPlan:
     """The plan of an item that is no pytree. Its value is read here, before any array is read."""
     adapter: Any = None if like is NOT_SAVED else _adapters.adapter_for(like)
     if saved.form == "process":
@@ -161,7 +164,7 @@ def _json_or(text: str, file: str) -> Any:
         raise
 
 
-def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: Any) -> Any:
+def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreContext) -> Any:
     """The value of an Orbax item that is a single array or a single random key."""
     array = read_special(checkpoint, saved, context)
     if saved.form == "array":

@@ -29,6 +29,7 @@ from ckpt_core._processes import Processes
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import Array, Want, aligned
 from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
+from ckpt_core._storage import StoreContext
 
 _ROUND_BYTES = 64 * MIB
 _SLAB_BYTES = 32 * MIB
@@ -141,7 +142,7 @@ class Broadcast:
         item: SavedItem,
         wants: Sequence[Want],
         options: Options,
-        context: Any,
+        context: StoreContext,
         watch: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[Want, dict[Region, Array]]]:
         """The stored arrays of every wanted leaf, in order, verified by the process that read them.

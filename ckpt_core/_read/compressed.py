@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import most_bytes
@@ -18,6 +17,7 @@ from ckpt_core._storage import (
     Extent,
     ForeignArray,
     Location,
+    StoreContext,
     held_in_memory,
     most_chunk_bytes,
     open_array,
@@ -41,12 +41,13 @@ class Decoder:
         checkpoint: NativeCheckpoint,
         item: NativeItem,
         index: Mapping[str, Extent],
-        context: Any,
+        context: StoreContext,
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
         self._index = index
         self._context = context
+        context()  # made here, on one thread
         self._location = checkpoint.location / item.directory
 
     def decode(self, leaf: int, key: str, head: Callable[[int], bytes], out: Array) -> None:

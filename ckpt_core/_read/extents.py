@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from ckpt_core._storage import (
     INDEX_FILE,
     DataFiles,
     Extent,
+    StoreContext,
     StoreFiles,
     most_chunk_bytes,
     most_stored_bytes,
@@ -101,7 +102,7 @@ class StoredTensors:
 
     most_chunks = 1
 
-    def __init__(self, checkpoint: Checkpoint, item: ExtentItem, context: Any) -> None:
+    def __init__(self, checkpoint: Checkpoint, item: ExtentItem, context: StoreContext) -> None:
         self._checkpoint = checkpoint
         self._item = item
         location = checkpoint.location
@@ -153,7 +154,7 @@ class StoredChunks:
         item: NativeItem,
         wants: Sequence[Want],
         options: Options,
-        context: Any,
+        context: StoreContext,
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
@@ -172,8 +173,10 @@ class StoredChunks:
         self._few = len(wants) * _FEW_OF < len(item.paths)
         wanted = [*self._names.values()] if self._few else None
         try:  # self.files opens files while the index is read: close them on failure
-            check, most = self.files.check, item.most_keys
-            self.index = read_index(self._location, context, wanted, check, most, manifest)
+            files = self.files if isinstance(self.files, DataFiles) else None
+            self.index = read_index(
+                self._location, context, wanted, files, item.most_keys, manifest
+            )
         except BaseException:
             self.files.close()
             raise
@@ -459,7 +462,9 @@ class ExtentReader:
         stored, chunk = self._stored, self._stored.chunks[leaf]
         key, extent, block_bytes, crcs = found
         if stored.codecs[leaf] is not None:
-            yield functools.partial(self._decode, leaf, found, shares)
+            assert isinstance(stored, StoredChunks)
+            # made here, on one thread, and not by the jobs
+            yield functools.partial(self._decode, stored.decoder, leaf, found, shares)
             return
         dtype = self._specs[leaf].numpy_dtype
         if not block_bytes:
@@ -543,9 +548,8 @@ class ExtentReader:
         for block, crc in zip(blocks, crcs, strict=True):
             yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
 
-    def _decode(self, leaf: int, found: Chunk, shares: list[Share]) -> None:
+    def _decode(self, decoder: Decoder, leaf: int, found: Chunk, shares: list[Share]) -> None:
         """Job: TensorStore decodes a compressed chunk, then its blocks are verified and copied."""
-        assert isinstance(self._stored, StoredChunks)
 
         def head(size: int) -> bytes:
             data = np.zeros(min(size, found.extent.size_bytes), np.uint8)
@@ -555,7 +559,7 @@ class ExtentReader:
         chunk, dtype = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype
         direct = is_all(shares, chunk, dtype)
         values = shares[0][1] if direct else aligned(chunk, dtype)
-        self._stored.decoder.decode(leaf, found.key, head, values)
+        decoder.decode(leaf, found.key, head, values)
         data = values.reshape(-1).view(np.uint8)
         for block, crc in self._blocks(leaf, found):
             self._check(leaf, None, data[block], crc)

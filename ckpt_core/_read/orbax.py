@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from ckpt_core._read.wants import Array, Reads, Want
 from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
+    StoreContext,
     Values,
     most_chunk_bytes,
     open_array,
@@ -30,7 +30,7 @@ from ckpt_core._tree.leaves import STORED_DTYPES, LeafSpec, is_known_impl
 class OrbaxReader:
     """Reads a pytree that Orbax wrote. All of its arrays are opened at once, in 8 threads."""
 
-    def __init__(self, checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> None:
+    def __init__(self, checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> None:
         self._checkpoint = checkpoint
         self._item = item
         self._arrays = _opened_arrays(checkpoint, item, context)
@@ -60,7 +60,7 @@ class OrbaxReader:
 
 
 def _opened_arrays(
-    checkpoint: Checkpoint, item: OrbaxItem, context: Any
+    checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext
 ) -> dict[str, ForeignArray]:
     """All arrays of the item, opened, by name."""
     tree = item.tree
@@ -94,7 +94,9 @@ def _in_database(checkpoint: Checkpoint, item: OrbaxItem) -> bool:
     return checkpoint.backend.size(checkpoint.path, item.file("manifest.ocdbt")) is not None
 
 
-def _stored_values(checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: Any) -> Values:
+def _stored_values(
+    checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: StoreContext
+) -> Values:
     """Sizes of the stored metadata and chunks, checked to be possible.
 
     TensorStore does not check: it allocates whatever the metadata claims.
@@ -125,7 +127,7 @@ def _stored_values(checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context
 _SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
 
 
-def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> OrbaxItem:
+def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> OrbaxItem:
     """The item with the spec of every leaf; opens every array, as only it tells dtype and shape."""
     if item.tree is None or item.specs:
         return item
@@ -164,7 +166,7 @@ def _orbax_spec(
     return LeafSpec("numpy" if leaf.value_type == "np.ndarray" else "jax", array.dtype, array.shape)
 
 
-def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> Array:
+def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -> Array:
     """The array of an Orbax item that is one array or random key; its name is ``checkpoint``."""
     ocdbt = _in_database(checkpoint, item)
     location = checkpoint.location / item.directory

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any
 
 from ckpt_core._background.threads import Job, Workers
 from ckpt_core._devices.xla_memory import allocate
@@ -26,6 +25,7 @@ from ckpt_core._saved import (
     OrbaxItem,
     SavedItem,
 )
+from ckpt_core._storage import StoreContext
 
 _Reader = DerivedReader | ExtentReader | OrbaxReader
 
@@ -39,7 +39,7 @@ def read_leaves(
     item: SavedItem,
     wants: Sequence[Want],
     options: Options,
-    context: Any,
+    context: StoreContext,
     watch: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Want, dict[Region, Array]]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded.
@@ -78,7 +78,11 @@ def read_leaves(
 
 
 def _reader(
-    checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
+    checkpoint: Checkpoint,
+    item: SavedItem,
+    wants: Sequence[Want],
+    options: Options,
+    context: StoreContext,
 ) -> _Reader:
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item, context)

@@ -32,7 +32,7 @@ from ckpt_core._operation import logger
 from ckpt_core._options import KIB
 from ckpt_core._save.dedup_origins import LEAST_FILE_BYTES, Origins
 from ckpt_core._save.job import PreparedItem
-from ckpt_core._storage import ArrayToWrite, DataFiles, Extent, KeyRun, Location
+from ckpt_core._storage import ArrayToWrite, DataFiles, Extent, KeyRun, Location, StoreContext
 from ckpt_core._tree.leaves import LeafSpec
 
 _THREADS = min(4, os.cpu_count() or 1)
@@ -109,7 +109,7 @@ class Links:
         self._next: _SavedStep | None = None
         self._changing: set[tuple[str, str]] = set()
 
-    def link(self, item: PreparedItem, target: str, context: Any) -> Linked | None:
+    def link(self, item: PreparedItem, target: str, context: StoreContext) -> Linked | None:
         """Links an item's unchanged arrays into the checkpoint ``target``; None if there are none.
 
         If files cannot be linked (another file system; the last step was deleted, replaced or
@@ -184,7 +184,11 @@ class _ItemLinker:
     """
 
     def __init__(
-        self, last: _SavedStep, item: PreparedItem, changing: set[tuple[str, str]], context: Any
+        self,
+        last: _SavedStep,
+        item: PreparedItem,
+        changing: set[tuple[str, str]],
+        context: StoreContext,
     ) -> None:
         prefix = f"{item.folder}/"
         self._saved = last.arrays[item.name]

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import FileRecord
 from ckpt_core._options import MIB
-from ckpt_core._storage import Extent, KeyRun, Location, read_index
+from ckpt_core._storage import Extent, KeyRun, Location, StoreContext, read_index
 
 LINKED_DIRECTORY = "ocdbt.linked"
 _OWN = ""
@@ -63,7 +62,9 @@ class Origins:
         CheckpointCorrupt: the item's index is missing or damaged.
     """
 
-    def __init__(self, item: Location, files: Mapping[str, FileRecord], context: Any) -> None:
+    def __init__(
+        self, item: Location, files: Mapping[str, FileRecord], context: StoreContext
+    ) -> None:
         self._item = item
         self._files = files
         self._context = context

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError
@@ -12,7 +11,7 @@ from ckpt_core._format.checksums import CHECKSUM_DIRECTORY
 from ckpt_core._format.record import FileRecord
 from ckpt_core._options import MIB
 from ckpt_core._save.job import PreparedItem
-from ckpt_core._storage import Location, crc32_of, outside_of_blocks, ranges_in_blocks
+from ckpt_core._storage import Location, StoreContext, crc32_of, outside_of_blocks, ranges_in_blocks
 
 WHOLE_DIGEST_BYTES = 32 * MIB
 """Data files up to this size are digested whole. Of larger ones, only the bytes that no block
@@ -34,7 +33,7 @@ def digest_own(
     items: list[PreparedItem],
     process: int,
     local: bool,
-    context: Any,
+    context: StoreContext,
     uploaded: Mapping[str, FileRecord],
 ) -> str:
     """Digests of the files that this process wrote, as text for ``digest_all``.
@@ -60,7 +59,7 @@ def digest_all(
     texts: list[str],
     linked: Mapping[str, FileRecord],
     local: bool,
-    context: Any,
+    context: StoreContext,
 ) -> dict[str, FileRecord]:
     """Called on process 0: size and digest of every file of the save.
 
@@ -113,7 +112,7 @@ def _digests(
     sizes: Mapping[str, int],
     databases: Mapping[str, PreparedItem],
     local: bool,
-    context: Any,
+    context: StoreContext,
 ) -> dict[str, FileRecord]:
     """Digests of files.
 
@@ -138,7 +137,7 @@ def _digests(
 
 
 def _covered(
-    attempt: Attempt, databases: Mapping[str, PreparedItem], context: Any
+    attempt: Attempt, databases: Mapping[str, PreparedItem], context: StoreContext
 ) -> dict[str, list[tuple[int, int]]]:
     """For each data file of these databases, the ranges of bytes that block checksums cover."""
     found: dict[str, list[tuple[int, int]]] = {}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ckpt_core._directory import Attempt
 from ckpt_core._format.record import FileRecord
 from ckpt_core._operation import Operation
 from ckpt_core._save.job import PreparedItem, SaveJob
-from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, Upload
+from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, StoreContext, Upload
 
 
 class Uploads:
@@ -28,7 +27,7 @@ class Uploads:
         job: SaveJob,
         attempt: Attempt,
         items: list[PreparedItem],
-        context: Any,
+        context: StoreContext,
         operation: Operation,
     ) -> None:
         self._attempt = attempt

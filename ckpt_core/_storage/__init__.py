@@ -7,6 +7,7 @@ covers; ``bounds`` rejects input that would abort the process; ``upload`` brings
 to an object store; ``failures`` translates TensorStore's errors.
 """
 
+from ckpt_core._storage._tensorstore import StoreContext as StoreContext
 from ckpt_core._storage.arrays import DataFiles as DataFiles
 from ckpt_core._storage.arrays import ForeignArray as ForeignArray
 from ckpt_core._storage.arrays import StoreFiles as StoreFiles

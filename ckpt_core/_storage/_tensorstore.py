@@ -1,8 +1,9 @@
-"""TensorStore, imported at first use: reading a record does not need it."""
+"""TensorStore, imported at first use: a load from a file system does not need it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ckpt_core._lazy import LazyModule
 
@@ -11,4 +12,8 @@ if TYPE_CHECKING:
 else:
     ts = LazyModule("tensorstore")
 
-__all__ = ["ts"]
+__all__ = ["StoreContext", "ts"]
+
+StoreContext = Callable[[], Any]
+"""Gives TensorStore's context of one save or load. One thread makes it, when something first needs it: a load from a file
+system needs none, and the import of TensorStore takes 10 ms, or 50 if its file has to be read first."""

@@ -25,7 +25,7 @@ from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB
 from ckpt_core._platform import READ
-from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage._tensorstore import StoreContext, ts
 from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import answered, refusal, unreadable
 from ckpt_core._storage.location import Location, database_spec, range_of
@@ -53,7 +53,7 @@ class ForeignArray:
 def open_array(
     item: Location,
     name: str,
-    context: Any,
+    context: StoreContext,
     *,
     zarr3: bool = True,
     ocdbt: bool = True,
@@ -99,7 +99,7 @@ def open_array(
     if not cached:
         spec["cache_pool"] = {"total_bytes_limit": 0}
     try:
-        store: Any = ts.open(spec, open=True, context=context).result()
+        store: Any = ts.open(spec, open=True, context=context()).result()
     except (ValueError, NotImplementedError) as error:
         raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
     shape = tuple(store.shape)
@@ -111,10 +111,10 @@ def open_array(
     return ForeignArray(store, store.dtype.name, shape, stored)
 
 
-def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) -> None:
+def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: StoreContext) -> None:
     """Parses an array's metadata with our parser: TensorStore's crashes on deeply nested JSON."""
     try:
-        found: Any = ts.KvStore.open(kvstore, context=context).result().read(file).result()
+        found: Any = ts.KvStore.open(kvstore, context=context()).result().read(file).result()
     except (ValueError, NotImplementedError) as error:
         raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
     if found.state != "value":
@@ -195,9 +195,9 @@ class StoreFiles:
 
     piece_bytes = None
 
-    def __init__(self, location: Location, context: Any) -> None:
+    def __init__(self, location: Location, context: StoreContext) -> None:
         self._location = location
-        self._store: Any = ts.KvStore.open(location.spec(), context=context).result()
+        self._store: Any = ts.KvStore.open(location.spec(), context=context()).result()
 
     def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
         start, stop = offset, offset + target.size
@@ -266,6 +266,15 @@ class DataFiles:
                 break
             done += count
         return done
+
+    def part(self, file: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        """The bytes of a range, or of all of a file; fewer at its end."""
+        descriptor = self._descriptor(file)
+        size = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
+        if hasattr(os, "pread"):
+            return os.pread(descriptor, size, offset)
+        data = np.empty(size, np.uint8)
+        return data[: self.read(file, offset, data)].tobytes()
 
     def ahead(self, file: str, offset: int, size_bytes: int) -> None:
         descriptor = self._descriptor(file)

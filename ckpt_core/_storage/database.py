@@ -8,6 +8,7 @@ for each leaf in every save and load.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
 import operator
@@ -20,7 +21,8 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import decompress, most_bytes
 from ckpt_core._options import MIB
-from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage._tensorstore import StoreContext, ts
+from ckpt_core._storage.arrays import DataFiles
 from ckpt_core._storage.bounds import refuse_file
 from ckpt_core._storage.failures import answered, unreadable
 from ckpt_core._storage.location import INDEX_FILE, Location, range_of
@@ -351,9 +353,9 @@ class Index(Mapping[str, Extent]):
 
 def read_index(
     item: Location,
-    context: Any,
+    context: StoreContext,
     names: Iterable[str] | None = None,
-    check: Callable[[Iterable[str]], object] = lambda _: None,
+    files: DataFiles | None = None,
     most_keys: Callable[[], int] = lambda: _MOST_KEYS,
     manifest: bytes | None = None,
 ) -> Index:
@@ -363,7 +365,7 @@ def read_index(
         item: location of the database.
         context: TensorStore context of the load or save.
         names: names of the wanted arrays: subtrees without them are not read. None for all.
-        check: called with the index files before they are read; raises to reject one.
+        files: the item's data files in a file system, if the caller has them open.
         most_keys: returns the maximum number of keys that the database can have.
         manifest: the content of the database's manifest, if the caller has read it.
 
@@ -373,27 +375,33 @@ def read_index(
     if manifest is None:
         refuse_file(item, INDEX_FILE, most_bytes(INDEX_FILE))
     try:
-        base: Any = ts.KvStore.open(item.spec(), context=context).result()
-        if manifest is None:
-            manifest = _value(base.read(INDEX_FILE).result(), INDEX_FILE)
-        try:
-            root = decode_manifest(manifest)
-        except Numbered:
-            root = decode_manifest(_newest_manifest(item, base))
-        found = Index()
-        if root is not None:
-            # asked for at every node, and looks at every leaf
-            most = functools.cache(most_keys)
-            _collect(base, root, found, _key_ranges(names), check, most)
-        return found
+        with contextlib.ExitStack() as stack:
+            if item.local:
+                files = files or stack.enter_context(contextlib.closing(DataFiles(item)))
+                read, manifest = _of_files(files), manifest or files.part(INDEX_FILE)
+            else:
+                base: Any = ts.KvStore.open(item.spec(), context=context()).result()
+                read = _of_store(base)
+                manifest = manifest or _value(base.read(INDEX_FILE).result(), INDEX_FILE)
+            try:
+                root = decode_manifest(manifest)
+            except Numbered:
+                root = decode_manifest(_newest_manifest(item, context))
+            found = Index()
+            if root is not None:
+                # asked for at every node, and looks at every leaf
+                most = functools.cache(most_keys)
+                _collect(read, root, found, _key_ranges(names), most)
+            return found
     except CheckpointCorrupt:
         raise
     except _UNREADABLE as error:
         raise _unreadable(item, error) from error
 
 
-def _newest_manifest(item: Location, base: Any) -> bytes:
+def _newest_manifest(item: Location, context: StoreContext) -> bytes:
     """The manifest with the highest number; none of Orbax' or ours has numbers."""
+    base: Any = ts.KvStore.open(item.spec(), context=context()).result()
     names = base.list(ts.KvStore.KeyRange("manifest.0", "manifest.g")).result()
     if not names:
         raise ValueError("there is no numbered manifest")
@@ -465,12 +473,15 @@ def _batches(level: list[_Below]) -> Iterator[list[_Below]]:
         yield batch
 
 
+_ReadNodes = Callable[[list[NodeRef]], Iterable[bytes]]
+"""A function that reads the stored bytes of nodes."""
+
+
 def _collect(
-    base: Any,
+    read: _ReadNodes,
     root: NodeRef,
     found: Index,
     ranges: list[KeyRange],
-    check: Callable[[Iterable[str]], object],
     most_keys: Callable[[], int],
 ) -> None:
     """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""
@@ -481,10 +492,8 @@ def _collect(
         below_level: list[_Below] = []
         for batch in _batches(level):
             nodes = [below.node for below in batch]
-            files = {node.file for node in nodes}
-            check(files - found.files)
-            found.files |= files
-            for below, data in zip(batch, _read_nodes(base, nodes), strict=True):
+            found.files |= {node.file for node in nodes}
+            for below, data in zip(batch, read(nodes), strict=True):
                 content = decode_node(data, below.node.base)
                 if isinstance(content, Leaf):
                     keys_bytes += len(content.keys) * len(below.prefix) + sum(
@@ -513,20 +522,41 @@ def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Place]]:
     return zip(keys, leaf.places, strict=True)
 
 
-def _read_nodes(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
-    """The stored bytes of nodes, read in parallel."""
-    reading = [
-        base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
-        for node in nodes
-    ]
-    for node, future in zip(nodes, reading, strict=True):
-        data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
-        if data is None:
-            raise ValueError(f"{node.file} is missing")
-        if len(data) < node.size_bytes:
-            stop = node.offset + node.size_bytes
-            raise ValueError(f"Requested byte range [{node.offset}, {stop}) is not in {node.file}")
-        yield data
+def _of_files(files: DataFiles) -> _ReadNodes:
+    """Reads nodes from a file system, one after the other."""
+
+    def read(nodes: list[NodeRef]) -> Iterator[bytes]:
+        for node in nodes:
+            data = files.part(node.file, node.offset, node.size_bytes)
+            if len(data) < node.size_bytes:
+                raise _too_short(node)
+            yield data
+
+    return read
+
+
+def _of_store(base: Any) -> _ReadNodes:
+    """Reads nodes from a store, all at once."""
+
+    def read(nodes: list[NodeRef]) -> Iterator[bytes]:
+        reading = [
+            base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
+            for node in nodes
+        ]
+        for node, future in zip(nodes, reading, strict=True):
+            data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
+            if data is None:
+                raise ValueError(f"{node.file} is missing")
+            if len(data) < node.size_bytes:
+                raise _too_short(node)
+            yield data
+
+    return read
+
+
+def _too_short(node: NodeRef) -> ValueError:
+    stop = node.offset + node.size_bytes
+    return ValueError(f"Requested byte range [{node.offset}, {stop}) is not in {node.file}")
 
 
 def _value(found: Any, file: str) -> bytes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 from ckpt_core._layout.ranges import gaps
 from ckpt_core._options import MIB
+from ckpt_core._storage._tensorstore import StoreContext
 from ckpt_core._storage.database import Index, read_index
 from ckpt_core._storage.location import Location
 
@@ -35,7 +35,7 @@ def values_in_files(index: Index) -> dict[str, StoredValues]:
 
 
 def ranges_in_blocks(
-    checkpoint: Location, folder: str, context: Any, manifest: bytes | None = None
+    checkpoint: Location, folder: str, context: StoreContext, manifest: bytes | None = None
 ) -> dict[str, Ranges]:
     """Data file -> (offset, size) of everything in it that block checksums cover.
 

@@ -20,7 +20,7 @@ from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import Options
 from ckpt_core._platform import ROOTS
-from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage._tensorstore import StoreContext, ts
 from ckpt_core._storage.failures import (
     answered,
     carried_out,
@@ -111,11 +111,11 @@ class Location:
         return spec | _google(chosen) if spec["driver"] == "gcs" else spec
 
 
-def open_store(location: Location, context: Any) -> Any:
+def open_store(location: Location, context: StoreContext) -> Any:
     """A future of the key-value store of a location, for writing; those of TensorStore, or alike."""
     if not location.local and not location.staged and location.path.startswith(ROOTS):
         return Done(lambda: MountedFiles(location.path))
-    return ts.KvStore.open(location.spec(), context=context)
+    return ts.KvStore.open(location.spec(), context=context())
 
 
 def _url_spec(url: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _process_wide() -> Any:
     return ts.Context({"memory_key_value_store": {}})
 
 
-def new_context(*, durable: bool = True) -> Any:
+def new_context(*, durable: bool = True) -> StoreContext:
     """A new TensorStore context for one save or load.
 
     Use one context for all arrays of a save, because each context opens the database again. Do not
@@ -186,24 +186,22 @@ def new_context(*, durable: bool = True) -> Any:
     """
     if os.getpid() != HOME_PID:
         raise forked()
-    return ts.Context(
-        {
-            "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
-            "file_io_concurrency": {"limit": _IO_THREADS},
-            "file_io_sync": durable,
-            "s3_request_retries": _RETRIES,
-            "gcs_request_retries": _RETRIES,
-            _STAGED: {},
-            **_ONE_AT_A_TIME,
-        },
-        _process_wide(),
-    )
+    settings = {
+        "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
+        "file_io_concurrency": {"limit": _IO_THREADS},
+        "file_io_sync": durable,
+        "s3_request_retries": _RETRIES,
+        "gcs_request_retries": _RETRIES,
+        _STAGED: {},
+        **_ONE_AT_A_TIME,
+    }
+    return functools.cache(lambda: ts.Context(settings, _process_wide()))
 
 
-def held_in_memory(location: Location, name: str, data: bytes, context: Any) -> Location:
+def held_in_memory(location: Location, name: str, data: bytes, context: StoreContext) -> Location:
     """A location in the memory of the context, where a file with this content is."""
     staged = replace(location, staged=True)
-    ts.KvStore.open(staged.spec(), context=context).result()[name] = data
+    ts.KvStore.open(staged.spec(), context=context()).result()[name] = data
     return staged
 
 

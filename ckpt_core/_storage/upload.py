@@ -20,7 +20,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._format.packed import pack, unpack
 from ckpt_core._format.record import FileRecord
 from ckpt_core._options import MIB
-from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage._tensorstore import StoreContext, ts
 from ckpt_core._storage.database import Index, read_index
 from ckpt_core._storage.digests import StoredValues, is_metadata, values_in_files
 from ckpt_core._storage.failures import carried_out, settled
@@ -63,7 +63,7 @@ class Upload:
         self,
         database: NewDatabase,
         target: Location,
-        context: Any,
+        context: StoreContext,
         process: int,
         process_count: int,
         sent: Callable[[int], None],
@@ -78,7 +78,7 @@ class Upload:
         self._target = target
         self._context = context
         self._memory: Any = settled(
-            ts.KvStore.open(database.location.spec(), context=context), "opening memory"
+            ts.KvStore.open(database.location.spec(), context=context()), "opening memory"
         )
         self._store: Any = settled(open_store(target, context), f"{target.path}: cannot open")
         self.files: dict[str, FileRecord] = {}
@@ -102,7 +102,7 @@ class Upload:
         self._sending.clear()
         if self.database.sent_to is None:
             return
-        base: Any = ts.KvStore.open(self._mine.spec()["base"], context=self._context).result()
+        base: Any = ts.KvStore.open(self._mine.spec()["base"], context=self._context()).result()
         for _ in range(_ROUNDS):
             _end([base.read(lane) for lane in self._mine.lanes()], deadline)
 

@@ -21,7 +21,7 @@ from ckpt_core._layout.chunks import chunk_count, chunk_key, chunk_parts
 from ckpt_core._layout.regions import Region, region_slices, whole
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import codec_parts
-from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage._tensorstore import StoreContext, ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.location import INDEX_FILE, NewDatabase, database_spec
 from ckpt_core._storage.new_nodes import encode_index, place
@@ -95,7 +95,7 @@ class ArrayWriter:
         item: NewDatabase,
         process: int,
         process_count: int,
-        context: Any,
+        context: StoreContext,
         *,
         max_host_bytes: int,
         upload: Upload | None = None,
@@ -106,11 +106,11 @@ class ArrayWriter:
         self._location = item.location
         self._write_file = write_file
         self._empty = True
-        self._context = context
+        self._context = context()
         self._upload = upload
         self._limit_bytes = max_host_bytes
         self._first = process == 0
-        self._store: Any = ts.KvStore.open(self._spec, context=context).result()
+        self._store: Any = ts.KvStore.open(self._spec, context=self._context).result()
         self._held_bytes = 0
         self._committing: deque[tuple[Any, int]] = deque()
         # nothing has an end in a store, if it is not given one
@@ -376,7 +376,7 @@ def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piec
             yield cut, values[region_slices(part.in_region)]
 
 
-def merge(item: NewDatabase, process_count: int, context: Any) -> None:
+def merge(item: NewDatabase, process_count: int, context: StoreContext) -> None:
     """Creates the item's database from those of all processes, without copying data.
 
     Called on process 0, after all processes have written.
@@ -391,14 +391,14 @@ def merge(item: NewDatabase, process_count: int, context: Any) -> None:
     add(item, (item.of_process(process, process_count) for process in processes), context)
 
 
-def add(item: NewDatabase, children: Iterable[NewDatabase], context: Any) -> None:
+def add(item: NewDatabase, children: Iterable[NewDatabase], context: StoreContext) -> None:
     """Adds what databases in folders of an item's database hold, without copying data; creates it if need be."""
     doing = "merging the processes' databases"
-    parent = settled(ts.KvStore.open(item.spec(), context=context), doing)
+    parent = settled(ts.KvStore.open(item.spec(), context=context()), doing)
     transaction: Any = ts.Transaction(atomic=True)
     target = parent.with_transaction(transaction)
     for database in children:
-        child = settled(ts.KvStore.open(database.spec(), context=context), doing)
+        child = settled(ts.KvStore.open(database.spec(), context=context()), doing)
         settled(child.experimental_copy_range_to(target), doing)
     settled(transaction.commit_async(), doing)
 

@@ -17,7 +17,7 @@ from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._read import Array, Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, OrbaxItem, SavedItem, open_checkpoint
-from ckpt_core._storage import new_context
+from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
@@ -176,7 +176,7 @@ def _arrays(
     positions: Sequence[int],
     plan: Sequence[Export],
     options: Options,
-    context: Any,
+    context: StoreContext,
 ) -> Generator[tuple[Export, Array]]:
     """Each tensor, in order; what several in a row are made of is read once."""
     wants: list[Want] = []

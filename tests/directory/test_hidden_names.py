@@ -15,6 +15,7 @@ from hypothesis import example, given
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend, hidden_names
+from ckpt_core.testing import assert_same
 
 NAME_MAX_BYTES = 255
 DEAD = "00000000-1-1"
@@ -132,7 +133,7 @@ def test_whatever_name_the_file_system_takes(
 
 
 def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
-    """TensorStore takes none; so says the error, and nothing is left."""
+    """TensorStore takes none; so says the error, and nothing is left. What was given such a name later is read without it."""
     with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
         ckpt.save(tmp_path / os.fsdecode(b"model\xff"), state(1))
     assert os.listdir(tmp_path) == []
@@ -140,8 +141,11 @@ def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     moved = tmp_path / os.fsdecode(b"model\xff")
     (tmp_path / "model").rename(moved)
     assert ckpt.inspect(moved).items
+    assert_same(ckpt.load(moved), state(1))
+    ckpt.save(tmp_path / "compressed", state(1), options=ckpt.Options(compression="zstd"))
+    (tmp_path / "compressed").rename(moved / "compressed")
     with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
-        ckpt.load(moved)
+        ckpt.load(moved / "compressed")
 
 
 # ---- neighbours ---------------------------------------------------------------------------------

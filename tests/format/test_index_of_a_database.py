@@ -42,10 +42,10 @@ class Database:
     def __init__(self, config: dict[str, Any], folder: str = "") -> None:
         self.context = new_context()
         self.url = f"memory://test_index/{folder}"
-        self.files: Any = ts.KvStore.open(self.url, context=self.context).result()
+        self.files: Any = ts.KvStore.open(self.url, context=self.context()).result()
         self.files.delete_range(ts.KvStore.KeyRange()).result()
         spec = {"driver": "ocdbt", "base": self.url, "config": config}
-        self.store: Any = ts.KvStore.open(spec, context=self.context).result()
+        self.store: Any = ts.KvStore.open(spec, context=self.context()).result()
 
     def write(self, keys: list[str]) -> None:
         """Another version, with the values of these keys, which are made of their names."""
@@ -104,8 +104,8 @@ def test_keys_taken_over_from_databases_below_are_found_there(
     for upper in (database, child):  # they see what the others wrote only through one context
         upper.context = grandchild.context
         spec = {"driver": "ocdbt", "base": upper.url, "config": config}
-        upper.store = ts.KvStore.open(spec, context=upper.context).result()
-        upper.files = ts.KvStore.open(upper.url, context=upper.context).result()
+        upper.store = ts.KvStore.open(spec, context=upper.context()).result()
+        upper.files = ts.KvStore.open(upper.url, context=upper.context()).result()
     grandchild.write([f"c/{key}" for key in taken])
     child.write([f"b/{key}" for key in taken])
     database.write([f"a/{key}" for key in own])

@@ -45,7 +45,7 @@ class Database:
     ) -> None:
         self.context = new_context()
         self.url = "memory://test_many_small_values"
-        self.files: Any = ts.KvStore.open(f"{self.url}/", context=self.context).result()
+        self.files: Any = ts.KvStore.open(f"{self.url}/", context=self.context()).result()
         self.files.delete_range(ts.KvStore.KeyRange()).result()
         placed = place(values, most_file_bytes)
         paths = [f"below/d/{number}" for number in range(len(placed.sizes_of_files))]
@@ -58,7 +58,7 @@ class Database:
         self.files.write("manifest.ocdbt", manifest).result()
         self.sizes = placed.sizes_of_files
         spec = {"driver": "ocdbt", "base": f"{self.url}/"}
-        self.store: Any = ts.KvStore.open(spec, context=self.context).result()
+        self.store: Any = ts.KvStore.open(spec, context=self.context()).result()
 
     def by_tensorstore(self) -> dict[bytes, bytes]:
         return {key: self.store.read(key).result().value for key in self.store.list().result()}

@@ -24,7 +24,7 @@ from ckpt_core._format.record import (
     dump_record,
     load_record,
 )
-from ckpt_core._storage import Location, arrays, counters, database, new_context, read_index
+from ckpt_core._storage import Location, arrays, database, new_context, read_index
 from ckpt_core._tree import flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import positions_of
@@ -50,13 +50,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Counted:
-    """Bytes that were read: of small files, of data files, and by TensorStore."""
+    """Bytes that were read: of small files, of the index, and of data files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: list[int] = []
         self.data: list[int] = []
-        self._before = self._tensorstore()
+        self.index_bytes = 0
         plain_file, plain_data = PosixBackend.read, arrays.DataFiles.read
+        plain_part = arrays.DataFiles.part
 
         def read_file(form: PosixBackend, path: str, name: str, *limit: int) -> bytes | None:
             found = plain_file(form, path, name, *limit)
@@ -67,15 +68,14 @@ class Counted:
             self.data.append(plain_data(files, name, offset, target))
             return self.data[-1]
 
+        def read_part(files: Any, *which: Any) -> bytes:
+            found = plain_part(files, *which)
+            self.index_bytes += len(found)
+            return found
+
         monkeypatch.setattr(PosixBackend, "read", read_file)
         monkeypatch.setattr(arrays.DataFiles, "read", read_data)
-
-    def _tensorstore(self) -> float:
-        return counters().get("kvstore/file/bytes_read", 0)
-
-    @property
-    def index_bytes(self) -> float:
-        return self._tensorstore() - self._before
+        monkeypatch.setattr(arrays.DataFiles, "part", read_part)
 
     @property
     def all_bytes(self) -> float:

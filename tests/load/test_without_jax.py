@@ -1,4 +1,4 @@
-"""Weights as numpy arrays, and the commands that look at them, need no jax: its import takes a second."""
+"""Weights as numpy arrays, and the commands that look at them, need no jax: its import takes a second; nor TensorStore."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ calls = {
 guilty = []
 for name, call in calls.items():
     call()
-    if "jax" in sys.modules:
-        guilty.append(name)
+    guilty += [(name, module) for module in ("jax", "tensorstore") if module in sys.modules]
+    if guilty:
         break
 print(json.dumps(guilty))
 """

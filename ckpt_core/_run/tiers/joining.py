@@ -23,7 +23,15 @@ from ckpt_core._run.tiers.fetch import Target, TooLate, fetch_first
 from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._saved import NativeCheckpoint, SavedItem, open_checkpoint
-from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, add, new_context, read_index
+from ckpt_core._storage import (
+    INDEX_FILE,
+    Location,
+    NewDatabase,
+    StoreContext,
+    add,
+    new_context,
+    read_index,
+)
 
 _NODE_FILE_BYTES = 64 * MIB
 _TRIES = 3
@@ -270,7 +278,7 @@ class _Joined:
         )
 
     def _add(
-        self, opened: NativeCheckpoint, item: SavedItem, added: Sequence[int], context: object
+        self, opened: NativeCheckpoint, item: SavedItem, added: Sequence[int], context: StoreContext
     ) -> None:
         """Makes the databases of an item's other parts children of the first one's."""
         inside = f"{opened.path}/{item.directory}"
