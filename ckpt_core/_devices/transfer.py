@@ -69,11 +69,13 @@ def _send(arrays: dict[Any, Any], names: Collection[Any], staged: bool) -> None:
     has_room = True
     for name in names:
         value = arrays[name]
-        target = _page_locked(*value.sharding.device_set) if has_room else None
-        if target is not None:
+        target = _page_locked(*value.sharding.device_set)
+        if target and not staged and value.sharding.memory_kind == target.memory_kind:
+            arrays[name] = value = _copy_on_device()(
+                value
+            )  # a view would be of the caller's buffer
+        if target and has_room:
             try:
-                if value.sharding.memory_kind == target.memory_kind and not staged:
-                    value = _copy_on_device()(value)  # device_put would return the caller's buffer
                 arrays[name] = jax.device_put(value, target)
                 continue
             except jax.errors.JaxRuntimeError:  # jax has waited 10 s for room

@@ -132,16 +132,32 @@ def test_without_room_there_arrays_are_fetched_plainly(
     assert_saved(tmp_path / "a", want)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_arrays_that_are_offloaded_there_may_be_donated(
-    tmp_path: Path, sent: list[tuple[str, int]], place: Any
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.usefixtures("sent")
+def test_arrays_that_are_offloaded_there_are_copied(
+    monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
-    """A view of the caller's own buffer would change with it, or keep the step from donating it."""
+    """A view of the caller's own buffer would change with it, or keep a step from donating it."""
     pinned = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     array = PUT(jnp.arange(1000.0), pinned)
-    pending = ckpt.save_async(tmp_path / "a", [array], options=ckpt.Options(snapshot=place))
-    double = jax.jit(lambda leaf: leaf * 2, donate_argnums=0, out_shardings=pinned)
-    jax.block_until_ready(double(array))
-    assert array.is_deleted()
-    pending.result()
-    assert_saved(tmp_path / "a", [np.arange(1000.0, dtype=np.float32)])
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of host memory")
+
+    if not room:
+        monkeypatch.setattr(jax, "device_put", full)
+    another = PUT(jnp.arange(1000.0), pinned)
+    arrays: dict[Any, Any] = {0: array, 1: another}
+    transfer.bring_to_host(arrays, [0, 1], staged=False)
+    for name, one in enumerate((array, another)):
+        np.testing.assert_array_equal(arrays[name], np.arange(1000.0))
+        assert arrays[name].ctypes.data != one.unsafe_buffer_pointer()
+
+
+@pytest.mark.usefixtures("sent")
+def test_copies_that_are_there_already_are_not_copied_again() -> None:
+    pinned = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    array = PUT(jnp.arange(1000.0), pinned)
+    arrays: dict[Any, Any] = {0: array}
+    transfer.bring_to_host(arrays, [0], staged=True)
+    assert arrays[0].ctypes.data == array.unsafe_buffer_pointer()
