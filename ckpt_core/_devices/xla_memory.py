@@ -13,11 +13,13 @@ import atexit
 import ctypes
 import functools
 import logging
+import math
 import mmap
 import os
 import queue
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,14 +27,19 @@ import numpy as np
 
 from ckpt_core._background.threads import Flag
 from ckpt_core._lazy import jax
+from ckpt_core._options import KIB, MIB
 
 Array = np.ndarray[Any, Any]
-Shapes = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+Shape = tuple[tuple[int, ...], np.dtype[Any]]
+Shapes = tuple[Shape, ...]
 
 _TARGET = "ckpt_uninitialized"
 _METADATA = 1
 """``XLA_FFI_Extension_Metadata``: XLA asks a handler for its version."""
 _API_VERSION = 0, 1
+_LEAST_BYTES = 64 * MIB
+_LEAST_BYTES_A_RESULT = 512 * KIB
+"""With less, to compile a result (0.2 ms) takes longer than the first step saves by it (0.5 s a GiB)."""
 _LOOK_SECS, _START_SECS = 1.0, 5.0
 """Intervals of a wait; and after how long a thread that has not begun was lost: without memory it ends before its first line."""
 
@@ -79,6 +86,14 @@ def can_own(device: Any, dtype: np.dtype[Any]) -> bool:
     """
     numeric = dtype.isbuiltin == 1 and dtype.kind in "biufc"
     return device.platform == "cpu" and (numeric or dtype.name == "bfloat16")
+
+
+def is_worth_it(shapes: Shapes) -> bool:
+    """Whether memory for arrays of these shapes saves the first step more time than it takes to get."""
+    size_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+    if size_bytes < _LEAST_BYTES:
+        return False
+    return size_bytes >= _LEAST_BYTES_A_RESULT * sum(len(one) for one, _ in _split(shapes))
 
 
 class Owned(NamedTuple):
@@ -186,9 +201,14 @@ def allocate(device: Any, shapes: Shapes) -> Allocation:
 
 
 def _allocated(device: Any, shapes: Shapes) -> list[Owned]:
-    program = _program(device, shapes)
-    made = [] if program is None else _results_of(program)
-    if [(array.shape, array.dtype) for array in made] != [*shapes]:  # without 64-bit types
+    by_shape: dict[Shape, list[Any]] = {shape: [] for shape in shapes}
+    for results, times in _split(shapes):
+        program = _program(device, results)
+        for array in () if program is None else _results_of(program, times):
+            by_shape.setdefault((array.shape, array.dtype), []).append(array)
+    try:
+        made = [by_shape[shape].pop() for shape in shapes]
+    except IndexError:  # without 64-bit types
         return []
     blocks: list[Array] = []
     for array in made:
@@ -200,6 +220,27 @@ def _allocated(device: Any, shapes: Shapes) -> list[Owned]:
         Owned(array, block.view(array.dtype).reshape(array.shape))
         for array, block in zip(made, blocks, strict=True)
     ]
+
+
+_MOST_TIMES = 64
+
+
+def _split(shapes: Shapes) -> list[tuple[Shapes, int]]:
+    """Programs that together give arrays of these shapes: the results of each, and how many times it runs.
+
+    A program takes 10 ms and 0.2 ms a result to compile, and a few us a result to run, so one for a part of the leaves that are
+    alike runs as many times as there are such parts.
+    """
+    counts = Counter(shapes)
+
+    def results(times: int) -> int:
+        return sum(count // times + count % times for count in counts.values())
+
+    times = min((1 << power for power in range(_MOST_TIMES.bit_length())), key=results)
+    parts = {shape: divmod(count, times) for shape, count in counts.items()}
+    part = tuple(shape for shape, (count, _) in parts.items() for _ in range(count))
+    rest = tuple(shape for shape, (_, count) in parts.items() for _ in range(count))
+    return [(one, runs) for one, runs in ((part, times), (rest, 1)) if one]
 
 
 @functools.lru_cache(64)
@@ -219,10 +260,10 @@ def _program(device: Any, shapes: Shapes) -> Any:
         return None
 
 
-def _results_of(program: Any) -> list[Any]:
-    """What the program gives, whatever this process is set to."""
+def _results_of(program: Any, times: int) -> list[Any]:
+    """What the program gives in so many runs, whatever this process is set to."""
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-        return jax.block_until_ready(program())
+        return jax.block_until_ready([array for _ in range(times) for array in program()])
 
 
 @functools.cache

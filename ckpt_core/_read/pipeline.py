@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from ckpt_core._background.threads import Job, Workers
-from ckpt_core._devices.xla_memory import allocate
+from ckpt_core._devices.xla_memory import allocate, is_worth_it
 from ckpt_core._layout.regions import Region, region_shape, region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._read.derived import DerivedReader
@@ -31,7 +30,6 @@ _Reader = DerivedReader | ExtentReader | OrbaxReader
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
-_LEAST_OWNED_BYTES_IN_ALL = 64 * MIB
 
 
 def read_leaves(
@@ -107,11 +105,11 @@ def _with_memory(reader: _Reader, item: SavedItem, wants: Sequence[Want]) -> Ite
         if want.device is not None and (casts or want.dtype is None)
     }
     devices = {wants[n].device for n in large}
-    total_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in large.values())
-    if len(devices) != 1 or total_bytes < _LEAST_OWNED_BYTES_IN_ALL:
+    shapes = tuple(large.values())
+    if len(devices) != 1 or not is_worth_it(shapes):
         yield from wants
         return
-    allocation = allocate(devices.pop(), tuple(large.values()))
+    allocation = allocate(devices.pop(), shapes)
     if isinstance(reader, ExtentReader):
         reader.ahead([wants[n] for n in large])
     memory = dict(zip(large, allocation.result(), strict=False))

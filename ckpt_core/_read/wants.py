@@ -12,15 +12,15 @@ import numpy as np
 from ckpt_core._devices.xla_memory import Owned
 from ckpt_core._layout.ranges import coalesce
 from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
-from ckpt_core._options import MIB
+from ckpt_core._options import KIB, MIB
 
 _ALIGNMENT = 64
 """Bytes. On CPU, jax uses host memory without a copy only if its address is a multiple of this."""
 PIECE_BYTES = 8 * MIB
 """The most that one job reads of what has no checksum, and what a reader thread may hold beside the arrays."""
 
-LEAST_OWNED_BYTES = MIB
-"""Memory of XLA for smaller arrays takes longer to get than a first step saves by it."""
+LEAST_OWNED_BYTES = 128 * KIB
+"""Memory of XLA for smaller arrays takes as long to get as a first step saves by it."""
 
 Array = np.ndarray[Any, Any]
 

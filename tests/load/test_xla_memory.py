@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core._devices import placing, xla_memory
@@ -431,3 +434,57 @@ def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(xla_memory, "_results_of", fails)
     assert xla_memory.allocate(jax.devices()[0], SHAPES).result() == []
+
+
+# ---- many arrays of few shapes -----------------------------------------------------------------
+
+_shapes = st.lists(
+    st.tuples(
+        st.sampled_from([(3,), (4, 5), (), (7, 1)]),
+        st.sampled_from(["float32", "int8"]).map(np.dtype),
+    ),
+    max_size=300,
+).map(tuple)
+
+
+@given(_shapes)
+def test_programs_give_as_many_of_each_shape_as_are_wanted(shapes: xla_memory.Shapes) -> None:
+    programs = xla_memory._split(shapes)
+    given_in_all = Counter[Any]()
+    for results, times in programs:
+        given_in_all += Counter(results * times)
+    assert given_in_all == Counter(shapes)
+    assert sum(len(results) for results, _ in programs) <= len(shapes)
+
+
+def test_arrays_that_are_alike_take_small_programs() -> None:
+    large, small = ((512, 512), np.dtype("float32")), ((7,), np.dtype("float32"))
+    assert xla_memory._split((large,) * 2048) == [((large,) * 32, 64)]
+    assert xla_memory._split((large, small) * 96) == [((large,) * 3 + (small,) * 3, 32)]
+    assert xla_memory._split((large, small)) == [((large, small), 1)]
+
+
+def test_many_arrays_of_few_shapes(tmp_path: Path) -> None:
+    """The memory of each is its own, and a donating step writes to it."""
+    state = {f"{n}": jnp.asarray(numbers(n, 256 + n % 3, 256)) for n in range(331)}
+    ckpt.save(tmp_path / "many", state, options=NOT_DURABLE)
+    loaded = ckpt.load(tmp_path / "many")
+    assert_same(loaded, state)
+    assert len({leaf.unsafe_buffer_pointer() for leaf in loaded.values()}) == len(state)
+    assert all(reuses_memory(leaf) for leaf in [*loaded.values()][::50])
+
+
+def test_arrays_that_are_too_small_for_so_many_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compile a program with a result for each would take longer than it saves."""
+    programs: list[Any] = []
+    monkeypatch.setattr(xla_memory, "_program", lambda *arguments: programs.append(arguments))
+    state = {f"{n}": jnp.asarray(numbers(n, 256 + n, 256)) for n in range(200)}
+    ckpt.save(tmp_path / "many", state, options=NOT_DURABLE)
+    assert_same(ckpt.load(tmp_path / "many"), state)
+    assert programs == []
+    alike = {f"{n}": jnp.asarray(numbers(n, 256, 256)) for n in range(300)}
+    ckpt.save(tmp_path / "alike", alike, options=NOT_DURABLE)
+    assert_same(ckpt.load(tmp_path / "alike"), alike)
+    assert programs
