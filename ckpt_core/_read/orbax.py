@@ -72,6 +72,7 @@ def _opened_arrays(
     location = checkpoint.location / item.directory if item.directory else checkpoint.location
     values = _stored_values(checkpoint, item, ocdbt, context)
     limit_bytes = most_chunk_bytes(values.total_bytes)
+    context()  # made here, on one thread
 
     def open_named(name: str) -> ForeignArray:
         with naming(checkpoint, paths[name]):

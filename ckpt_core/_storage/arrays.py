@@ -271,10 +271,16 @@ class DataFiles:
         """The bytes of a range, or of all of a file; fewer at its end."""
         descriptor = self._descriptor(file)
         size = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
-        if hasattr(os, "pread"):
-            return os.pread(descriptor, size, offset)
-        data = np.empty(size, np.uint8)
-        return data[: self.read(file, offset, data)].tobytes()
+        if not hasattr(os, "pread"):
+            data = np.empty(size, np.uint8)
+            return data[: self.read(file, offset, data)].tobytes()
+        found = os.pread(descriptor, size, offset)
+        while len(found) < size:
+            more = os.pread(descriptor, size - len(found), offset + len(found))
+            if not more:
+                break
+            found += more
+        return found
 
     def ahead(self, file: str, offset: int, size_bytes: int) -> None:
         descriptor = self._descriptor(file)

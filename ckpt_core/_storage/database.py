@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -51,6 +52,9 @@ _ELSEWHERE = 1
 _STATISTICS = 3
 """Columns after each reference to a node: keys, bytes of nodes, bytes of values below it."""
 
+
+_NO_NAMES = frozenset({"", ".", ".."})
+"""What no part of the name of a file is: one file has one name, inside the item."""
 
 _File = tuple[str, bytes]
 """Name of a data file, and its base; see ``NodeRef``."""
@@ -197,8 +201,8 @@ def _data_files(fields: _Fields, base: bytes) -> list[_File]:
     found: list[_File] = []
     for path, length in zip(_joined(fields, shared, added), base_lengths, strict=True):
         name = (base + path).decode(errors="surrogateescape")
-        if length > len(path) or name.startswith("/") or ".." in name.split("/"):
-            raise ValueError(f"the index refers to {name!r}, outside the item")
+        if length > len(path) or (name and not _NO_NAMES.isdisjoint(name.split("/"))):
+            raise ValueError(f"the index refers to {name!r}, outside the item or no name of a file")
         found.append((name, base + path[:length]))
     return found
 
@@ -371,6 +375,7 @@ def read_index(
 
     Raises:
         CheckpointCorrupt: the index is missing or damaged.
+        OSError: the system or the store refused.
     """
     if manifest is None:
         refuse_file(item, INDEX_FILE, most_bytes(INDEX_FILE))
@@ -395,7 +400,7 @@ def read_index(
             return found
     except CheckpointCorrupt:
         raise
-    except _UNREADABLE as error:
+    except (OSError, *_UNREADABLE) as error:
         raise _unreadable(item, error) from error
 
 
@@ -487,6 +492,7 @@ def _collect(
     """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""
     level = [_Below(root, b"", None)]
     visited = {root}
+    height: int | None = None
     keys_bytes = 0
     while level:
         below_level: list[_Below] = []
@@ -495,6 +501,10 @@ def _collect(
             found.files |= {node.file for node in nodes}
             for below, data in zip(batch, read(nodes), strict=True):
                 content = decode_node(data, below.node.base)
+                own = 0 if isinstance(content, Leaf) else content.height
+                if height not in (None, own):
+                    raise ValueError(f"a node of height {own} where {height} is expected")
+                height = own
                 if isinstance(content, Leaf):
                     keys_bytes += len(content.keys) * len(below.prefix) + sum(
                         map(len, content.keys)
@@ -507,7 +517,7 @@ def _collect(
                         raise ValueError(f"more than the {most_keys()} keys that there can be")
                 else:
                     below_level += _children(content, below, ranges)
-        level = below_level
+        level, height = below_level, (height or 0) - 1
         before = len(visited)
         visited.update(below.node for below in level)
         if len(visited) < before + len(level):
@@ -527,6 +537,8 @@ def _of_files(files: DataFiles) -> _ReadNodes:
 
     def read(nodes: list[NodeRef]) -> Iterator[bytes]:
         for node in nodes:
+            if node.offset + node.size_bytes > sys.maxsize:
+                raise _too_short(node)
             data = files.part(node.file, node.offset, node.size_bytes)
             if len(data) < node.size_bytes:
                 raise _too_short(node)

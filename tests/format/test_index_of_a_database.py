@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import os
 import struct
 import sys
 from pathlib import Path
@@ -214,6 +216,8 @@ _NODE = 0x0CDB20DE
         (b"\0" + varint(1) + varint(2) + varint(3) + b"ab", "outside"),
         (b"\0" + varint(1) + varint(4) + varint(0) + b"../a", "outside"),
         (b"\0" + varint(1) + varint(2) + varint(0) + b"/a", "outside"),
+        (b"\0" + varint(1) + varint(3) + varint(0) + b"./a", "no name"),
+        (b"\0" + varint(1) + varint(4) + varint(0) + b"d//a", "no name"),
         (b"\1\0" + varint(1) * 2 + varint(2) + b"a", "too early"),
     ],
 )
@@ -234,6 +238,77 @@ def test_a_key_as_long_as_none_can_be_is_refused_before_it_takes_the_memory():
 def test_a_manifest_of_an_unknown_kind_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="kind 2"):
         decode_manifest(signed(bytes(16) + b"\2" + bytes(5), 0x0CDB3A2A))
+
+
+# ---- in a file system, where nodes are read without TensorStore
+
+
+def table(file: bytes) -> bytes:
+    """A table of one file, without a base."""
+    return varint(1) + varint(len(file)) + varint(0) + file
+
+
+def local(folder: Path, nodes: bytes, offset: int, size_bytes: int, file: bytes = b"f") -> Location:
+    """A database whose manifest refers to a place in a file."""
+    reference = varint(0) + varint(offset) + varint(size_bytes) + varint(0) * 3
+    settings = bytes(16) + varint(0) * 3 + b"\0" + varint(0)
+    payload = settings + table(file) + varint(1) * 2 + b"\0" + reference
+    (folder / "manifest.ocdbt").write_bytes(signed(payload, 0x0CDB3A2A))
+    (folder / "f").write_bytes(nodes)
+    return Location(str(folder), True)
+
+
+def leaf() -> bytes:
+    """A node with the value ``xyz`` of the key ``a``."""
+    return signed(b"\0\0" + varint(1) * 2 + b"a" + varint(3) + b"\0xyz", _NODE)
+
+
+def inner(height: int, offset: int, size_bytes: int) -> bytes:
+    """A node with one child, in the same file."""
+    keys = varint(1) * 2 + varint(0) + b"a"
+    child = varint(0) + varint(offset) + varint(size_bytes) + varint(0) * 3
+    return signed(bytes([height]) + table(b"f") + keys + child, _NODE)
+
+
+def test_each_level_is_one_lower(tmp_path: Path):
+    below = leaf()
+    for height in (1, 2):
+        root = inner(height, 0, len(below))
+        item = local(tmp_path, below + root, len(below), len(root))
+        if height == 1:
+            assert read_index(item, new_context()).places == {"a": ("", 0, 3, b"xyz")}
+            continue
+        with pytest.raises(CheckpointCorrupt, match="height 0 where 1 is expected"):
+            read_index(item, new_context())
+
+
+@pytest.mark.parametrize("offset", [1, 2**31, 2**63 - 100, 2**63 - 1, 2**63, 2**64 - 2])
+@pytest.mark.parametrize("size_bytes", [40, 2**20, 2**26])
+def test_places_beyond_the_end_are_damage(tmp_path: Path, offset: int, size_bytes: int):
+    item = local(tmp_path, leaf(), offset, size_bytes)
+    with pytest.raises(CheckpointCorrupt, match="is not in f"):
+        read_index(item, new_context())
+
+
+def test_a_read_may_give_less_than_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As those of FUSE may."""
+    item, plain = local(tmp_path, leaf(), 0, len(leaf())), os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, at: plain(file, min(size, 7), at))
+    assert list(read_index(item, new_context())) == ["a"]
+
+
+def test_an_error_of_the_system_is_no_damage_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    item = local(tmp_path, leaf(), 0, len(leaf()))
+
+    def fails(*_: Any) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(OSError, match="index") as caught:
+        read_index(item, new_context())
+    assert caught.value.errno == errno.EIO and str(tmp_path) in str(caught.value)
 
 
 def test_of_numbered_manifests_the_newest_counts():

@@ -122,6 +122,8 @@ def test_without_room_there_arrays_are_fetched_plainly(
         sent.append(("full", 0))
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of host memory")
 
+    monkeypatch.setattr(transfer, "_MOST_PAGE_LOCKED_BYTES", 1000)
+    monkeypatch.setattr(transfer, "_AT_A_TIME_BYTES", 500)
     tree = state()
     want = values(tree)
     sent.clear()
@@ -130,6 +132,35 @@ def test_without_room_there_arrays_are_fetched_plainly(
     assert sent == [("full", 0)], "it asked again, and jax waits 10 seconds each time"
     monkeypatch.undo()
     assert_saved(tmp_path / "a", want)
+
+
+@pytest.mark.usefixtures("sent")
+def test_without_such_memory_nothing_is_copied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_page_locked", lambda *_: None)
+    monkeypatch.setattr(transfer, "_MOST_PAGE_LOCKED_BYTES", 1000)
+    arrays: dict[Any, Any] = {n: jnp.arange(100.0) for n in range(10)}
+    places = {n: array.unsafe_buffer_pointer() for n, array in arrays.items()}
+    transfer.bring_to_host(arrays, [*arrays], staged=False)
+    assert {n: array.ctypes.data for n, array in arrays.items()} == places
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned_host"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.usefixtures("sent")
+def test_what_the_caller_has_set_does_not_matter(tmp_path: Path, place: Any, kind: str) -> None:
+    """A mesh would place copies on all of its devices, or refuse arrays of one; a NaN of the state is no error."""
+    mesh = jax.make_mesh((8,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"), memory_kind=kind)
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[3], memory_kind=kind)
+    with jax.set_mesh(mesh), jax.debug_nans(True):
+        tree = [jnp.arange(9.0), PUT(np.full((8, 8), np.nan), sharding), PUT(np.ones(5), one)]
+        options = ckpt.Options(snapshot=place)
+        ckpt.save_async(tmp_path / "async", tree, options=options).result()
+        ckpt.save(tmp_path / "sync", tree, options=options)
+    for name in ("async", "sync"):
+        for array, loaded in zip(tree, ckpt.load(tmp_path / name), strict=True):
+            np.testing.assert_array_equal(np.asarray(array), np.asarray(loaded))
+            assert array.sharding == loaded.sharding
 
 
 @pytest.mark.parametrize("room", [True, False])
