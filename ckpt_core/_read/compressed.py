@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
 
 from ckpt_core._errors import CheckpointCorrupt
@@ -23,6 +24,7 @@ from ckpt_core._storage import (
     open_array,
     read_region,
     refuse_blosc,
+    refuse_file,
     refuse_without_memory,
 )
 
@@ -80,6 +82,8 @@ class Decoder:
             raise CheckpointCorrupt(
                 f"impossible zarr.json of {described.size_bytes} bytes", leaf=name
             )
+        if described is not None and described.file:  # TensorStore would wait for a pipe
+            refuse_file(self._location, described.file, sys.maxsize)
         chunk_bytes = math.prod(chunk) * spec.numpy_dtype.itemsize
         if chunk_bytes > most_chunk_bytes(index[key].size_bytes):
             raise CheckpointCorrupt(f"impossible chunk of {chunk_bytes} bytes in {key}", leaf=name)

@@ -18,6 +18,7 @@ from ckpt_core._storage.bounds import Values as Values
 from ckpt_core._storage.bounds import most_chunk_bytes as most_chunk_bytes
 from ckpt_core._storage.bounds import most_stored_bytes as most_stored_bytes
 from ckpt_core._storage.bounds import refuse_blosc as refuse_blosc
+from ckpt_core._storage.bounds import refuse_file as refuse_file
 from ckpt_core._storage.bounds import refuse_without_memory as refuse_without_memory
 from ckpt_core._storage.database import Extent as Extent
 from ckpt_core._storage.database import read_index as read_index

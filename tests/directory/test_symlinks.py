@@ -320,6 +320,21 @@ def test_what_cannot_be_read_is_named_and_never_waited_for(
             assert_same(restored["state"], TREE)
 
 
+def test_compressed_data_that_cannot_be_read_is_never_waited_for(
+    tmp_path: Path, broken: Callable[[Path], None]
+):
+    """TensorStore opens it, too: for the metadata of the arrays, which are in the same file."""
+    ckpt.save(tmp_path / "one", TREE, options=ckpt.Options(compression="zstd"))
+    (data,) = (tmp_path / "one").glob("state/ocdbt.process_0/d/*")
+    data.unlink()
+    broken(data)
+    with pytest.raises(ckpt.CheckpointCorrupt, match=data.name):
+        ckpt.load(tmp_path / "one")
+    report = ckpt.verify(tmp_path / "one")
+    assert not report.ok
+    assert any(data.name in str(problem) for problem in report.problems)
+
+
 def test_a_step_that_is_a_link_to_nowhere_is_no_step(two_steps: Path):
     (two_steps / "2").symlink_to(two_steps / "gone")
     with ckpt.Checkpointer(two_steps, read_only=True) as checkpointer:
