@@ -383,11 +383,14 @@ def read_index(
         with contextlib.ExitStack() as stack:
             if item.local:
                 files = files or stack.enter_context(contextlib.closing(DataFiles(item)))
-                read, manifest = _of_files(files), manifest or files.part(INDEX_FILE)
+                read = _of_files(files)
+                if manifest is None:
+                    manifest = files.part(INDEX_FILE)
             else:
                 base: Any = ts.KvStore.open(item.spec(), context=context()).result()
                 read = _of_store(base)
-                manifest = manifest or _value(base.read(INDEX_FILE).result(), INDEX_FILE)
+                if manifest is None:
+                    manifest = _value(base.read(INDEX_FILE).result(), INDEX_FILE)
             try:
                 root = decode_manifest(manifest)
             except Numbered:

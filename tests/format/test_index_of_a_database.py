@@ -282,6 +282,12 @@ def test_each_level_is_one_lower(tmp_path: Path):
             read_index(item, new_context())
 
 
+def test_a_manifest_that_is_given_is_not_read_again(tmp_path: Path):
+    item = local(tmp_path, leaf(), 0, len(leaf()))
+    with pytest.raises(CheckpointCorrupt, match="no bytes"):
+        read_index(item, new_context(), manifest=b"")
+
+
 @pytest.mark.parametrize("offset", [1, 2**31, 2**63 - 100, 2**63 - 1, 2**63, 2**64 - 2])
 @pytest.mark.parametrize("size_bytes", [40, 2**20, 2**26])
 def test_places_beyond_the_end_are_damage(tmp_path: Path, offset: int, size_bytes: int):
