@@ -93,6 +93,10 @@ class Options:
             if that is in a file system. In a bucket the secret goes through jax's coordination service, from
             which anybody who reaches the coordinator's port can read it; a warning in the log says so.
         partner_bytes_per_sec: maximum rate at which a process fetches such copies; None: no limit.
+        page_cache: whether what a load reads from a local disk stays in the system's page cache. True: a second load of the
+            same files reads no disk. False: memory is taken once and not twice, which restarts a large state sooner,
+            and nothing else is pushed out of the cache; what is in it is read from there. None: False for a load of more than
+            1/16 of this process's memory with one process. Never for loads below 64 MiB and memory-mapped arrays.
         atomic_restore: read and verify everything before changing anything; needs memory for the
             old and the new state. Otherwise objects that can be set in parts (those of NNX and
             Keras) are set while arrays are read, and are unusable if damage is found midway.
@@ -128,6 +132,7 @@ class Options:
     snapshot: Literal["host", "device", "pinned_host"] = "host"
     background_priority: Literal["low", "normal"] = "normal"
     broadcast: bool = False
+    page_cache: bool | None = None
     atomic_restore: bool = False
     persist_policy: Callable[[int, Any], bool] | None = None
     local_max_to_keep: int = 1

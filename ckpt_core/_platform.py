@@ -33,5 +33,7 @@ BINARY: int = _flags("O_CLOEXEC", "O_NOINHERIT", "O_BINARY")
 """For every file: not for child processes, and byte by byte on Windows."""
 READ: int = os.O_RDONLY | BINARY | _flags("O_NOCTTY", "O_NONBLOCK")
 """To read a path that others name: opening a pipe would block until it has a writer."""
+DIRECT: int = _flags("O_DIRECT") if hasattr(os, "RWF_NOWAIT") else 0
+"""To read past the page cache what is not in it; 0 where the system cannot do that, or not say what is in it."""
 NO_LINK: int = _flags("O_NOFOLLOW")
 FOLDER: int = os.O_RDONLY | _flags("O_DIRECTORY", "O_CLOEXEC")

@@ -48,6 +48,7 @@ from ckpt_core._storage import (
     INDEX_FILE,
     DataFiles,
     Extent,
+    PastCache,
     StoreContext,
     StoreFiles,
     most_chunk_bytes,
@@ -102,7 +103,13 @@ class StoredTensors:
 
     most_chunks = 1
 
-    def __init__(self, checkpoint: Checkpoint, item: ExtentItem, context: StoreContext) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        item: ExtentItem,
+        context: StoreContext,
+        past_cache: PastCache | None,
+    ) -> None:
         self._checkpoint = checkpoint
         self._item = item
         location = checkpoint.location
@@ -110,7 +117,7 @@ class StoredTensors:
         self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
         self.codecs = [None] * len(item.specs)
         self.files = (
-            DataFiles(location, item.sizes_bytes, is_local_disk)
+            DataFiles(location, item.sizes_bytes, is_local_disk, past_cache)
             if location.local
             else StoreFiles(location, context)
         )
@@ -134,6 +141,7 @@ class StoredChunks:
         wants: the leaves that will be asked for.
         options: options of the load.
         context: TensorStore context of the load.
+        past_cache: reads local files without the page cache; None to read through it.
 
     Attributes:
         files: the item's data files; the caller closes them.
@@ -155,6 +163,7 @@ class StoredChunks:
         wants: Sequence[Want],
         options: Options,
         context: StoreContext,
+        past_cache: PastCache | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
@@ -163,7 +172,7 @@ class StoredChunks:
         self._verify = options.checksums
         self._location = checkpoint.location / item.directory
         self.files = (
-            DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk)
+            DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk, past_cache)
             if self._location.local
             else StoreFiles(self._location, context)
         )
@@ -515,10 +524,11 @@ class ExtentReader:
                 self._check(leaf, INDEX_FILE, target, crc)
             return
         files, found = self._stored.files, 0
+        end = extent.offset + offset + target.size
         step = target.size if crc is None else files.piece_bytes or target.size
         for start in range(0, target.size, step or 1):
             piece = target[start : start + step]
-            if files.read(extent.file, extent.offset + offset + start, piece) != piece.size:
+            if files.read(extent.file, extent.offset + offset + start, piece, end) != piece.size:
                 raise self._stored.corrupt(leaf, "the file is truncated", extent.file)
             if crc is not None:
                 found = crc_of(piece, found)

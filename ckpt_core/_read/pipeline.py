@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from ckpt_core._background.threads import Job, Workers
 from ckpt_core._devices.xla_memory import allocate, is_worth_it
 from ckpt_core._layout.regions import Region, region_shape, region_size
+from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
+from ckpt_core._platform import DIRECT
 from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
@@ -24,12 +27,15 @@ from ckpt_core._saved import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._storage import StoreContext
+from ckpt_core._storage import PastCache, StoreContext, memory_bytes
 
 _Reader = DerivedReader | ExtentReader | OrbaxReader
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
+_LEAST_BYTES_PAST_CACHE = 64 * MIB
+_PART_OF_MEMORY = 16
+"""A load of more than 1/16 of this process's memory does not fill the page cache."""
 
 
 def read_leaves(
@@ -49,7 +55,10 @@ def read_leaves(
     Raises:
         CheckpointCorrupt: data is missing or truncated, or its checksum differs.
     """
-    reader = _reader(checkpoint, item, wants, options, context)
+    past_cache = None
+    if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:
+        past_cache = _past_cache(item, wants, options)
+    reader = _reader(checkpoint, item, wants, options, context, past_cache)
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     threads = min(8, (os.cpu_count() or 1) + 2)
     with contextlib.closing(reader), Workers(threads, "ckpt-read") as workers:
@@ -75,22 +84,37 @@ def read_leaves(
             running, started, running_bytes = planned, submitted, size_bytes
 
 
+def _past_cache(item: SavedItem, wants: Sequence[Want], options: Options) -> PastCache | None:
+    """What reads local files without the page cache; None to read through it.
+
+    By default several processes read through it, for those of one host may need the same bytes.
+    """
+    if not DIRECT:
+        return None
+    if options.page_cache is None and jax.process_count() == 1:
+        size_bytes = sum(size for _, size in _batches(item, wants, sys.maxsize))
+        return PastCache() if size_bytes > memory_bytes() // _PART_OF_MEMORY else None
+    return PastCache() if options.page_cache is False else None
+
+
 def _reader(
     checkpoint: Checkpoint,
     item: SavedItem,
     wants: Sequence[Want],
     options: Options,
     context: StoreContext,
+    past_cache: PastCache | None,
 ) -> _Reader:
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item, context)
     if isinstance(item, ExtentItem):
         base = item.base if isinstance(item, DerivedItem) else item
-        tensors = ExtentReader(StoredTensors(checkpoint, base, context), base.specs)
+        tensors = ExtentReader(StoredTensors(checkpoint, base, context, past_cache), base.specs)
         return DerivedReader(tensors, item) if isinstance(item, DerivedItem) else tensors
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
-    return ExtentReader(StoredChunks(checkpoint, item, wants, options, context), item.specs)
+    stored = StoredChunks(checkpoint, item, wants, options, context, past_cache)
+    return ExtentReader(stored, item.specs)
 
 
 def _with_memory(reader: _Reader, item: SavedItem, wants: Sequence[Want]) -> Iterator[Want]:

@@ -2,7 +2,7 @@
 
 ``location`` says where a database or an object lies and how it is opened; ``writer`` fills databases, and joins those
 of several processes; ``new_nodes`` encodes a database of many small values at once; ``database`` decodes the index of one and finds file and offset of each value; ``arrays`` reads
-arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a file its digest
+arrays, by the index from local files or through TensorStore; ``past_cache`` reads files without the page cache; ``digests`` determines which bytes of a file its digest
 covers; ``bounds`` rejects input that would abort the process; ``upload`` brings a database that was built in memory
 to an object store; ``failures`` translates TensorStore's errors.
 """
@@ -15,6 +15,7 @@ from ckpt_core._storage.arrays import open_array as open_array
 from ckpt_core._storage.arrays import read_region as read_region
 from ckpt_core._storage.bounds import BLOSC_HEADER_BYTES as BLOSC_HEADER_BYTES
 from ckpt_core._storage.bounds import Values as Values
+from ckpt_core._storage.bounds import memory_bytes as memory_bytes
 from ckpt_core._storage.bounds import most_chunk_bytes as most_chunk_bytes
 from ckpt_core._storage.bounds import most_stored_bytes as most_stored_bytes
 from ckpt_core._storage.bounds import refuse_blosc as refuse_blosc
@@ -33,6 +34,7 @@ from ckpt_core._storage.location import backend_of as backend_of
 from ckpt_core._storage.location import counters as counters
 from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
+from ckpt_core._storage.past_cache import PastCache as PastCache
 from ckpt_core._storage.upload import UPLOAD_BYTES as UPLOAD_BYTES
 from ckpt_core._storage.upload import Upload as Upload
 from ckpt_core._storage.writer import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES

@@ -29,6 +29,7 @@ from ckpt_core._storage._tensorstore import StoreContext, ts
 from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import answered, refusal, unreadable
 from ckpt_core._storage.location import Location, database_spec, range_of
+from ckpt_core._storage.past_cache import PastCache
 
 _MAX_FOREIGN_BYTES = 2**46
 
@@ -165,8 +166,13 @@ class Files(Protocol):
 
     piece_bytes: int | None
 
-    def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
-        """Reads from ``offset`` into ``target``; returns the number of bytes, fewer at file end."""
+    def read(
+        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
+    ) -> int:
+        """Reads from ``offset`` into ``target``; returns the number of bytes, fewer at file end.
+
+        ``end`` is where the thread stops that reads on from there; None: it does not.
+        """
         ...
 
     def ahead(self, file: str, offset: int, size_bytes: int) -> None:
@@ -199,7 +205,9 @@ class StoreFiles:
         self._location = location
         self._store: Any = ts.KvStore.open(location.spec(), context=context()).result()
 
-    def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
+    def read(
+        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
+    ) -> int:
         start, stop = offset, offset + target.size
         future = self._store.read(file, byte_range=slice(start, stop))
         try:
@@ -232,7 +240,8 @@ class DataFiles:
     Args:
         location: location of the item.
         sizes_bytes: file name -> maximum size, for files whose size the record has.
-        may_map: whether the file at a path may be memory-mapped.
+        is_local: whether the file at a path is on a local disk, and may be memory-mapped or read past the page cache.
+        past_cache: what reads files without the page cache; None to read through it. Closed with this.
     """
 
     piece_bytes = 256 * KIB
@@ -242,21 +251,31 @@ class DataFiles:
         self,
         location: Location,
         sizes_bytes: Mapping[str, int] | None = None,
-        may_map: Callable[[str], bool] = lambda _: True,
+        is_local: Callable[[str], bool] = lambda _: True,
+        past_cache: PastCache | None = None,
     ) -> None:
         self._location = location
         self._sizes = sizes_bytes or {}
-        self._may_map = may_map
+        self._is_local = is_local
+        self._past_cache = past_cache
         self._open: dict[str, int] = {}
         self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
         self._lock = threading.Lock()
 
-    def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
+    def read(
+        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
+    ) -> int:
         descriptor = self._open.get(file)
         if descriptor is None:
             descriptor = self._descriptor(file)
         view: Any = memoryview(target.data)
         done = 0
+        if self._past_cache is not None:
+            end = end or offset + target.size
+            while done < target.size and (
+                count := self._past_cache.read(descriptor, offset + done, target[done:], end)
+            ):
+                done += count
         while done < len(view):
             if hasattr(os, "preadv"):
                 count = os.preadv(descriptor, [view[done:]], offset + done)
@@ -289,6 +308,8 @@ class DataFiles:
                 os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
             except BlockingIOError:
                 os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
+            if self._past_cache is not None:
+                self._past_cache.leave(descriptor, offset, offset + size_bytes)
 
     def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
         """preadv where the system has none (Windows, macOS before 11): one read after the other."""
@@ -312,7 +333,7 @@ class DataFiles:
         descriptor = self._descriptor(file)
         if os.fstat(descriptor).st_size == 0:
             return _NOTHING
-        if not self._may_map(
+        if not self._is_local(
             f"{self._location.path}/{file}"
         ):  # per file: it may be a link elsewhere
             return None
@@ -349,6 +370,8 @@ class DataFiles:
         expected = self._sizes.get(file, status.st_size)
         # A file that is too short is reported by the read, which can name the leaf.
         if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
+            if self._past_cache is not None and not self._is_local(f"{self._location.path}/{file}"):
+                self._past_cache.never(descriptor)
             return descriptor
         os.close(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -360,6 +383,8 @@ class DataFiles:
         return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
 
     def close(self) -> None:
+        if self._past_cache is not None:
+            self._past_cache.close()
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()

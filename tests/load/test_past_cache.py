@@ -1,0 +1,335 @@
+"""A large load reads from a local disk past the page cache, and gives what a load through it gives."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import save_file
+
+import ckpt_core as ckpt
+from ckpt_core import CheckpointCorrupt
+from ckpt_core._directory import is_local_disk
+from ckpt_core._platform import DIRECT
+from ckpt_core._read import pipeline
+from ckpt_core._storage import PastCache
+from ckpt_core.testing import assert_same
+from tests.support import seams
+from tests.support.units import KIB, MIB
+
+pytestmark = pytest.mark.skipif(not DIRECT, reason="this system has no O_DIRECT or no RWF_NOWAIT")
+
+PAST = ckpt.Options(page_cache=False)
+THROUGH = ckpt.Options(page_cache=True)
+SAVED_BYTES = 72 * MIB
+"""More than the least for which the cache is passed by."""
+
+
+def forget(path: Path) -> None:
+    """Takes the files of a folder out of the page cache."""
+    for file in filter(Path.is_file, path.rglob("*")):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def cached_bytes(path: Path) -> int:
+    """How much of the data files of a folder is in the page cache."""
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    found = 0
+    for file in path.rglob("*"):
+        if not file.is_file() or file.stat().st_size < MIB:
+            continue
+        with (
+            file.open("rb") as opened,
+            mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as memory,
+        ):
+            pages = np.zeros(-(-len(memory) // mmap.PAGESIZE), np.uint8)
+            view = np.frombuffer(memory, np.uint8)
+            assert mincore(view.ctypes.data, len(memory), pages.ctypes.data) == 0
+            found += int((pages & 1).sum()) * mmap.PAGESIZE
+            del view
+    return found
+
+
+@pytest.fixture(scope="module")
+def tree() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "large": jnp.asarray(rng.standard_normal((12 * MIB // 4096, 1024), np.float32)),
+        "odd": jnp.asarray(rng.standard_normal((4099, 1021)), jnp.bfloat16),
+        "more": [jnp.asarray(rng.standard_normal((2 * MIB,), np.float32)) for _ in range(7)],
+        "small": [jnp.asarray(rng.standard_normal(n), np.float32) for n in range(1, 99)],
+        "host": rng.standard_normal((1000, 1000)).astype(">f4"),
+        "step": 7,
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint on a disk whose files can be taken out of the page cache."""
+    folder = tmp_path_factory.mktemp("past")
+    if not is_local_disk(str(folder)):
+        pytest.skip("the temporary directory is on no local file system")
+    ckpt.save(folder / "step", tree)
+    forget(folder)
+    if cached_bytes(folder):
+        pytest.skip("the temporary directory is on a file system that is all page cache")
+    return folder / "step"
+
+
+class Fills:
+    """What was read directly: file, and the range that was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[int, int, int]] = []
+
+        def note(_: PastCache, descriptor: int, offset: int, end: int) -> None:
+            self.found.append((descriptor, offset, end))
+
+        seams.at(monkeypatch, (PastCache, "_fill"), before=note)
+
+
+def test_a_load_fills_no_page_cache(saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pipeline, "is_worth_it", lambda _: False)  # else 256 MiB are read ahead
+    forget(saved)
+    assert_same(ckpt.load(saved, options=PAST), tree)
+    assert cached_bytes(saved) < SAVED_BYTES / 2  # the system reads on from the start of each file
+    forget(saved)
+    assert_same(ckpt.load(saved, options=THROUGH), tree)
+    assert cached_bytes(saved) > SAVED_BYTES * 3 // 4
+
+
+def test_what_is_in_the_cache_is_read_from_there(saved: Path, tree: Any, monkeypatch: Any):
+    forget(saved)
+    ckpt.load(saved, options=THROUGH)
+    fills = Fills(monkeypatch)
+    assert_same(ckpt.load(saved, options=PAST), tree)
+    assert not fills.found
+
+
+def test_what_the_system_reads_ahead_is_not_read_twice(saved: Path, tree: Any, monkeypatch: Any):
+    forget(saved)
+    fills = Fills(monkeypatch)
+    assert_same(ckpt.load(saved, options=PAST), tree)  # all of it is less than the 256 MiB
+    large = [end - offset for _, offset, end in fills.found if end - offset > MIB]
+    assert large in ([], [4_000_000])  # the array of numpy, which is not read into memory of XLA
+
+
+def test_each_byte_is_read_once(saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pipeline, "is_worth_it", lambda _: False)
+    forget(saved)
+    read: list[int] = []
+    plain = os.preadv
+
+    def counting(descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        found = plain(descriptor, buffers, offset, flags)
+        read.append(found)
+        return found
+
+    monkeypatch.setattr(os, "preadv", counting)
+    ckpt.load(saved, options=PAST)
+    stored = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+    assert stored * 0.9 < sum(read) < stored + len(read) * 8 * KIB
+    assert len(read) < 200
+
+
+def test_regions_casts_and_parts(saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pipeline, "_LEAST_BYTES_PAST_CACHE", 0)
+    fills = Fills(monkeypatch)
+    forget(saved)
+    columns = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("x",)), PartitionSpec(None, "x"))
+    loaded = ckpt.load(saved, only="large", sharding=columns, options=PAST)
+    assert_same(jax.device_get(loaded["large"]), jax.device_get(tree["large"]))
+    assert fills.found
+    forget(saved)
+    like = {
+        "large": jax.ShapeDtypeStruct(tree["large"].shape, jnp.bfloat16),
+        "odd": jax.ShapeDtypeStruct(tree["odd"].shape, jnp.float32),
+    }
+    cast = ckpt.load(saved, like, cast=True, only=("large", "odd"), options=PAST)
+    assert_same(cast["large"], tree["large"].astype(jnp.bfloat16))
+    assert_same(cast["odd"], tree["odd"].astype(jnp.float32))
+    forget(saved)
+    unverified = ckpt.Options(page_cache=False, checksums=False)
+    assert_same(ckpt.load(saved, options=unverified), tree)
+    forget(saved)
+    assert_same(ckpt.load(saved, as_numpy=True, options=PAST)["host"], tree["host"])
+
+
+def test_compressed_chunks(saved: Path, tree: Any):
+    path = saved.parent / "compressed"
+    ckpt.save(path, tree, options=ckpt.Options(compression="zstd"), overwrite=True)
+    forget(path)
+    assert_same(ckpt.load(path, options=PAST), tree)
+
+
+def test_tensors_of_a_file(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = saved.parent / "tensors"
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(1)
+    tensors = {f"t{n}": rng.standard_normal((3 * MIB + n,), np.float32) for n in range(7)}
+    save_file(tensors, folder / "model.safetensors")
+    monkeypatch.setattr(pipeline, "is_worth_it", lambda _: False)
+    forget(folder)
+    loaded = ckpt.load(folder / "model.safetensors", options=PAST)
+    assert_same(jax.tree.map(np.asarray, loaded), tensors)
+    # the system reads on from the header and from the first tensor, which therefore is read through the cache
+    assert cached_bytes(folder) < SAVED_BYTES / 2
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT],
+    ids=["no direct reads", "not supported", "no proc"],
+)
+def test_a_file_system_without_it(saved: Path, tree: Any, monkeypatch: Any, refused: int):
+    """Opening fails where a file system has no direct reads; then all goes through the cache."""
+    monkeypatch.setattr(pipeline, "is_worth_it", lambda _: False)
+    plain = os.open
+
+    def refusing(path: Any, *flags: Any, **named: Any) -> int:
+        if str(path).startswith("/proc/self/fd/"):
+            raise OSError(refused, os.strerror(refused))
+        return plain(path, *flags, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+    forget(saved)
+    assert_same(ckpt.load(saved, options=PAST), tree)
+
+
+def failing(refuses: Callable[[int, int], bool], code: int, monkeypatch: Any) -> list[int]:
+    plain, found = os.preadv, [0]
+
+    def preadv(descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if refuses(len(buffers[0]), flags):
+            found[0] += 1
+            raise OSError(code, os.strerror(code))
+        return plain(descriptor, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    return found
+
+
+def test_a_file_system_that_cannot_say_what_is_cached(saved: Path, tree: Any, monkeypatch: Any):
+    monkeypatch.setattr(pipeline, "is_worth_it", lambda _: False)
+    forget(saved)
+    fills = Fills(monkeypatch)
+    refused = failing(lambda _, flags: flags != 0, errno.EOPNOTSUPP, monkeypatch)
+    assert_same(ckpt.load(saved, options=PAST), tree)
+    assert refused[0] and not fills.found
+
+
+def test_direct_reads_that_fail_are_made_again_through_the_cache(
+    saved: Path, tree: Any, monkeypatch: Any
+):
+    """As with sectors larger than 4096 bytes; a bad sector is then reported by the read through the cache."""
+    monkeypatch.setattr(pipeline, "is_worth_it", lambda _: False)
+    forget(saved)
+    refused = failing(lambda size, _: size > 256 * KIB, errno.EINVAL, monkeypatch)
+    assert_same(ckpt.load(saved, options=PAST), tree)
+    assert refused[0]
+
+
+def test_a_file_on_no_local_disk_is_read_through_the_cache(
+    saved: Path, tree: Any, monkeypatch: Any
+):
+    monkeypatch.setattr(pipeline, "is_worth_it", lambda _: False)
+    monkeypatch.setattr("ckpt_core._read.extents.is_local_disk", lambda _: False)
+    opened: list[str] = []
+    seams.at(monkeypatch, (os, "open"), before=lambda path, *_, **__: opened.append(str(path)))
+    forget(saved)
+    assert_same(ckpt.load(saved, options=PAST), tree)
+    assert not [path for path in opened if path.startswith("/proc/self/fd/")]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "none"])
+def test_damage_is_found_and_every_file_closed(saved: Path, tree: Any, tmp_path: Path, damage: str):
+    path = tmp_path / "step"
+    ckpt.save(path, tree)
+    largest = max(filter(Path.is_file, path.rglob("*")), key=lambda file: file.stat().st_size)
+    if damage == "flipped":
+        with largest.open("r+b") as file:
+            file.seek(largest.stat().st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+    elif damage == "truncated":
+        os.truncate(largest, largest.stat().st_size // 3)
+    forget(path)
+    before = descriptors()
+    if damage == "none":
+        ckpt.load(path, options=PAST)
+    else:
+        with pytest.raises(CheckpointCorrupt, match=r"large|odd|more|host"):
+            ckpt.load(path, options=PAST)
+    assert descriptors() == before
+
+
+def used(monkeypatch: pytest.MonkeyPatch) -> list[PastCache]:
+    made: list[PastCache] = []
+    seams.at(monkeypatch, (PastCache, "__init__"), before=lambda made_one: made.append(made_one))
+    return made
+
+
+def test_by_default_only_a_load_of_much_of_the_memory(saved: Path, monkeypatch: Any):
+    made = used(monkeypatch)
+    ckpt.load(saved)
+    assert not made
+    monkeypatch.setattr(pipeline, "memory_bytes", lambda: 16 * 64 * MIB)
+    ckpt.load(saved, options=THROUGH)
+    ckpt.load(saved, only="large")
+    assert not made
+    ckpt.load(saved)
+    assert len(made) == 1
+    # one process of several of a host: others may want the same bytes
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    ckpt.load(saved)
+    assert len(made) == 1
+
+
+def test_small_loads_never_are(saved: Path, monkeypatch: Any):
+    made = used(monkeypatch)
+    ckpt.load(saved, only="odd", options=PAST)
+    assert not made
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_any_range_in_any_order(saved: Path, data: Any):
+    """The window gives what the file has, whatever was read before."""
+    file = max(filter(Path.is_file, saved.rglob("*")), key=lambda file: file.stat().st_size)
+    content = np.fromfile(file, np.uint8)
+    forget(file.parent)
+    descriptor, cache = os.open(file, os.O_RDONLY), PastCache()
+    try:
+        for _ in range(data.draw(st.integers(1, 8))):
+            offset = data.draw(st.integers(0, content.size + 5000))
+            size = data.draw(st.integers(1, 300 * KIB))
+            end = offset + data.draw(st.integers(size, 9 * MIB))
+            target = np.zeros(size, np.uint8)
+            got = cache.read(descriptor, offset, target, end)
+            assert 0 <= got <= size
+            assert (target[:got] == content[offset : offset + got]).all()
+            assert not target[got:].any()
+    finally:
+        cache.close()
+        os.close(descriptor)
