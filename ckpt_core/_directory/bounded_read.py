@@ -48,16 +48,20 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
         if stat.S_ISDIR(status.st_mode):
             return None
         _refuse_special(status.st_mode, path, name)
-        size, data = status.st_size, b""
+        size, parts = status.st_size, list[bytes]()
         if size <= most_bytes:
-            data = _read(descriptor, size, most_bytes)
-            size = len(data)
+            expected_bytes, size = size, 0  # in /proc and /sys, sizes are not the real ones
+            while size <= most_bytes and (
+                part := os.read(descriptor, max(expected_bytes - size, _LEAST_BYTES) + 1)
+            ):
+                parts.append(part)
+                size += len(part)
     finally:
         os.close(descriptor)
     if size > most_bytes:
         what = f"has {size} bytes, and can have {most_bytes} at most"
         raise _corrupt(path, name, f"{what}: it is damaged, and not read")
-    return data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def read_beginning(directory: str, name: str, most_bytes: int = 2**20) -> bytes | None:
@@ -100,18 +104,6 @@ def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
 def _refuse_special(mode: int, path: str, name: str) -> None:
     if not stat.S_ISREG(mode):
         raise _corrupt(path, name, "is no regular file (a pipe, a device or a socket)")
-
-
-def _read(descriptor: int, size_bytes: int, most_bytes: int) -> bytes:
-    """Reads to the end of file; in /proc and /sys, sizes are not the real ones."""
-    parts: list[bytes] = []
-    done = 0
-    while part := os.read(descriptor, max(size_bytes - done, _LEAST_BYTES) + 1):
-        parts.append(part)
-        done += len(part)
-        if done > most_bytes:
-            break
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def size_of(path: str) -> int | None:

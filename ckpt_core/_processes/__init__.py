@@ -75,7 +75,7 @@ class Processes:
         """
         if self.count == 1:
             return judge([value])
-        client = _client()
+        client = coordination().client
         with self._service_errors(tag), awaiting.during(tag, [0] if self.index else []):
             client.key_value_set(self._key(tag), Message(call, value).dump())
             if self.index > 0:
@@ -183,7 +183,7 @@ class Processes:
         """
         if self.count == 1:
             return
-        client, failure = _client(), Failure.of(self.index, error)
+        client, failure = coordination().client, Failure.of(self.index, error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             if self.index == 0:
                 service.unread_answers(client, self.count).put(
@@ -201,7 +201,7 @@ class Processes:
         """
         if self.count == 1:
             return
-        client = _client()
+        client = coordination().client
         rounds = service.rounds(client)
         text = f"process {self.index} left: {type(error).__name__}: {error}"
         with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -214,31 +214,31 @@ class Processes:
         if self.count == 1:
             return
         with self._service_errors(name):
-            _client().key_value_set(f"ckpt/{name}", text, allow_overwrite=True)
+            coordination().client.key_value_set(f"ckpt/{name}", text, allow_overwrite=True)
 
     def get(self, name: str) -> str | None:
         """The text of a key that a process has put; None if there is none, or the service has ended."""
-        client = _client()
+        client = coordination().client
         with self._service_errors(name):
             return None if client is None else service.try_get(client, f"ckpt/{name}")
 
     def drop(self, name: str) -> None:
         """Deletes a key and all below it; does nothing where the service has ended."""
-        client = _client()
+        client = coordination().client
         if client is not None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 client.key_value_delete(f"ckpt/{name}")
 
     def retire(self, name: str) -> None:
         """Like ``drop``, but only at the next ``drop_retired``: other processes may be about to read it."""
-        client = _client()
+        client = coordination().client
         if client is not None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 client.key_value_set(f"{_RETIRED}{name}", "1", allow_overwrite=True)
 
     def drop_retired(self) -> None:
         """Deletes what was retired; called when all processes have begun with what came after that."""
-        client = _client()
+        client = coordination().client
         if client is not None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 for name, _ in service.listing(client, _RETIRED):
@@ -368,7 +368,7 @@ class Processes:
         """
         if self.count == 1:
             return value
-        client = _client()
+        client = coordination().client
         with self._service_errors(tag):
             if self.index > 0:
                 return self._await_decision(client, tag, timeout_secs, call)
@@ -510,7 +510,7 @@ def _calls_of_absent(client: Any, absent: list[int]) -> str:
 
 def this_run() -> Processes:
     """The processes of this run; a single one if jax.distributed was not initialized."""
-    if _client() is None:
+    if coordination().client is None:
         return Processes(0, 1)
     return Processes(jax.process_index(), jax.process_count())
 
@@ -521,9 +521,5 @@ def next_tag() -> str:
     It counts the calls since jax.distributed was initialized: what a process did alone before that, and in an earlier
     life of jax.distributed in the same process, is its own.
     """
-    client = _client()
+    client = coordination().client
     return "" if client is None else service.rounds(client).next_tag()
-
-
-def _client() -> Any:
-    return coordination().client

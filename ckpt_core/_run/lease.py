@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ckpt_core._directory import Backend, Claim, introduction, is_dead, is_locked, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._operation import logger
 
 OWNER_FILE = ".ckpt-owner"
@@ -46,7 +47,7 @@ class Lease:
         if self._claim is not None or self._closed:
             return
         try:
-            before = self._backend.read(self._directory, OWNER_FILE)
+            before = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
         except CheckpointCorrupt:  # only used in the warning below; the claim replaces the file
             before = None
         text = f"{self._token} {introduction()}\n{this_owner()}\n{self._persistent}"
@@ -68,7 +69,7 @@ class Lease:
         if self._claim is not None:
             return False
         try:
-            return self._backend.read(self._directory, OWNER_FILE) is not None
+            return self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES) is not None
         except CheckpointCorrupt:
             return True
 
@@ -78,13 +79,13 @@ class Lease:
         Raises:
             CheckpointError: another writer has claimed the directory in the meantime.
         """
-        now = self._backend.read(self._directory, OWNER_FILE)
+        now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
         for _ in range(_TRIES):
             if now is not None:
                 break
             # another writer, who is closing, may have it in hand for a moment: see ``Backend.release``
             time.sleep(_PAUSE_SECS)
-            now = self._backend.read(self._directory, OWNER_FILE)
+            now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
         if now is None:
             raise CheckpointError(
                 f"{self._directory}: its {OWNER_FILE} is gone, so this Checkpointer may no longer save here, and its step "
@@ -152,14 +153,22 @@ def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
     """
     if is_locked(f"{directory}/{OWNER_FILE}"):
         return False
-    lines = (backend.read(directory, OWNER_FILE) or b"").decode(errors="replace").splitlines()
+    lines = (
+        (backend.read(directory, OWNER_FILE, SHORT_BYTES) or b"")
+        .decode(errors="replace")
+        .splitlines()
+    )
     owner = lines[1] if len(lines) > 1 else ""  # earlier versions wrote no second line
     return locks_work if owner == this_owner() else is_dead(owner, directory)
 
 
 def persistent_of(directory: str, backend: Backend) -> str:
     """The persistent directory of the run that claimed a local directory last; empty if its owner file names none."""
-    lines = (backend.read(directory, OWNER_FILE) or b"").decode(errors="replace").splitlines()
+    lines = (
+        (backend.read(directory, OWNER_FILE, SHORT_BYTES) or b"")
+        .decode(errors="replace")
+        .splitlines()
+    )
     try:
         named: object = json.loads(lines[2])  # versions up to 0.1 wrote two lines
     except (IndexError, ValueError):

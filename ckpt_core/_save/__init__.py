@@ -10,10 +10,10 @@ import numpy as np
 
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import ANSWERS, at_the_call
-from ckpt_core._options import Options, checked_options, refuse_arguments, unnamed
+from ckpt_core._options import Options, checked_options
 from ckpt_core._save.agreement import Offer as Offer
 from ckpt_core._save.dedup_links import Links as Links
-from ckpt_core._save.job import RecordFields, SaveJob, check_item_name, save_job
+from ckpt_core._save.job import NOTHING, RecordFields, SaveJob, collect_items, save_job
 from ckpt_core._save.protocol import PreparedSave, Snapshot, prepare_save, take
 
 __all__ = [
@@ -29,19 +29,6 @@ __all__ = [
     "save_job",
     "take",
 ]
-
-
-_ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
-
-
-class _Nothing:
-    """Default of the argument ``state``, since None is a valid state."""
-
-    def __repr__(self) -> str:
-        return "..."  # what help() shows of the argument
-
-
-NOTHING = _Nothing()
 
 
 def save(
@@ -84,9 +71,10 @@ def save(
         >>> import ckpt_core as ckpt, jax.numpy as jnp
         >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
     """
+    chosen_options = checked_options(options)
     chosen = collect_items(state, items, named)
     fields = RecordFields(state is not NOTHING, metadata)
-    job = save_job(path, fields, checked_options(options), overwrite=overwrite)
+    job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
         prepared = prepare_save(job, chosen)
     except ANSWERS as error:
@@ -125,9 +113,10 @@ def save_async(
         >>> pending = ckpt.save_async("/tmp/ckpt-docs/two", {"w": jnp.ones(3)}, overwrite=True)
         >>> pending.result()
     """
+    chosen_options = checked_options(options)
     chosen = collect_items(state, items, named)
     fields = RecordFields(state is not NOTHING, metadata)
-    job = save_job(path, fields, checked_options(options), overwrite=overwrite)
+    job = save_job(path, fields, chosen_options, overwrite=overwrite)
     try:
         prepared = prepare_save(job, chosen, np.copy)
     except ANSWERS as error:
@@ -143,36 +132,3 @@ def save_async(
             pending.abandon()
         prepared.undo()  # does nothing if the background thread has begun to write
         raise
-
-
-def collect_items(
-    state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The items to save, by name, from the arguments of a call.
-
-    Raises:
-        TypeError: the caller passed both a state and named items, neither, one name twice, or a
-            name that looks like a misspelt argument.
-        ValueError: a name cannot be the name of a directory inside a checkpoint.
-    """
-    if not (items is None or isinstance(items, Mapping)):
-        raise unnamed(items)
-    twice = sorted(set(items or {}) & set(named))
-    if twice:
-        raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
-    if named:
-        beside = not isinstance(state, _Nothing)
-        refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=beside)
-    chosen = {**(items or {}), **named}
-    if not isinstance(state, _Nothing):
-        if chosen:
-            raise TypeError(
-                f"pass one state, or named items ({', '.join(chosen)}), not both: "
-                "give the state a name too"
-            )
-        return {"state": state}
-    if not chosen:
-        raise TypeError("nothing to save: pass a state, or named items such as model=model")
-    for name in chosen:
-        check_item_name(name)
-    return chosen

@@ -16,13 +16,26 @@ from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
-from ckpt_core._options import Options
+from ckpt_core._options import Options, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
 
 if TYPE_CHECKING:
     from ckpt_core._save.dedup_links import Links
+
+
+_ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
+
+
+class _Nothing:
+    """Default of the argument ``state``, since None is a valid state."""
+
+    def __repr__(self) -> str:
+        return "..."  # what help() shows of the argument
+
+
+NOTHING = _Nothing()
 
 
 class Guard(Protocol):
@@ -184,6 +197,39 @@ def save_job(
     backend = backend_of(local, options)
     run = _processes.this_run()
     return SaveJob(target, local, backend, fields, options, run, flat=options.flat, **more)
+
+
+def collect_items(
+    state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The items to save, by name, from the arguments of a call.
+
+    Raises:
+        TypeError: the caller passed both a state and named items, neither, one name twice, or a
+            name that looks like a misspelt argument.
+        ValueError: a name cannot be the name of a directory inside a checkpoint.
+    """
+    if not (items is None or isinstance(items, Mapping)):
+        raise unnamed(items)
+    twice = sorted(set(items or {}) & set(named))
+    if twice:
+        raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
+    if named:
+        beside = not isinstance(state, _Nothing)
+        refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=beside)
+    chosen = {**(items or {}), **named}
+    if not isinstance(state, _Nothing):
+        if chosen:
+            raise TypeError(
+                f"pass one state, or named items ({', '.join(chosen)}), not both: "
+                "give the state a name too"
+            )
+        return {"state": state}
+    if not chosen:
+        raise TypeError("nothing to save: pass a state, or named items such as model=model")
+    for name in chosen:
+        check_item_name(name)
+    return chosen
 
 
 def frozen_metadata(metadata: Any) -> Any:

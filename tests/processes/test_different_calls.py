@@ -15,7 +15,7 @@ def state(step=0):
     return {"n": step, "x": np.arange(4) + step}
 
 def keys():
-    return [key for key, _ in _processes._client().key_value_dir_get("ckpt/")]
+    return [key for key, _ in _processes.coordination().client.key_value_dir_get("ckpt/")]
 """
 
 
@@ -180,7 +180,7 @@ for number, (name, both) in enumerate(cases.items()):
         path = f"{directory}/n{number}"
         next_call[name] = raised(lambda: ckpt.save(path, state(), options=options))
     meet(f"tried {number}")
-    _processes.service.rounds(_processes._client()).end(number)
+    _processes.service.rounds(_processes.coordination().client).end(number)
     ckpt.save(f"{directory}/after{number}", state(), options=options)
 report(failed=failed, next_call=next_call)
 """,

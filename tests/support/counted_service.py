@@ -120,7 +120,7 @@ def run_all(
 ) -> list[Any]:
     """What ``work`` gives in each of ``count`` processes, all at once; the first error is raised."""
     own = threading.local()
-    monkeypatch.setattr(_processes, "_client", lambda: own.client)
+    monkeypatch.setattr(_processes, "coordination", lambda: own)
     monkeypatch.setattr(_processes.service, "rounds", lambda client: client.rounds)
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
