@@ -64,8 +64,8 @@ class Counted:
             self.files.append(len(found or b""))
             return found
 
-        def read_data(files: Any, name: str, offset: int, target: Any) -> int:
-            self.data.append(plain_data(files, name, offset, target))
+        def read_data(files: Any, *arguments: Any) -> int:
+            self.data.append(plain_data(files, *arguments))
             return self.data[-1]
 
         def read_part(files: Any, *which: Any) -> bytes:

@@ -68,8 +68,8 @@ def preads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     plain = arrays.DataFiles.read
 
-    def counting(self: Any, file: str, offset: int, target: Any) -> int:
-        found.append(plain(self, file, offset, target))
+    def counting(self: Any, *arguments: Any) -> int:
+        found.append(plain(self, *arguments))
         return found[-1]
 
     monkeypatch.setattr(arrays.DataFiles, "read", counting)
