@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -27,6 +28,11 @@ _MOST_INNER_CHUNKS = 2**24
 BLOSC_HEADER_BYTES = 16
 _NO_SUCH_NAME = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 _METADATA_FILES = ("zarr.json", ".zarray")
+_CONTAINER_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+"""Where a process in a container finds its own limit, of control groups of version 2 and 1."""
 
 
 def refuse_file(location: Location, name: str, most: int) -> None:
@@ -56,17 +62,20 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 
 def memory_bytes() -> int:
-    """Maximum memory of this process: physical memory or RLIMIT_AS, in bytes.
+    """Maximum memory of this process: physical memory, the limit of its container, or RLIMIT_AS, in bytes.
 
-    ``sys.maxsize`` where the system tells neither (Windows): there a chunk that is too large ends the process, as
+    ``sys.maxsize`` where the system tells none of them (Windows): there a chunk that is too large ends the process, as
     TensorStore runs out of memory.
     """
-    try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        there = sys.maxsize
+    known = [sys.maxsize]
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in _CONTAINER_LIMITS:
+        # ``max`` is no number: there is no limit
+        with contextlib.suppress(ValueError, OSError), open(file, encoding="ascii") as opened:
+            known.append(int(opened.read()))
     limit = _limit("RLIMIT_AS")
-    return there if limit is None else min(there, limit)
+    return min(known if limit is None else [*known, limit])
 
 
 def most_open_files() -> int | None:

@@ -21,6 +21,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._read import extents, wants
+from ckpt_core._storage import bounds
 from tests.faults.crafted.signed import read_record, write_record
 
 STATE = {
@@ -225,6 +226,28 @@ def test_a_compressed_chunk_beyond_memory_is_no_damage(
     monkeypatch.setattr("ckpt_core._storage.bounds.memory_bytes", lambda: 2**20)
     with pytest.raises(MemoryError, match="4194304 bytes must be decoded at once"):
         ckpt.load(path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"v2": f"{2**30}\n"}, 2**30),
+        ({"v2": "max\n", "v1": f"{2**31}\n"}, 2**31),
+        ({"v2": "max\n", "v1": f"{2**63 - 4096}\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_memory_of_a_process_is_that_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str], expected: int | None
+) -> None:
+    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", ())
+    whole = bounds.memory_bytes()
+    assert whole > 2**31
+    for name, text in limits.items():
+        (tmp_path / name).write_text(text)
+    files = (str(tmp_path / "v2"), str(tmp_path / "v1"))
+    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", files)
+    assert bounds.memory_bytes() == (expected or whole)
 
 
 def test_a_newer_format_says_so_and_nothing_moves(tmp_path: Path) -> None:
