@@ -18,7 +18,7 @@ from ckpt_core._errors import BarrierTimeout, mark_known_to_all, raised_by_anoth
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaiting, messages, service
 from ckpt_core._processes.awaiting import awaited as awaited
-from ckpt_core._processes.jobs import coordination
+from ckpt_core._processes.jobs import coordination as coordination
 from ckpt_core._processes.jobs import coordinator_host as coordinator_host
 from ckpt_core._processes.jobs import join_from_environment as join_from_environment
 from ckpt_core._processes.jobs import preemption_service_listens as preemption_service_listens

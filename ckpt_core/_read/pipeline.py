@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from ckpt_core._background.threads import Job, Workers
 from ckpt_core._devices.xla_memory import allocate, is_worth_it
 from ckpt_core._layout.regions import Region, region_shape, region_size
-from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
+from ckpt_core._processes import coordination
 from ckpt_core._read.derived import DerivedReader
 from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._read.orbax import OrbaxReader
@@ -34,7 +34,7 @@ _Reader = DerivedReader | ExtentReader | OrbaxReader
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
 _LEAST_BYTES_PAST_CACHE = 64 * MIB
-_PART_OF_MEMORY = 16
+_MEMORY_PER_LOAD = 16
 """A load of more than 1/16 of this process's memory does not fill the page cache."""
 
 
@@ -57,7 +57,7 @@ def read_leaves(
     """
     past_cache = None
     if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:
-        past_cache = _past_cache(item, wants, options)
+        past_cache = _past_cache(item, wants, options.page_cache)
     reader = _reader(checkpoint, item, wants, options, context, past_cache)
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     threads = min(8, (os.cpu_count() or 1) + 2)
@@ -84,17 +84,21 @@ def read_leaves(
             running, started, running_bytes = planned, submitted, size_bytes
 
 
-def _past_cache(item: SavedItem, wants: Sequence[Want], options: Options) -> PastCache | None:
+def _past_cache(
+    item: SavedItem, wants: Sequence[Want], page_cache: bool | None
+) -> PastCache | None:
     """What reads local files without the page cache; None to read through it.
 
     By default several processes read through it, for those of one host may need the same bytes.
     """
-    if not DIRECT:
+    if not DIRECT or page_cache:
         return None
-    if options.page_cache is None and jax.process_count() == 1:
-        size_bytes = sum(size for _, size in _batches(item, wants, sys.maxsize))
-        return PastCache() if size_bytes > memory_bytes() // _PART_OF_MEMORY else None
-    return PastCache() if options.page_cache is False else None
+    if page_cache is None:
+        read = [want for want in wants if not want.mapped]
+        size_bytes = sum(size for _, size in _batches(item, read, sys.maxsize))
+        if size_bytes <= memory_bytes() // _MEMORY_PER_LOAD or coordination().client is not None:
+            return None
+    return PastCache()
 
 
 def _reader(

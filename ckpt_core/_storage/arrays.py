@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import math
@@ -153,6 +152,7 @@ def read_region(
 _NOTHING = np.empty(0, np.uint8)
 _KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
 """Whether an mmap object keeps a file descriptor open (before Python 3.13)."""
+_FEW_FILES = 16
 _alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 """The live mappings of this process, also those of arrays that earlier loads returned."""
 
@@ -235,13 +235,13 @@ class StoreFiles:
 
 
 class DataFiles:
-    """Data files in a file system; opens each once, and follows links. See ``Files``.
+    """Data files in a file system; opens each once while they are not too many, and follows links. See ``Files``.
 
     Args:
         location: location of the item.
         sizes_bytes: file name -> maximum size, for files whose size the record has.
         is_local: whether the file at a path is on a local disk, and may be memory-mapped or read past the page cache.
-        past_cache: what reads files without the page cache; None to read through it. Closed with this.
+        past_cache: what reads files without the page cache; None to read through it.
     """
 
     piece_bytes = 256 * KIB
@@ -268,48 +268,62 @@ class DataFiles:
         descriptor = self._open.get(file)
         if descriptor is None:
             descriptor = self._descriptor(file)
-        view: Any = memoryview(target.data)
-        done = 0
-        if self._past_cache is not None:
-            end = end or offset + target.size
-            while done < target.size and (
-                count := self._past_cache.read(descriptor, offset + done, target[done:], end)
-            ):
+        try:
+            done = 0
+            if self._past_cache is not None:
+                end = end or offset + target.size
+                while done < target.size and (
+                    count := self._past_cache.read(
+                        file, descriptor, offset + done, target[done:], end
+                    )
+                ):
+                    done += count
+            view: Any = memoryview(target.data)
+            while done < len(view):
+                if hasattr(os, "preadv"):
+                    count = os.preadv(descriptor, [view[done:]], offset + done)
+                else:
+                    count = self._read_in_turn(descriptor, view[done:], offset + done)
+                if count == 0:
+                    break
                 done += count
-        while done < len(view):
-            if hasattr(os, "preadv"):
-                count = os.preadv(descriptor, [view[done:]], offset + done)
-            else:
-                count = self._read_in_turn(descriptor, view[done:], offset + done)
-            if count == 0:
-                break
-            done += count
-        return done
+            return done
+        finally:
+            if file not in self._open:
+                os.close(descriptor)
 
     def part(self, file: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
         """The bytes of a range, or of all of a file; fewer at its end."""
         descriptor = self._descriptor(file)
-        size = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
-        if not hasattr(os, "pread"):
-            data = np.empty(size, np.uint8)
-            return data[: self.read(file, offset, data)].tobytes()
-        found = os.pread(descriptor, size, offset)
-        while len(found) < size:
-            more = os.pread(descriptor, size - len(found), offset + len(found))
-            if not more:
-                break
-            found += more
-        return found
+        try:
+            size = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
+            if not hasattr(os, "pread"):
+                data = np.empty(size, np.uint8)
+                return data[: self.read(file, offset, data)].tobytes()
+            found = os.pread(descriptor, size, offset)
+            while len(found) < size:
+                more = os.pread(descriptor, size - len(found), offset + len(found))
+                if not more:
+                    break
+                found += more
+            return found
+        finally:
+            if file not in self._open:
+                os.close(descriptor)
 
     def ahead(self, file: str, offset: int, size_bytes: int) -> None:
+        if self._past_cache is not None:
+            return
         descriptor = self._descriptor(file)
-        with contextlib.suppress(AttributeError, OSError):  # a system or file system without it
-            try:
-                os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-            except BlockingIOError:
-                os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
-            if self._past_cache is not None:
-                self._past_cache.leave(descriptor, offset, offset + size_bytes)
+        try:
+            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
+        except (AttributeError, OSError):  # a system or file system without it
+            pass
+        finally:
+            if file not in self._open:
+                os.close(descriptor)
 
     def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
         """preadv where the system has none (Windows, macOS before 11): one read after the other."""
@@ -328,34 +342,46 @@ class DataFiles:
         return self._mapped[file]
 
     def _map(self, file: str) -> np.ndarray[Any, Any] | None:
-        if _KEEPS_DESCRIPTORS and len(_alive) >= _most_mappings():
+        if _KEEPS_DESCRIPTORS and len(_alive) >= _part_of_most_files():
             return None
         descriptor = self._descriptor(file)
-        if os.fstat(descriptor).st_size == 0:
-            return _NOTHING
-        if not self._is_local(
-            f"{self._location.path}/{file}"
-        ):  # per file: it may be a link elsewhere
-            return None
-        arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
         try:
-            memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
-        except OSError:  # no address space, or no descriptor left
-            return None
+            if os.fstat(descriptor).st_size == 0:
+                return _NOTHING
+            # per file: it may be a link elsewhere
+            if not self._is_local(f"{self._location.path}/{file}"):
+                return None
+            arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
+            try:
+                memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
+            except OSError:  # no address space, or no descriptor left
+                return None
+        finally:
+            if file not in self._open:
+                os.close(descriptor)
         _alive.add(memory)
         return np.frombuffer(memory, np.uint8)
 
     def _descriptor(self, file: str) -> int:
+        """The open file; whoever asks closes it after use if it is not in ``_open``, since too many are."""
         with self._lock:
-            if file not in self._open:
-                self._open[file] = self._opened(file)
-            return self._open[file]
+            if file in self._open:
+                return self._open[file]
+            descriptor = self._opened(file)
+            if len(self._open) < _FEW_FILES or len(self._open) < _part_of_most_files():
+                self._open[file] = descriptor
+            return descriptor
 
     def check(self, files: Iterable[str]) -> list[int]:
         found: list[int] = []
         for file in files:
-            known = file in self._sizes
-            found.append(os.fstat(self._descriptor(file)).st_size if known else sys.maxsize)
+            if file not in self._sizes:
+                found.append(sys.maxsize)
+                continue
+            descriptor = self._descriptor(file)
+            found.append(os.fstat(descriptor).st_size)
+            if file not in self._open:
+                os.close(descriptor)
         return found
 
     def _opened(self, file: str) -> int:
@@ -370,8 +396,9 @@ class DataFiles:
         expected = self._sizes.get(file, status.st_size)
         # A file that is too short is reported by the read, which can name the leaf.
         if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
-            if self._past_cache is not None and not self._is_local(f"{self._location.path}/{file}"):
-                self._past_cache.never(descriptor)
+            if self._past_cache is not None:
+                local = self._is_local(f"{self._location.path}/{file}")
+                self._past_cache.opened(file, descriptor, local=local)
             return descriptor
         os.close(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -383,15 +410,12 @@ class DataFiles:
         return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
 
     def close(self) -> None:
-        if self._past_cache is not None:
-            self._past_cache.close()
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        while self._open:
+            os.close(self._open.popitem()[1])
         self._mapped.clear()
 
 
-def _most_mappings() -> int:
-    """Maximum number of mappings that hold a descriptor: 1/4 of the limit for the process."""
+def _part_of_most_files() -> int:
+    """What one load may keep open of what this process may: a quarter. So do all mappings that hold a descriptor."""
     most = most_open_files()
     return sys.maxsize if most is None else most // 4

@@ -25,101 +25,84 @@ _WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT
 
 
 class _Window(threading.local):
-    """What a thread read last, the bytes from ``start`` to ``stop`` of a file; and up to where it reads through the cache."""
+    """What a thread read last, the bytes from ``start`` to ``stop`` of ``file``; and up to where it reads through the cache."""
 
     def __init__(self) -> None:
-        self.bytes = np.frombuffer(mmap.mmap(-1, _WINDOW_BYTES), np.uint8)
-        self.file, self.start, self.stop = -1, 0, 0
-        self.cached: tuple[int, int, int] = -1, 0, 0
-        self.probe = bytearray(1)
+        self.bytes: np.ndarray[Any, Any] | None = None
+        self.file, self.start, self.stop = "", 0, 0
+        self.cached: tuple[str, int, int] = "", 0, 0
 
 
 class PastCache:
-    """Reads files past the page cache; for any number of threads. Files are given by their descriptors."""
+    """Reads the files of one folder past the page cache; for any number of threads."""
 
     def __init__(self) -> None:
         self._window = _Window()
-        self._lock = threading.Lock()
-        self._direct: dict[int, int | None] = {}
-        self._ahead: dict[int, tuple[int, int]] = {}
+        self._never: set[str] = set()
 
-    def never(self, descriptor: int) -> None:
-        """This file is read through the cache alone."""
-        self._direct[descriptor] = None
+    def opened(self, file: str, descriptor: int, *, local: bool) -> None:
+        """A file was opened; one that is not ``local`` is read through the cache."""
+        if not local:
+            self._never.add(file)
+            return
+        # Else the system reads on from what is read through the cache, and finds more in it each time.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def leave(self, descriptor: int, start: int, stop: int) -> None:
-        """The system reads this range into its cache, so that ``read`` shall not read it a second time."""
-        first, last = self._ahead.get(descriptor, (start, stop))
-        self._ahead[descriptor] = min(first, start), max(last, stop)
-
-    def read(self, descriptor: int, offset: int, target: np.ndarray[Any, Any], end: int) -> int:
+    def read(
+        self, file: str, descriptor: int, offset: int, target: np.ndarray[Any, Any], end: int
+    ) -> int:
         """Reads some bytes into ``target``; gives how many, 0 if they must be read through the cache, or at the file's end.
 
         Args:
-            descriptor: the file.
+            file, descriptor: the file; its name, since another one may get the descriptor's number later.
             offset: where the bytes begin.
             target: memory for them.
             end: up to where this thread reads the file next.
         """
         window = self._window
-        is_there = window.file == descriptor and window.start <= offset < window.stop
-        if not is_there and (
-            self._is_cached(descriptor, offset, end) or not self._fill(descriptor, offset, end)
-        ):
+        if file != window.file or not window.start <= offset < window.stop:
+            if self._is_cached(file, descriptor, offset, end):
+                return 0
+            self._fill(file, descriptor, offset, end)
+        if window.bytes is None or file != window.file or not window.start <= offset < window.stop:
             return 0
         part = window.bytes[offset - window.start : window.stop - window.start][: target.size]
         np.copyto(target[: part.size], part)  # an assignment to a memoryview keeps the GIL
         return part.size
 
-    def _is_cached(self, descriptor: int, offset: int, end: int) -> bool:
-        """Whether what comes next is in the cache, or will be; looks at its first page, once for all up to ``end``."""
-        window = self._window
-        file, start, stop = window.cached
-        if file == descriptor and start <= offset < stop:
+    def _is_cached(self, file: str, descriptor: int, offset: int, end: int) -> bool:
+        """Whether what comes next is read through the cache; its first page says it, once for all up to ``end``."""
+        cached, start, stop = self._window.cached
+        if file in self._never or (file == cached and start <= offset < stop):
             return True
-        first, last = self._ahead.get(descriptor, (0, 0))
-        if first <= offset < last:
-            return True
-        try:  # one byte: the system begins to read as many into its cache as it is asked for
-            os.preadv(descriptor, [window.probe], offset, os.RWF_NOWAIT)
+        try:
+            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError:  # a file system that cannot say
             pass
-        window.cached = descriptor, offset, end
+        self._window.cached = file, offset, end
         return True
 
-    def _fill(self, descriptor: int, offset: int, end: int) -> bool:
-        """Reads what comes next into this thread's window; whether anything came."""
-        direct = self._direct.get(descriptor, -1)
-        if direct == -1:
-            direct = self._opened(descriptor)
-        if direct is None:
-            return False
+    def _fill(self, file: str, descriptor: int, offset: int, end: int) -> None:
+        """Reads what comes next into this thread's window; on an error it has nothing.
+
+        A file system without direct reads, a disk of larger sectors, no memory for the window, no further descriptor:
+        the read through the cache says what it is, if it fails, too.
+        """
         window = self._window
-        window.file = -1  # should this be interrupted
+        window.file = ""
         start = offset - offset % _ALIGNMENT
         size = min(_WINDOW_BYTES, -(-(end - start) // _ALIGNMENT) * _ALIGNMENT)
         try:
-            window.stop = start + os.preadv(direct, [window.bytes[:size].data], start)
-        except OSError:  # a disk of larger sectors, or a file system that refuses: the read through the cache says what it is
-            return False
-        window.file, window.start = descriptor, start
-        return offset < window.stop
-
-    def _opened(self, descriptor: int) -> int | None:
-        """The same file, opened once more; None if its file system cannot do without the cache."""
-        with self._lock:
-            if descriptor not in self._direct:
-                try:
-                    self._direct[descriptor] = os.open(f"/proc/self/fd/{descriptor}", READ | DIRECT)
-                except OSError:
-                    self._direct[descriptor] = None
-            return self._direct[descriptor]
-
-    def close(self) -> None:
-        """Closes what it opened."""
-        for direct in self._direct.values():
-            if direct is not None:
+            if window.bytes is None:
+                window.bytes = np.frombuffer(mmap.mmap(-1, _WINDOW_BYTES), np.uint8)
+            # for this read only: there may be thousands of files
+            direct = os.open(f"/proc/self/fd/{descriptor}", READ | DIRECT)
+            try:
+                found = os.preadv(direct, [window.bytes[:size].data], start)
+            finally:
                 os.close(direct)
-        self._direct.clear()
+        except (OSError, MemoryError):
+            return
+        window.start, window.stop, window.file = start, start + found, file

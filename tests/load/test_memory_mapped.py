@@ -197,7 +197,7 @@ def test_mappings_leave_most_descriptors_to_the_program(
     ckpt.save(local / "step", tree, options=options)
     assert len(data_files(local / "step")) >= 4
     monkeypatch.setattr(arrays, "_KEEPS_DESCRIPTORS", True)
-    monkeypatch.setattr(arrays, "_most_mappings", lambda: 2)
+    monkeypatch.setattr(arrays, "_part_of_most_files", lambda: 2)
     monkeypatch.setattr(arrays, "_alive", weakref.WeakSet())
     loaded = ckpt.load(local / "step", as_numpy=True)
     assert sum(map(is_mapped, loaded.values())) == 2
