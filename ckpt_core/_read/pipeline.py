@@ -33,6 +33,7 @@ _Reader = DerivedReader | ExtentReader | OrbaxReader
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
+_MOST_THREADS = 8
 _LEAST_BYTES_PAST_CACHE = 64 * MIB
 _MEMORY_PER_LOAD = 16
 """A load of more than 1/16 of this process's memory does not fill the page cache."""
@@ -60,7 +61,8 @@ def read_leaves(
         past_cache = _past_cache(item, wants, options.page_cache)
     reader = _reader(checkpoint, item, wants, options, context, past_cache)
     limit = min(_BATCH_BYTES, options.max_host_bytes)
-    threads = min(8, (os.cpu_count() or 1) + 2)
+    # past the cache nothing but the threads keeps the disk busy, and some of them wait for memory
+    threads = _MOST_THREADS if past_cache else min(_MOST_THREADS, (os.cpu_count() or 1) + 2)
     with contextlib.closing(reader), Workers(threads, "ckpt-read") as workers:
         running: list[tuple[Want, dict[Region, Array]]] = []
         started: list[Job] = []
