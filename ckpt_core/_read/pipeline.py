@@ -58,7 +58,7 @@ def read_leaves(
     """
     past_cache = None
     if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:
-        past_cache = _past_cache(item, wants, options.page_cache)
+        past_cache = _past_cache(item, wants, options)
     reader = _reader(checkpoint, item, wants, options, context, past_cache)
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     # past the cache nothing but the threads keeps the disk busy, and some of them wait for memory
@@ -86,16 +86,15 @@ def read_leaves(
             running, started, running_bytes = planned, submitted, size_bytes
 
 
-def _past_cache(
-    item: SavedItem, wants: Sequence[Want], page_cache: bool | None
-) -> PastCache | None:
+def _past_cache(item: SavedItem, wants: Sequence[Want], options: Options) -> PastCache | None:
     """What reads local files without the page cache; None to read through it.
 
     By default several processes read through it, for those of one host may need the same bytes.
     """
-    if not DIRECT or page_cache:
+    has_room = options.max_host_bytes >= _MOST_THREADS * PastCache.BYTES_OF_A_THREAD
+    if not DIRECT or options.page_cache or not has_room:
         return None
-    if page_cache is None:
+    if options.page_cache is None:
         read = [want for want in wants if not want.mapped]
         size_bytes = sum(size for _, size in _batches(item, read, sys.maxsize))
         if size_bytes <= memory_bytes() // _MEMORY_PER_LOAD or coordination().client is not None:

@@ -34,7 +34,9 @@ class _Window(threading.local):
 
 
 class PastCache:
-    """Reads the files of one folder past the page cache; for any number of threads."""
+    """Reads the files of one folder past the page cache; for any number of threads, which take ``BYTES_OF_A_THREAD`` each."""
+
+    BYTES_OF_A_THREAD = _WINDOW_BYTES
 
     def __init__(self) -> None:
         self._window = _Window()
