@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import math
@@ -316,11 +317,11 @@ class DataFiles:
             return
         descriptor = self._descriptor(file)
         try:
-            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
-        except (AttributeError, OSError):  # a system or file system without it
-            pass
+            with contextlib.suppress(AttributeError, OSError):  # a system or file system without it
+                try:
+                    os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+                except BlockingIOError:
+                    os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
         finally:
             if file not in self._open:
                 os.close(descriptor)

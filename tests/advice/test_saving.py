@@ -145,12 +145,12 @@ def test_no_utf_8(tmp_path: Path):
 
 
 def test_one_state_or_items(tmp_path: Path):
-    with told("_save/__init__.py: not both: give the state a name too"):
+    with told("_save/job.py: not both: give the state a name too"):
         save(tmp_path / "a", STATE, more=OTHER)
     save(tmp_path / "a", model=STATE, more=OTHER)
     assert set(ckpt.load(tmp_path / "a")) == {"model", "more"}
     model = STATE
-    with told("_save/__init__.py: nothing to save: pass a state, or named items such as ") as said:
+    with told("_save/job.py: nothing to save: pass a state, or named items such as ") as said:
         save(tmp_path / "b")
     save(tmp_path / "b", **eval(f"dict({said.text.rpartition('such as ')[2]})", {"model": model}))
     assert holds_item(tmp_path / "b", "model")

@@ -190,8 +190,8 @@ COUNTED = """
 from ckpt_core._storage import arrays
 counted = {}
 plain = arrays.DataFiles.read
-def counting(self, file, offset, target):
-    got = plain(self, file, offset, target)
+def counting(self, *arguments):
+    got = plain(self, *arguments)
     counted[name] = counted.get(name, 0) + got
     return got
 arrays.DataFiles.read = counting

@@ -17,8 +17,8 @@ COUNTING = """
 from ckpt_core._storage import arrays
 counted = []
 plain = arrays.DataFiles.read
-def counting(self, file, offset, target):
-    got = plain(self, file, offset, target)
+def counting(self, *arguments):
+    got = plain(self, *arguments)
     counted.append(got)
     return got
 arrays.DataFiles.read = counting

@@ -369,7 +369,7 @@ def test_what_thousands_of_steps_cost(tmp_path: Path, monkeypatch: pytest.Monkey
     looked: list[str] = []
     records: list[str] = []
 
-    def read(_: Any, path: str, name: str) -> None:
+    def read(_: Any, path: str, name: str, *_limit: int) -> None:
         if name == "ckpt.json":
             records.append(path)
 
