@@ -163,7 +163,7 @@ class StoredChunks:
         wants: Sequence[Want],
         options: Options,
         context: StoreContext,
-        past_cache: PastCache | None = None,
+        past_cache: PastCache | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item

@@ -194,9 +194,8 @@ def test_tensors_of_a_file(saved: Path, monkeypatch: pytest.MonkeyPatch):
     forget(folder)
     loaded = ckpt.load(folder / "model.safetensors", options=PAST)
     assert_same(jax.tree.map(np.asarray, loaded), tensors)
-    assert (
-        cached_bytes(folder) < SAVED_BYTES / 2
-    )  # the header is read before, and the system reads on from there
+    # the header is read before, and the system reads on from there
+    assert cached_bytes(folder) < SAVED_BYTES / 2
 
 
 @pytest.mark.parametrize(
@@ -207,15 +206,18 @@ def test_tensors_of_a_file(saved: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_file_system_without_it(saved: Path, tree: Any, monkeypatch: Any, refused: int):
     """Opening fails where a file system has no direct reads; then all goes through the cache."""
     plain = os.open
+    asked: list[str] = []
 
     def refusing(path: Any, *flags: Any, **named: Any) -> int:
         if str(path).startswith("/proc/self/fd/"):
+            asked.append(path)
             raise OSError(refused, os.strerror(refused))
         return plain(path, *flags, **named)
 
     monkeypatch.setattr(os, "open", refusing)
     forget(saved)
     assert_same(ckpt.load(saved, options=PAST), tree)
+    assert asked
 
 
 def failing(refuses: Callable[[int, int], bool], code: int, monkeypatch: Any) -> list[int]:
@@ -343,12 +345,16 @@ def test_any_range_in_any_order(saved: Path, data: Any):
 
 
 def test_no_memory_for_a_window(saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch):
-    def refusing(*_: Any) -> None:
+    asked: list[Any] = []
+
+    def refusing(*arguments: Any) -> None:
+        asked.append(arguments)
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     forget(saved)
     monkeypatch.setattr(past_cache, "mmap", SimpleNamespace(mmap=refusing))
     assert_same(ckpt.load(saved, options=PAST), tree)
+    assert asked
 
 
 @pytest.mark.parametrize("options", [PAST, THROUGH], ids=["past", "through"])

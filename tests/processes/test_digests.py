@@ -126,7 +126,7 @@ def test_checksums_of_an_older_save_are_found_wherever_they_are(tmp_path: Path) 
     item = opened.items["state"]
     assert isinstance(opened, NativeCheckpoint) and isinstance(item, NativeItem)
     wants = [Want(0, []), Want(1, [])]
-    known = StoredChunks(opened, item, wants, ckpt.Options(), new_context())
+    known = StoredChunks(opened, item, wants, ckpt.Options(), new_context(), None)
     for writer in ("", "ocdbt.process_0/d/x", "ocdbt.process_7/d/x", "d/x"):
         _, crcs = known.checksums(0, "a/c/0", Extent(writer, 0, 32))
         assert crcs is not None and len(crcs) == 1
