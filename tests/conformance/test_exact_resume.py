@@ -264,9 +264,11 @@ def test_the_fixture(tmp_path: Path) -> None:
         "        train(directory, report, forget='w')\n"
         "    assert_exact_resume(forgetful, interrupt_at=5)\n"
     )
-    # Nothing asks for the plugin: the entry point of the installed package brings it.
+    # Nothing asks for the plugin: the entry point of the installed package brings it. Without a folder of its
+    # own it would delete at its end, for minutes, what earlier runs of pytest left in the common one.
+    arguments = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", "-q", str(test)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(test)],
+        [sys.executable, "-m", "pytest", *arguments],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         capture_output=True,

@@ -66,6 +66,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
         "-p",
         "no:cacheprovider",
         f"--junitxml={report}",
+        f"--basetemp={site / 'base'}",
     ]
     done = subprocess.run(
         [
