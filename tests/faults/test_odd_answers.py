@@ -7,6 +7,7 @@ where there was none: a value of an unknown state, or a write that is not carrie
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,27 +23,44 @@ def tree(step: int) -> dict[str, Any]:
     return {"n": step, "w": np.full(3000, step, np.float32)}
 
 
-@pytest.mark.parametrize(
-    "body", [b"{}", b'{"error": {"code": 412}}', b'{"kind": "storage#objects"}']
-)
-@pytest.mark.parametrize("status", [404, 405, 409, 410, 412, 451])
+BODIES = [b"{}", b'{"error": {"code": 412}}', b'{"kind": "storage#objects"}']
+ANSWERS = [(status, body) for status in (404, 405, 409, 410, 412, 451) for body in BODIES]
+
+
+@pytest.mark.parametrize(("status", "body"), ANSWERS)
 def test_no_refused_listing_is_an_empty_directory(server: Server, status: int, body: bytes) -> None:
+    _assert_refused(server, _answering(server, status, body).all_steps)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [pytest.param(*one, marks=[] if one == ANSWERS[0] else pytest.mark.slow) for one in ANSWERS],
+)
+def test_no_restore_takes_a_refused_listing_for_nothing(
+    server: Server, status: int, body: bytes
+) -> None:
+    reader = _answering(server, status, body)
+    url = f"{server.root}/run"
+    _assert_refused(server, lambda: reader.restore_latest(state=tree(9)))
+    _assert_refused(server, lambda: ckpt.Checkpointer(url).restore_latest(state=tree(9)))
+    server.fault = lambda _: None
+    assert reader.restore_latest(state=tree(9)).step == 0
+
+
+def _answering(server: Server, status: int, body: bytes) -> ckpt.Checkpointer:
+    """Saves a step; from then on the server answers all listings so. The run, opened to read."""
     url = f"{server.root}/run"
     with ckpt.Checkpointer(url) as checkpointer:
         checkpointer.save(0, tree(0))
     server.refusal = body
     server.fault = lambda request: status if request.kind == "list" else None
-    reader = ckpt.Checkpointer(url, read_only=True)
-    for call in (
-        reader.all_steps,
-        lambda: reader.restore_latest(state=tree(9)),
-        lambda: ckpt.Checkpointer(url).restore_latest(state=tree(9)),
-    ):
-        with pytest.raises(OSError, match=server.root) as caught:
-            call()
-        assert not isinstance(caught.value, ckpt.CheckpointNotFound)
-    server.fault = lambda _: None
-    assert reader.restore_latest(state=tree(9)).step == 0
+    return ckpt.Checkpointer(url, read_only=True)
+
+
+def _assert_refused(server: Server, call: Callable[[], object]) -> None:
+    with pytest.raises(OSError, match=server.root) as caught:
+        call()
+    assert not isinstance(caught.value, ckpt.CheckpointNotFound)
 
 
 def test_keys_that_are_missing_disturb_no_listing(server: Server) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,29 +39,53 @@ def tree(step: int) -> dict[str, Any]:
     return {"n": step, "w": np.full(1000, step, np.float32)}
 
 
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("status", [401, 403])
+REFUSALS = [(status, body) for status in (401, 403) for body in BODIES]
+
+
+@pytest.mark.parametrize(("status", "body"), REFUSALS)
 def test_a_refused_listing_is_no_empty_directory(server: Server, status: int, body: str) -> None:
-    url = f"{server.root}/run"
-    with ckpt.Checkpointer(url) as checkpointer:
-        checkpointer.save(0, tree(0))
+    reader = _refusing(server, status, body)
+    _assert_refused(server, status, reader.all_steps)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        pytest.param(*one, marks=[] if one in ((401, "xml"), (403, "error")) else pytest.mark.slow)
+        for one in REFUSALS
+    ],
+)
+def test_no_call_takes_a_refused_listing_for_nothing(
+    server: Server, status: int, body: str
+) -> None:
+    reader = _refusing(server, status, body)
     before = dict(server.objects)
-    server.refusal = BODIES[body]
-    server.fault = lambda request: status if request.kind == "list" else None
-    reader = ckpt.Checkpointer(url, read_only=True)
     for call in (
-        reader.all_steps,
         reader.latest_step,
         lambda: reader.restore_latest(state=tree(9)),
-        lambda: ckpt.Checkpointer(url).restore_latest(state=tree(9)),
+        lambda: ckpt.Checkpointer(f"{server.root}/run").restore_latest(state=tree(9)),
         lambda: ckpt.load(f"{server.root}/nothing"),
     ):
-        with pytest.raises(PermissionError, match="credentials") as caught:
-            call()
-        assert str(status) in str(caught.value) and server.root in str(caught.value)
+        _assert_refused(server, status, call)
     server.fault = lambda _: None
     assert before.items() <= server.objects.items()
     assert reader.restore_latest(state=tree(9)).step == 0
+
+
+def _refusing(server: Server, status: int, body: str) -> ckpt.Checkpointer:
+    """Saves a step; from then on the server refuses all listings. The run, opened to read."""
+    url = f"{server.root}/run"
+    with ckpt.Checkpointer(url) as checkpointer:
+        checkpointer.save(0, tree(0))
+    server.refusal = BODIES[body]
+    server.fault = lambda request: status if request.kind == "list" else None
+    return ckpt.Checkpointer(url, read_only=True)
+
+
+def _assert_refused(server: Server, status: int, call: Callable[[], object]) -> None:
+    with pytest.raises(PermissionError, match="credentials") as caught:
+        call()
+    assert str(status) in str(caught.value) and server.root in str(caught.value)
 
 
 @pytest.mark.parametrize("body", ["error", "object", "xml"])
