@@ -138,7 +138,8 @@ class Checkpointer:
         """Saves a step if the policy wants it; True if a save was started (asynchronous) or done.
 
         Returns False if the policy declines, or if this Checkpointer already saved or restored the step, so an
-        extra save after the training loop does no harm. All processes must call it.
+        extra save after the training loop does no harm; with ``force=True``, if the persistent directory has it,
+        too. All processes must call it.
 
         After an older step was restored, or a rollback, a later number goes on from there, and the steps that
         are left are retired. A number beyond all steps goes on from the newest one.

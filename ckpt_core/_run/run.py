@@ -23,10 +23,9 @@ from ckpt_core._errors import (
     is_visible,
     known_to_all,
     raised_by_a_handler,
-    raised_by_another,
 )
 from ckpt_core._operation import logger
-from ckpt_core._processes import NotTogether, kind_of, next_tag
+from ckpt_core._processes import NotTogether, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
@@ -144,9 +143,12 @@ class Run:
         running = [one.step for one in self.saves]
         trail = self._caught_up()  # after `running`: a save that ends in between is in both
         if not overwrite and (trail.repeats(step) or step in running):
-            self._say_repeated(step)
-            return False
-        self._check_unread(items)
+            newest = trail.place if running[0] is None else running[0]
+            overwrite = force and step == newest and self._is_local_only(step)
+            if not overwrite:
+                self._say_repeated(step)
+                return False
+        self._unread.check_on_all(items, self._processes, self._options.timeout_secs)
         if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
@@ -178,17 +180,6 @@ class Run:
         self._start(what, call, plan, persists, staging.copy if in_thread else None)
         return True
 
-    def _check_unread(self, items: Mapping[str, Any]) -> None:
-        """Raises on all processes if one of them has not read what was restored: the others would wait for it."""
-        if self._processes.count == 1 or not self._unread.asks(items):
-            self._unread.check(items)  # of several processes none raises
-            return
-        limit_secs = self._options.timeout_secs
-        self._processes.run_on_all(
-            next_tag(), lambda: self._unread.check(items), limit_secs, _failed_on, call="save"
-        )
-        self._unread.passed(items)
-
     def wants(self, step: int) -> bool:
         """Whether the policy wants this step; all processes must call it."""
         running = self.saves[0].running
@@ -200,6 +191,13 @@ class Run:
         last = self.preemption.wants(step) or self.preemption.will_stop
         asked = self._persists
         return (asked is None or asked.wants(step, self._persistent.running)) or last
+
+    def _is_local_only(self, step: int) -> bool:
+        """Whether a step that was saved is in no tier but the local one; all processes must call it."""
+        if self._local is None:
+            return False
+        settle_all(self.saves[-1:])  # it may be on its way
+        return self.on_first("look for a step", lambda: not self._steps.has(step))
 
     def _say_repeated(self, step: int) -> None:
         if not self._said_repeated:
@@ -593,8 +591,3 @@ class Run:
         if saving:
             return f"saving step {saving[0]}"
         return "read only" if self.directory.read_only else "open"
-
-
-def _failed_on(index: int, text: str) -> Exception:
-    """The error of the other processes, from the first process that failed and its error."""
-    return raised_by_another(kind_of(text), f"process {index}: {text}")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import re
 import weakref
 from collections.abc import Mapping, Set
 from typing import Any
 
 from ckpt_core import _adapters
-from ckpt_core._errors import RestoredValueIgnored
+from ckpt_core._errors import RestoredValueIgnored, raised_by_another
 from ckpt_core._items import Files, names_a_form
 from ckpt_core._operation import logger
+from ckpt_core._processes import Processes, kind_of, next_tag
 from ckpt_core._results import Restored
 from ckpt_core._tree import flatten
 
@@ -61,9 +63,16 @@ class UnreadValues:
         """Whether ``check`` could raise on any process, some of which may have read what others have not."""
         return not self._asked.isdisjoint(items)
 
-    def passed(self, items: Mapping[str, Any]) -> None:
-        """Notes that ``check`` raised on no process, so that they need not agree on these items again."""
-        self._asked.difference_update(items)
+    def check_on_all(
+        self, items: Mapping[str, Any], processes: Processes, limit_secs: float
+    ) -> None:
+        """Raises on all processes if ``check`` does on one: the others would wait for it."""
+        if processes.count == 1 or not self.asks(items):
+            self.check(items)  # of several processes none raises
+            return
+        check = functools.partial(self.check, items)
+        processes.run_on_all(next_tag(), check, limit_secs, _failed_on, call="save")
+        self._asked.difference_update(items)  # they need not agree on these again
 
     def check(self, items: Mapping[str, Any]) -> None:
         """Raises if an item is saved whose restored value was never read, or that was left out.
@@ -175,3 +184,8 @@ def _comes_back(target: Any) -> bool:
         return True
     flat = flatten(target, expand=lambda obj: ((), list) if _adapters.adapter_for(obj) else None)
     return bool(flat.leaves)
+
+
+def _failed_on(index: int, text: str) -> Exception:
+    """The error of the other processes, from the first process that failed and its error."""
+    return raised_by_another(kind_of(text), f"process {index}: {text}")

@@ -503,3 +503,30 @@ def test_an_overwrite_does_not_wait_for_retention(tmp_path: Path) -> None:
     for one in reports(launch(SLOW_RETENTION, tmp_path / "run", processes=2, limit_secs=200)):
         assert one["error"] is None, one["error"]
         assert one["end"] == {"2": 2, "4": 5}
+
+
+FORCED = (
+    COMMON
+    + """
+with start() as c:
+    save(c, 0, 0)
+    for forced in (False, True):  # perhaps before the first has ended
+        assert c.save(1, state(1), metadata=1, force=forced)
+    c.wait_until_finished()
+    told["again"] = c.save(1, state(2), force=True)
+    save(c, 2, 2)
+meet("saved")
+with ckpt.Checkpointer(persistent, read_only=True) as tool:
+    told["persistent"] = {str(step): tool.load(step, like())["n"] for step in tool.all_steps()}
+told["end"] = seen()
+report(**told)
+"""
+)
+
+
+def test_a_forced_save_of_what_local_directories_have(tmp_path: Path) -> None:
+    """It goes to the persistent directory on all processes, or on none."""
+    for one in reports(launch(FORCED, tmp_path / "run", processes=2, limit_secs=120)):
+        assert not one["again"]
+        assert one["persistent"] == {"0": 0, "1": 1}
+        assert one["end"] == {"0": 0, "1": 1, "2": 2}
