@@ -364,7 +364,8 @@ class Checkpointer:
     def rollback_to(self, step: int) -> list[int]:
         """Deletes every step newer than ``step``, so that training resumes from it; returns them.
 
-        Waits for running saves. All processes must call it.
+        If there is no such step, from the newest one before it; if none is as old, from the beginning. Waits for
+        running saves. All processes must call it.
         """
         return self._run.rollback_to(step)
 

@@ -268,6 +268,12 @@ class Disk:
         if left or branch is not None:
             self._retention.leave(left, branch)
         gone = {*newer, *(other for other in local if other > step)}
+        if gone and target is None:
+            logger.warning(
+                "%s: rollback_to(%d) has deleted every step, for none is as old as that: training begins anew",
+                self._directory.path,
+                step,
+            )
         text = "" if branch is None else branch.dump().decode()
         return {"gone": sorted(gone), "target": target, "token": token, "run": text}
 

@@ -373,12 +373,12 @@ def _older(directory: str, step: int, newer: list[int], trail: Trail) -> Checkpo
     there = f"{directory}: step {step} is older than {shown}, which are there already: "
     if trail.leads:
         return CheckpointExists(
-            f"{there}restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
+            f"{there}restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to delete "
             "them, save to another directory, or pass force=True to save it all the same"
         )
     return CheckpointExists(
         f"{there}call restore_latest() before the first save, to go on from step {newer[-1]}, or "
-        f"rollback_to({max(step - 1, 0)}) to retire those. Another run goes to another directory; force=True saves "
+        f"rollback_to({max(step - 1, 0)}) to delete those. Another run goes to another directory; force=True saves "
         "this step beside those, and a restart goes on from them"
     )
 

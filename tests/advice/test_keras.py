@@ -411,7 +411,7 @@ def test_an_older_epoch_by_the_manager(tmp_path: Path):
         manager.save_state(5)
         with told("keras/ckpt_keras/_manager.py: manager.checkpointer has the methods") as said:
             manager.save_state(3)
-        call = said.between("Call ", " to retire")
+        call = said.between("Call ", " to delete")
         eval(f"manager.checkpointer.{call}", {"manager": manager})
         assert manager.save_state(3)
     assert steps(tmp_path / "a") == [3]

@@ -113,7 +113,7 @@ def test_an_older_step_than_those_there(tmp_path: Path, action: str):
         assert resumes(directory, 10)
     elif action == "retire":
         with runs(directory) as run:
-            run_call(said.between(", or ", " to retire"), run)
+            run_call(said.between(", or ", " to delete"), run)
             run.save(3, state(3, run=1))
         assert resumes(directory, 3, run=1)
     elif action == "another directory":
@@ -141,7 +141,7 @@ def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
             run.save(3, state(3, run=1))
             run.wait_until_finished()
         if action == "rollback_to":
-            run_call(said.between("Call ", " to retire"), run)
+            run_call(said.between("Call ", " to delete"), run)
             run.save(3, state(3, run=1))
         elif action == "force=True":
             run.save(3, state(3, run=1), **eval(f"dict({said.between('or pass ', ' to save it')})"))

@@ -430,7 +430,21 @@ def test_damaged_steps_can_be_deleted_and_rolled_back(tmp_path: Path) -> None:
         assert checkpointer.all_steps() == [0]
 
 
-def test_rollback_retires_a_step_under_all_its_names(tmp_path: Path) -> None:
+def test_a_rollback_before_every_step_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ckpt.Checkpointer(tmp_path, max_to_keep=2) as checkpointer:
+        for step in (100, 110, 120):
+            checkpointer.save(step, state(step))
+        assert checkpointer.rollback_to(115) == [120]
+        assert not caplog.text
+        assert checkpointer.rollback_to(60) == [110]
+        assert "rollback_to(60) has deleted every step" in caplog.text
+        caplog.clear()
+        assert checkpointer.rollback_to(60) == [] and not caplog.text
+
+
+def test_rollback_deletes_a_step_under_all_its_names(tmp_path: Path) -> None:
     for step in (5, 6):
         ckpt.save(tmp_path / str(step), state(step))
     ckpt.save(tmp_path / "step_6", state(6))
