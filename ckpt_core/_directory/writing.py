@@ -104,7 +104,8 @@ class LocalAttempt:
                 if self._durable:
                     sync_file(file.fileno())
         except OSError as error:
-            error.filename = error.filename or full  # neither write nor fsync says it
+            if error.errno is not None:  # else it is a signal handler's
+                error.filename = error.filename or full  # neither write nor fsync says it
             raise
 
     def read(self, name: str) -> bytes:

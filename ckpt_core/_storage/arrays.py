@@ -289,6 +289,9 @@ class DataFiles:
                     break
                 done += count
             return done
+        except OSError as error:
+            self._name(error, file)
+            raise
         finally:
             if file not in self._open:
                 os.close(descriptor)
@@ -308,6 +311,9 @@ class DataFiles:
                     break
                 found += more
             return found
+        except OSError as error:
+            self._name(error, file)
+            raise
         finally:
             if file not in self._open:
                 os.close(descriptor)
@@ -405,6 +411,11 @@ class DataFiles:
         if not stat.S_ISREG(status.st_mode):
             raise self._corrupt(file, "is no regular file")
         raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+
+    def _name(self, error: OSError, file: str) -> None:
+        """Adds the file to the error of a read, in which the system does not say it; a signal handler's stays as it is."""
+        if error.errno is not None and error.filename is None:
+            error.filename = f"{self._location.path}/{file}"
 
     def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
         folder = self._location.path.rpartition("/")[2]

@@ -8,6 +8,7 @@ unlike the window, need not be aligned to the sectors of the disk.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -48,7 +49,8 @@ class PastCache:
             self._never.add(file)
             return
         # Else the system reads on from what is read through the cache, and finds more in it each time.
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read(
         self, file: str, descriptor: int, offset: int, target: np.ndarray[Any, Any], end: int

@@ -1,0 +1,90 @@
+"""An error of the system while a data file is read or written says which file; what a signal handler raises stays as it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    ckpt.save(tmp_path / "one", {"w": np.arange(20 << 20, dtype=np.float32)})
+    return tmp_path / "one"
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: OSError, of: str = "preadv") -> None:
+    """Reads of data files raise: of arrays, or, by ``pread``, of the index that lies in such files."""
+    read = getattr(os, of)
+
+    def fails(descriptor: int, what: Any, offset: int, *flags: int) -> Any:
+        if "/d/" in os.readlink(f"/proc/self/fd/{descriptor}") and not flags:
+            raise error
+        return read(descriptor, what, offset, *flags)
+
+    monkeypatch.setattr(os, of, fails)
+
+
+@pytest.mark.linux("/proc/self/fd")
+@pytest.mark.parametrize("of", ["preadv", "pread"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES])
+def test_a_read_names_the_file(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, number: int, of: str
+) -> None:
+    failing(monkeypatch, OSError(number, os.strerror(number)), of)
+    with pytest.raises(OSError, match=str(saved)) as caught:
+        ckpt.load(saved)
+    assert caught.value.errno == number and not isinstance(caught.value, ckpt.CheckpointError)
+    named = re.search(r"'(/[^']*/d/\w+)'", str(caught.value))
+    assert named and os.path.isfile(named[1]), str(caught.value)
+
+
+@pytest.mark.linux("O_DIRECT")
+def test_a_read_past_the_page_cache_names_it_too(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, OSError(errno.EIO, "gone"))
+    with pytest.raises(OSError, match=rf"gone: '{saved}/.*/d/"):
+        ckpt.load(saved, options=ckpt.Options(page_cache=False))
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_the_exception_of_a_signal_handler_is_not_changed(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, TimeoutError("of mine"))
+    with pytest.raises(TimeoutError, match=r"^of mine$"):
+        ckpt.load(saved)
+
+
+def test_nor_that_of_one_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpt_core._directory import writing
+
+    def interrupted(descriptor: int) -> None:
+        raise TimeoutError("of mine")
+
+    monkeypatch.setattr(writing, "sync_file", interrupted)
+    with pytest.raises(TimeoutError, match=r"^of mine"):
+        ckpt.save(tmp_path / "two", {"n": 1})
+
+
+@pytest.mark.linux("posix_fadvise")
+def test_a_hint_that_the_system_refuses_is_no_error(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refused(*arguments: int) -> None:
+        asked.append(arguments[-1])
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "posix_fadvise", refused)
+    loaded = ckpt.load(saved, options=ckpt.Options(page_cache=False))
+    assert asked and loaded["w"][-1] == (20 << 20) - 1
