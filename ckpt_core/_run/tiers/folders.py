@@ -67,15 +67,21 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
     return root
 
 
-def folder_of(run: Lineage, directory: str) -> str:
-    """The folder of a run in local directories: its name with a hash of the persistent directory's path.
+def folder_of(run: Lineage, root: str, persistent: str) -> str:
+    """The folder of a run in a local directory: the run's name with a hash of the persistent directory's path.
 
-    A copy of that directory is another run.
+    A copy of that directory is another run. Another name of it is not: links are followed. Earlier versions followed
+    none, and what they left here goes on to be used.
     """
     if not run.name:
-        return "none"
-    where = hashlib.sha256(directory.encode(errors="surrogateescape")).hexdigest()
-    return f"{run.name}-{where[:8]}"
+        return f"{root}/none"
+    real = persistent if "://" in persistent else os.path.realpath(persistent)
+    hashes = [
+        hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()
+        for place in (real, persistent)
+    ]
+    folder, earlier = (f"{root}/{run.name}-{one[:8]}" for one in hashes)
+    return earlier if os.path.isdir(earlier) and not os.path.isdir(folder) else folder
 
 
 @dataclass(frozen=True)

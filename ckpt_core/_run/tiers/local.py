@@ -56,7 +56,7 @@ class LocalTier:
 
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
-        self._root, self._run_folder = root, f"{root}/{folder_of(run, directory.path)}"
+        self._root, self._run_folder = root, folder_of(run, root, directory.path)
         self._told_no_room = False
         self._folders = folders = Folders(
             self._run_folder,

@@ -1,0 +1,58 @@
+"""A run whose persistent directory is named in another way, through a link, has the local steps that it had."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckpt_core as ckpt
+
+OPTIONS = ckpt.Options(persist_policy=ckpt.when.every_steps(1000), durable=False)
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> list[Path]:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    return [tmp_path / "link" / "run", tmp_path / "real" / "run"]
+
+
+def train(directory: Path, fast: Path, steps: int) -> int | None:
+    """Goes on for some steps; the step that it began from."""
+    with ckpt.Checkpointer(directory, local_directory=fast, options=OPTIONS) as run:
+        restored = run.restore_latest(state={"n": 0})
+        first = 0 if restored is None else restored.step + 1
+        assert restored is None or restored["state"] == {"n": restored.step}
+        for step in range(first, first + steps):
+            assert run.save(step, {"n": step})
+    return None if restored is None else restored.step
+
+
+def test_both_names_go_on_from_the_newest_step(names: list[Path], tmp_path: Path) -> None:
+    link, real = names
+    fast = tmp_path / "fast"
+    assert train(link, fast, 3) is None
+    assert train(real, fast, 2) == 2
+    assert train(link, fast, 1) == 4
+    assert len(list(fast.glob("run-*"))) == 1
+
+
+def test_what_an_earlier_version_left_under_a_link(names: list[Path], tmp_path: Path) -> None:
+    link, _ = names
+    fast = tmp_path / "fast"
+    train(link, fast, 3)
+    (folder,) = fast.glob("run-*")
+    earlier = hashlib.sha256(str(link).encode()).hexdigest()[:8]
+    folder.rename(folder.with_name(f"{folder.name[:-8]}{earlier}"))
+    assert train(link, fast, 1) == 2
+    assert len(list(fast.glob("run-*"))) == 1
+
+
+def test_a_copy_is_another_run(names: list[Path], tmp_path: Path) -> None:
+    link, real = names
+    train(link, tmp_path / "fast", 3)
+    shutil.copytree(real, tmp_path / "copy")
+    assert train(tmp_path / "copy", tmp_path / "fast", 1) == 0
