@@ -95,8 +95,8 @@ class Options:
         partner_bytes_per_sec: maximum rate at which a process fetches such copies; None: no limit.
         page_cache: whether what a load reads from a local disk stays in the system's page cache. True: a second load of the
             same files reads no disk. False: memory is taken once and not twice, which restarts a large state sooner,
-            and nothing else is pushed out of the cache; what is in it is read from there. None: False for a load of more than
-            1/16 of this process's memory without ``jax.distributed``. Loads below 64 MiB or with ``max_host_bytes`` below 33 MiB,
+            and nothing else is pushed out of the cache; what is in it is read from there. None: False for an item of more than
+            1/16 of this process's memory without ``jax.distributed``. Items below 64 MiB, loads with ``max_host_bytes`` below 33 MiB,
             memory-mapped arrays, compressed chunks and checkpoints of Orbax are always read through the cache.
         atomic_restore: read and verify everything before changing anything; needs memory for the
             old and the new state. Otherwise objects that can be set in parts (those of NNX and

@@ -36,7 +36,7 @@ _BATCH_LEAVES = 2048
 _MOST_THREADS = 8
 _LEAST_BYTES_PAST_CACHE = 64 * MIB
 _MEMORY_PER_LOAD = 16
-"""A load of more than 1/16 of this process's memory does not fill the page cache."""
+"""An item of more than 1/16 of this process's memory does not fill the page cache."""
 
 
 def read_leaves(

@@ -320,7 +320,7 @@ class Checkpointer:
     ) -> int | None:
         """Blocks until the newest step is newer than ``after``; returns it, or None at the timeout.
 
-        For evaluators. Lists the directory about once a second. All processes get that of process 0.
+        For evaluators. Lists the directory about once a second, and no local ones. All processes get that of process 0.
 
         Retention does not delete the step until the next call, ``close``, or the end of this object; in an
         object store, for the ``Options.delete_grace_secs`` of the program that saves. Training that goes back
