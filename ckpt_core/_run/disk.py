@@ -75,7 +75,7 @@ class Disk:
         if local:
             there |= history.of_interest(trail, call.step, local)
         plan = self.plan(trail, call, there)
-        if plan.replaces and listing.has(call.step):
+        if plan.replaces and (call.force or listing.has(call.step)):
             plan = plan._replace(persisted=True)
         if plan.beside and not begins:
             lineage = ""

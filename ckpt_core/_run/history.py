@@ -215,7 +215,8 @@ class Plan(NamedTuple):
         beside: it stands beneath newer steps, from which a restart goes on.
         cuts: what is newer than the base is left, on the trail too.
         persisted: the persistent directory has the step that is replaced: the save goes there, whatever the policy wants,
-            or the old value would be that of its number again once the local one is gone.
+            or the old value would be that of its number again once the local one is gone. Or it gets the step by force:
+            it does so first, for while processes replace their local parts, those are no whole step.
     """
 
     base: Identity | None = None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
+from tests.support import seams
 
 NEVER = ckpt.Options(persist_policy=ckpt.when.every_steps(1000), local_max_to_keep=5, durable=False)
 
@@ -52,6 +53,25 @@ def test_both_have_what_was_given_last(tmp_path: Path) -> None:
     with start(tmp_path) as run:
         restored = run.restore_latest(state={"n": 0})
         assert restored is not None and restored.step == 2
+
+
+def test_if_it_fails_there_the_local_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local one is replaced when the persistent one is there: in between, one of the two is always whole."""
+    with start(tmp_path) as run:
+        run.save(0, {"n": 0})
+        run.save(1, {"n": 1})
+        run.wait_until_finished()
+        fails = seams.fail(OSError, "the disk is gone")
+        seams.at(monkeypatch, "commit", before=fails, where=seams.below(tmp_path / "run"))
+        assert run.save(1, {"n": 11}, force=True)
+        with pytest.raises(OSError, match="the disk is gone"):
+            run.wait_until_finished()
+        monkeypatch.undo()
+        assert run.load(1)["n"] == 1
+        assert run.save(1, {"n": 12}, force=True)
+    assert persistent(tmp_path) == {0: 0, 1: 12}
 
 
 def test_of_a_step_that_was_restored(tmp_path: Path) -> None:
