@@ -65,6 +65,9 @@ class LockFile:
 
     def close(self) -> None:
         """Closes the file, which releases its lock."""
+        # At interpreter exit, when generators are closed, modules may be torn down: then the kernel releases the lock.
+        if not (_forking and callable(getattr(os, "close", None))):
+            return
         with _forking:
             open_files.discard(self)
             descriptor, self.descriptor = self.descriptor, None
@@ -78,9 +81,7 @@ class LockFile:
         self.close()
 
     def __del__(self) -> None:
-        # At interpreter exit, ``os`` may be torn down already: the kernel then releases the lock.
-        # If __init__ was interrupted, there is no descriptor.
-        if callable(getattr(os, "close", None)) and getattr(self, "descriptor", None) is not None:
+        if getattr(self, "descriptor", None) is not None:  # none, if __init__ was interrupted
             self.close()
 
 

@@ -228,7 +228,7 @@ class Disk:
             self.lease.check()
         listing = self.look()
         if step not in local:
-            self._steps.refuse_absent(step)
+            self._steps.refuse_absent(step, local)
         left = self._retention.left([step], listing, self._directory.options.trash_directory)
         self._retention.refuse_read(left)
         run = self._lineage(listing)

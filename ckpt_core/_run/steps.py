@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ckpt_core import _processes
@@ -184,8 +184,15 @@ class Steps:
         found = (listing or self.look()).directories(step)
         return f"{self.directory}/{found[0] if found else self.names.name(step)}"
 
-    def open(self, step: int, listing: Listing | None = None) -> Checkpoint:
+    def open(
+        self, step: int, listing: Listing | None = None, beside: Collection[int] = ()
+    ) -> Checkpoint:
         """A step with its metadata read.
+
+        Args:
+            step: its number.
+            listing: made before; by default the directory is listed.
+            beside: steps that another tier has, for the message.
 
         Raises:
             CheckpointNotFound: no such step; the message lists up to 10 that exist.
@@ -200,16 +207,17 @@ class Steps:
                 pass  # deleted since the listing, or replaced
             if not self._renames:
                 break
-        raise self._absent(step)
+        raise self._absent(step, beside)
 
-    def refuse_absent(self, step: int) -> None:
-        """Raises CheckpointNotFound if there is no such step; damaged steps exist."""
+    def refuse_absent(self, step: int, beside: Collection[int] = ()) -> None:
+        """Raises CheckpointNotFound, which names ``beside``, too, if there is no such step; damaged steps exist."""
         if not self.look().has(step):
-            raise self._absent(step)
+            raise self._absent(step, beside)
 
-    def _absent(self, step: int) -> CheckpointNotFound:
-        known = ", ".join(map(str, self.all()[-10:])) or "none"
-        return CheckpointNotFound(f"{self.directory} has no step {step}; it has: {known}")
+    def _absent(self, step: int, beside: Collection[int] = ()) -> CheckpointNotFound:
+        here, there = (", ".join(map(str, sorted(steps)[-10:])) for steps in (self.all(), beside))
+        text = f"{self.directory} has no step {step}; it has: {here or 'none'}"
+        return CheckpointNotFound(f"{text}; local directories have: {there}" if there else text)
 
     def facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
         """The keep policy's input for a step; None if its record cannot be read."""

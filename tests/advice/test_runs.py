@@ -16,6 +16,8 @@ from ckpt_core import when
 from ckpt_core._directory.locks import reading
 from tests.advice.said import logged, told
 from tests.faults.crafted.signed import read_record, write_record
+from tests.support.command_line import Call, make_call  # noqa: F401
+from tests.support.damage import failing_reads
 
 FAST = ckpt.Options(durable=False)
 
@@ -302,6 +304,51 @@ def test_a_local_step_that_cannot_be_read(tmp_path: Path):
     with ckpt.Checkpointer(tmp_path / "run", **more) as run:
         restored = run.restore_latest(state(0))
         assert restored is not None and restored.step == 1
+
+
+def test_a_local_step_that_the_disk_does_not_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    more: dict[str, Any] = {"local_directory": tmp_path / "local", "asynchronous": False}
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        for step in range(3):
+            run.save(step, state(step))
+    shutil.rmtree(tmp_path / "run" / "2")
+    failing = failing_reads(monkeypatch, tmp_path / "local", "pread")
+    with (
+        told("_run/tiers/local.py: If the disk is to blame, use another one") as said,
+        ckpt.Checkpointer(tmp_path / "run", **more) as run,
+    ):
+        run.restore_latest(state(0))
+    assert failing and "restore(step, ...)" in said.text
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        assert run.restore(1, state(0)).step == 1
+    with ckpt.Checkpointer(tmp_path / "run", local_directory=tmp_path / "another") as run:
+        restored = run.restore_latest(state(0))
+        assert restored is not None and restored.step == 1
+
+
+def test_local_steps_of_a_run_whose_note_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: Call
+):
+    more: dict[str, Any] = {
+        "local_directory": tmp_path / "local",
+        "options": ckpt.Options(persist_policy=ckpt.when.every_steps(2), durable=False),
+    }
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        for step in range(4):
+            run.save(step, state(step))
+    note = tmp_path / "run" / ".ckpt-run"
+    note.rename(tmp_path / "kept")
+    ckpt.Checkpointer(tmp_path / "run", **more).close()
+    said = logged("_run/tiers/local.py: put that file back before the first save", caplog)
+    assert f"the {note.name} there" in said.text
+    (tmp_path / "kept").replace(note)
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        restored = run.restore_latest(state(0))
+        assert restored is not None and restored.step == 3
+    note.unlink()
+    ckpt.Checkpointer(tmp_path / "run", **more).close()
+    assert call("rm", "--local", tmp_path / "local", "--yes")[0] == 0
+    assert not list((tmp_path / "local").glob("run-*"))
 
 
 def test_a_note_of_removals_that_is_damaged(tmp_path: Path):

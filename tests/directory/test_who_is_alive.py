@@ -432,3 +432,25 @@ def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
     assert len(locks.open_files) == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]
+
+
+def test_a_lock_that_is_open_at_interpreter_exit_is_closed_without_a_word(tmp_path: Path) -> None:
+    """Generators are closed when the names of modules are gone."""
+    (tmp_path / "file").touch()
+    code = """
+import sys, types
+early = sys.early = sys.modules["early"] = types.ModuleType("early")  # cleared after the module of locks
+from ckpt_core._directory import locks
+sys.locks = locks
+early.kept = locks.reading(sys.argv[1], b"")
+early.kept.__enter__()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "file")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.processes.test_lost_hosts import COMMON
 from tests.support.command_line import Call, make_call  # noqa: F401
+from tests.support.damage import FAILING_READ
 from tests.support.launch import launch, reports
 
 SHARDED = """
@@ -132,6 +133,41 @@ def test_errors_of_the_machine_are_no_damage(tmp_path: Path) -> None:
 def test_further_errors_of_the_machine(tmp_path: Path) -> None:
     rest = {(place, number) for place in PLACES for number in ERRORS} - QUICK
     _check_failing(tmp_path, sorted(rest))
+
+
+UNREAD = f"""
+import errno
+names = {{"os": os, "errno": errno, "where": f"{{own}}/run-", "real": os.preadv, "met": []}}
+# as from no file: what this program raises counts as raised by a signal handler
+exec(compile({FAILING_READ!r}, "<injected>", "exec"), names)
+
+with start(by) as checkpointer:
+    if index == 1:
+        os.preadv = names["function"]
+    told["error"] = raised(lambda: checkpointer.restore_latest(state=state(99, by)))
+    os.preadv = names["real"]
+told["there"] = there()
+told["after"] = restored(by)
+"""
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_a_disk_that_does_not_give_the_part_of_one_process(tmp_path: Path) -> None:
+    """No process takes it for damage, or goes back to an older step; afterwards the newest one is there."""
+    run(tmp_path, "train(3, ROWS)")
+    for index, told in enumerate(run(tmp_path, "by = ROWS\n" + UNREAD)):
+        error = told["error"]
+        assert error["type"] == ("OSError" if index else "CheckpointError"), error
+        assert "step 3 cannot be read" in error["text"] and "restore(step" in error["text"], error
+        assert told["there"] == [3] and told["after"] == [3, "local"], told
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_its_part_comes_from_another_process_that_holds_the_same(tmp_path: Path) -> None:
+    run(tmp_path, "train(3, P())")
+    for told in run(tmp_path, "by = P()\n" + UNREAD):
+        assert told["error"] is None, told
+        assert told["there"] == [3] and told["after"] == [3, "local"], told
 
 
 def test_no_start_from_scratch_where_parts_are_lost(tmp_path: Path, call: Call) -> None:

@@ -56,3 +56,50 @@ def test_a_copy_is_another_run(names: list[Path], tmp_path: Path) -> None:
     train(link, tmp_path / "fast", 3)
     shutil.copytree(real, tmp_path / "copy")
     assert train(tmp_path / "copy", tmp_path / "fast", 1) == 0
+
+
+def test_steps_of_a_run_whose_file_is_gone_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They count no more: without ``.ckpt-run`` nobody knows which do. With it they do."""
+    directory, fast = tmp_path / "run", tmp_path / "fast"
+    train(directory, fast, 3)
+    file = directory / ".ckpt-run"
+    (folder,) = fast.glob("run-*")
+    assert "do not count" not in caplog.text
+    kept = file.read_bytes()
+    file.unlink()
+    with ckpt.Checkpointer(directory, local_directory=fast, options=OPTIONS) as run:
+        assert run.all_steps() == [0]
+    (said,) = [one for one in caplog.messages if "do not count" in one]
+    assert str(folder) in said and "steps 2 of" in said and str(directory) in said
+    file.write_bytes(kept)
+    caplog.clear()
+    assert train(directory, fast, 1) == 2
+    assert "do not count" not in caplog.text
+
+
+def test_those_of_other_directories_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path / "one", tmp_path / "fast", 2)
+    train(tmp_path / "other", tmp_path / "fast", 2)
+    assert "do not count" not in caplog.text
+
+
+def test_a_step_that_is_nowhere_is_refused_with_what_both_tiers_have(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(
+        tmp_path / "run", local_directory=tmp_path / "fast", options=OPTIONS
+    ) as run:
+        for step in range(3):
+            run.save(step, {"n": step})
+        run.wait_until_finished()
+        for call in (
+            lambda: run.load(7),
+            lambda: run.restore(7, state={"n": 0}),
+            lambda: run.delete(7),
+        ):
+            with pytest.raises(
+                ckpt.CheckpointNotFound, match=r"no step 7; it has: 0; local directories have: 2$"
+            ):
+                call()

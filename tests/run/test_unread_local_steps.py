@@ -17,6 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.faults.crafted.signed import read_record, write_record
+from tests.support.damage import failing_reads
 
 _FAILING = """
 def function(path, *args, **kwargs):
@@ -68,7 +69,9 @@ def test_a_newer_format_is_told_and_stays(newest: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["open", "scandir"])
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EMFILE]
+)
 def test_what_the_system_refuses_is_told(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
@@ -91,3 +94,39 @@ def test_what_the_system_refuses_is_told(
     with start(tmp_path) as checkpointer:
         restored = checkpointer.restore_latest(state(9))
         assert restored is not None and restored.step == 3
+
+
+@pytest.mark.linux("/proc/self/fd")
+@pytest.mark.parametrize("of", ["preadv", "pread"])
+def test_a_disk_that_does_not_give_the_data_of_the_newest_step_is_no_damage(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Nothing is read from an older step instead, nothing moved to ``damaged/``; the older one by its number."""
+    with monkeypatch.context() as patch:
+        met = failing_reads(patch, newest, of)
+        with start(tmp_path) as checkpointer:
+            with pytest.raises(OSError, match=r"step 3 cannot be read, .*restore\(step") as caught:
+                checkpointer.restore_latest(state(9))
+            assert (
+                met
+                and caught.value.errno == errno.EIO
+                and not isinstance(caught.value, ckpt.CheckpointError)
+            )
+            with pytest.raises(OSError, match="Input/output error"):
+                checkpointer.load(3)
+        with start(tmp_path) as checkpointer:
+            assert checkpointer.restore(2, state(9)).step == 2
+    assert newest.is_dir() and not (tmp_path / "run" / "damaged").exists()
+    with start(tmp_path, read_only=True) as reader:
+        restored = reader.restore_latest(state(9))
+        assert restored is not None and restored.step == 3
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_the_persistent_copy_is_read_if_the_local_disk_does_not_give_its_own(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = failing_reads(monkeypatch, newest.parent / "2")
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore(2, state(9))
+        assert met and restored.state["n"] == 2 and restored.path == str(tmp_path / "run" / "2")

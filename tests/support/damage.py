@@ -1,8 +1,13 @@
-"""Damage that only checksums show."""
+"""Damage that only checksums show, and a disk that does not give what it holds."""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 
 def turn_a_bit(checkpoint: Path) -> Path:
@@ -12,3 +17,24 @@ def turn_a_bit(checkpoint: Path) -> Path:
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     return data
+
+
+FAILING_READ = """
+def function(descriptor, what, offset, *flags):
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    if where in path and "/d/" in path:
+        met.append(path)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return real(descriptor, what, offset, *flags)
+"""
+"""To be compiled as from no file: what a file of these tests raises counts as raised by a signal handler."""
+
+
+def failing_reads(patch: pytest.MonkeyPatch, where: Path, of: str = "preadv") -> list[str]:
+    """Reads of data files whose paths contain ``where`` raise EIO; the files that were to be read."""
+    met: list[str] = []
+    names: dict[str, Any] = {"real": getattr(os, of), "os": os, "errno": errno}
+    names |= {"where": str(where), "met": met}
+    exec(compile(FAILING_READ, "<injected>", "exec"), names)
+    patch.setattr(os, of, names["function"])
+    return met

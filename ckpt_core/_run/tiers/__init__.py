@@ -97,13 +97,14 @@ class Tiers:
         """A step with its metadata read; from the persistent directory, unless the local copy is a newer save.
 
         Raises:
-            CheckpointNotFound: no tier has it; the message lists steps of the persistent directory.
+            CheckpointNotFound: no tier has it; the message lists steps of both.
         """
         step = check_step(step)
         if self._local is not None:
             self._local.refresh()
         if self._local is None or step not in self._local.complete:
-            return self._persistent.open(step)
+            beside = () if self._local is None else self._local.complete
+            return self._persistent.open(step, beside=beside)
         listing = self._persistent.look()
         names = listing.directories(step)
         if names and self._persistent.token(names[0]) == self._local.complete[step]:
@@ -125,7 +126,7 @@ class Tiers:
         if self._alone or self._local is None or step not in self._local.complete:
             return load(self.opening(step))
         found = self._local.read(step, load, self.opening(step))
-        if isinstance(found, CheckpointError):
+        if isinstance(found, (CheckpointError, OSError)):
             raise found
         return found
 
@@ -143,8 +144,9 @@ class Tiers:
             CheckpointNotFound: no tier has it.
             CheckpointCorrupt: every tier that has it holds a damaged copy.
             CheckpointError: only the local directories have it, and not for these shardings.
+            OSError: it cannot be read, which is no damage.
         """
-        damage: CheckpointError | None = None
+        damage: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
             token = self._local.complete[step]
             found = self._local.restore(step, targets, request)
@@ -154,7 +156,8 @@ class Tiers:
         opened: list[Checkpoint] = []
 
         def opening() -> Checkpoint:
-            opened.append(self._persistent.open(step))
+            beside = () if self._local is None else self._local.complete
+            opened.append(self._persistent.open(step, beside=beside))
             return opened[-1]
 
         try:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 
 from ckpt_core._directory import (
@@ -75,6 +75,19 @@ def runs_in(root: str) -> list[LocalRun]:
         _run_at(f"{root}/{name}", locks_work) for name in os.listdir(root) if _RUN.fullmatch(name)
     )
     return sorted((run for run in found if run is not None), key=lambda run: run.used_unix_secs)
+
+
+def runs_of(root: str, hashes: Collection[str]) -> list[LocalRun]:
+    """The runs with steps in a local directory whose folders have names that end in one of these; none if it cannot be listed."""
+    try:
+        names = [name for name in os.listdir(root) if _RUN.fullmatch(name)]
+    except OSError as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        return []
+    paths = (f"{root}/{name}" for name in sorted(names) if name.rpartition("-")[2] in hashes)
+    found = (_run_at(path, locks_work=False) for path in paths)
+    return [run for run in found if run is not None and run.steps]
 
 
 def remove_run(run: LocalRun) -> bool:

@@ -280,10 +280,16 @@ class Mender:
 
     def is_whole(self, step: int, token: str | None, path: str, max_host_bytes: int) -> bool:
         """Whether every byte of this process's own part is as it was saved; else it is ignored and replaced."""
-        report = verify_part(path, max_host_bytes)
-        if not report.ok and token is not None:
-            self._damaged[step, token] = str(report.problems[0])
-        return report.ok
+        try:
+            report = verify_part(path, max_host_bytes)
+            problem = None if report.ok else str(report.problems[0])
+        except OSError as error:  # the disk does not give it
+            if raised_by_a_handler(error) is not None:
+                raise
+            problem = str(error)
+        if problem is not None and token is not None:
+            self._damaged[step, token] = problem
+        return problem is None
 
     def is_damaged(self, step: int, token: str) -> bool:
         """Whether this process's own part of a save was found damaged."""

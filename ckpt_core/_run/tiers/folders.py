@@ -35,7 +35,7 @@ from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
 from ckpt_core._run.tiers.judge import Seen
-from ckpt_core._run.tiers.verdict import OF_THE_MACHINE
+from ckpt_core._run.tiers.verdict import is_unread
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 
 LINEAGE_FILE = ".ckpt-lineage"
@@ -75,13 +75,18 @@ def folder_of(run: Lineage, root: str, persistent: str) -> str:
     """
     if not run.name:
         return f"{root}/none"
-    real = persistent if "://" in persistent else os.path.realpath(persistent)
-    hashes = [
-        hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()
-        for place in (real, persistent)
-    ]
-    folder, earlier = (f"{root}/{run.name}-{one[:8]}" for one in hashes)
+    folder, earlier = (f"{root}/{run.name}-{one}" for one in hashes_of(persistent))
     return earlier if os.path.isdir(earlier) and not os.path.isdir(folder) else folder
+
+
+def hashes_of(persistent: str) -> tuple[str, str]:
+    """What the names of folders of runs end in: the hash of a persistent directory, and that of earlier versions."""
+    real = persistent if "://" in persistent else os.path.realpath(persistent)
+    now, earlier = (
+        hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:8]
+        for place in (real, persistent)
+    )
+    return now, earlier
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ class Folders:
             yield Place(seen, opened.path, opened)
 
     def _note_unread(self, step: int, error: Exception) -> None:
-        if isinstance(error, NewerFormat) or getattr(error, "errno", None) in OF_THE_MACHINE:
+        if isinstance(error, NewerFormat) or is_unread(error):
             self.unread[step] = error
 
     def _beside(self) -> list[str]:

@@ -24,12 +24,12 @@ from ckpt_core._operation import logger
 from ckpt_core._processes import Table, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight
-from ckpt_core._run.lineage import Lineage
+from ckpt_core._run.lineage import RUN_FILE, Lineage
 from ckpt_core._run.steps import RunDirectory
 from ckpt_core._run.tiers.copying import Copier
-from ckpt_core._run.tiers.ended import make_room
+from ckpt_core._run.tiers.ended import make_room, runs_of
 from ckpt_core._run.tiers.fetch import Mender
-from ckpt_core._run.tiers.folders import Folders, folder_of, offered_of
+from ckpt_core._run.tiers.folders import Folders, folder_of, hashes_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses
@@ -96,6 +96,22 @@ class LocalTier:
         self._protected: int | None = None
         self._copied: int | None = None
         self.look()
+        if not self._complete:
+            self._name_other_runs()
+
+    def _name_other_runs(self) -> None:
+        """Logs local steps of this persistent directory that do not count, since its file of the run is another one."""
+        for run in runs_of(self._root, hashes_of(self._persistent.path)):
+            if run.path != self._run_folder:
+                logger.warning(
+                    "%s: steps %s of an earlier run in %s, which do not count: the %s there is gone or new, as when the directory was "
+                    "begun anew, or moved without hidden files. If training is to go on from them, put that file "
+                    "back before the first save; `ckpt rm --local` removes them",
+                    run.path,
+                    str(list(run.steps))[1:-1],
+                    self._persistent.path,
+                    RUN_FILE,
+                )
 
     @property
     def complete(self) -> Mapping[int, str]:
@@ -372,7 +388,7 @@ class LocalTier:
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
-    ) -> RestoredStep | CheckpointError:
+    ) -> RestoredStep | CheckpointError | OSError:
         """Restores a step from the local directories; see ``read``."""
 
         def restored(opening: _load.Opening) -> RestoredStep:
@@ -380,7 +396,7 @@ class LocalTier:
 
         put_together = step in self._joining.steps
         found = self.read(step, restored)
-        if isinstance(found, CheckpointError):
+        if not isinstance(found, RestoredStep):
             return found
         self._copy_again(step)
         if put_together or not self._folders.backend.exists(found.path):
@@ -389,7 +405,7 @@ class LocalTier:
 
     def read(
         self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
-    ) -> T | CheckpointError:
+    ) -> T | CheckpointError | OSError:
         """What ``load`` makes of a step in the local directories; all processes must call it.
 
         If parts are damaged, their processes get them from others, and all try once more. If all are whole, but a process
@@ -423,7 +439,7 @@ class LocalTier:
                     verdict = self._agree_after(step, error)
                     if verdict == "raise":
                         raise
-                    if verdict == "mend" and mends:
+                    if verdict in ("mend", "unread") and mends:
                         mends = False
                         self.look()  # without the damaged parts
                         if token is not None and self._complete.get(step) == token:
@@ -436,12 +452,16 @@ class LocalTier:
                             continue
                     alone = self._processes.count == 1
                     fits = alone or verdict != "leave" or step in self._joining.steps
-                    self._complete.pop(step, None)
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
-                    found = self._damage_of(step, error) if fits else self._misfit_of(step, error)
-                    mark_known_to_all(found, type(found).__name__)  # by the agreement on it
+                    if verdict == "unread":
+                        found, kind = self._unread_of(step, error), OSError.__name__
+                    else:
+                        self._complete.pop(step, None)
+                        found = (self._damage_of if fits else self._misfit_of)(step, error)
+                        kind = type(found).__name__
+                    mark_known_to_all(found, kind)  # by the agreement on it
                     return found
         finally:
             if joined:  # it is a step like others, of which each process has its part
@@ -488,6 +508,18 @@ class LocalTier:
         )
         damage.__cause__ = error
         return damage
+
+    def _unread_of(self, step: int, error: Exception) -> CheckpointError | OSError:
+        """The same where a disk did not give a part, and nothing says that it is damaged."""
+        text = (
+            f"{self.directory}: step {step} cannot be read, which says nothing about what was saved, so training does not go "
+            f"back to an older one by accident: {error}. If the disk is to blame, use another one; to go back, restore "
+            "an older step by its number: restore(step, ...)"
+        )
+        number = error.errno if isinstance(error, OSError) else None
+        unread = CheckpointError(text) if number is None else OSError(number, text)
+        unread.__cause__ = error
+        return unread
 
     def _misfit_of(self, step: int, error: Exception) -> CheckpointError:
         """The same where all parts are whole, but do not have what this restore wants."""
