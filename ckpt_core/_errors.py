@@ -23,6 +23,7 @@ nothing of the bytes that were being read.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import signal
@@ -315,11 +316,14 @@ def all_take_for(error: BaseException, cls: type[Exception], alone: bool) -> boo
 
     Args:
         error: of this process.
-        cls: CheckpointCorrupt or CheckpointNotFound.
+        cls: CheckpointCorrupt, CheckpointNotFound, or OSError.
         alone: whether this process is the only one.
     """
     kind = _agreed_kind(error)
-    return kind == cls.__name__ if kind else alone and isinstance(error, cls)
+    if not kind:
+        return alone and isinstance(error, cls)
+    known = getattr(builtins, kind, None)  # PermissionError is an OSError
+    return kind == cls.__name__ or (isinstance(known, type) and issubclass(known, cls))
 
 
 INTERRUPT = "interrupt"

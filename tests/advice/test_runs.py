@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import threading
 from pathlib import Path
@@ -296,14 +297,16 @@ def test_a_local_step_that_cannot_be_read(tmp_path: Path):
     content = read_record(record.parent)
     write_record(record.parent, content | {"format_version": 2})
     with (
-        told("_run/tiers/local.py: To go on without them, delete that directory") as said,
+        told("_run/tiers/local.py: To go back to an older one, restore it by its number") as said,
         ckpt.Checkpointer(tmp_path / "run", **more) as run,
     ):
         run.restore_latest(state(0))
-    shutil.rmtree(said.text.partition(": ")[0])
+    assert str(record.parent) in said.text
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        assert run.save(2, run.restore(1, state(0)).state)
     with ckpt.Checkpointer(tmp_path / "run", **more) as run:
         restored = run.restore_latest(state(0))
-        assert restored is not None and restored.step == 1
+        assert restored is not None and restored.step == 2
 
 
 def test_a_local_step_that_the_disk_does_not_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -314,16 +317,17 @@ def test_a_local_step_that_the_disk_does_not_give(tmp_path: Path, monkeypatch: p
     shutil.rmtree(tmp_path / "run" / "2")
     failing = failing_reads(monkeypatch, tmp_path / "local", "pread")
     with (
-        told("_run/tiers/local.py: If the disk is to blame, use another one") as said,
+        told("_run/tiers/local.py: Start again when it can be read; to go back") as said,
         ckpt.Checkpointer(tmp_path / "run", **more) as run,
     ):
         run.restore_latest(state(0))
     assert failing and "restore(step, ...)" in said.text
     with ckpt.Checkpointer(tmp_path / "run", **more) as run:
         assert run.restore(1, state(0)).step == 1
-    with ckpt.Checkpointer(tmp_path / "run", local_directory=tmp_path / "another") as run:
+    monkeypatch.undo()
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
         restored = run.restore_latest(state(0))
-        assert restored is not None and restored.step == 1
+        assert restored is not None and restored.step == 2
 
 
 def test_local_steps_of_a_run_whose_note_is_gone(
@@ -341,14 +345,17 @@ def test_local_steps_of_a_run_whose_note_is_gone(
     ckpt.Checkpointer(tmp_path / "run", **more).close()
     said = logged("_run/tiers/local.py: put that file back before the first save", caplog)
     assert f"the {note.name} there" in said.text
+    remove = shlex.split(said.after("remove them: "))
     (tmp_path / "kept").replace(note)
     with ckpt.Checkpointer(tmp_path / "run", **more) as run:
         restored = run.restore_latest(state(0))
         assert restored is not None and restored.step == 3
     note.unlink()
     ckpt.Checkpointer(tmp_path / "run", **more).close()
-    assert call("rm", "--local", tmp_path / "local", "--yes")[0] == 0
-    assert not list((tmp_path / "local").glob("run-*"))
+    assert remove.pop(0) == "ckpt" and call(*remove, "--yes")[0] == 0
+    assert not list((tmp_path / "local").glob(remove[-1]))
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        assert run.all_steps() == [0, 2]
 
 
 def test_a_note_of_removals_that_is_damaged(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tests.processes.test_lost_hosts import COMMON
 from tests.support.command_line import Call, make_call  # noqa: F401
-from tests.support.damage import FAILING_READ
+from tests.support.damage import FAILING_OPEN, FAILING_READ
 from tests.support.launch import launch, reports
 
 SHARDED = """
@@ -135,39 +136,124 @@ def test_further_errors_of_the_machine(tmp_path: Path) -> None:
     _check_failing(tmp_path, sorted(rest))
 
 
+# On process 1, until `recover()`: EIO, or another error, from reading data or from opening a file below `where`.
 UNREAD = f"""
 import errno
-names = {{"os": os, "errno": errno, "where": f"{{own}}/run-", "real": os.preadv, "met": []}}
-# as from no file: what this program raises counts as raised by a signal handler
-exec(compile({FAILING_READ!r}, "<injected>", "exec"), names)
 
+def failing(of, where, number=errno.EIO):
+    if index != 1:
+        return lambda: None
+    names = {{"os": os, "errno": errno, "where": where, "number": number, "met": [], "real": getattr(os, of)}}
+    # as from no file: what this program raises counts as raised by a signal handler
+    exec(compile({FAILING_OPEN!r} if of == "open" else {FAILING_READ!r}, "<injected>", "exec"), names)
+    setattr(os, of, names["function"])
+    return lambda: setattr(os, of, names["real"])
+"""
+LATEST = """
 with start(by) as checkpointer:
-    if index == 1:
-        os.preadv = names["function"]
     told["error"] = raised(lambda: checkpointer.restore_latest(state=state(99, by)))
-    os.preadv = names["real"]
+    told["again"] = raised(lambda: checkpointer.restore_latest(state=state(99, by)))
+    recover()
+    found = resume(checkpointer, by)  # the same Checkpointer, once the disk gives it
+    told["recovered"] = found and found.step
 told["there"] = there()
 told["after"] = restored(by)
 """
 
 
+def check_unread(found: list[dict[str, Any]]) -> None:
+    """No process took it for damage, or went back to an older step; afterwards the newest one is there."""
+    for told in found:
+        for error in (told["error"], told["again"]):
+            assert error["type"] in ("OSError", "CheckpointError"), error
+            assert "cannot be read" in error["text"] and "restore(step" in error["text"], error
+            assert error["secs"] < 15, error
+        assert told["there"] == [3] and told["recovered"] == 3 and told["after"] == [3, "local"], (
+            told
+        )
+
+
 @pytest.mark.linux("/proc/self/fd")
-def test_a_disk_that_does_not_give_the_part_of_one_process(tmp_path: Path) -> None:
-    """No process takes it for damage, or goes back to an older step; afterwards the newest one is there."""
+@pytest.mark.parametrize(
+    "failure",
+    [
+        'failing("preadv", f"{own}/run-")',
+        'failing("open", f"{own}/run-") if index else (lambda: None)',
+        'failing("open", "/3/ckpt.json", errno.ENXIO)',
+        'failing("open", "/3/ckpt.json", errno.EMFILE)',
+    ],
+    ids=["data", "everything", "record", "no descriptors"],
+)
+def test_a_part_that_one_process_cannot_read(tmp_path: Path, failure: str) -> None:
     run(tmp_path, "train(3, ROWS)")
-    for index, told in enumerate(run(tmp_path, "by = ROWS\n" + UNREAD)):
-        error = told["error"]
-        assert error["type"] == ("OSError" if index else "CheckpointError"), error
-        assert "step 3 cannot be read" in error["text"] and "restore(step" in error["text"], error
-        assert told["there"] == [3] and told["after"] == [3, "local"], told
+    check_unread(run(tmp_path, UNREAD + f"by = ROWS\nrecover = {failure}\n" + LATEST))
 
 
 @pytest.mark.linux("/proc/self/fd")
 def test_its_part_comes_from_another_process_that_holds_the_same(tmp_path: Path) -> None:
     run(tmp_path, "train(3, P())")
-    for told in run(tmp_path, "by = P()\n" + UNREAD):
-        assert told["error"] is None, told
-        assert told["there"] == [3] and told["after"] == [3, "local"], told
+    code = """
+bad = max(part(3).rglob("d/*"), key=lambda path: path.stat().st_size)  # one file, and not what takes its place
+by, recover = P(), failing("preadv", str(bad))
+with start(by) as checkpointer:
+    told["step"] = resume(checkpointer, by).step
+recover()
+told["there"], told["after"] = there(), restored(by)
+"""
+    for told in run(tmp_path, UNREAD + code):
+        assert told == {"step": 3, "there": [3], "after": [3, "local"]}
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_a_part_that_cannot_be_read_and_no_other_reaches(tmp_path: Path) -> None:
+    """Process 0 holds the same, and process 1 cannot write what it would get, or not get it."""
+    run(tmp_path, "train(3, P())")
+    for failing in ("os.fsync", "peers.Peers.connect"):
+        code = f"""
+from ckpt_core._run.tiers import peers
+by, recover_reads, works = P(), failing("preadv", f"{{own}}/run-"), {failing}
+if index == 1:
+    exec(compile("def fails(*_): raise OSError(5, 'gone') if {failing[0]!r} == 'o' else ConnectionError('blocked')", "<injected>", "exec"))
+    {failing} = fails
+def recover():
+    recover_reads()
+    {failing} = works
+"""
+        check_unread(run(tmp_path, UNREAD + code + LATEST))
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_other_shardings_where_a_part_cannot_be_verified(tmp_path: Path) -> None:
+    """Whether it is whole is asked, as it might be damaged; that it cannot be read does not make it so."""
+    run(tmp_path, "train(3, ROWS)")
+    code = """
+from ckpt_core._run.tiers import fetch
+by, verify = COLUMNS, fetch.verify_part
+exec(compile("def failing_verify(*_): raise MemoryError('none left')", "<injected>", "exec"))
+if index == 1:
+    fetch.verify_part = failing_verify
+def recover():
+    fetch.verify_part = verify
+"""
+    check_unread(run(tmp_path, UNREAD + code + LATEST))
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_a_part_that_another_number_of_processes_cannot_read(tmp_path: Path) -> None:
+    """It is in the folder of a process that is no more, and nothing is deleted for it."""
+    code = """
+def start(by, local=Path(f"{directory}/local"), **more):
+    return ckpt.Checkpointer(persistent, local_directory=local, options=ckpt.Options(**options_of | more))
+def there():
+    return sorted({int(path.parent.name) for path in Path(f"{directory}/local").glob("run-*/process_*/[0-9]*/ckpt.json")})
+in_own = restored
+def restored(by):
+    return in_own(by, Path(f"{directory}/local"))
+index = 1  # of those that meet errors
+"""
+    run(tmp_path, code.replace("index = 1", "") + "train(3, ROWS)")
+    failure = 'by, recover = ROWS, failing("open", "process_1-of-2/3/ckpt.json")\n'
+    check_unread(run(tmp_path, code + UNREAD + failure + LATEST, processes=1, devices=4))
 
 
 def test_no_start_from_scratch_where_parts_are_lost(tmp_path: Path, call: Call) -> None:
@@ -197,7 +283,7 @@ told["there"] = there()
         for kind, text in (told["error"], told["save"]):
             assert kind == "CheckpointCorrupt", text
             assert "does not start from scratch by accident" in text, text
-        assert "ckpt rm --local DIR" in text
+        remove = shlex.split(text.partition("on each host: ")[2])
         assert (5 in told["there"]) == (index == 0), told
     for told in run(tmp_path, late + code, processes=1, devices=4):
         assert told["error"] is not None, told
@@ -209,7 +295,9 @@ told["there"] = there()
         assert told["found"] == [5, "local"]
     shutil.rmtree(lost)
     for host in (0, 1):
-        code, _, err = call("rm", "--local", tmp_path / "run" / "local" / str(host), "--yes")
+        assert remove[:3] == ["ckpt", "rm", "--local"], remove
+        remove[3] = str(tmp_path / "run" / "local" / str(host))  # on real hosts it is one path
+        code, _, err = call(*remove[1:], "--yes")
         assert code == 0 or host == 1, err  # where nothing is
     for told in run(tmp_path, late + "told['found'] = restored(ROWS)\ntrain(1, ROWS)"):
         assert told["found"] is None

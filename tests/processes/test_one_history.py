@@ -395,8 +395,8 @@ with begin("plain") as c:
 for kinds in (("damage", "file"), ("file", "damage"), ("gone", "damage"), ("damage", "gone"),
               ("damage", "Ctrl-C"), ("damage", "damage")):
     with begin("plain") as c:
-        open_, c._run._steps.open = c._run._steps.open, lambda step, *more: (
-            failing(kinds[index])() if step == 2 else open_(step, *more))
+        open_, c._run._steps.open = c._run._steps.open, lambda step, *more, **options: (
+            failing(kinds[index])() if step == 2 else open_(step, *more, **options))
         found = told_of(lambda: c.restore_latest(state=like()))
         c._run._steps.open = open_
         told[" ".join(kinds)] = [*found, c.restore_latest(state=like()).step]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from ckpt_core._run.tiers.judge import (
     judge_copies,
     parse_judgement,
 )
-from ckpt_core._run.tiers.verdict import judge_failure, vote
+from ckpt_core._run.tiers.verdict import State, judge_failure, vote
 from ckpt_core._save.coverage import (
     MOST_STATE_BYTES,
     Holding,
@@ -455,6 +456,10 @@ def test_what_4096_processes_read_of_who_holds_the_same(groups: int):
         ([(OSError(5, "EIO"), True), (CheckpointError("told"), True)], "unread"),
         ([(OSError(5, "EIO"), True), (CheckpointNotFound("gone"), False)], "mend"),
         ([(OSError(28, "ENOSPC"), True), (OSError(5, "EIO"), True)], "raise"),
+        ([(OSError(errno.ENXIO, "gone"), True), (CheckpointError("x"), True)], "unread"),
+        ([(OSError(errno.ECONNRESET, "reset"), True)], "unread"),
+        ([(OSError("no number"), True)], "leave"),
+        ([(FileNotFoundError(2, "ENOENT"), True)], "leave"),
         ([(IsADirectoryError(21, "EISDIR"), True), (CheckpointError("told"), True)], "leave"),
         ([(ckpt.StructureMismatch([]), True), (CheckpointError("told"), True)], "raise"),
         ([(ckpt.StructureMismatch([]), True), (CheckpointCorrupt("x"), True)], "raise"),
@@ -467,8 +472,10 @@ def test_who_goes_on_to_another_copy(errors: list[tuple[Exception, bool]], verdi
 
 
 def test_a_damaged_part_is_mended_first():
-    votes = [vote(CheckpointCorrupt("x"), True, lambda ok=ok: ok) for ok in (True, False)]
-    assert votes == ["leave", "mend"] and judge_failure(votes) == "mend"
+    states: list[State] = ["whole", "damaged", "unread"]
+    votes = [vote(CheckpointCorrupt("x"), True, lambda found=found: found) for found in states]
+    assert votes == ["leave", "mend", "unread"] and judge_failure(votes) == "mend"
+    assert judge_failure([votes[0], votes[2]]) == "unread"
     assert judge_failure([*votes, "raise"]) == "raise"
 
 

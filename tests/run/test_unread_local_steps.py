@@ -17,7 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.faults.crafted.signed import read_record, write_record
-from tests.support.damage import failing_reads
+from tests.support.damage import FAILING_OPEN, failing_reads, turn_a_bit
 
 _FAILING = """
 def function(path, *args, **kwargs):
@@ -70,7 +70,7 @@ def test_a_newer_format_is_told_and_stays(newest: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["open", "scandir"])
 @pytest.mark.parametrize(
-    "number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EMFILE]
+    "number", [errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EMFILE]
 )
 def test_what_the_system_refuses_is_told(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
@@ -105,7 +105,7 @@ def test_a_disk_that_does_not_give_the_data_of_the_newest_step_is_no_damage(
     with monkeypatch.context() as patch:
         met = failing_reads(patch, newest, of)
         with start(tmp_path) as checkpointer:
-            with pytest.raises(OSError, match=r"step 3 cannot be read, .*restore\(step") as caught:
+            with pytest.raises(OSError, match=r"step 3 cannot be read .*restore\(step") as caught:
                 checkpointer.restore_latest(state(9))
             assert (
                 met
@@ -130,3 +130,52 @@ def test_the_persistent_copy_is_read_if_the_local_disk_does_not_give_its_own(
     with start(tmp_path) as checkpointer:
         restored = checkpointer.restore(2, state(9))
         assert met and restored.state["n"] == 2 and restored.path == str(tmp_path / "run" / "2")
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_nor_where_the_persistent_copy_is_damaged(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local one of step 2 may be sound: no older step takes its place."""
+    shutil.rmtree(newest)
+    turn_a_bit(tmp_path / "run" / "2")
+    with monkeypatch.context() as patch:
+        failing_reads(patch, newest.parent / "2")
+        with start(tmp_path) as checkpointer, pytest.raises(OSError, match="step 2 cannot be read"):
+            checkpointer.restore_latest(state(9))
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 2
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_a_load_reads_the_local_copy_if_the_persistent_one_cannot_be_read(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(tmp_path, read_only=True) as reader:
+        with monkeypatch.context() as patch:
+            met = failing_reads(patch, tmp_path / "run" / "2")
+            assert reader.load(2)["n"] == 2 and met
+        turn_a_bit(tmp_path / "run" / "1")
+        assert reader.load(1)["n"] == 1
+        assert reader.load(3)["n"] == 3
+        turn_a_bit(newest)
+        with pytest.raises(ckpt.CheckpointCorrupt, match="step 3"):
+            reader.load(3)
+
+
+def test_a_folder_of_runs_that_cannot_be_listed(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Any] = {"where": str(newest.parents[1]), "number": errno.EIO, "met": []}
+    names |= {"real": os.scandir, "os": os}
+    exec(compile(FAILING_OPEN, "<injected>", "exec"), names)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", names["function"])
+        with start(tmp_path) as checkpointer:
+            with pytest.raises(OSError, match="local steps cannot be read"):
+                checkpointer.restore_latest(state(9))
+            assert names["met"] and checkpointer.restore(2, state(9)).step == 2
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 3

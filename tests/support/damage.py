@@ -30,6 +30,16 @@ def function(descriptor, what, offset, *flags):
 """To be compiled as from no file: what a file of these tests raises counts as raised by a signal handler."""
 
 
+FAILING_OPEN = """
+def function(path, *flags, **more):
+    if isinstance(path, str) and where in path:
+        met.append(path)
+        raise OSError(number, os.strerror(number), path)
+    return real(path, *flags, **more)
+"""
+"""The same of opening a file."""
+
+
 def failing_reads(patch: pytest.MonkeyPatch, where: Path, of: str = "preadv") -> list[str]:
     """Reads of data files whose paths contain ``where`` raise EIO; the files that were to be read."""
     met: list[str] = []

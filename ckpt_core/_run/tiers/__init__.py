@@ -123,7 +123,8 @@ class Tiers:
         Raises:
             CheckpointNotFound, CheckpointCorrupt, CheckpointError: as ``restore``.
         """
-        if self._alone or self._local is None or step not in self._local.complete:
+        step = check_step(step)
+        if self._local is None or step not in self._local.complete:
             return load(self.opening(step))
         found = self._local.read(step, load, self.opening(step))
         if isinstance(found, (CheckpointError, OSError)):
@@ -144,15 +145,15 @@ class Tiers:
             CheckpointNotFound: no tier has it.
             CheckpointCorrupt: every tier that has it holds a damaged copy.
             CheckpointError: only the local directories have it, and not for these shardings.
-            OSError: it cannot be read, which is no damage.
+            OSError: this process could not read it, which is no damage.
         """
-        damage: CheckpointError | OSError | None = None
+        failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
             token = self._local.complete[step]
             found = self._local.restore(step, targets, request)
             if isinstance(found, RestoredStep):
                 return found, token
-            damage = found
+            failed = found
         opened: list[Checkpoint] = []
 
         def opening() -> Checkpoint:
@@ -166,12 +167,13 @@ class Tiers:
             # not by the class of this process's own error: the others may have failed for another reason
             absent = all_take_for(error, CheckpointNotFound, self._alone)
             damaged = all_take_for(error, CheckpointCorrupt, self._alone)
-            if damage is not None and absent:
+            unread = failed is not None and all_take_for(failed, OSError, self._alone)
+            if failed is not None and (absent or (damaged and unread)):
                 # only the local tier has the step, or had it: a writer may delete it while others read
-                vanished = isinstance(damage.__cause__, CheckpointNotFound)
+                vanished = isinstance(failed.__cause__, CheckpointNotFound)
                 reads_alone = self._local is not None and self._local.reads_alone
-                raise (error if vanished and reads_alone else damage) from None
-            if not (absent or damaged) or damage is not None:
+                raise error if vanished and reads_alone else failed  # noqa: B904
+            if not (absent or damaged) or failed is not None:
                 raise
             if self._local is None or step not in self._local.complete:
                 raise
@@ -179,6 +181,8 @@ class Tiers:
             found = self._local.restore(step, targets, request)
             if isinstance(found, RestoredStep):
                 return found, token
+            if all_take_for(found, OSError, self._alone):
+                raise found  # noqa: B904
             raise
         ours = opened[-1]
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""

@@ -141,7 +141,7 @@ class Copier:
         self._moved, self._works = time.monotonic(), works
 
     def cancel(self) -> None:
-        """Stops copying; returns when nothing more is committed, or after 30 s without any byte."""
+        """Stops copying; returns when nothing more is committed, or after 20 s."""
         self._cancelled.set()
         if self._ended is not None:
             self._ended.wait(2 * _STALLED_SECS)

@@ -78,16 +78,16 @@ def runs_in(root: str) -> list[LocalRun]:
 
 
 def runs_of(root: str, hashes: Collection[str]) -> list[LocalRun]:
-    """The runs with steps in a local directory whose folders have names that end in one of these; none if it cannot be listed."""
+    """The runs with steps in a local directory whose folders have names that end in one of these; without what cannot be read."""
+    found: list[LocalRun] = []
     try:
-        names = [name for name in os.listdir(root) if _RUN.fullmatch(name)]
+        for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):
+            run = _run_at(f"{root}/{name}", False) if name.rpartition("-")[2] in hashes else None
+            found += [run] if run is not None and run.steps else []
     except OSError as error:
         if raised_by_a_handler(error) is not None:
             raise
-        return []
-    paths = (f"{root}/{name}" for name in sorted(names) if name.rpartition("-")[2] in hashes)
-    found = (_run_at(path, locks_work=False) for path in paths)
-    return [run for run in found if run is not None and run.steps]
+    return found
 
 
 def remove_run(run: LocalRun) -> bool:

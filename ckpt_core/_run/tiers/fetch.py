@@ -22,7 +22,7 @@ from ckpt_core._operation import logger
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers
-from ckpt_core._run.tiers.verdict import NO_ROOM, OF_THE_MACHINE
+from ckpt_core._run.tiers.verdict import State, cause_of
 from ckpt_core._save.protocol import aborting
 from ckpt_core._verify import verify_part
 
@@ -131,10 +131,10 @@ def fetch_first(
     Raises:
         CheckpointCorrupt: none gives it; the message says what each answered.
         TooLate: as ``may_go_on`` says.
-        OSError: none could be read or written here for a reason of this machine, such as a full disk.
+        OSError: none could be read or written here for a reason of this machine or its disk, such as one that is full.
     """
     failures: list[str] = []
-    of_the_machine: OSError | None = None
+    refused: OSError | None = None
     deadline = time.monotonic() + peers.patience_secs
 
     def others() -> Sequence[Source]:
@@ -161,16 +161,18 @@ def fetch_first(
             if (interrupt := raised_by_a_handler(error)) is not None:
                 raise interrupt from None
             failures.append(f"from process {source.process}: {error}")
-            if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
-                of_the_machine = error
-                if error.errno in NO_ROOM:  # nor would there be for what another source gives
+            if isinstance(error, ConnectionError):
+                continue  # the other process or the network, and nothing of this machine
+            if isinstance(error, OSError) and (cause := cause_of(error)):
+                refused = error
+                if cause == "room":  # nor would there be for what another source gives
                     break
         else:
             return Fetched(record, source, failures)
     more = f"; and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
     text = f"{what}: {'; '.join(failures[:_NAMED])}{more}"
-    if of_the_machine is not None:
-        raise OSError(of_the_machine.errno, text) from of_the_machine
+    if refused is not None:
+        raise OSError(refused.errno, text) from refused
     raise CheckpointCorrupt(text)
 
 
@@ -268,6 +270,7 @@ class Mender:
         self._target = target
         self._missing: dict[int, StepHere] = {}
         self._damaged: dict[tuple[int, str], str] = {}
+        self._unread: dict[tuple[int, str], str] = {}
         self._lock = threading.Lock()
 
     def note(self, steps: Mapping[int, StepHere]) -> None:
@@ -278,22 +281,33 @@ class Mender:
             Key(step, whole.token, mine) for step, whole in self._missing.items()
         )
 
-    def is_whole(self, step: int, token: str | None, path: str, max_host_bytes: int) -> bool:
-        """Whether every byte of this process's own part is as it was saved; else it is ignored and replaced."""
+    def state(self, step: int, token: str | None, path: str, max_host_bytes: int) -> State:
+        """Whether this process's own part is as it was saved; if not, it is left out until ``try_again``, and replaced."""
+        found = self._damaged
         try:
             report = verify_part(path, max_host_bytes)
-            problem = None if report.ok else str(report.problems[0])
-        except OSError as error:  # the disk does not give it
+            problem = "" if report.ok else str(report.problems[0])
+        except Exception as error:  # whatever it is: the other processes wait for the answer
             if raised_by_a_handler(error) is not None:
                 raise
-            problem = str(error)
-        if problem is not None and token is not None:
-            self._damaged[step, token] = problem
-        return problem is None
+            found, problem = self._unread, str(error) or type(error).__name__
+        if problem and token is not None:
+            found[step, token] = problem
+        if not problem:
+            return "whole"
+        return "damaged" if found is self._damaged else "unread"
 
-    def is_damaged(self, step: int, token: str) -> bool:
-        """Whether this process's own part of a save was found damaged."""
-        return (step, token) in self._damaged
+    def leaves_out(self, step: int, token: str) -> bool:
+        """Whether this process's own part of a save was found damaged, or could not be read."""
+        return (step, token) in self._damaged or (step, token) in self._unread
+
+    def why_unread(self, step: int, token: str) -> str:
+        """Why this process's own part could not be read; empty if that was not tried, or worked."""
+        return self._unread.get((step, token), "")
+
+    def try_again(self) -> None:
+        """What could not be read may be readable now."""
+        self._unread.clear()
 
     def mend(self, step: int) -> None:
         """Gets this process's part of a whole step, if it lacks it; blocks meanwhile.
@@ -324,8 +338,9 @@ class Mender:
             del self._missing[step]
 
     def _log(self, step: int, token: str, fetched: Fetched, path: str) -> None:
-        damage = self._damaged.pop((step, token), None)
-        lost = "was missing" if damage is None else f"was damaged ({damage})"
+        damage, unread = (found.pop((step, token), "") for found in (self._damaged, self._unread))
+        lost = f"was damaged ({damage})" if damage else "was missing"
+        lost = f"could not be read ({unread})" if unread else lost
         where = "another folder of this host"
         if fetched.source.process != self._peers.index:
             where = f"process {fetched.source.process}"

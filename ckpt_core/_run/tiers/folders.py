@@ -9,6 +9,7 @@ process j.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -26,7 +27,7 @@ from ckpt_core._directory import (
     refuse_file,
     resolve,
 )
-from ckpt_core._errors import CheckpointError, CheckpointNotFound, NewerFormat, raised_by_a_handler
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._operation import logger
@@ -34,7 +35,7 @@ from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
-from ckpt_core._run.tiers.judge import Seen
+from ckpt_core._run.tiers.judge import Seen, Unread
 from ckpt_core._run.tiers.verdict import is_unread
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 
@@ -43,6 +44,9 @@ LINEAGE_FILE = ".ckpt-lineage"
 _FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
 _COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
 _USE_TRIES, _USE_PAUSE_SECS = 50, 0.02
+_MOST_TEXT = 500
+_Unread = dict[int, tuple[str, Exception]]
+"""Step -> the directory that could not be read, and why."""
 _MOST_FOLDERS = 64
 """Maximum number of folders of other processes in which a process looks."""
 
@@ -126,6 +130,7 @@ class Folders:
         lease: who may write there.
         unread: own steps that the last look could not read, though nothing says that they are damaged, and why.
             If the folder could not be listed, that is said of ``MAX_STEP``.
+        unread_beside: the same of steps of which other folders have parts or copies.
     """
 
     def __init__(
@@ -143,7 +148,8 @@ class Folders:
         self.own = Steps(self.path, self.backend, names)
         self._persistent = persistent
         self.lease = self._lease(self.path)
-        self.unread: dict[int, Exception] = {}
+        self.unread: _Unread = {}
+        self.unread_beside: _Unread = {}
         self._root = root
         self._index = index
         self._count = count
@@ -160,28 +166,51 @@ class Folders:
             run: parts of histories that it has left do not count.
         """
         mine = os.path.basename(self.path)
-        others = sorted(self._beside(), key=lambda name: (_numbers(name)[1] != self._count, name))
         found: list[Place] = []
-        self.unread = {}
+        self.unread, self.unread_beside = {}, {}
+        try:
+            beside = self._beside()
+        except OSError as error:
+            self._note_unread(self.unread, self._root, error)
+            beside = []
+        others = sorted(beside, key=lambda name: (_numbers(name)[1] != self._count, name))
         for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
             path = f"{self._root}/{folder}"
+            unread = self.unread if folder == mine else self.unread_beside
             try:
                 marked = (self.backend.read(path, LINEAGE_FILE) or b"").decode(errors="replace")
                 for steps in self._steps_in(path):
-                    found += self._parts_in(steps, steps is self.own, run, marked)
+                    found += self._parts_in(steps, unread, run, marked)
             except OSError as error:
-                if raised_by_a_handler(error) is not None:
-                    raise
-                if folder == mine:
-                    self._note_unread(MAX_STEP, error)
-                logger.warning("%s cannot be read: %s", path, error)
+                self._note_unread(unread, path, error)
         return found
 
-    def _parts_in(self, steps: Steps, mine: bool, run: Lineage, marked: str) -> Iterator[Place]:
-        """The parts in one folder that count; logs the unreadable ones."""
+    def _note_unread(self, unread: _Unread, path: str, error: OSError) -> None:
+        """What lies in a folder is not known; that of another user is not meant for this process."""
+        if raised_by_a_handler(error) is not None:
+            raise error
+        if unread is self.unread or error.errno not in (errno.EACCES, errno.EPERM):
+            unread[MAX_STEP] = path, error
+        logger.warning("%s cannot be read: %s", path, error)
+
+    def newest_unread(self) -> Unread | None:
+        """The newest step that the last look could not read."""
+        both = {**self.unread_beside, **self.unread}
+        if not both:
+            return None
+        path, error = both[step := max(both)]
+        number = error.errno if isinstance(error, OSError) else None
+        why = str(error) if path in str(error) else f"{path}: {error}"
+        return Unread(step, number or 0, why[:_MOST_TEXT], self._index)
+
+    def _parts_in(
+        self, steps: Steps, unread: _Unread, run: Lineage, marked: str
+    ) -> Iterator[Place]:
+        """The parts in one folder that count; logs the others, and notes those that could not be read."""
+        mine = steps is self.own
         # versions before 0.2 wrote no note of the part into its record
         default = Part.own(*_numbers(os.path.basename(steps.directory)))
-        for step, opened in _opened_in(steps, self._note_unread if mine else None):
+        for step, opened in _opened_in(steps, unread):
             record = opened.record
             part = record.part or default
             order = run.order(step, record.token, marked, record.created_unix_secs)
@@ -201,10 +230,6 @@ class Folders:
                 record.parent is not None,
             )
             yield Place(seen, opened.path, opened)
-
-    def _note_unread(self, step: int, error: Exception) -> None:
-        if isinstance(error, NewerFormat) or is_unread(error):
-            self.unread[step] = error
 
     def _beside(self) -> list[str]:
         """Names of the folders of other processes, also of other numbers of them."""
@@ -404,10 +429,8 @@ def _use(root: str) -> LockFile | None:
     return None
 
 
-def _opened_in(
-    steps: Steps, unread: Callable[[int, Exception], None] | None
-) -> Iterator[tuple[int, NativeCheckpoint]]:
-    """The readable checkpoints in one folder, by step; logs the unreadable ones, and gives them to ``unread``."""
+def _opened_in(steps: Steps, unread: _Unread) -> Iterator[tuple[int, NativeCheckpoint]]:
+    """The readable checkpoints in one folder, by step; logs the others, and adds to ``unread`` what may be sound."""
     listing = steps.look()
     for step, name in [(n, name) for n in listing.names for name in listing.directories(n)]:
         try:
@@ -418,8 +441,8 @@ def _opened_in(
             if raised_by_a_handler(error) is not None:
                 raise
             logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
-            if unread is not None:
-                unread(step, error)
+            if is_unread(error):
+                unread[step] = f"{steps.directory}/{name}", error
             continue
         if isinstance(opened, NativeCheckpoint):
             yield step, opened

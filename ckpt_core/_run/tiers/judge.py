@@ -57,6 +57,22 @@ class Seen(NamedTuple):
     continues: bool = False
 
 
+class Unread(NamedTuple):
+    """A step that a process could not read, though nothing says that it is damaged.
+
+    Attributes:
+        step: its number; ``MAX_STEP`` if a folder could not be listed.
+        errno: of the error; 0 if a later version of ckpt wrote it.
+        why: the error.
+        process: that met it.
+    """
+
+    step: int
+    errno: int
+    why: str
+    process: int
+
+
 class Source(NamedTuple):
     """From where a process gets the part that it lacks.
 
@@ -98,11 +114,13 @@ class Judgement:
         steps: the whole ones.
         partial: step -> up to 5 processes whose part cannot be had, for all other steps.
         lost: the newest of these that went on from another step: the run had steps, and not only a first save that never ended.
+        unread: the newest step that any process could not read.
     """
 
     steps: dict[int, WholeStep]
     partial: dict[int, list[int]]
     lost: int | None = None
+    unread: Unread | None = None
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse_judgement``: the same for all processes, and short.
@@ -125,7 +143,7 @@ class Judgement:
                     rows.append(_dumps(rest))
                 sources[process].append([step, found, 0 if rest is None else at[id(rest)]])
         rows = [_dumps(mine) if mine else "" for mine in sources] + rows
-        return _dumps([publish(rows), steps, list(self.partial.items()), self.lost])
+        return _dumps([publish(rows), steps, list(self.partial.items()), self.lost, self.unread])
 
 
 @dataclass(frozen=True)
@@ -155,12 +173,13 @@ class LocalSteps:
 
     Attributes:
         steps: the whole ones.
-        partial, lost: see ``Judgement``.
+        partial, lost, unread: see ``Judgement``.
     """
 
     steps: dict[int, StepHere]
     partial: dict[int, list[int]]
     lost: int | None
+    unread: Unread | None
 
 
 def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> LocalSteps:
@@ -171,7 +190,7 @@ def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> Lo
         index: of the process.
         row: reads a row that was published, by the name of all and its number.
     """
-    table, rows, partial, lost = json.loads(text)
+    table, rows, partial, lost, unread = json.loads(text)
     mine = row(table, index)
     lacking = {step: (_sources(found), rest) for step, found, rest in json.loads(mine or "[]")}
 
@@ -190,7 +209,7 @@ def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> Lo
         )
 
     steps = {one[0]: here(*one) for one in rows}
-    return LocalSteps(steps, {step: processes for step, processes in partial}, lost)
+    return LocalSteps(steps, dict(partial), lost, unread and Unread(*unread))
 
 
 def _dumps(value: Any) -> str:
@@ -213,10 +232,12 @@ class LocalParts:
     Attributes:
         parts: what it sees.
         mends: whether it would write parts that it lacks; not if it is read-only.
+        unread: the newest step that it could not read.
     """
 
     parts: Sequence[Seen]
     mends: bool
+    unread: Unread | None = None
 
     def dump(self, index: int) -> str:
         """As text for ``judge``, the same for processes that see the like each in its place.
@@ -228,12 +249,12 @@ class LocalParts:
             part._replace(writer=part.writer - index, serves=_packed(part.serves, index))
             for part in self.parts
         ]
-        return _dumps([parts, self.mends])
+        return _dumps([parts, self.mends, self.unread])
 
     @staticmethod
     def parse(text: str, index: int) -> LocalParts:
         """What ``dump`` gave."""
-        parts, mends = json.loads(text)
+        parts, mends, unread = json.loads(text)
 
         def seen(
             step: int,
@@ -246,7 +267,7 @@ class LocalParts:
             serves = _unpacked(serves, index)
             return Seen(step, token, _order(order), distance + index, serves, *rest)
 
-        return LocalParts([seen(*part) for part in parts], mends)
+        return LocalParts([seen(*part) for part in parts], mends, unread and Unread(*unread))
 
 
 def _packed(runs: Runs, index: int) -> Any:
@@ -304,9 +325,9 @@ def judge(
                 break
             partial.setdefault(step, absent[:_NAMED])
     seen = [part for one in everyone for part in one.parts if part.step in partial]
-    return Judgement(
-        steps, partial, max((part.step for part in seen if part.continues), default=None)
-    )
+    lost = max((part.step for part in seen if part.continues), default=None)
+    unread = max((one.unread for one in everyone if one.unread is not None), default=None)
+    return Judgement(steps, partial, lost, unread)
 
 
 class _Parts:

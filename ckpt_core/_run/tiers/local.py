@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import shlex
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -12,6 +14,7 @@ from ckpt_core._directory import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointNotFound,
     NewerFormat,
     all_go_on,
     all_take_for,
@@ -31,10 +34,10 @@ from ckpt_core._run.tiers.ended import make_room, runs_of
 from ckpt_core._run.tiers.fetch import Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, hashes_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
-from ckpt_core._run.tiers.judge import LocalParts, judge, parse_judgement
+from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
-from ckpt_core._run.tiers.verdict import judge_failure, vote
+from ckpt_core._run.tiers.verdict import State, judge_failure, vote
 from ckpt_core._save import SaveJob, Snapshot
 from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
@@ -78,6 +81,7 @@ class LocalTier:
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._partial: Mapping[int, object] = {}
         self._lost: int | None = None
+        self._unread: Unread | None = None
         self._has_saved = False
         if not self._read_only:
             folders.clean()
@@ -102,15 +106,18 @@ class LocalTier:
     def _name_other_runs(self) -> None:
         """Logs local steps of this persistent directory that do not count, since its file of the run is another one."""
         for run in runs_of(self._root, hashes_of(self._persistent.path)):
-            if run.path != self._run_folder:
+            folder = os.path.basename(run.path)
+            if not folder.startswith(f"{self._run.name}-"):
                 logger.warning(
                     "%s: steps %s of an earlier run in %s, which do not count: the %s there is gone or new, as when the directory was "
-                    "begun anew, or moved without hidden files. If training is to go on from them, put that file "
-                    "back before the first save; `ckpt rm --local` removes them",
+                    "begun anew, or restored without hidden files. If training is to go on from them, put that file "
+                    "back before the first save; else remove them: ckpt rm --local %s --run %s",
                     run.path,
                     str(list(run.steps))[1:-1],
                     self._persistent.path,
                     RUN_FILE,
+                    shlex.quote(self._root),
+                    folder,
                 )
 
     @property
@@ -119,18 +126,16 @@ class LocalTier:
         return self._complete
 
     def refuse_older(self, newest: int) -> None:
-        """Raises what kept this process from reading a local step that is newer than ``newest``, if anything did."""
-        step, error = max(self._folders.unread.items(), default=(-1, None), key=lambda one: one[0])
-        if error is None or step <= newest:
+        """Raises what kept a process from reading a local step that is newer than ``newest``, if anything did."""
+        if self._unread is None or self._unread.step <= newest:
             return
+        step, number, why, process = self._unread
         what = "the local steps" if step == MAX_STEP else f"the local step {step}"
         text = (
-            f"{self.directory}: {what} cannot be read, and training does not go back to an older one by accident: "
-            f"{error}. To go on without them, delete that directory"
+            f"process {process}: {what} cannot be read, and training does not go back to an older one by accident: "
+            f"{why}. To go back to an older one, restore it by its number: restore(step, ...)"
         )
-        if isinstance(error, OSError):
-            raise OSError(error.errno, text) from error
-        raise NewerFormat(text) from error
+        raise OSError(number, text) if number else NewerFormat(text)
 
     def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if there is no step at all, though the run had some.
@@ -143,8 +148,9 @@ class LocalTier:
         raise CheckpointCorrupt(
             f"{self.directory}: step {self._lost} is not whole in the local directories, there is no other step, and "
             f"training does not start from scratch by accident. Parts of processes {self._partial[self._lost]} are not "
-            "here, or of another number of processes whose other values differ. Start the run where they are; to "
-            "begin anew, remove what it left on each host (`ckpt rm --local DIR`)"
+            "here, or of another number of processes whose other values differ. Start the run where they are; to begin "
+            f"anew, remove what it left on each host: ckpt rm --local {shlex.quote(self._root)} --run "
+            f"{os.path.basename(self._run_folder)}"
         )
 
     def is_older(self, step: int, token: str) -> bool:
@@ -200,14 +206,16 @@ class LocalTier:
         Args:
             join: a step that is to be put together from all parts, if they differ in shards alone; the same on all.
         """
-        damaged = self._mender.is_damaged
+        left_out = self._mender.leaves_out
         places = [
             place
             for place in self._folders.look(self._run)
-            if not (place.seen.own and damaged(place.seen.step, place.seen.token))
+            if not (place.seen.own and left_out(place.seen.step, place.seen.token))
         ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
-        seen = LocalParts([place.seen for place in places], mends=not self._read_only)
+        seen = LocalParts(
+            [place.seen for place in places], not self._read_only, self._folders.newest_unread()
+        )
         answer = self._processes.gather_alike(
             next_tag(),
             seen.dump(self._processes.index),
@@ -218,12 +226,13 @@ class LocalTier:
         )
         found = parse_judgement(answer, self._processes.index, self._judged.row)
         partial, self._partial, self._lost = self._partial, found.partial, found.lost
+        self._unread = found.unread
         for step, absent in sorted(found.partial.items()):
             if self.reads_alone and partial.get(step) == absent:
                 continue  # said before
             logger.warning(
                 "step %d is not whole in the local directories, so it is not restored from them: parts of processes "
-                "%s are lost, of another save, or of another number of processes whose other values differ",
+                "%s are lost, not readable, of another save, or of another number of processes whose other values differ",
                 step,
                 absent,
             )
@@ -423,6 +432,7 @@ class LocalTier:
         """
         token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
         joins, joined = mends and step not in self._joining.steps, False
+        unread: Exception | None = None
         try:
             while True:
                 try:
@@ -430,18 +440,23 @@ class LocalTier:
                 except Exception as error:
                     if self._processes.count > 1 and not all_go_on(error):
                         # the other processes would not take part in another agreement
-                        if isinstance(error, CheckpointCorrupt) and self._is_whole(step):
+                        if isinstance(error, CheckpointCorrupt) and self._state(step) == "whole":
                             raise self._misfit_of(step, error) from error
                         raise
-                    elsewhere, first = first is not None, None
-                    if elsewhere and all_take_for(error, CheckpointCorrupt, alone=False):
-                        continue  # the other tier may be what is damaged
+                    alone, elsewhere, first = self._processes.count == 1, first is not None, None
+                    kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
+                    if elsewhere and any(all_take_for(error, kind, alone) for kind in kinds):
+                        if alone and raised_by_a_handler(error) is not None:
+                            raise
+                        continue  # it may be the other tier's copy that cannot be read
                     verdict = self._agree_after(step, error)
                     if verdict == "raise":
                         raise
+                    if verdict == "unread" and unread is None:
+                        unread = error
                     if verdict in ("mend", "unread") and mends:
                         mends = False
-                        self.look()  # without the damaged parts
+                        self.look()  # without the parts that are of no use
                         if token is not None and self._complete.get(step) == token:
                             continue
                     if verdict == "leave" and joins:
@@ -450,13 +465,15 @@ class LocalTier:
                         joined = step in self._joining.steps and self._complete.get(step) == token
                         if joined:
                             continue
-                    alone = self._processes.count == 1
                     fits = alone or verdict != "leave" or step in self._joining.steps
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
-                    if verdict == "unread":
-                        found, kind = self._unread_of(step, error), OSError.__name__
+                    if unread is not None:
+                        found, kind = self._unread_of(step, token, unread), OSError.__name__
+                        self._mender.try_again()
+                        if not alone:
+                            self.look()  # it is there as before
                     else:
                         self._complete.pop(step, None)
                         found = (self._damage_of if fits else self._misfit_of)(step, error)
@@ -464,6 +481,7 @@ class LocalTier:
                     mark_known_to_all(found, kind)  # by the agreement on it
                     return found
         finally:
+            self._mender.try_again()
             if joined:  # it is a step like others, of which each process has its part
                 self._joining.forget(step)
 
@@ -485,18 +503,18 @@ class LocalTier:
         there = self._folders.backend.exists(self._folders.own.path(step))
         return self._processes.gather_decide(
             next_tag(),
-            vote(error, there, lambda: alone or self._is_whole(step)),
+            vote(error, there, lambda: "whole" if alone else self._state(step)),
             judge_failure,
             self._options.timeout_secs,
             "give up a local step",
         )
 
-    def _is_whole(self, step: int) -> bool:
+    def _state(self, step: int) -> State:
         """Whether every byte of this process's part is as it was saved."""
         path, limit_bytes = self._folders.own.path(step), self._options.max_host_bytes
         if not self._folders.backend.exists(path):
-            return False
-        return self._mender.is_whole(step, self._complete.get(step), path, limit_bytes)
+            return "damaged"
+        return self._mender.state(step, self._complete.get(step), path, limit_bytes)
 
     def _damage_of(self, step: int, error: Exception) -> CheckpointCorrupt:
         """What is raised if no other tier has a step that could not be restored because of ``error``."""
@@ -509,12 +527,15 @@ class LocalTier:
         damage.__cause__ = error
         return damage
 
-    def _unread_of(self, step: int, error: Exception) -> CheckpointError | OSError:
+    def _unread_of(
+        self, step: int, token: str | None, error: Exception
+    ) -> CheckpointError | OSError:
         """The same where a disk did not give a part, and nothing says that it is damaged."""
+        why = self._mender.why_unread(step, token or "") or error
         text = (
-            f"{self.directory}: step {step} cannot be read, which says nothing about what was saved, so training does not go "
-            f"back to an older one by accident: {error}. If the disk is to blame, use another one; to go back, restore "
-            "an older step by its number: restore(step, ...)"
+            f"step {step} cannot be read from the local directories, which says nothing about what was saved, so training "
+            f"does not go back to an older one by accident: {why}. Start again when it can be read; to go back, "
+            "restore an older step by its number: restore(step, ...)"
         )
         number = error.errno if isinstance(error, OSError) else None
         unread = CheckpointError(text) if number is None else OSError(number, text)

@@ -4,56 +4,77 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
+    NewerFormat,
     is_of_target,
     raised_by_a_handler,
 )
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Nothing can be written here."""
-OF_THE_MACHINE = NO_ROOM | {
-    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM),
-    *(errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.ENOTCONN),
-}
-"""Errors of the system that say nothing about the files: no room, too few descriptors, no memory, no permission, a file
-system that does not answer. EIO is none of them: a disk may say that of a lost sector, and another copy may have it."""
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_OF_THE_MACHINE = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM}
+    | {errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.ENOTCONN}
+)
+_OF_THE_FILES = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+)
+Cause = Literal["room", "machine", "disk", ""]
 
 
-def is_unread(error: Exception) -> bool:
-    """Whether a file could not be read for a reason that says nothing about what was saved."""
-    return isinstance(error, OSError) and (
-        error.errno == errno.EIO or error.errno in OF_THE_MACHINE
-    )
+def cause_of(error: BaseException) -> Cause:
+    """What an error of the system says: nothing of what was saved, unless it is ``""``.
+
+    Returns ``"room"`` (nothing can be written here), ``"machine"`` (too few descriptors, no memory, no permission, a file
+    system that does not answer: no other copy would help), ``"disk"`` (a disk does not give what it holds, such as
+    EIO: another copy may help) or ``""`` (no error of the system, or one that tells what lies there: no file, a directory).
+    """
+    if not isinstance(error, OSError) or error.errno is None or error.errno in _OF_THE_FILES:
+        return ""
+    if error.errno in _NO_ROOM:
+        return "room"
+    return "machine" if error.errno in _OF_THE_MACHINE else "disk"
 
 
-def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: True) -> str:
+def is_unread(error: BaseException) -> bool:
+    """Whether what was saved could not be looked at, which is no damage of it."""
+    return isinstance(error, NewerFormat) or bool(cause_of(error))
+
+
+State = Literal["whole", "damaged", "unread"]
+"""Of a part: every byte is as it was saved; some is not; not all could be read, and nothing is known of the rest."""
+
+
+def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "whole") -> str:
     """One process's vote after a failed restore of a local step, for ``judge_failure``.
 
-    Returns ``"mend"`` (its part is damaged or gone: a copy of it may help), ``"unread"`` (its part could not be read: the
-    same, but that is no damage), ``"leave"`` (try another copy of the step), ``"raise"`` (no other copy would help) or
-    ``""`` (abstain).
+    Returns ``"mend"`` (its part is damaged or gone: a copy of it may help), ``"unread"`` (its part could not be read: a
+    copy may help, too, but if there is none the step is not damaged), ``"leave"`` (try another copy of the step),
+    ``"raise"`` (no other copy would help) or ``""`` (abstain).
 
     Args:
         error: what the restore raised here.
         there: whether the step is still in the directory of this process.
-        is_whole: verifies this process's part, and notes if it cannot be used; called only if the error may come from it.
+        state: verifies this process's part, and notes if it cannot be used; called only if the error may come from it.
     """
     if raised_by_a_handler(error) is not None or is_of_target(error):
         return "raise"  # it says nothing about the directory
-    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+    cause = cause_of(error)
+    if cause in ("room", "machine"):
         return "raise"
+    if cause == "disk":
+        state()
+        return "unread"
     if isinstance(error, CheckpointNotFound):
         return "" if there else "mend"  # there: only an item is missing
-    if is_unread(error):
-        is_whole()
-        return "unread"
     if isinstance(error, (CheckpointCorrupt, OSError)):
-        # otherwise the damage is that of another process, or other shardings are wanted
-        return "leave" if there and is_whole() else "mend"
+        # a whole one: the damage is that of another process, or other shardings are wanted
+        found: State = state() if there else "damaged"
+        return {"whole": "leave", "damaged": "mend", "unread": "unread"}[found]
     if type(error) is CheckpointError:
         return ""  # most likely the report of another process's failure
     return "raise"  # the code is wrong, not the directory
