@@ -40,7 +40,7 @@ from ckpt_core._run.retention import Retention
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, restore_newest
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, PreparedSave, RecordFields, Snapshot, save_job, take
+from ckpt_core._save import Links, PreparedSave, RecordFields, Snapshot, make_job, take
 
 
 class Run:
@@ -337,9 +337,12 @@ class Run:
         return snapshot, save_and_note
 
     def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> PreparedSave:
-        trail = self._trail
-        job = save_job(
-            self._steps.path(what.step) if plan.replaces else self._steps.new_path(what.step),
+        trail, directory, steps = self._trail, self.directory, self._steps
+        job = make_job(
+            steps.path(what.step) if plan.replaces else steps.new_path(what.step),
+            directory.local,
+            directory.backend,
+            self._processes,
             what.fields,
             self._options,
             overwrite=plan.replaces,

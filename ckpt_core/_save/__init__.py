@@ -13,7 +13,7 @@ from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._options import Options, checked_options
 from ckpt_core._save.agreement import Offer as Offer
 from ckpt_core._save.dedup_links import Links as Links
-from ckpt_core._save.job import NOTHING, RecordFields, SaveJob, collect_items, save_job
+from ckpt_core._save.job import NOTHING, RecordFields, SaveJob, collect_items, make_job, save_job
 from ckpt_core._save.protocol import PreparedSave, Snapshot, prepare_save, take
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "SaveJob",
     "Snapshot",
     "collect_items",
+    "make_job",
     "save",
     "save_async",
     "save_job",

@@ -185,18 +185,30 @@ def save_job(
         ForkedProcess: called in a forked child.
         ValueError: ``Options(flat=True)`` where it means nothing.
     """
+    target, local = resolve(path)
+    run = _processes.this_run()
+    return make_job(target, local, backend_of(local, options), run, fields, options, **more)
+
+
+def make_job(
+    target: str,
+    local: bool,
+    backend: Backend,
+    processes: Processes,
+    fields: RecordFields,
+    options: Options,
+    **more: Any,
+) -> SaveJob:
+    """``save_job`` where it is known already what the path means, and who saves."""
     if os.getpid() != HOME_PID:
         raise forked()
-    target, local = resolve(path)
     if options.flat and not (local and fields.single):
         what = "named items" if local else "a bucket"
         raise RefusedArgument(
             f"Options(flat=True) is for one tree without a name in a directory, not for {what}: "
             "leave it out"
         )
-    backend = backend_of(local, options)
-    run = _processes.this_run()
-    return SaveJob(target, local, backend, fields, options, run, flat=options.flat, **more)
+    return SaveJob(target, local, backend, fields, options, processes, flat=options.flat, **more)
 
 
 def collect_items(
