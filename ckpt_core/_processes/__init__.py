@@ -391,9 +391,9 @@ class Processes:
             work: called on process 0 only; its result must be plain JSON values.
             timeout_secs, call: as for ``broadcast``.
         """
-        tag = next_tag()
         if self.count == 1:
             return work()
+        tag = next_tag()
         value, kind, text = None, "", ""
         failure: Exception | None = None
         if self.index == 0:
