@@ -19,7 +19,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ckpt_core._errors import passed_a_handler
 from ckpt_core._fork import HOME_PID
@@ -138,7 +138,7 @@ class Operation:
         path, step: of the checkpoint.
         report_secs: interval of the reports; None for none.
         listener: gets the events.
-        phase: what is being done, in words.
+        phase: what is done from here on, in words; whoever begins something else sets it.
         done_bytes, total_bytes: of the arrays that this process writes or reads, as far as known.
         began: monotonic seconds.
         thread: that works.
@@ -161,10 +161,6 @@ class Operation:
     _told_bytes: int = 0
     _announced_bytes: int = 0  # in the last progress event
     _missed_until: float = 0.0
-
-    def enter(self, phase: str) -> None:
-        """Notes what is done from here on."""
-        self.phase = phase
 
     def happened(
         self, kind: Kind, size_bytes: int = 0, error: BaseException | None = None
@@ -205,18 +201,18 @@ class Operation:
         tell(event, self.listener)
 
     @contextlib.contextmanager
-    def watched(self, phase: str) -> Generator[Callable[[str], Any]]:
-        """Reports on it while the block runs, if it takes long; gives ``enter``."""
-        self.enter(phase)
+    def watched(self, phase: str) -> Generator[None]:
+        """Reports on it while the block runs, if it takes long."""
+        self.phase = phase
         if self.report_secs is None or os.getpid() != HOME_PID:
-            yield self.enter
+            yield
             return
         self.thread = threading.get_ident()
         # a save is watched twice: while it takes the snapshot, and while it writes
         self.is_over = False
         try:
             _watcher.add(self)
-            yield self.enter
+            yield
         finally:
             self.is_over = True
 

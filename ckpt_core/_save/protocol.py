@@ -85,12 +85,12 @@ class Snapshot:
         job, offered = self.job, NO_OFFER
         try:
             if self.refusal is None:
-                self.operation.enter("waiting for arrays on their way to the host")
+                self.operation.phase = "waiting for arrays on their way to the host"
                 self.items[:] = [item.landed() for item in self.items]  # their values are compared
                 offered = offer()
         except Exception as error:
             self.refusal = error  # the other processes wait for this one: it reports the error to them, then raises
-        self.operation.enter("agreeing what is saved")
+        self.operation.phase = "agreeing what is saved"
         common = {
             "Options(durable=)": job.options.durable,
             "whether one state or named items are saved": job.fields.single,
@@ -129,7 +129,7 @@ class Snapshot:
 
         def noted() -> Any:
             found = work()
-            self.operation.enter(f"waiting until all processes have {moment} their parts")
+            self.operation.phase = f"waiting until all processes have {moment} their parts"
             return found
 
         def failed(index: int, text: str) -> CheckpointError:

@@ -100,7 +100,7 @@ class Write:
         In between it asks the guard whether this run still owns the directory.
         """
         self.make_durable(attempt)
-        self._operation.enter("committing")
+        self._operation.phase = "committing"
         # directly before the commit, so that another run has little time to claim the directory
         if self._job.guard is not None:
             self._job.guard.check()
@@ -113,13 +113,13 @@ class Write:
 
     def write_own(self, attempt: Attempt) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
-        self._operation.enter("waiting for arrays on their way to the host")
+        self._operation.phase = "waiting for arrays on their way to the host"
         # merge() needs the same context: TensorStore copies index entries only within one context
         self._context = new_context(durable=self._job.options.durable)
         self._items[:] = [item.landed() for item in self._items]
         if not self._job.local:
             self._uploads = Uploads(self._job, attempt, self._items, self._context, self._operation)
-        self._operation.enter("writing arrays")
+        self._operation.phase = "writing arrays"
         writers: list[ArrayWriter] = []
         try:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
@@ -227,7 +227,7 @@ class Write:
         After that, only the rename is missing to make the checkpoint visible.
         """
         job = self._job
-        self._operation.enter("joining, describing and syncing files")
+        self._operation.phase = "joining, describing and syncing files"
         for item in self._items:
             if item.record.form == "tree" and job.writers.count > 1:
                 self._merge(attempt, item)

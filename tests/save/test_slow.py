@@ -84,11 +84,11 @@ def test_reports_of_several_and_a_listener_that_raises(caplog: pytest.LogCapture
 
     first = Operation("save", "one", 1, 0.02, bad)
     second = Operation("load", "two", None, 0.02, None)
-    with first.watched("a"), second.watched("b") as enter:
+    with first.watched("a"), second.watched("b"):
         second.total_bytes = 2048
         second.done_bytes = 1024
         wait_for(lambda: "two" in caplog.text and caplog.text.count("one") > 2)
-        enter("c")
+        second.phase = "c"
         wait_for(lambda: "c, 1.0 KiB of 2.0 KiB, none since" in caplog.text)
     assert "1.0 KiB of 2.0 KiB" in caplog.text
 
