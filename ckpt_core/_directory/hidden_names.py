@@ -93,6 +93,11 @@ def find(parent: str) -> list[Hidden]:
     return [found for entry in entries if entry[0] == "." and (found := parse(entry)) is not None]
 
 
+def of(parent: str, name: str) -> list[Hidden]:
+    """The hidden names in a directory that belong to one checkpoint."""
+    return [hidden for hidden in find(parent) if hidden.is_of(name)]
+
+
 def shortened(name: str, most_bytes: int) -> str:
     """The longest beginning of a name with at most ``most_bytes``, cut between two characters."""
     data = os.fsencode(name)

@@ -41,8 +41,8 @@ def replaced(path: str) -> str | None:
     parent, name = os.path.split(path)
     found = [
         os.path.join(parent, hidden.entry)
-        for hidden in hidden_names.find(parent)
-        if hidden.kind == hidden_names.REPLACED and hidden.is_of(name)
+        for hidden in hidden_names.of(parent, name)
+        if hidden.kind == hidden_names.REPLACED
     ]
     return max(found, key=_validity, default=None)
 
@@ -96,11 +96,6 @@ def _is_removable(hidden: hidden_names.Hidden, parent: str, beside: dict[str, st
         return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
     name = beside.get(hidden.digest) if hidden.digest else hidden.label
     return name is not None and has_sign(os.path.join(parent, name))
-
-
-def belonging_to(parent: str, name: str) -> list[hidden_names.Hidden]:
-    """The hidden names that belong to one checkpoint."""
-    return [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
 
 
 def discard(paths: Iterable[str]) -> None:

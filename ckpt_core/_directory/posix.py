@@ -172,7 +172,7 @@ class PosixBackend(Writing):
         try:
             with deleting(os.path.join(standing, _SIGNS[0])):
                 # First delete what this checkpoint replaced, else `replaced` would bring it back.
-                old = superseded(parent, leftovers.belonging_to(parent, name), standing)
+                old = superseded(parent, hidden_names.of(parent, name), standing)
                 if old:
                     sync_directory(parent)
                     leftovers.discard(old)

@@ -27,7 +27,7 @@ class Writing:
         if WINDOWS:
             raise cannot_write(path)
         parent, name = os.path.split(path)
-        beside = [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
+        beside = hidden_names.of(parent, name)
         aside = leftovers.replaced(path) if beside else None
         if aside is not None:  # a replacement was interrupted between its two renames
             os.rename(aside, path)
