@@ -272,12 +272,3 @@ def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
     entries: Any = sharding.devices_indices_map(shape)
     ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
     return "; ".join(f"device {device.id} {index}" for device, index in ordered)
-
-
-def topology() -> dict[str, Any]:
-    """Process count, device count and platform of this run."""
-    return {
-        "process_count": jax.process_count(),
-        "device_count": jax.device_count(),
-        "platform": jax.default_backend(),
-    }

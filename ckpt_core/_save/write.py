@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ckpt_core._devices import shardings
 from ckpt_core._directory import Attempt
 from ckpt_core._format import orbax_write
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
@@ -20,6 +19,7 @@ from ckpt_core._format.record import (
     dump_record,
     library_versions,
 )
+from ckpt_core._lazy import jax
 from ckpt_core._operation import Operation
 from ckpt_core._save.dedup_links import Linked
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
@@ -270,7 +270,11 @@ class Write:
             metadata=self._fields.metadata,
             metrics=dict(self._fields.metrics),
             versions=library_versions(),
-            topology=shardings.topology(),
+            topology={
+                "process_count": jax.process_count(),
+                "device_count": jax.device_count(),
+                "platform": jax.default_backend(),
+            },
             created_unix_secs=time.time(),
             durations={
                 "snapshot_secs": round(self._snapshot_secs, 6),
