@@ -62,7 +62,7 @@ class TreeSignature(NamedTuple):
 
     def __hash__(self) -> int:
         # hashing all leaves would cost more than comparing with the few plans in the cache
-        return hash((len(self.paths), self.paths[:1], self.paths[-1:], self.specs[-1:]))
+        return hash((len(self.paths), self.paths[:1], self.paths[-1:]))
 
 
 class PlannedLeaf(NamedTuple):
