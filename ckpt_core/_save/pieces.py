@@ -437,7 +437,6 @@ class _PieceWrite(Write):
         if self._uploads is not None:
             self._uploads.send_indices()
         self.commit(self._attempt)
-        self.committed()
 
     def set_metadata(self, metadata: Any) -> None:
         """What the record will hold."""

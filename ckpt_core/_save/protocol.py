@@ -199,7 +199,6 @@ class PreparedSave:
             snapshot.on_all("written", lambda: write.own_part(attempt), report=str, check=digests)
             commit = (lambda: write.commit(attempt)) if index == 0 else (lambda: None)
             snapshot.on_all("committed", commit)
-            write.committed()
         self._attempt = None
         snapshot.operation.committed(write.written_bytes, snapshot.blocking_secs)
 

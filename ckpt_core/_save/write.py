@@ -105,11 +105,8 @@ class Write:
         if self._job.guard is not None:
             self._job.guard.check()
         attempt.commit()
-
-    def committed(self) -> None:
-        """Called after the commit: the next save may link files of this one."""
         if self._links is not None:
-            self._links.committed()
+            self._links.committed()  # the next save may link files of this one
 
     def write_own(self, attempt: Attempt) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
