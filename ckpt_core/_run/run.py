@@ -289,9 +289,9 @@ class Run:
             writes.insert(at, (self._persistent, persistent.run, tier and tier.in_flight))
         low = self._asynchronous and self._options.background_priority == "low"
         # where local directories take every save, the caller does not wait for the other disk
-        begin = persistent.begin_early if persistent is not None and tier is None else None
+        begins = persistent if tier is None else None
         try:
-            take(what.items, snapshots, copy, begin)
+            take(what.items, snapshots, copy, begins)
             self._decision.save_began(what.step)
             if persists and self._persists is not None:
                 self._persists.save_began(what.step)

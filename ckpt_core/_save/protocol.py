@@ -202,11 +202,6 @@ class PreparedSave:
         self._attempt = None
         snapshot.operation.committed(write.written_bytes, snapshot.blocking_secs)
 
-    def begin_early(self) -> None:
-        """On process 0: begins on the caller's thread, in a file system, where that takes no round trip."""
-        if self._job.processes.index == 0 and self._job.local:
-            self.begin()
-
     def begin(self) -> None:
         """On process 0: claims the target, and begins the attempt."""
         job = self._job
@@ -281,7 +276,7 @@ def take(
     items: Mapping[str, Any],
     snapshots: Sequence[Snapshot],
     copy: Copy | None = None,
-    begin: Callable[[], None] | None = None,
+    begins: PreparedSave | None = None,
 ) -> None:
     """Copies or references all values as they are now, once for all saves of one step.
 
@@ -292,7 +287,8 @@ def take(
         items: values to save, by item name.
         snapshots: of the saves, each to a place of its own.
         copy: see ``prepare_items``.
-        begin: called when all are taken.
+        begins: the save that begins when all are taken, on process 0 and in a file system, where that takes no round
+            trip; None if none begins here.
     """
     jobs = [one.job for one in snapshots]
     for one in snapshots:
@@ -303,8 +299,8 @@ def take(
             prepared, shared = prepare_items(items, jobs, copy)
             for one, its in zip(snapshots, prepared, strict=True):
                 one.items, one.fields = its, replace(fields, shared=shared)
-            if begin is not None:
-                begin()
+            if begins is not None and jobs[0].local and jobs[0].processes.index == 0:
+                begins.begin()
         for one in snapshots:
             one.blocking_secs = one.operation.happened("snapshot_taken")
     except BaseException as error:
@@ -325,7 +321,7 @@ def prepare_save(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = Non
     """
     prepared = PreparedSave(job)
     try:
-        take(items, [prepared.snapshot], copy, prepared.begin_early)
+        take(items, [prepared.snapshot], copy, prepared)
     except BaseException:
         prepared.abort()
         raise
