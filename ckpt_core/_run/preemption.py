@@ -172,6 +172,9 @@ class Preemption:
         processes: the processes of this run.
         policy: a save policy; if its ``listens`` is True, this object starts to listen at once.
         options: names of the signals, and the grace period after one.
+
+    Attributes:
+        step: that the run has reached; all processes set it at each step.
     """
 
     def __init__(self, processes: Processes, policy: object, options: Options) -> None:
@@ -184,7 +187,7 @@ class Preemption:
             else StopSignal(self._others, passes_on=True)
         )
         self._agreed_at: float | None = None
-        self._step = 0
+        self.step = 0
         self._asked_at_step: int | None = None
         self._told_of_no_service = False
         self._declined_unaware = False
@@ -199,16 +202,12 @@ class Preemption:
         if self._alone or (self._others and preemption_service_listens()):
             self._signal.listen()
 
-    def note_step(self, step: int) -> None:
-        """Notes the step that the run has reached; all processes call it for each step."""
-        self._step = step
-
     @property
     def should_stop(self) -> bool:
         """Whether the signal came; starts listening. With several processes: whether all agreed."""
         self._listen()
         if not self._alone:
-            return self._agreed(self._step)
+            return self._agreed(self.step)
         noticed_at = self._signal.noticed_at
         if noticed_at is None:
             return False

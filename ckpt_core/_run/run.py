@@ -127,7 +127,7 @@ class Run:
         """The number of a step that is about to be saved; raises the error of the previous save."""
         self.refuse_unless_open("save")
         raise_failures(self.saves)
-        self.preemption.note_step(step := check_step(step))
+        self.preemption.step = step = check_step(step)
         return step
 
     def save(

@@ -94,7 +94,7 @@ def metrics_of(
     """
     item = items.get("metrics")
     if not isinstance(item, Json):
-        return check_metrics(metrics)
+        return {} if metrics is None else check_metrics(metrics)
     if metrics:
         raise TypeError(
             "pass the metrics by metrics=, or all of them as an item that is Json, not both"
@@ -102,18 +102,18 @@ def metrics_of(
     return {name: float(number) for name, number in numbers_in(item.value).items()}
 
 
-def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
+def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics as Python floats.
 
     Raises:
         TypeError: a name is not a str, or a value is not a scalar number.
     """
-    if metrics is not None and not isinstance(metrics, Mapping):
+    if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}: {METRICS_ARE_NUMBERS}"
         )
     numbers: dict[str, float] = {}
-    for name, value in (metrics or {}).items():
+    for name, value in metrics.items():
         array = np.asarray(value)
         if not isinstance(name, str) or array.ndim != 0 or not _is_real(array.dtype):
             raise TypeError(
