@@ -38,7 +38,7 @@ class Trail:
     Attributes:
         stood: by number, ascending; what training continues from, and the rest of it beyond ``place``
             while nothing was saved since it went back.
-        place: number of the step that it stands on; None at the beginning.
+        place: number of the step that it stands on; -1 at the beginning.
         beside: steps that it saved with ``force=True`` beneath newer ones; training does not continue from them.
         leads: steps newer than its own are of a history that it leaves: it has restored a step, rolled
             back, or begun where nothing newer was. False for one that never looked.
@@ -50,7 +50,7 @@ class Trail:
     """
 
     stood: tuple[Identity, ...] = ()
-    place: int | None = None
+    place: int = -1
     beside: tuple[Identity, ...] = ()
     leads: bool = False
     since: int | None = None
@@ -63,9 +63,9 @@ class Trail:
         return frozenset(one.step for one in (*self.stood, *self.beside))
 
     @property
-    def end(self) -> int | None:
-        """Number of the last step on it."""
-        return self.stood[-1].step if self.stood else None
+    def end(self) -> int:
+        """Number of the last step on it; -1 if it has none."""
+        return self.stood[-1].step if self.stood else -1
 
     def before(self, step: int) -> Identity | None:
         """The last identity on it with a smaller number."""
@@ -73,17 +73,17 @@ class Trail:
 
     def continued_from(self, step: int) -> Identity | None:
         """What a save of this number continues: the place if it went back and ``step`` is on the rest, else the end."""
-        if self.is_ahead(step) and self.place != self.end and step <= _at(self.end):
-            return None if self.place is None else self.before(self.place + 1)
+        if self.is_ahead(step) and self.place != self.end and step <= self.end:
+            return self.before(self.place + 1)
         return self.before(step)
 
     def is_ahead(self, step: int) -> bool:
         """Whether a save of this number goes on, from the end or from where it went back to."""
-        return step > _at(self.end) or (self.place != self.end and step > _at(self.place))
+        return step > self.end or (self.place != self.end and step > self.place)
 
     def turns_at(self, step: int) -> bool:
         """Whether a save of this number leaves own steps, or is between them: then what is on disk matters."""
-        return step <= _at(self.end) and (self.is_ahead(step) or step not in self.own)
+        return step <= self.end and (self.is_ahead(step) or step not in self.own)
 
     def repeats(self, step: int) -> bool:
         """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""
@@ -129,8 +129,7 @@ def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Tr
             since = last if found.since is None else min(last, found.since)
             found = replace(found, since=since, stood=() if plan.base is None else found.stood)
         found = _standing(found, identity)
-        place = step if found.place is None else max(found.place, step)
-        found = replace(found, place=place, leads=True)
+        found = replace(found, place=max(found.place, step), leads=True)
     doubtful = found.doubtful - {step}
     return replace(found, doubtful=doubtful if sure else doubtful | {step})
 
@@ -162,13 +161,14 @@ def deleted(trail: Trail, step: int) -> Trail:
     it leaves to whoever restores.
     """
     before = trail.before(step)
+    last = -1 if before is None else before.step
     stood = tuple(one for one in trail.stood if one.step != step)
     return replace(
         trail,
         stood=stood,
         leads=trail.leads and (bool(stood) or not trail.stood),
         beside=tuple(one for one in trail.beside if one.step != step),
-        place=(before and before.step) if trail.place == step else trail.place,
+        place=trail.place if trail.place != step else last,
         since=None,
         doubtful=trail.doubtful - {step},
         damaged={other: token for other, token in trail.damaged.items() if other != step},
@@ -186,7 +186,7 @@ def cut(trail: Trail, last: int) -> Trail:
     return replace(
         trail,
         stood=kept,
-        place=kept[-1].step if kept else None,
+        place=kept[-1].step if kept else -1,
         beside=tuple(one for one in trail.beside if one.step <= last),
         doubtful=frozenset(step for step in trail.doubtful if step <= last),
     )
@@ -348,10 +348,6 @@ def beyond(trail: Trail, step: int, there: Collection[int]) -> tuple[int, ...]:
 
 def _one(step: int, among: Collection[int], wanted: bool) -> tuple[int, ...]:
     return (step,) if wanted and step in among else ()
-
-
-def _at(place: int | None) -> int:
-    return -1 if place is None else place
 
 
 def _taken(directory: str, step: int, trail: Trail, there: Collection[int]) -> CheckpointExists:

@@ -51,7 +51,7 @@ def trails(most: int) -> Iterator[Trail]:
     numbers = range(most + 1)
     for stood in subsets(numbers):
         for beside in subsets(number for number in numbers if number not in stood):
-            for place in (None, *stood):
+            for place in (-1, *stood):
                 for since in (None, *range(-1, most + 1)):
                     for leads in (True,) if stood or since is not None else (True, False):
                         yield Trail(identities(stood), place, identities(beside), leads, since)
@@ -174,7 +174,7 @@ FEW = st.integers(0, 6)
 def some_trail(draw: st.DrawFn) -> Trail:
     stood = draw(st.sets(FEW))
     beside = draw(st.sets(FEW)) - stood
-    place = draw(st.sampled_from([None, *sorted(stood)]))
+    place = draw(st.sampled_from([-1, *sorted(stood)]))
     since = draw(st.none() | st.integers(-1, 6))
     own = sorted(stood | beside)
     doubtful = frozenset(draw(st.sets(st.sampled_from(own)))) if own else frozenset[int]()
@@ -218,10 +218,10 @@ def test_what_happens_to_a_trail(trail: Trail, step: int) -> None:
     assert all(other <= step for other in gone.own) and gone.place == gone.end
     without = history.deleted(trail, step)
     assert step not in without.own and not without.repeats(step)
-    assert without.place is None or without.place in without.own
+    assert without.place == -1 or without.place in without.own
     assert history.doubted(trail, one) == trail  # it is not this save that stands there
     nothing = history.found_nothing()
-    assert not nothing.own and nothing.place is None and not nothing.repeats(step)
+    assert not nothing.own and nothing.place == -1 and not nothing.repeats(step)
 
 
 # ---- lineages ---------------------------------------------------------------------------------------
