@@ -245,7 +245,10 @@ def _work(
 
 
 def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:
-    """The results of ``function`` for each of ``things``, in order, computed in several threads."""
-    with Workers(threads, name) as workers:
+    """The results of ``function`` for each of ``things``, in order, computed in several threads; of one, in this thread."""
+    things = list(things)
+    if len(things) < 2:
+        return list(map(function, things))
+    with Workers(min(threads, len(things)), name) as workers:
         jobs = [workers.submit(lambda thing=thing: function(thing)) for thing in things]
         return [job.result() for job in jobs]

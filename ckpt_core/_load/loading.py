@@ -198,25 +198,28 @@ def execute(
     wants = _wants(checkpoint, plan, request)
     # a large array takes seconds, and is counted at its end
     watch = None if operation.listener is None else functools.partial(_under_way, operation)
-    # if no array is wanted, the database is not opened
     given = ([*wants.values()], request.options, context, watch)
-    arrays = reading(checkpoint, item, *given) if wants else ()
-    for result, (want, parts) in zip(wants, arrays, strict=True):
-        if request.abandoned is not None:
-            request.refuse_if_abandoned()
-        spec = item.specs[want.leaf]
-        size_bytes = sum([part.nbytes for part in parts.values()])
-        if want.dtype is not None:  # the parts are cast already: count the bytes that were stored
-            size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
-        operation.done_bytes += size_bytes
-        if watch is not None:
-            watch(0)
-        leaves[result] = None  # drop the reference to the old array before the new one is made
-        path, cast = item.paths[want.leaf], request.rules.cast
-        value = value_of(spec, plan.targets[result], parts, path, cast=cast)
-        leaves[result] = value
-        if in_place is not None:
-            in_place.take(plan, result, value, size_bytes)
+    # closed: an error of this loop that somebody keeps would keep threads, files and buffers
+    reads = contextlib.nullcontext(())
+    if wants:  # else the database is not opened
+        reads = contextlib.closing(reading(checkpoint, item, *given))
+    with reads as arrays:
+        for result, (want, parts) in zip(wants, arrays, strict=True):
+            if request.abandoned is not None:
+                request.refuse_if_abandoned()
+            spec = item.specs[want.leaf]
+            size_bytes = sum([part.nbytes for part in parts.values()])
+            if want.dtype is not None:  # the parts are cast already: count what was stored
+                size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
+            operation.done_bytes += size_bytes
+            if watch is not None:
+                watch(0)
+            leaves[result] = None  # drop the reference to the old array before the new one is made
+            path, cast = item.paths[want.leaf], request.rules.cast
+            value = value_of(spec, plan.targets[result], parts, path, cast=cast)
+            leaves[result] = value
+            if in_place is not None:
+                in_place.take(plan, result, value, size_bytes)
     if in_place is not None:
         in_place.end_of_item()
     for first, *others in shared:

@@ -8,12 +8,13 @@ devices. Every process computes the same rounds, since they depend only on shape
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -144,7 +145,7 @@ class Broadcast:
         options: Options,
         context: StoreContext,
         watch: Callable[[int], None] | None = None,
-    ) -> Iterator[tuple[Want, dict[Region, Array]]]:
+    ) -> Generator[tuple[Want, dict[Region, Array]]]:
         """The stored arrays of every wanted leaf, in order, verified by the process that read them.
 
         Raises:
@@ -165,25 +166,27 @@ class Broadcast:
         own = [
             want for one, (shared, alone) in rounds for want in self._own(wants, one, shared, alone)
         ]
-        source = read_leaves(checkpoint, item, own, options, context, watch)
-        parts: dict[Region, Array] = {}
-        for one, (shared, _) in rounds:
-            read = [next(source)[1] for _ in one]
-            rooms = {
-                holders: self._room(item, wants, one, pieces, read)
-                for holders, pieces in shared.items()
-            }
-            self._lockstep.agree("read")
-            self._receive(shared, rooms, read)
-            for step, found in zip(one, read, strict=True):
-                want = wants[step.want]
-                if step.rows is None:
-                    yield want, found
-                    continue
-                _put_rows(item, want, step.rows, found, parts)
-                if step.last:
-                    yield want, parts
-                    parts = {}
+        with contextlib.closing(
+            read_leaves(checkpoint, item, own, options, context, watch)
+        ) as source:
+            parts: dict[Region, Array] = {}
+            for one, (shared, _) in rounds:
+                read = [next(source)[1] for _ in one]
+                rooms = {
+                    holders: self._room(item, wants, one, pieces, read)
+                    for holders, pieces in shared.items()
+                }
+                self._lockstep.agree("read")
+                self._receive(shared, rooms, read)
+                for step, found in zip(one, read, strict=True):
+                    want = wants[step.want]
+                    if step.rows is None:
+                        yield want, found
+                        continue
+                    _put_rows(item, want, step.rows, found, parts)
+                    if step.last:
+                        yield want, parts
+                        parts = {}
 
     def _pieces(
         self,

@@ -63,19 +63,21 @@ def read_leaves(
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     # past the cache nothing but the threads keeps the disk busy, and some of them wait for memory
     threads = _MOST_THREADS if past_cache else min(_MOST_THREADS, (os.cpu_count() or 1) + 2)
-    with contextlib.closing(reader), Workers(threads, "ckpt-read") as workers:
+    with contextlib.closing(reader), contextlib.ExitStack() as stack:
+        workers: Workers | None = None
         running: list[tuple[Want, dict[Region, Array]]] = []
         started: list[Job] = []
         running_bytes = 0
-        count = len(wants)
         owning = any(want.device is not None for want in wants)
         wanted = _with_memory(reader, item, wants) if owning else wants
         for batch, size_bytes in itertools.chain(_batches(item, wanted, limit), [([], 0)]):
             planned, jobs = reader.plan(batch)
-            # a single job is done on this thread: waking a reader thread would take longer
-            if count == 1 and len(jobs) == 1:
+            # Nothing can be done beside a single job: to start and to wake a reader thread would take longer.
+            if len(jobs) == 1 and len(batch) == len(wants):
                 jobs.pop()()
-            submitted = [workers.submit(job) for job in jobs]
+            if jobs and workers is None:
+                workers = stack.enter_context(Workers(threads, "ckpt-read"))
+            submitted = [workers.submit(job) for job in jobs] if workers is not None else []
             # a job may fill buffers of several leaves, so all jobs must end before a leaf is yielded
             for done, job in enumerate(started, 1):
                 job.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,8 +50,8 @@ class Want(NamedTuple):
     memory: Owned | None = None
 
 
-Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]
-"""A function that reads leaves, in order; arguments as for ``pipeline.read_leaves``."""
+Reading = Callable[..., Generator[tuple[Want, dict[Region, Array]]]]
+"""A function that reads leaves, in order; arguments as for ``pipeline.read_leaves``, and closed like it."""
 
 Reads = tuple[list[tuple[Want, dict[Region, Array]]], list[Callable[[], None]]]
 """For each leaf its buffers by region; and the jobs that fill the buffers, several of which one job may fill."""
