@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import crc32c
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
 from ckpt_core._format.untrusted import decompress, most_bytes
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import StoreContext, ts
@@ -404,6 +404,8 @@ def read_index(
     except CheckpointCorrupt:
         raise
     except (OSError, *_UNREADABLE) as error:
+        if raised_by_a_handler(error) is not None:
+            raise
         raise _unreadable(item, error) from error
 
 
@@ -508,18 +510,17 @@ def _collect(
                 if height not in (None, own):
                     raise ValueError(f"a node of height {own} where {height} is expected")
                 height = own
+                keys_bytes += _bytes_of_keys(below.prefix, content.keys)
+                if keys_bytes > _MOST_KEYS_BYTES:  # before any of them is made
+                    raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
                 if isinstance(content, Leaf):
-                    keys_bytes += len(content.keys) * len(below.prefix) + sum(
-                        map(len, content.keys)
-                    )
-                    if keys_bytes > _MOST_KEYS_BYTES:
-                        raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
                     found.places.update(_under(below.prefix, content))
-                    count = len(found.places)
-                    if count > _FEW_KEYS and count > most_keys():
-                        raise ValueError(f"more than the {most_keys()} keys that there can be")
                 else:
                     below_level += _children(content, below, ranges)
+                # there is a key, or more, below each node
+                count = max(len(found.places), len(below_level))
+                if count > _FEW_KEYS and count > most_keys():
+                    raise ValueError(f"more than the {most_keys()} keys that there can be")
         level, height = below_level, (height or 0) - 1
         before = len(visited)
         visited.update(below.node for below in level)
@@ -527,10 +528,15 @@ def _collect(
             raise ValueError("the index refers to a node twice")
 
 
+def _bytes_of_keys(prefix: bytes, keys: list[bytes]) -> int:
+    """The size of the keys of a node, which all begin with ``prefix``."""
+    if len(prefix) + max(map(len, keys)) > MOST_KEY_BYTES:
+        raise ValueError("a key that is too long")
+    return len(keys) * len(prefix) + sum(map(len, keys))
+
+
 def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Place]]:
     """The entries of a leaf, whose keys all begin with ``prefix``."""
-    if len(prefix) + max(map(len, leaf.keys)) > MOST_KEY_BYTES:
-        raise ValueError("a key that is too long")
     keys = [(prefix + key).decode(errors="surrogateescape") for key in leaf.keys]
     return zip(keys, leaf.places, strict=True)
 

@@ -8,6 +8,7 @@ import gc
 import os
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt
+from ckpt_core._options import MIB
 from ckpt_core._storage import Location, new_context, read_index
 from ckpt_core._storage.database import Inner, NodeRef, decode_manifest, decode_node
+from tests.support.damage import failing_reads
 
 _names = st.lists(
     st.sampled_from(["a", "layer", "é", "w" * 40, "0", "\x7f"]), min_size=1, max_size=4
@@ -263,11 +266,55 @@ def leaf() -> bytes:
     return signed(b"\0\0" + varint(1) * 2 + b"a" + varint(3) + b"\0xyz", _NODE)
 
 
-def inner(height: int, offset: int, size_bytes: int) -> bytes:
-    """A node with one child, in the same file."""
-    keys = varint(1) * 2 + varint(0) + b"a"
-    child = varint(0) + varint(offset) + varint(size_bytes) + varint(0) * 3
-    return signed(bytes([height]) + table(b"f") + keys + child, _NODE)
+def inner(
+    height: int, offset: int, size_bytes: int, keys: list[bytes] | None = None, prefix: int = 0
+) -> bytes:
+    """A node in the same file as its children, which all are the same; ``prefix``: bytes of a key that they leave out."""
+    keys = keys or [b"a"]
+    count = len(keys)
+    lengths = varint(0) * (count - 1) + b"".join(varint(len(key)) for key in keys)
+    names = varint(count) + lengths + varint(prefix) * count + b"".join(keys)
+    places = varint(0) * count + varint(offset) * count + varint(size_bytes) * count
+    return signed(bytes([height]) + table(b"f") + names + places + varint(0) * 3 * count, _NODE)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [number.to_bytes(3, "big") for number in range(count)]
+
+
+def three_levels(folder: Path, prefix: int, keys: list[bytes]) -> Location:
+    """A database whose root has one key; below it is a node of these, and below that a leaf."""
+    below = leaf()
+    middle = inner(1, 0, len(below), keys)
+    root = inner(2, len(below), len(middle), [b"k" * prefix], prefix)
+    return local(folder, below + middle + root, len(below) + len(middle), len(root))
+
+
+@pytest.mark.parametrize("prefix", [40_000, 60_000])
+def test_keys_of_nodes_take_no_more_memory_than_those_of_leaves(tmp_path: Path, prefix: int):
+    """They share what the parent's key begins with on disk, and not in memory."""
+    item = three_levels(tmp_path, prefix, numbered(20_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointCorrupt, match="its keys take more than 268435456 bytes"):
+            read_index(item, new_context())
+        assert tracemalloc.get_traced_memory()[1] < 32 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_key_of_a_node_is_at_most_as_long_as_one_of_a_leaf(tmp_path: Path):
+    item = three_levels(tmp_path, 60_000, [b"x" * 5536])
+    with pytest.raises(CheckpointCorrupt, match="a key that is too long"):
+        read_index(item, new_context())
+
+
+def test_a_level_has_at_most_as_many_nodes_as_there_can_be_keys(tmp_path: Path):
+    item = three_levels(tmp_path, 1, numbered(2**16 + 1))
+    with pytest.raises(CheckpointCorrupt, match="more than the 9 keys"):
+        read_index(item, new_context(), most_keys=lambda: 9)
+    with pytest.raises(CheckpointCorrupt, match="refers to a node twice"):
+        read_index(item, new_context(), most_keys=lambda: 2**16 + 1)
 
 
 def test_each_level_is_one_lower(tmp_path: Path):
@@ -306,12 +353,9 @@ def test_a_read_may_give_less_than_was_asked_for(tmp_path: Path, monkeypatch: py
 def test_an_error_of_the_system_is_no_damage_and_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    item = local(tmp_path, leaf(), 0, len(leaf()))
-
-    def fails(*_: Any) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "pread", fails)
+    (tmp_path / "d").mkdir()
+    item = local(tmp_path / "d", leaf(), 0, len(leaf()))
+    failing_reads(monkeypatch, tmp_path, "pread")
     with pytest.raises(OSError, match="index") as caught:
         read_index(item, new_context())
     assert caught.value.errno == errno.EIO and str(tmp_path) in str(caught.value)
