@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
 from ckpt_core._format.record import parse_json
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
@@ -146,6 +146,8 @@ def read_region(
     except (MemoryError, RecursionError):
         raise  # of this machine, not of the data
     except Exception as error:
+        if raised_by_a_handler(error) is not None:
+            raise
         raise unreadable(error, f"array {name!r}", leaf=name) from error
     return out
 
@@ -154,6 +156,13 @@ _NOTHING = np.empty(0, np.uint8)
 _KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
 """Whether an mmap object keeps a file descriptor open (before Python 3.13)."""
 _FEW_FILES = 16
+_NO_FILE = {
+    errno.ENOENT: "is missing",
+    errno.ENOTDIR: "is missing",
+    errno.ELOOP: "leads in a circle",
+    errno.ENXIO: "is no regular file",
+}
+"""What a file is that the system does not open, which is damage; a socket, for one, is none."""
 _alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 """The live mappings of this process, also those of arrays that earlier loads returned."""
 
@@ -235,6 +244,28 @@ class StoreFiles:
         pass
 
 
+class _OpenFile:
+    """A file that is open until it is closed, or nothing refers to it: a signal handler may raise between any two lines.
+
+    Attributes:
+        descriptor: -1 after ``close``.
+    """
+
+    __slots__ = ("descriptor",)
+    _close = staticmethod(os.close)  # at interpreter exit, modules may be torn down already
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, READ)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+    __del__ = close
+
+
 class DataFiles:
     """Data files in a file system; opens each once while they are not too many, and follows links. See ``Files``.
 
@@ -259,16 +290,15 @@ class DataFiles:
         self._sizes = sizes_bytes or {}
         self._is_local = is_local
         self._past_cache = past_cache
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _OpenFile] = {}
         self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
         self._lock = threading.Lock()
 
     def read(
         self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
     ) -> int:
-        descriptor = self._open.get(file)
-        if descriptor is None:
-            descriptor = self._descriptor(file)
+        opened = self._open.get(file) or self._opened(file)
+        descriptor = opened.descriptor
         try:
             done = 0
             if self._past_cache is not None:
@@ -292,13 +322,11 @@ class DataFiles:
         except OSError as error:
             self._name(error, file)
             raise
-        finally:
-            if file not in self._open:
-                os.close(descriptor)
 
     def part(self, file: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
         """The bytes of a range, or of all of a file; fewer at its end."""
-        descriptor = self._descriptor(file)
+        opened = self._opened(file)
+        descriptor = opened.descriptor
         try:
             size = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
             if not hasattr(os, "pread"):
@@ -314,23 +342,16 @@ class DataFiles:
         except OSError as error:
             self._name(error, file)
             raise
-        finally:
-            if file not in self._open:
-                os.close(descriptor)
 
     def ahead(self, file: str, offset: int, size_bytes: int) -> None:
         if self._past_cache is not None:
             return
-        descriptor = self._descriptor(file)
-        try:
-            with contextlib.suppress(AttributeError, OSError):  # a system or file system without it
-                try:
-                    os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-                except BlockingIOError:
-                    os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
-        finally:
-            if file not in self._open:
-                os.close(descriptor)
+        opened = self._opened(file)
+        with contextlib.suppress(AttributeError, OSError):  # a system or file system without it
+            try:
+                os.preadv(opened.descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+            except BlockingIOError:
+                os.posix_fadvise(opened.descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
 
     def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
         """preadv where the system has none (Windows, macOS before 11): one read after the other."""
@@ -351,33 +372,29 @@ class DataFiles:
     def _map(self, file: str) -> np.ndarray[Any, Any] | None:
         if _KEEPS_DESCRIPTORS and len(_alive) >= _part_of_most_files():
             return None
-        descriptor = self._descriptor(file)
+        opened = self._opened(file)
+        if os.fstat(opened.descriptor).st_size == 0:
+            return _NOTHING
+        # per file: it may be a link elsewhere
+        if not self._is_local(f"{self._location.path}/{file}"):
+            return None
+        arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
         try:
-            if os.fstat(descriptor).st_size == 0:
-                return _NOTHING
-            # per file: it may be a link elsewhere
-            if not self._is_local(f"{self._location.path}/{file}"):
-                return None
-            arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
-            try:
-                memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
-            except OSError:  # no address space, or no descriptor left
-                return None
-        finally:
-            if file not in self._open:
-                os.close(descriptor)
+            memory = mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
+        except OSError:  # no address space, or no descriptor left
+            return None
         _alive.add(memory)
         return np.frombuffer(memory, np.uint8)
 
-    def _descriptor(self, file: str) -> int:
-        """The open file; whoever asks closes it after use if it is not in ``_open``, since too many are."""
+    def _opened(self, file: str) -> _OpenFile:
+        """The open file, for as long as the caller refers to it: it does not stay open if too many do."""
         with self._lock:
             if file in self._open:
                 return self._open[file]
-            descriptor = self._opened(file)
+            opened = self._checked(file)
             if len(self._open) < _FEW_FILES or len(self._open) < _part_of_most_files():
-                self._open[file] = descriptor
-            return descriptor
+                self._open[file] = opened
+            return opened
 
     def check(self, files: Iterable[str]) -> list[int]:
         found: list[int] = []
@@ -385,36 +402,35 @@ class DataFiles:
             if file not in self._sizes:
                 found.append(sys.maxsize)
                 continue
-            descriptor = self._descriptor(file)
-            found.append(os.fstat(descriptor).st_size)
-            if file not in self._open:
-                os.close(descriptor)
+            opened = self._opened(file)
+            found.append(os.fstat(opened.descriptor).st_size)
         return found
 
-    def _opened(self, file: str) -> int:
+    def _checked(self, file: str) -> _OpenFile:
+        path = f"{self._location.path}/{file}"
         try:
-            descriptor = os.open(f"{self._location.path}/{file}", READ)
+            opened = _OpenFile(path)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            if error.errno not in _NO_FILE:
                 raise
-            what = "leads in a circle" if error.errno == errno.ELOOP else "is missing"
-            raise self._corrupt(file, what) from error
-        status = os.fstat(descriptor)
+            raise self._corrupt(file, _NO_FILE[error.errno]) from error
+        status = os.fstat(opened.descriptor)
         expected = self._sizes.get(file, status.st_size)
         # A file that is too short is reported by the read, which can name the leaf.
         if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
             if self._past_cache is not None:
-                local = self._is_local(f"{self._location.path}/{file}")
-                self._past_cache.opened(file, descriptor, local=local)
-            return descriptor
-        os.close(descriptor)
+                self._past_cache.opened(file, opened.descriptor, local=self._is_local(path))
+            return opened
+        opened.close()
         if not stat.S_ISREG(status.st_mode):
             raise self._corrupt(file, "is no regular file")
         raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
 
     def _name(self, error: OSError, file: str) -> None:
         """Adds the file to the error of a read, in which the system does not say it; a signal handler's stays as it is."""
-        if error.errno is not None and error.filename is None:
+        if error.errno is None or error.filename is not None:
+            return
+        if raised_by_a_handler(error) is None:
             error.filename = f"{self._location.path}/{file}"
 
     def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
@@ -423,7 +439,7 @@ class DataFiles:
 
     def close(self) -> None:
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._open.popitem()[1].close()
         self._mapped.clear()
 
 

@@ -20,16 +20,24 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: OSError, of: str = "preadv") -> None:
-    """Reads of data files raise: of arrays, or, by ``pread``, of the index that lies in such files."""
-    read = getattr(os, of)
+_FAILS = """
+def fails(descriptor, what, offset, *flags):
+    if "/d/" in os.readlink(f"/proc/self/fd/{descriptor}") and not flags:
+        raise error
+    return read(descriptor, what, offset, *flags)
+"""
 
-    def fails(descriptor: int, what: Any, offset: int, *flags: int) -> Any:
-        if "/d/" in os.readlink(f"/proc/self/fd/{descriptor}") and not flags:
-            raise error
-        return read(descriptor, what, offset, *flags)
 
-    monkeypatch.setattr(os, of, fails)
+def failing(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, of: str = "preadv", *, handler: bool = False
+) -> None:
+    """Reads of data files raise: of arrays, or, by ``pread``, of the index that lies in such files.
+
+    In a file of this project's tests it is as if a signal handler raised; in none, as if the system did.
+    """
+    names: dict[str, Any] = {"os": os, "error": error, "read": getattr(os, of)}
+    exec(compile(_FAILS, __file__ if handler else "<injected>", "exec"), names)
+    monkeypatch.setattr(os, of, names["fails"])
 
 
 @pytest.mark.linux("/proc/self/fd")
@@ -44,6 +52,24 @@ def test_a_read_names_the_file(
     assert caught.value.errno == number and not isinstance(caught.value, ckpt.CheckpointError)
     named = re.search(r"'(/[^']*/d/\w+)'", str(caught.value))
     assert named and os.path.isfile(named[1]), str(caught.value)
+
+
+@pytest.mark.linux("/proc/self/fd")
+@pytest.mark.parametrize("of", ["preadv", "pread"])
+def test_an_error_of_a_signal_handler_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """It says nothing of the file that was just being read, and who raised it waits for its class."""
+
+    class Stopped(OSError):
+        pass
+
+    ckpt.save(tmp_path / "one", {"w": np.arange(3000.0)})  # one read, in this thread
+    error = Stopped(errno.EIO, "the handler's own")
+    failing(monkeypatch, error, of, handler=True)
+    with pytest.raises(Stopped) as caught:
+        ckpt.load(tmp_path / "one")
+    assert caught.value is error and error.filename is None
 
 
 @pytest.mark.linux("O_DIRECT")
