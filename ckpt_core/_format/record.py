@@ -91,6 +91,15 @@ class FileRecord:
 _SPEC, _CHUNK, _SHARDING, _CODEC = map(operator.attrgetter, ("spec", "chunk", "sharding", "codec"))
 
 
+class LeafColumns(NamedTuple):
+    """For every leaf of an item, in order: kind, dtype and shape; shape of its chunks; sharding; name of its compression."""
+
+    specs: list[LeafSpec]
+    chunks: list[tuple[int, ...]]
+    shardings: list[dict[str, Any] | None]
+    codecs: list[str | None]
+
+
 @dataclass(frozen=True)
 class ItemRecord:
     """One item of a checkpoint.
@@ -117,28 +126,18 @@ class ItemRecord:
     notes: tuple[str, ...] = ()
     shared: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def specs(self) -> list[LeafSpec]:
-        """Kind, dtype and shape of every leaf."""
-        return list(map(_SPEC, self.leaves))
-
-    @property
-    def chunks(self) -> list[tuple[int, ...]]:
-        """The chunk shape of every leaf."""
-        return list(map(_CHUNK, self.leaves))
-
-    @property
-    def leaf_shardings(self) -> list[dict[str, Any] | None]:
-        """The sharding of every leaf."""
+    def columns(self) -> LeafColumns:
+        """What is recorded of the leaves, as one list for each property."""
         by_position = {None: None, **dict(enumerate(self.shardings))}
-        return list(map(by_position.__getitem__, map(_SHARDING, self.leaves)))
-
-    @property
-    def codecs(self) -> list[str | None]:
-        """The compression of every leaf."""
-        if not any(map(_CODEC, self.leaves)):
-            return [self.codec] * len(self.leaves)
-        return [leaf.codec or self.codec for leaf in self.leaves]
+        codecs = [self.codec] * len(self.leaves)
+        if any(map(_CODEC, self.leaves)):
+            codecs = [leaf.codec or self.codec for leaf in self.leaves]
+        return LeafColumns(
+            specs=list(map(_SPEC, self.leaves)),
+            chunks=list(map(_CHUNK, self.leaves)),
+            shardings=list(map(by_position.__getitem__, map(_SHARDING, self.leaves))),
+            codecs=codecs,
+        )
 
     @property
     def compressed(self) -> bool:

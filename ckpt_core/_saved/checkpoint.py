@@ -204,10 +204,7 @@ class Checkpoint:
         Raises:
             CheckpointCorrupt: the file is missing, too large, or its checksum differs.
         """
-        return self._read(name, leaf, most_bytes(name))
-
-    def _read(self, name: str, leaf: str | None, limit_bytes: int) -> bytes:
-        data = self.backend.read(self.path, name, limit_bytes)
+        data = self.backend.read(self.path, name, most_bytes(name))
         if data is None:
             raise CheckpointCorrupt(f"{self.path}: file {name} is missing", file=name, leaf=leaf)
         return data
@@ -276,7 +273,7 @@ class NativeCheckpoint(Checkpoint):
 
     def sizes_in(self, item: SavedItem) -> dict[str, int]:
         """Size in bytes of each file of the item, from the record, by path relative to the item."""
-        inside = item.file("")
+        inside = f"{item.directory}/"
         return {
             name.removeprefix(inside): entry.size_bytes
             for name, entry in self.record.files.items()

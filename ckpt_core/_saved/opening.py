@@ -174,18 +174,18 @@ def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeC
 
 
 def _native_item(name: str, item: ItemRecord, record: Record) -> NativeItem:
-    stored = stored_paths(item.tree, item.paths)
+    stored, columns = stored_paths(item.tree, item.paths), item.columns()
     return NativeItem(
         name=name,
         form=item.form,
         root=item.tree,
         paths=item.paths,
-        specs=item.specs,
-        shardings=item.leaf_shardings,
+        specs=columns.specs,
+        shardings=columns.shardings,
         names=() if stored is item.paths else list(map(array_name, stored)),
         directory=orbax_write.folder_of(name),
-        chunks=item.chunks,
-        codecs=item.codecs,
+        chunks=columns.chunks,
+        codecs=columns.codecs,
         process_count=item.process_count,
         run_processes=record.topology.get("process_count", item.process_count),
         notes=item.notes,

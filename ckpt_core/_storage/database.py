@@ -14,6 +14,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import crc32c
@@ -333,6 +334,7 @@ _FEW_KEYS = 2**16
 """Number of keys up to which ``most_keys`` is not called, since it may be slow."""
 
 
+@dataclass(eq=False)
 class Index(Mapping[str, Extent]):
     """Key -> place of its value, for a database.
 
@@ -341,9 +343,8 @@ class Index(Mapping[str, Extent]):
         files: files that contain the index, without the manifest.
     """
 
-    def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
-        self.files: set[str] = set()
+    places: dict[str, Place] = field(default_factory=dict[str, Place])
+    files: set[str] = field(default_factory=set[str])
 
     def __getitem__(self, key: str) -> Extent:
         return Extent(*self.places[key])
@@ -383,12 +384,12 @@ def read_index(
         with contextlib.ExitStack() as stack:
             if item.local:
                 files = files or stack.enter_context(contextlib.closing(DataFiles(item)))
-                read = _of_files(files)
+                read = functools.partial(_nodes_of_files, files)
                 if manifest is None:
                     manifest = files.part(INDEX_FILE)
             else:
                 base: Any = ts.KvStore.open(item.spec(), context=context()).result()
-                read = _of_store(base)
+                read = functools.partial(_nodes_of_store, base)
                 if manifest is None:
                     manifest = _value(base.read(INDEX_FILE).result(), INDEX_FILE)
             try:
@@ -541,38 +542,30 @@ def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Place]]:
     return zip(keys, leaf.places, strict=True)
 
 
-def _of_files(files: DataFiles) -> _ReadNodes:
+def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:
     """Reads nodes from a file system, one after the other."""
-
-    def read(nodes: list[NodeRef]) -> Iterator[bytes]:
-        for node in nodes:
-            if node.offset + node.size_bytes > sys.maxsize:
-                raise _too_short(node)
-            data = files.part(node.file, node.offset, node.size_bytes)
-            if len(data) < node.size_bytes:
-                raise _too_short(node)
-            yield data
-
-    return read
+    for node in nodes:
+        if node.offset + node.size_bytes > sys.maxsize:
+            raise _too_short(node)
+        data = files.part(node.file, node.offset, node.size_bytes)
+        if len(data) < node.size_bytes:
+            raise _too_short(node)
+        yield data
 
 
-def _of_store(base: Any) -> _ReadNodes:
+def _nodes_of_store(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
     """Reads nodes from a store, all at once."""
-
-    def read(nodes: list[NodeRef]) -> Iterator[bytes]:
-        reading = [
-            base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
-            for node in nodes
-        ]
-        for node, future in zip(nodes, reading, strict=True):
-            data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
-            if data is None:
-                raise ValueError(f"{node.file} is missing")
-            if len(data) < node.size_bytes:
-                raise _too_short(node)
-            yield data
-
-    return read
+    reading = [
+        base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
+        for node in nodes
+    ]
+    for node, future in zip(nodes, reading, strict=True):
+        data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
+        if data is None:
+            raise ValueError(f"{node.file} is missing")
+        if len(data) < node.size_bytes:
+            raise _too_short(node)
+        yield data
 
 
 def _too_short(node: NodeRef) -> ValueError:
