@@ -251,11 +251,10 @@ class _OpenFile:
         descriptor: -1 after ``close``.
     """
 
-    __slots__ = ("descriptor",)
+    descriptor = -1
     _close = staticmethod(os.close)  # at interpreter exit, modules may be torn down already
 
     def __init__(self, path: str) -> None:
-        self.descriptor = -1
         self.descriptor = os.open(path, READ)
 
     def close(self) -> None:
@@ -263,7 +262,9 @@ class _OpenFile:
         if descriptor >= 0:
             self._close(descriptor)
 
-    __del__ = close
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            self.close()
 
 
 class DataFiles:
