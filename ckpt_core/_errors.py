@@ -290,6 +290,14 @@ def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
     return None
 
 
+def name_file(error: OSError, path: str) -> None:
+    """Adds the file to the error of a read or a write, in which the system does not say it; a signal handler's stays as it is."""
+    if error.errno is None or error.filename is not None:
+        return
+    if raised_by_a_handler(error) is None:
+        error.filename = path
+
+
 _KNOWN = "_ckpt_known_to_all"
 
 

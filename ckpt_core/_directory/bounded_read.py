@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._platform import READ, WINDOWS
 
 _LEAST_BYTES = 4095
@@ -56,6 +56,9 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
             ):
                 parts.append(part)
                 size += len(part)
+    except OSError as error:
+        name_file(error, path)
+        raise
     finally:
         os.close(descriptor)
     if size > most_bytes:
@@ -78,6 +81,9 @@ def read_beginning(directory: str, name: str, most_bytes: int = 2**20) -> bytes 
     try:
         regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
         return os.read(descriptor, most_bytes) if regular else None
+    except OSError as error:
+        name_file(error, path)
+        raise
     finally:
         os.close(descriptor)
 
@@ -97,6 +103,9 @@ def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
         while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
             left -= len(piece)
             yield piece
+    except OSError as error:
+        name_file(error, path)
+        raise
     finally:
         os.close(descriptor)
 

@@ -76,7 +76,7 @@ def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
             value.get("use_ocdbt"),
             MARKER in custom,
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointCorrupt(
             f"{file}: not a description of a tree: {error!r}", file=file
         ) from error

@@ -81,7 +81,7 @@ def load_exact(data: bytes, file: str) -> Any:
         if len(leaves) != len(paths):
             raise ValueError("leaves and structure do not fit")
         return unflatten(root, leaves, resolve=importable_type)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointCorrupt(
             f"{file}: not the state of a process: {error!r}", file=file
         ) from error

@@ -204,6 +204,8 @@ def _tensor(name: str, entry: Any, first: int, file: str) -> Tensor:
             "with the library that wrote it"
         )
     size = math.prod(shape) * dtype_from_name(DTYPES[dtype]).itemsize
+    if size >= MOST_BYTES:
+        raise _corrupt(file, f"tensor {name!r}: impossible shape {str(shape)[:80]}", name)
     if size != stop - start:
         what = f"{stop - start} bytes, and {dtype}{shape} has {size}"
         raise _corrupt(file, f"tensor {name!r}: {what}", name)

@@ -356,7 +356,7 @@ def _texts(checkpoint: Checkpoint, item: SavedItem) -> Callable[[int], str]:
 
 _MOST_STATE_DEPTH = 100
 """The states of random generators, which are stored as JSON in a text, are nested less deep."""
-_NO_SUCH_TEXT = (ValueError, TypeError, KeyError, OverflowError)
+_NO_SUCH_TEXT = (AttributeError, ValueError, TypeError, KeyError, OverflowError)
 
 
 def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:

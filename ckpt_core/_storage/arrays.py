@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, name_file, raised_by_a_handler
 from ckpt_core._format.record import parse_json
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
@@ -27,7 +27,7 @@ from ckpt_core._options import KIB
 from ckpt_core._platform import READ
 from ckpt_core._storage._tensorstore import StoreContext, ts
 from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
-from ckpt_core._storage.failures import answered, refusal, unreadable
+from ckpt_core._storage.failures import answered, failure, is_shorter, unreadable
 from ckpt_core._storage.location import Location, database_spec, range_of
 from ckpt_core._storage.past_cache import PastCache
 
@@ -223,10 +223,9 @@ class StoreFiles:
         try:
             found = range_of(self._store, file, future, start, stop)
         except ValueError as error:
-            refused = refusal(error, f"{self._location.path}/{file}: cannot be read")
-            if refused is not None:
-                raise refused from error
-            return 0
+            if is_shorter(error):
+                return 0
+            raise failure(error, f"{self._location.path}/{file}: cannot be read") from error
         data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
         target[: data.size] = data
         return data.size
@@ -321,7 +320,7 @@ class DataFiles:
                 done += count
             return done
         except OSError as error:
-            self._name(error, file)
+            name_file(error, f"{self._location.path}/{file}")
             raise
 
     def part(self, file: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
@@ -341,7 +340,7 @@ class DataFiles:
                 found += more
             return found
         except OSError as error:
-            self._name(error, file)
+            name_file(error, f"{self._location.path}/{file}")
             raise
 
     def ahead(self, file: str, offset: int, size_bytes: int) -> None:
@@ -426,13 +425,6 @@ class DataFiles:
         if not stat.S_ISREG(status.st_mode):
             raise self._corrupt(file, "is no regular file")
         raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
-
-    def _name(self, error: OSError, file: str) -> None:
-        """Adds the file to the error of a read, in which the system does not say it; a signal handler's stays as it is."""
-        if error.errno is None or error.filename is not None:
-            return
-        if raised_by_a_handler(error) is None:
-            error.filename = f"{self._location.path}/{file}"
 
     def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
         folder = self._location.path.rpartition("/")[2]

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections.abc import Iterable
 
+from ckpt_core._errors import name_file
 from ckpt_core._layout.ranges import gaps
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import StoreContext
@@ -71,7 +72,14 @@ def crc32_of(path: str, ranges: Ranges) -> int:
     with open(os.fspath(path), "rb", buffering=0) as file:
         for start, stop in ranges:
             file.seek(start)
-            while start < stop and (data := file.read(min(stop - start, _AT_ONCE_BYTES))):
+            while start < stop:
+                try:
+                    data = file.read(min(stop - start, _AT_ONCE_BYTES))
+                except OSError as error:
+                    name_file(error, path)
+                    raise
+                if not data:
+                    break
                 crc = zlib.crc32(data, crc)
                 start += len(data)
     return crc

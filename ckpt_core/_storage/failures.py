@@ -14,6 +14,7 @@ from typing import Any
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 
 _SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
+_CURL_ERROR = re.compile(r"curl_code='\d+'")
 _HTTP_STATUS = re.compile(r"http_response_code='(\d+)'")
 _CODE = re.compile(r"(?:^|: )([A-Z_]{5,}): ")
 _NO_ACCESS = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
@@ -62,7 +63,8 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
         )
     if "DEADLINE_EXCEEDED" in codes:
         return TimeoutError(errno.ETIMEDOUT, f"{doing}: the store did not answer in time ({error})")
-    if status == 429 or status >= 500 or codes & _NO_ANSWER:
+    no_answer = not status and _CURL_ERROR.search(text)  # such as a certificate that is not valid
+    if no_answer or status == 429 or status >= 500 or codes & _NO_ANSWER:
         return ConnectionError(
             errno.ECONNABORTED,
             f"{doing}: the store did not answer as it should, and all retries were used up: try again "
@@ -76,13 +78,21 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     return None
 
 
+def is_shorter(error: BaseException) -> bool:
+    """Whether a read failed since the object is gone, or does not reach as far."""
+    codes = set(_CODE.findall(str(error)))
+    return bool(codes & {"NOT_FOUND", "OUT_OF_RANGE"}) and refusal(error, "") is None
+
+
 def failure(error: BaseException, doing: str) -> Exception:
     """``refusal``, or else a CheckpointError."""
     return refusal(error, doing) or CheckpointError(f"{doing}: {error}")
 
 
 _UNKNOWN = "unspecified"
-_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
+_ABSENT = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG}
+)
 """What the system says of a file that is missing, or is no file: of a checkpoint, that is damage."""
 
 

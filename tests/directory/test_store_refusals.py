@@ -13,7 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._storage import Location, StoreFiles, location, new_context
-from ckpt_core._storage.failures import failure, refusal
+from ckpt_core._storage.failures import failure, is_shorter, refusal
 from tests.support.gcs_server import Request, Server
 from tests.support.stores import backend, keys_at
 
@@ -252,6 +252,7 @@ def test_a_local_file_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypa
         ("DEADLINE_EXCEEDED: late", TimeoutError),
         ("ABORTED: retries [http_response_code='503']", ConnectionError),
         ("UNAVAILABLE: refused", ConnectionError),
+        ("UNKNOWN: CURL error SSL peer certificate was not OK [curl_code='60']", ConnectionError),
         ("X [http_response_code='429']", ConnectionError),
         ("INTERNAL: write [os_error_code='28']", OSError),
         ("X <Code>ExpiredToken</Code> [http_response_code='400']", PermissionError),
@@ -269,6 +270,21 @@ def test_what_a_failure_stands_for(text: str, kind: type[OSError] | None) -> Non
     told = failure(ValueError(text), "gs://b/a: cannot read x")
     assert "gs://b/a: cannot read x" in str(told) and text in str(told)
     assert isinstance(told, OSError | ckpt.CheckpointError)
+
+
+@pytest.mark.parametrize(
+    ("text", "shorter"),
+    [
+        ("OUT_OF_RANGE: Requested byte range [0, 9)", True),
+        ("NOT_FOUND: no such object", True),
+        ("NOT_FOUND: b [http_response_code='404']", False),
+        ("UNKNOWN: CURL error SSL peer certificate was not OK [curl_code='60']", False),
+        ("INTERNAL: something else", False),
+    ],
+)
+def test_only_what_is_gone_or_short_counts_as_truncated(text: str, shorter: bool) -> None:
+    """It is damage; a request that failed for any other reason is not."""
+    assert is_shorter(ValueError(text)) is shorter
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -114,3 +114,25 @@ def test_a_hint_that_the_system_refuses_is_no_error(
     monkeypatch.setattr(os, "posix_fadvise", refused)
     loaded = ckpt.load(saved, options=ckpt.Options(page_cache=False))
     assert asked and loaded["w"][-1] == (20 << 20) - 1
+
+
+@pytest.mark.linux("/proc/self/fd")
+@pytest.mark.parametrize("name", ["ckpt.json", "state/_strings.json", "state/checksums/process_0"])
+def test_small_files_are_named_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = tmp_path / "texts"
+    ckpt.save(path, {"text": "some", "w": np.arange(9)})
+    assert (path / name).is_file()
+    names: dict[str, Any] = {"os": os, "end": f"/{name}", "real": os.read}
+    code = """
+def function(descriptor, size):
+    if os.readlink(f"/proc/self/fd/{descriptor}").endswith(end):
+        raise OSError(5, os.strerror(5))
+    return real(descriptor, size)
+"""  # as from no file: what a file of these tests raises counts as raised by a signal handler
+    exec(compile(code, "<injected>", "exec"), names)
+    monkeypatch.setattr(os, "read", names["function"])
+    with pytest.raises(OSError, match=f"'{path / name}'") as caught:
+        ckpt.load(path)
+    assert caught.value.errno == errno.EIO
