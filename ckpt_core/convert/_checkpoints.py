@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -70,8 +71,9 @@ def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
 
     def read(slots: Sequence[Slot]) -> Iterator[Array]:
         wants = [Want(slot.place, [whole(slot.spec.stored_shape)]) for slot in slots]
-        with opened.held():
-            for _, parts in read_leaves(opened, item, wants, options, context):
+        reading = read_leaves(opened, item, wants, options, context)
+        with opened.held(), contextlib.closing(reading):
+            for _, parts in reading:
                 (array,) = parts.values()
                 yield array
 
