@@ -46,7 +46,7 @@ class Options:
         chunk_bytes: maximum size of a stored chunk of a shard; chunks are written, verified and
             read in parallel.
         on_pending: what a save does while the previous asynchronous one is still running:
-            ``"wait"`` for it, or ``"fail"`` with CheckpointError.
+            ``"wait"`` for it, or ``"fail"`` with CheckpointError, on all processes if it runs in any. Equal on all.
         on_event: called with an ``Event`` at each start and end of a save or restore and at each
             deletion, in the thread where it happens; see ``ckpt_core.events``.
         report_secs: after so long, and at each multiple, a save or load that is still running says so in the log and as an

@@ -208,8 +208,8 @@ def place_weak(part: np.ndarray[Any, Any], sharding: Any) -> Any:
 
 
 def free_bytes() -> int | None:
-    """Free memory of the first local device in bytes; None if the platform does not report it."""
-    stats = jax.local_devices()[0].memory_stats()
+    """Free memory of the default device in bytes; None if the platform does not report it."""
+    stats = _default_device().memory_stats()
     if not stats or "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._errors import passed_a_handler, raised_by_a_handler
 from ckpt_core._layout.regions import Region, Shape, to_region, whole
 from ckpt_core._lazy import jax
 
@@ -147,7 +148,9 @@ def rebuild_sharding(
                 saved, jax.sharding.PartitionSpec(*spec), memory_kind=kind
             )
         )
-    except Exception:  # includes jax's own errors for a sharding that does not fit the mesh
+    except Exception as error:  # also jax's own, for a sharding that does not fit the mesh
+        if raised_by_a_handler(error) or passed_a_handler(error):
+            raise
         return None
 
 

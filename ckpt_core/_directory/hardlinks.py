@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+from ckpt_core._errors import raised_by_a_handler
 
 
 class FileIdentity(NamedTuple):
@@ -77,11 +80,21 @@ def _holds(path: str, pieces: Iterable[bytes]) -> bool:
         for piece in pieces:
             view = memoryview(piece)
             while view:
-                there = file.read(len(view))
-                if not there or there != view[: len(there)]:
+                there = _read(file, len(view))
+                if not there or memoryview(there) != view[: len(there)]:
                     return False
                 view = view[len(there) :]
-        return not file.read(1)
+        return _read(file, 1) == b""
+
+
+def _read(file: io.FileIO, most_bytes: int) -> bytes | None:
+    """Bytes of the old file; None if the disk does not give them: then it is not linked, and the save goes on."""
+    try:
+        return file.read(most_bytes)
+    except OSError as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        return None
 
 
 def _identity(path: str) -> FileIdentity:

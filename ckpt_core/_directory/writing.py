@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import time
 import zlib
@@ -249,7 +250,8 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
         )
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):
-        if os.path.isfile(os.path.join(around, SIGNS[0])):
+        here = os.path.isfile(os.path.join(around, SIGNS[0]))
+        if here and is_meant(functools.partial(read_beginning, around)):
             raise CheckpointExists(
                 f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
                 "choose another path"

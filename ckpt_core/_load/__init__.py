@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any, TypeVar, overload
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
-from ckpt_core._errors import ANSWERS, at_the_call
+from ckpt_core._errors import ANSWERS, at_the_call, passed_a_handler, raised_by_a_handler
 from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Opening, report_of, run
 from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules
@@ -335,18 +336,28 @@ _Result = TypeVar("_Result")
 
 
 def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
-    """``work``, which on any thread runs with the 64-bit types and the default device of this one now.
+    """``work``, which on any thread runs with the 64-bit types, the default device and the mesh of this one now.
 
-    Whoever calls inside of ``with jax.enable_x64(True)`` or ``with jax.default_device(...)`` means what is loaded,
-    and not where the call returns.
+    Whoever calls inside of ``with jax.enable_x64(True)``, ``with jax.default_device(...)`` or ``with
+    jax.set_mesh(mesh)`` means what is loaded, and not where the call returns.
     """
     jax: Any = sys.modules.get("jax")
     if jax is None:  # nobody can have set anything
         return work
     wide, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError as error:  # while a function is traced, where no mesh can be set
+        if raised_by_a_handler(error) or passed_a_handler(error):
+            raise
+        mesh = None
 
     def run() -> _Result:
-        with _wide(jax)(wide), jax.default_device(device):
+        with contextlib.ExitStack() as around:
+            around.enter_context(_wide(jax)(wide))
+            around.enter_context(jax.default_device(device))
+            if mesh is not None and not mesh.empty:
+                around.enter_context(jax.set_mesh(mesh))
             return work()
 
     return run

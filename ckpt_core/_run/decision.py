@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -40,7 +41,8 @@ class SaveDecision:
         self._preemption = preemption
         self._newest_on_disk = newest_on_disk
         self._timeout_secs = timeout_secs
-        self._agree = processes.count > 1 and not getattr(policy, "by_step", False)
+        self._by_step = bool(getattr(policy, "by_step", False))
+        self._agree = processes.count > 1 and not self._by_step
         self._tag = next_tag() if self._agree else ""
         self._asked = 0
         self._last: tuple[int, bool] | None = None
@@ -51,10 +53,11 @@ class SaveDecision:
         """Whether the policy wants this step; with several processes, all must call it."""
         if self._agree and self._last is not None and self._last[0] == step:
             return self._last[1]  # process 0 has already decided about this step
-        if self._newest == _NOT_LOOKED:
+        # A listing that fails in one process must not keep that one out of a call that the others make.
+        if self._newest == _NOT_LOOKED and not self._agree and not self._by_step:
             self._newest = self._newest_on_disk()
         context = when.SaveContext(
-            newest_step=self._newest,
+            newest_step=None if self._newest == _NOT_LOOKED else self._newest,
             secs_since_save=time.monotonic() - self._last_save_secs,
             saving=saving,
             preempted=self._preemption.wants(step),
@@ -78,6 +81,9 @@ class SaveDecision:
             self._processes.broadcast, tag, timeout_secs=self._timeout_secs, call=call
         )
         try:
+            if self._newest == _NOT_LOOKED and self._processes.index == 0:
+                self._newest = self._newest_on_disk()
+                context = dataclasses.replace(context, newest_step=self._newest)
             wanted = bool(self._policy(step, context))
         except Exception as error:
             with contextlib.suppress(CheckpointError):  # if this is process 0, tells the others

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
 from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._processes import Processes, next_tag
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +32,30 @@ def wait_for_all(
     for save in saves:
         late = save.wait(secs_left) or late
     return late
+
+
+def refuse_if_running(saves: Sequence[InFlight], processes: Processes, timeout_secs: float) -> None:
+    """For ``Options(on_pending="fail")``: a save does not wait for the previous one; all processes must call it.
+
+    The save of one process ends later than that of another, and one alone must not refuse.
+
+    Raises:
+        CheckpointError: one of these saves is running, here or in another process.
+    """
+    step = next((one.step for one in saves if one.running), None)
+    mine = (
+        "" if step is None else f"{saves[-1].directory}: the save of step {step} is still running"
+    )
+    if processes.count > 1:
+        mine = processes.gather_decide(
+            next_tag(),
+            mine and f"{mine} in process {processes.index}",
+            lambda found: next(filter(None, found), ""),
+            timeout_secs,
+            "look for a running save",
+        )
+    if mine:
+        raise CheckpointError(f"{mine}, and Options(on_pending='fail') does not wait")
 
 
 def settle_all(
@@ -73,7 +98,7 @@ class InFlight:
     """
 
     def __init__(self, directory: str) -> None:
-        self._directory = directory
+        self.directory = directory
         self._now: tuple[PendingSave, int] | None = None
         self.raise_lock = threading.Lock()
 
@@ -118,7 +143,7 @@ class InFlight:
                 first.wait()
             work()
 
-        path = f"{self._directory}: step {step}"
+        path = f"{self.directory}: step {step}"
         pending = PendingSave(path, work_then, "ckpt-save", low=low)
         try:
             self._now = pending, step
@@ -141,7 +166,7 @@ class InFlight:
         now = self._now
         if now is not None:
             now[0].raise_unreported(
-                f"while saving step {now[1]} to {self._directory} in the background"
+                f"while saving step {now[1]} to {self.directory} in the background"
             )
 
     def forget_failure(self) -> None:
@@ -167,22 +192,10 @@ class InFlight:
                 return None
             if limit_secs is not None and limit_secs <= look_secs:
                 return GraceExceeded(
-                    f"{self._directory}: the save of step {step} did not end within the grace period "
+                    f"{self.directory}: the save of step {step} did not end within the grace period "
                     "(Options.grace_secs): if the process is killed now, that step is lost and the ones "
                     "before it are not. Save more often, or ask for a longer grace period"
                 )
-
-    def refuse_if_running(self) -> None:
-        """For ``Options(on_pending="fail")``: a save does not wait for the previous one.
-
-        Raises:
-            CheckpointError: a save is running.
-        """
-        if self.running:
-            raise CheckpointError(
-                f"{self._directory}: the save of step {self.step} is still running, and "
-                "Options(on_pending='fail') does not wait"
-            )
 
 
 class Turns:

@@ -188,12 +188,14 @@ class Retention:
         return self._steps.path(step, listing)
 
     def _remove(self, step: int, listing: Listing) -> None:
-        path = self._path(step, listing)
         trash = self._options.trash_directory
-        with unless_wanted(path, self._moves):
-            self._backend.delete(path, trash)
+        # the first name is the one that counts: it goes last, so that no older one counts in between
+        for name in reversed(listing.directories(step)):
+            path = f"{self._steps.directory}/{name}"
+            with unless_wanted(path, self._moves):
+                self._backend.delete(path, trash)
+            logger.info("deleted %s", path)
         self._forget(step)
-        logger.info("deleted %s", path)
         self._send_event("deleted", step)
 
     def _forget(self, step: int) -> None:

@@ -31,7 +31,13 @@ from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
 from ckpt_core._run.disk import Call, Disk, run_text
 from ckpt_core._run.history import Identity, Plan, Trail
-from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
+from ckpt_core._run.in_flight import (
+    InFlight,
+    raise_failures,
+    refuse_if_running,
+    settle_all,
+    wait_for_all,
+)
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.lineage import Lineage, parse_lineage
 from ckpt_core._run.policies import keep, when
@@ -155,13 +161,11 @@ class Run:
         replaces = overwrite and (step in trail.own or step in running)
         replaces = replaces or step in trail.doubtful or step in trail.damaged
         again = replaces and self._local is not None
-        # a tier takes one save at a time, and what is replaced must have ended in all of them; and what has failed in
-        # the first, since it is a step to continue from if it ends well in the other
+        # a tier takes one save at a time; what is replaced, or failed in the first, must have ended in all of them
         adrift = running[-1] not in (None, running[0], *trail.own)
         before = self.saves if persists or again or overwrite or adrift else self.saves[:1]
         if self._options.on_pending == "fail":
-            for one in before:
-                one.refuse_if_running()
+            refuse_if_running(before, self._processes, self._options.timeout_secs)
         settle_all(before)
         call = Call(step, overwrite, force)
         plan = self._plan(call, persists, again)

@@ -1,4 +1,4 @@
-"""``load_async`` loads with the 64-bit types and the default device of the thread that called it."""
+"""``load_async`` loads with the 64-bit types, the default device and the mesh of the thread that called it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.meshes import explicit_mesh
 
 
 def test_wide_types_of_the_caller(tmp_path):
@@ -29,3 +30,43 @@ def test_the_default_device_of_the_caller(tmp_path):
             tmp_path / "a", {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, unexpected="ignore"
         )
     assert pending.result()["w"].devices() == {device}
+
+
+def test_the_mesh_of_the_caller(tmp_path):
+    ckpt.save(tmp_path / "a", {"w": np.arange(16, dtype=np.float32)})
+    mesh = explicit_mesh((8,), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    sharding = jax.sharding.NamedSharding(mesh.abstract_mesh, spec)
+    target = {"w": jax.ShapeDtypeStruct((16,), jnp.float32, sharding=sharding)}
+    with jax.set_mesh(mesh):
+        inside = ckpt.load_async(tmp_path / "a", target)
+        assert inside.result()["w"].sharding == jax.sharding.NamedSharding(mesh, spec)
+        outlives = ckpt.load_async(tmp_path / "a", target)
+    assert outlives.result()["w"].sharding == jax.sharding.NamedSharding(mesh, spec)
+    outside = ckpt.load_async(tmp_path / "a", target)
+    with pytest.raises(ValueError, match="abstract mesh"):
+        outside.result()
+
+
+def test_a_call_while_a_function_is_traced(tmp_path):
+    ckpt.save(tmp_path / "a", {"w": np.arange(4, dtype=np.float32)})
+    made = jax.jit(lambda: jnp.sum(ckpt.load_async(tmp_path / "a", as_numpy=True).result()["w"]))
+    assert made() == 6
+
+
+def test_what_is_free_is_asked_of_the_default_device(tmp_path, monkeypatch):
+    ckpt.save(tmp_path / "a", {"w": np.ones(300, np.float32)})
+    target = {"w": jax.ShapeDtypeStruct((300,), jnp.float32)}
+    full, empty = jax.devices()[0], jax.devices()[1]
+
+    def memory_stats(device):
+        return {"bytes_limit": 1000, "bytes_in_use": 1000 if device == full else 0}
+
+    monkeypatch.setattr(type(full), "memory_stats", memory_stats)
+    with pytest.raises(ckpt.CheckpointError, match="0 free bytes of the default device"):
+        ckpt.load(tmp_path / "a", target)
+    monkeypatch.setattr(
+        type(full), "memory_stats", lambda device: memory_stats(device) | {"bytes_limit": 2000}
+    )
+    with jax.default_device(empty):
+        assert ckpt.load(tmp_path / "a", target)["w"].devices() == {empty}

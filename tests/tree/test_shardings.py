@@ -290,3 +290,25 @@ def test_one_device_to_eight(tmp_path, run_python):
     assert_same(ckpt.load(tmp_path / "c"), tree)
     wanted = jax.device_put(tree, NamedSharding(meshes()["4x2"], P("x")))
     assert_same(ckpt.load(tmp_path / "c", with_shardings(wanted)), wanted, sharding=True)
+
+
+def test_an_exception_of_a_signal_handler_does_not_load_elsewhere(tmp_path, monkeypatch):
+    from ckpt_core._devices import shardings as product
+
+    tree = {"w": jax.device_put(jnp.arange(16.0), NamedSharding(meshes()["4x2"], P("x")))}
+    ckpt.save(tmp_path / "a", tree)
+
+    def interrupted(described):  # from a file of the tests: as if a handler had raised it
+        raise TimeoutError("of mine")
+
+    monkeypatch.setattr(product, "_saved_mesh", interrupted)
+    with pytest.raises(TimeoutError, match="of mine"):
+        ckpt.load(tmp_path / "a")
+
+
+def test_a_saved_sharding_that_does_not_fit_is_none():
+    from ckpt_core._devices.shardings import describe_sharding, rebuild_sharding
+
+    described = describe_sharding(NamedSharding(meshes()["4x2"], P("x")))
+    assert rebuild_sharding(described | {"partition_spec": ["nowhere"]}) is None
+    assert rebuild_sharding(described | {"shape": [3, 5]}) is None

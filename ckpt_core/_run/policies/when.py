@@ -26,7 +26,8 @@ class SaveContext:
     """What a save policy gets to know besides the step number.
 
     Attributes:
-        newest_step: the newest step that is saved or being saved, or None.
+        newest_step: the newest step that is saved or being saved, or None. With several processes, process 0 alone
+            lists the directory; the others, whose answers do not count, know of steps that they have begun to save.
         secs_since_save: seconds since this Checkpointer's last save began; infinite if it had none.
         saving: whether an asynchronous save is running.
         preempted: whether this run was asked to stop.

@@ -1,0 +1,70 @@
+"""``Options(on_pending="fail")``: a save is refused on all processes or on none, though each ends its part of one at another time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.launch import launch, reports
+from tests.support.same_program import comes_back
+
+COMMON = """
+import threading
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+def state(step):
+    whole = np.arange(8, dtype=np.float32) + step
+    return jax.make_array_from_callback((8,), NamedSharding(mesh, P("data")), lambda where: whole[where])
+
+told = {}
+"""
+SAVES = (
+    COMMON
+    + """
+held, meant = threading.Event(), ckpt.Options(timeout_secs=20, on_pending="fail")
+
+with ckpt.Checkpointer(directory, max_to_keep=1, options=meant) as run:
+    deleted = run._run.directory.backend.delete
+    if index == 0:  # retention, which only process 0 does, after all have committed
+        def waits(*arguments, **more):
+            held.wait(30)
+            return deleted(*arguments, **more)
+        run._run.directory.backend.delete = waits
+    run.save(0, state(0))
+    run.wait_until_finished()
+    run.save(1, state(1))
+    meet("committed")
+    while not os.path.isdir(os.path.join(directory, "1")) or (index == 1 and run._run.saves[0].running):
+        time.sleep(0.02)
+    meet("one has ended")
+    told["refused"] = raised(lambda: run.save(2, state(2)))
+    held.set()
+    run.wait_until_finished()
+    told["next"] = run.save(3, state(3))
+report(**told)
+"""
+)
+RESTORES = (
+    COMMON
+    + """
+with ckpt.Checkpointer(directory) as run:
+    found = run.restore_latest(state=state(0))
+    shards = found["state"].addressable_shards
+    same = all(np.array_equal(a.data, b.data) for a, b in zip(shards, state(found.step).addressable_shards))
+    told["back"] = [run.all_steps(), found.step, same]
+report(**told)
+"""
+)
+
+
+def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path: Path) -> None:
+    for told in reports(launch(SAVES, tmp_path / "run")):
+        error = told["refused"]
+        assert error["type"] == "CheckpointError" and error["secs"] < 10, error
+        assert "save of step 1 is still running in process 0" in error["text"], error
+        assert told["next"] is True, told
+    for told in reports(launch(RESTORES, tmp_path / "run")):
+        assert told["back"] == [[3], 3, True]
+
+
+def test_what_they_save_comes_back(tmp_path: Path) -> None:
+    comes_back(COMMON + "def make(n): return {'w': state(n)}\n", tmp_path / "saved")
