@@ -207,7 +207,7 @@ def _tensor(name: str, entry: Any, first: int, file: str) -> Tensor:
     if size >= MOST_BYTES:
         raise _corrupt(file, f"tensor {name!r}: impossible shape {str(shape)[:80]}", name)
     if size != stop - start:
-        what = f"{stop - start} bytes, and {dtype}{shape} has {size}"
+        what = f"{stop - start} bytes, and {dtype}{str(shape)[:80]} has {size}"
         raise _corrupt(file, f"tensor {name!r}: {what}", name)
     return Tensor(name, DTYPES[dtype], tuple(shape), first + start, size)
 

@@ -109,7 +109,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
 
 
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
-    """The plan of each wanted item, by its name in the result; reads no array, and changes no object."""
+    """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     chosen = _chosen(checkpoint, request)
     named = {
         name: plan_item(checkpoint, saved, target, request, context)

@@ -105,7 +105,8 @@ def plan_item(
 ) -> ItemPlan:
     """Matches one item against its target.
 
-    Reads no array data; but for an item of Orbax, arrays are opened to learn dtypes and shapes.
+    Reads no array data of a pytree; but for an item of Orbax, arrays are opened to learn dtypes and shapes. An item that is
+    no pytree, such as ``Files``, is read and verified here.
 
     Args:
         checkpoint: the opened checkpoint.

@@ -309,7 +309,7 @@ def dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
     """The dtype that readers cast to block by block, to save memory; None if they must not cast.
 
     Only casts between float dtypes are done while reading. A cast of integers is done later on the
-    whole array, where ``assemble`` checks that no value changed.
+    whole array, where ``value_of`` checks that no value changed.
     """
     if saved.kind not in ("jax", "numpy") or spec.kind not in ("jax", "numpy"):
         return None

@@ -76,7 +76,7 @@ class Decoder:
         """
         item, index = self._item, self._index
         name, spec, chunk = item.name_of(leaf), item.specs[leaf], item.chunks[leaf]
-        # index.get raises if the entry refers to a file outside the item
+        # that no entry refers to a file outside the item was checked when the index was decoded
         described = index.get(f"{name}/zarr.json" if name else "zarr.json")
         if described is not None and described.size_bytes > most_bytes("zarr.json"):
             raise CheckpointCorrupt(

@@ -42,10 +42,8 @@ def refuse_if_running(saves: Sequence[InFlight], processes: Processes, timeout_s
     Raises:
         CheckpointError: one of these saves is running, here or in another process.
     """
-    step = next((one.step for one in saves if one.running), None)
-    mine = (
-        "" if step is None else f"{saves[-1].directory}: the save of step {step} is still running"
-    )
+    one = next((one for one in saves if one.running), None)
+    mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
     if processes.count > 1:
         mine = processes.gather_decide(
             next_tag(),
@@ -55,7 +53,9 @@ def refuse_if_running(saves: Sequence[InFlight], processes: Processes, timeout_s
             "look for a running save",
         )
     if mine:
-        raise CheckpointError(f"{mine}, and Options(on_pending='fail') does not wait")
+        raise CheckpointError(
+            f"{mine} is still running, and Options(on_pending='fail') does not wait"
+        )
 
 
 def settle_all(

@@ -2,7 +2,7 @@
 
 ``location`` says where a database or an object lies and how it is opened; ``writer`` fills databases, and joins those
 of several processes; ``new_nodes`` encodes a database of many small values at once; ``database`` decodes the index of one and finds file and offset of each value; ``arrays`` reads
-arrays, by the index from local files or through TensorStore; ``past_cache`` reads files without the page cache; ``digests`` determines which bytes of a file its digest
+files and objects, of which the index gives the ranges, and arrays through TensorStore; ``past_cache`` reads files without the page cache; ``digests`` determines which bytes of a file its digest
 covers; ``bounds`` rejects input that would abort the process; ``upload`` brings a database that was built in memory
 to an object store; ``failures`` translates TensorStore's errors.
 """

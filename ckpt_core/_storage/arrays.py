@@ -1,4 +1,4 @@
-"""Reads arrays from OCDBT databases: by the index if files are local, else through TensorStore."""
+"""Reads ranges of files and objects, as the index of a database gives them, and other arrays through TensorStore."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path: Path) -> None:
     for told in reports(launch(SAVES, tmp_path / "run")):
         error = told["refused"]
         assert error["type"] == "CheckpointError" and error["secs"] < 10, error
-        assert "save of step 1 is still running in process 0" in error["text"], error
+        assert "save of step 1 in process 0 is still running" in error["text"], error
         assert told["next"] is True, told
     for told in reports(launch(RESTORES, tmp_path / "run")):
         assert told["back"] == [[3], 3, True]
