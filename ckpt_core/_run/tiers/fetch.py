@@ -282,7 +282,10 @@ class Mender:
         )
 
     def state(self, step: int, token: str | None, path: str, max_host_bytes: int) -> State:
-        """Whether this process's own part is as it was saved; if not, it is left out until ``try_again``, and replaced."""
+        """Whether this process's own part is as it was saved; if not, it is left out, and replaced if there is another copy.
+
+        One that could not be read is left out until ``try_again``, a damaged one until it is replaced.
+        """
         found = self._damaged
         try:
             report = verify_part(path, max_host_bytes)
