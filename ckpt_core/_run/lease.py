@@ -89,13 +89,13 @@ class Lease:
         if now is None:
             raise CheckpointError(
                 f"{self._directory}: its {OWNER_FILE} is gone, so this Checkpointer may no longer change what is here, "
-                "and nothing was committed or deleted: the directory was deleted or emptied, or another Checkpointer (one that was closed "
-                "since) took this directory over. Stop this run, and start it again if nobody else trains here"
+                "and its change was not committed: the directory was deleted or emptied, or another Checkpointer (one that "
+                "was closed since) took this directory over. Stop this run, and start it again if nobody else trains here"
             )
         if not now.startswith(self._token.encode()):
             raise CheckpointError(
                 f"{self._directory}: another Checkpointer ({_owner_text(now)}) took this directory over, so this "
-                "one may no longer change what is here: nothing was committed or deleted. Stop this run, or give each "
+                "one may no longer change what is here: its change was not committed. Stop this run, or give each "
                 "run its own directory"
             )
 
