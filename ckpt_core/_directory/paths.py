@@ -136,37 +136,32 @@ def mounted_bucket(path: str) -> str | None:
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             mounts, number = file.read(), f"{os.major(device)}:{os.minor(device)}"
-        if _mounts_of(mounts, number, nameless=True) and _has_no_end(path):
-            return _NAMELESS
-        return bucket_program(mounts, number)
+        program = bucket_program(mounts, number)
+        return None if program == _NAMELESS and not _has_no_end(path) else program
     except OSError:
         return None
 
 
 def bucket_program(mounts: str, device: str) -> str | None:
-    """The program that mounts a bucket on a device.
+    """The program that mounts a bucket on a device; ``_NAMELESS`` if what mounts there, a bucket or not, names none.
 
     Args:
         mounts: content of ``/proc/self/mountinfo``; its format is in proc_pid_mountinfo(5).
         device: ``major:minor``.
     """
-    for kind, source in _mounts_of(mounts, device):
-        # s3fs is ``fuse.s3fs s3fs``, rclone ``fuse.rclone remote:bucket``, mountpoint-s3 ``fuse mountpoint-s3``
-        for name in (kind.partition(".")[2], source):
-            if name in _BUCKETS:
-                return name
-    return None
-
-
-def _mounts_of(mounts: str, device: str, nameless: bool = False) -> list[tuple[str, str]]:
-    """Type and source of each FUSE mount of a device; only of those that name no program if ``nameless``."""
-    found: list[tuple[str, str]] = []
+    found = None
     for line in mounts.splitlines():
         fields, _, rest = line.partition(" - ")
         kind, _, source = rest.partition(" ")
-        if fields.split(" ")[2:3] == [device] and kind.startswith("fuse"):
-            found.append((kind, source.partition(" ")[0]))
-    return [one for one in found if not nameless or (one[0] == "fuse" and one[1] not in _BUCKETS)]
+        if fields.split(" ")[2:3] != [device] or not kind.startswith("fuse"):
+            continue
+        # s3fs is ``fuse.s3fs s3fs``, rclone ``fuse.rclone remote:bucket``, mountpoint-s3 ``fuse mountpoint-s3``
+        for name in (kind.partition(".")[2], source.partition(" ")[0]):
+            if name in _BUCKETS:
+                return name
+        if kind == "fuse":
+            found = _NAMELESS
+    return found
 
 
 def _has_no_end(path: str) -> bool:

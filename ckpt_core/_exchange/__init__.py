@@ -11,6 +11,7 @@ from ckpt_core._exchange.addresses import route_to as route_to
 from ckpt_core._exchange.client import BLOCK_BYTES as BLOCK_BYTES
 from ckpt_core._exchange.client import IDLE_SECS as IDLE_SECS
 from ckpt_core._exchange.client import Connection as Connection
+from ckpt_core._exchange.client import Lacking as Lacking
 from ckpt_core._exchange.client import NotYet as NotYet
 from ckpt_core._exchange.client import Peer as Peer
 from ckpt_core._exchange.server import Coming as Coming

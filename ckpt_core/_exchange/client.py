@@ -43,7 +43,11 @@ BEGUN, EXPECTED = "Is being fetched", "To be fetched"
 """What a server says of a part that it is to get from another process."""
 
 
-class NotYet(ConnectionError):
+class Lacking(ConnectionError):
+    """The peer was reached, and does not have the part: asked once more, it would say so again."""
+
+
+class NotYet(Lacking):
     """The peer does not have the part yet.
 
     Attributes:
@@ -96,7 +100,8 @@ class Connection:
 
         Raises:
             NotYet: the peer is to get the part from another process.
-            ConnectionError: the peer does not answer, has no such file, or stopped midway.
+            Lacking: the peer has no such file.
+            ConnectionError: the peer does not answer, cannot read what it has, or stopped midway.
         """
         where = f"{self._peer.address}:{self._peer.port}"
         try:
@@ -113,7 +118,8 @@ class Connection:
                 )
                 if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
                     raise NotYet(text, answer.reason == BEGUN)
-                raise ConnectionError(text)
+                lacks = answer.status == http.HTTPStatus.NOT_FOUND
+                raise Lacking(text) if lacks else ConnectionError(text)
             missing = answer.length or 0
             while missing:
                 answer.expect(self._block_bytes)

@@ -32,6 +32,8 @@ _MOST_CONNECTIONS = 32
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
 _MOST_HEAD_BYTES = 4096
 """Maximum length of a request, which has about 250."""
+_NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
+"""Errors of ``open_plain`` that say that a file is not there, or is none; others, that it cannot be read now."""
 _POLL_SECS = 0.5
 _REMEMBERED = 16
 
@@ -88,7 +90,7 @@ def open_plain(path: str) -> io.FileIO:
 
 
 ServedParts = Callable[[Key], "Offered | Coming | None"]
-"""Looks a part up; None if this process neither has nor gets it. Called from any thread."""
+"""Looks a part up; None if this process neither has nor gets it, OSError if it cannot tell. Called from any thread."""
 
 
 class Server:
@@ -112,7 +114,11 @@ class Server:
             name="ckpt-exchange",
             daemon=True,
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread for it
+            self._listener.server_close()
+            raise
 
     @property
     def last_used(self) -> float:
@@ -268,7 +274,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         position = int(asked[4])
         if key != self._key:
-            found = listener.served(key)
+            try:
+                found = listener.served(key)
+            except OSError as error:
+                self._refuse_unread(error)
+                return
             if isinstance(found, Coming):
                 self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, BEGUN if found.begun else EXPECTED)
                 return
@@ -279,8 +289,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = os.path.join(self._offered.path, self._offered.names[position])
         try:
             file = open_plain(path)
-        except OSError:  # deleted in the meantime
-            self._refuse(HTTPStatus.NOT_FOUND)
+        except OSError as error:  # deleted in the meantime, as a rule
+            self._refuse_unread(error)
             return
         with file:
             self._send(file)
@@ -295,6 +305,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             sent += count
+
+    def _refuse_unread(self, error: OSError) -> None:
+        """Tells a file that is not there from one that its disk does not give, which says nothing about the part."""
+        if error.errno in _NO_FILE:
+            self._refuse(HTTPStatus.NOT_FOUND)
+        else:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"It cannot read it: {error.strerror}")
 
     def _refuse(self, status: HTTPStatus, reason: str | None = None) -> None:
         self.close_connection = True

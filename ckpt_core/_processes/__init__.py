@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._errors import BarrierTimeout, mark_known_to_all, raised_by_another
+from ckpt_core._errors import INTERRUPT, BarrierTimeout, mark_known_to_all, raised_by_another
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaiting, messages, service
 from ckpt_core._processes.awaiting import awaited as awaited
@@ -395,19 +395,22 @@ class Processes:
             return work()
         tag = next_tag()
         value, kind, text = None, "", ""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         if self.index == 0:
             try:
                 value = work()
             except Exception as error:
                 failure, kind, text = error, type(error).__name__, str(error)
+            except BaseException as error:  # an interrupt: the others wait for this process
+                failure, kind, text = error, INTERRUPT, type(error).__name__
         answer = self.broadcast(tag, json.dumps([value, kind, text]), timeout_secs, call)
-        if failure is not None:
-            raise failure
-        value, kind, text = json.loads(answer)
-        if kind:
-            raise raised_by_another(kind, f"process 0: {kind}: {text}")
-        return value
+        if failure is None:
+            value, kind, text = json.loads(answer)
+            if not kind:
+                return value
+            failure = raised_by_another(kind, f"process 0: {kind}: {text}")
+        mark_known_to_all(failure, kind)
+        raise failure
 
     def _await_decision(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
         """On the other processes: blocks until process 0 has decided."""

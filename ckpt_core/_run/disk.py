@@ -17,6 +17,7 @@ from ckpt_core._run.lineage import (
     Left,
     Lineage,
     load_lineage,
+    parse_lineage,
 )
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
 from ckpt_core._run.steps import Listing, RunDirectory
@@ -215,8 +216,8 @@ class Disk:
 
     # ----------------------------------------------------------------------- delete, roll back
 
-    def leave_step(self, step: int, local: Collection[int]) -> str:
-        """Deletes the persistent copies of a step; gives the run file, if there is one.
+    def leave_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
+        """Deletes the persistent copies of a step; gives the run file, as ``run``, empty if there is none.
 
         From then on no local copy counts, not even one of a host that is away.
 
@@ -241,7 +242,7 @@ class Disk:
                 # goes on, what that run has saved since, or saves now, counts.
                 run = run.branch(secrets.token_hex(8), step - 1)
         self._retention.leave(left, run)
-        return "" if run is None else run.dump().decode()
+        return {"run": "" if run is None else run.dump().decode()}
 
     def leave_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
         """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file.
@@ -275,11 +276,12 @@ class Disk:
                 step,
             )
         text = "" if branch is None else branch.dump().decode()
-        return {"gone": sorted(gone), "target": target, "token": token, "run": text}
+        place = None if target is None else [target, token]
+        return {"gone": sorted(gone), "target": place, "run": text}
 
 
-def run_text(directory: RunDirectory, make: bool) -> str:
-    """On process 0: the lineages of a run as a text for the other processes.
+def find_run(directory: RunDirectory, *, make: bool) -> Lineage:
+    """The lineages of a run, as process 0 sees them; all processes must call it.
 
     Local steps are found by the run's name alone, so steps that another run left in the same local
     directory are never restored: neither those of a run whose persistent directory was deleted, nor
@@ -289,8 +291,13 @@ def run_text(directory: RunDirectory, make: bool) -> str:
         directory: the persistent directory.
         make: give the run a name if it has none; otherwise the result has an empty name.
     """
-    run = directory.read_lineage()
-    if make and not run.name:
-        run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
-        directory.backend.put(directory.path, RUN_FILE, run.dump())
-    return run.dump().decode()
+
+    def text() -> str:
+        run = directory.read_lineage()
+        if make and not run.name:
+            run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
+            directory.backend.put(directory.path, RUN_FILE, run.dump())
+        return run.dump().decode()
+
+    limit_secs, call = directory.options.timeout_secs, "find the run of local steps"
+    return parse_lineage(directory.processes.run_on_first(text, limit_secs, call).encode())

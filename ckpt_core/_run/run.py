@@ -7,6 +7,9 @@ decides and changes the directory, and the others get its decision.
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import operator
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -20,16 +23,16 @@ from ckpt_core._errors import (
     CheckpointError,
     CheckpointNotFound,
     GraceExceeded,
+    all_go_on,
     is_visible,
     known_to_all,
-    raised_by_a_handler,
 )
 from ckpt_core._operation import logger
 from ckpt_core._processes import NotTogether, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.disk import Call, Disk, run_text
+from ckpt_core._run.disk import Call, Disk, find_run
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import (
     InFlight,
@@ -39,7 +42,7 @@ from ckpt_core._run.in_flight import (
     wait_for_all,
 )
 from ckpt_core._run.lease import Lease
-from ckpt_core._run.lineage import Lineage, parse_lineage
+from ckpt_core._run.lineage import parse_lineage
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
@@ -87,7 +90,7 @@ class Run:
         self._disk = Disk(directory, self._retention, lease)
         self._local: LocalTier | None = None
         if local_root is not None:
-            run = self._find_run(make=not directory.read_only)
+            run = find_run(directory, make=not directory.read_only)
             self._local = LocalTier(local_root, run, directory)
         self.tiers = Tiers(directory.steps, self._local, processes.count == 1)
         self._persistent = InFlight(directory.path)
@@ -102,7 +105,7 @@ class Run:
 
         self._decision = deciding(save_policy, self.tiers.latest)
         self._persists = None if persist is None else deciding(persist, directory.steps.latest)
-        self._following = Following(directory.steps, directory.local)
+        self._following = Following(directory)
         self._unread = UnreadValues()
         self._links = Links()
         # A listing takes a round trip: where local directories take every save, the thread that writes makes it.
@@ -292,10 +295,9 @@ class Run:
             at = 0 if plan.persisted else len(writes)
             writes.insert(at, (self._persistent, persistent.run, tier and tier.in_flight))
         low = self._asynchronous and self._options.background_priority == "low"
-        # where local directories take every save, the caller does not wait for the other disk
-        begins = persistent if tier is None else None
         try:
-            take(what.items, snapshots, copy, begins)
+            # where local directories take every save, the caller does not wait for the other disk
+            take(what.items, snapshots, copy, persistent if tier is None else None)
             self._decision.save_began(what.step)
             if persists and self._persists is not None:
                 self._persists.save_began(what.step)
@@ -304,9 +306,16 @@ class Run:
                     in_flight.start(what.step, work, after, low=low)
             elif persistent is not None:
                 persistent.run()
-        except BaseException:
+        except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
                 what.decided.set()  # the local save may wait for it
+                if tier is not None and isinstance(
+                    error, Exception
+                ):  # that comes before what failed
+                    wait_for_all([tier.in_flight])
+                self._outcomes.append(lambda now: history.doubted(now, what.identity))
+            if tier is not None and tier.in_flight.step != what.step:  # it has not started
+                snapshots[0].refuse(error)
             raise
         if not self._asynchronous:
             settle_all(self.saves)
@@ -315,7 +324,6 @@ class Run:
         self, local: LocalTier, what: StepToSave, plan: Plan
     ) -> tuple[Snapshot, Callable[[], None]]:
         """The snapshot of the local save, and what then writes it."""
-        identity = Identity(what.step, what.token)
 
         def replaced_first() -> None:
             what.decided.wait()
@@ -332,11 +340,11 @@ class Run:
                 return  # the other save raises the reason
             except BaseException:
                 if what.step not in local.complete:
-                    self._outcomes.append(lambda trail: history.unsure(trail, identity.step))
+                    self._outcomes.append(lambda trail: history.unsure(trail, what.step))
                 raise
             finally:
                 what.ended()
-            self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
+            self._outcomes.append(lambda trail: history.saved(trail, what.identity, plan))
 
         return snapshot, save_and_note
 
@@ -360,7 +368,7 @@ class Run:
 
     def _write(self, what: StepToSave, trail: Trail, plan: Plan, write: Callable[[], None]) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
-        identity = Identity(what.step, what.token)
+        identity = what.identity
         try:
             write()
             self._persisted = what.token
@@ -431,13 +439,11 @@ class Run:
         targets: Mapping[str, Any],
         request: _load.Request,
     ) -> RestoredStep:
-        first: bool = (
-            self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
-            if local_first is None
-            else local_first
-        )
+        if local_first is None:
+            asked = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
+            local_first = bool(asked)
         with self._handing_no_damage_on():
-            restored, token = self.tiers.restore(step, first, targets, request)
+            restored, token = self.tiers.restore(step, local_first, targets, request)
         self._unread.watch(restored, targets, request.rules.unexpected)
         self._trail = history.restored(self._trail, Identity(step, token))
         self._lineage = ""  # the next save begins from here
@@ -447,31 +453,13 @@ class Run:
         """Claims the directories, unless read-only; then all processes list the local steps."""
         self._caught_up()
         if not self.directory.read_only and self._processes.index == 0:
-            try:
-                self._disk.lease.take()
-            except (OSError, CheckpointError) as error:
-                if raised_by_a_handler(error) is not None:
-                    raise
-                logger.warning(
-                    "%s could not be claimed, so a run that still saves there is not stopped: %s",
-                    self.directory.path,
-                    error,
-                )
+            self._disk.lease.try_to_take()
         if self._local is None:
             return
-        self._local.use_lineage(self._find_run(make=False))
+        self._local.use_lineage(find_run(self.directory, make=False))
         if not self.directory.read_only:
             self._local.claim()
         self._local.look()
-
-    def _find_run(self, *, make: bool) -> Lineage:
-        """The run of the directory, as process 0 sees it; all processes must call it.
-
-        Args:
-            make: give it a name if it has none, by which local steps are found.
-        """
-        run = self.on_first("find the run of local steps", lambda: run_text(self.directory, make))
-        return parse_lineage(run.encode())
 
     @contextlib.contextmanager
     def _handing_no_damage_on(self) -> Generator[None]:
@@ -488,57 +476,82 @@ class Run:
         """Deletes a step in all tiers, after running saves."""
         self.refuse_unless_open("delete")
         step = check_step(step)
-        settle_all(self.saves)
-        before = self._caught_up()
-        self._agree_on_call(f"delete step {step}")
-        local = self._local
-        held = {} if local is None else local.complete
-
-        with self._leaving(history.deleted(before, step), before):
-            run = self.on_first("delete a step", lambda: self._disk.leave_step(step, held))
-            if local is not None:
-                local.leave(parse_lineage(run.encode()), lambda other: other == step)
+        self._leave(
+            f"delete step {step}",
+            functools.partial(self._disk.leave_step, step),
+            functools.partial(operator.eq, step),
+            lambda before, _: history.deleted(before, step),
+        )
 
     def rollback_to(self, step: int) -> list[int]:
         """Deletes every step newer than ``step``; returns them."""
         self.refuse_unless_open("rollback_to")
         step = check_step(step)
-        settle_all(self.saves)
-        before = self._caught_up()
-        self._agree_on_call(f"roll back to step {step}")
-        local = self._local
-        if local is not None:
-            local.claim()  # with the persistent one: claimed later, it might be that of a newer writer
-        held = {} if local is None else local.complete
 
-        with self._leaving(history.rolled_back(before, step, None), before):
-            said = self.on_first("leave newer steps", lambda: self._disk.leave_newer(step, held))
-            if said["target"] is not None:
-                target = Identity(said["target"], said["token"])
-                self._trail = history.rolled_back(before, step, target)
-            if local is not None:
-                local.leave(parse_lineage(said["run"].encode()), lambda other: other > step)
+        def after(before: Trail, said: Mapping[str, Any]) -> Trail:
+            target = said.get("target")
+            return history.rolled_back(before, step, target and Identity(*target))
+
+        said = self._leave(
+            f"roll back to step {step}",
+            functools.partial(self._disk.leave_newer, step),
+            functools.partial(operator.lt, step),
+            after,
+            claims=True,
+        )
         return said["gone"]
 
-    @contextlib.contextmanager
-    def _leaving(self, after: Trail, before: Trail) -> Generator[None]:
-        """The trail is ``after`` while steps are removed, and ``before`` again if none was."""
+    def _leave(
+        self,
+        call: str,
+        work: Callable[[Mapping[int, str]], dict[str, Any]],
+        gone: Callable[[int], bool],
+        after: Callable[[Trail, Mapping[str, Any]], Trail],
+        *,
+        claims: bool = False,
+    ) -> dict[str, Any]:
+        """What ``work`` tells, which removes persistent steps on process 0; then each process removes its local ones.
+
+        Args:
+            call: what is done, such as "delete step 3": nothing is changed before all processes have announced the same.
+            work: gets the local steps with their tokens, and tells at least the run file, ``run``.
+            gone: whether a step is one of those.
+            after: the trail that follows from the one before and what ``work`` tells; from nothing while it runs.
+            claims: the local directories, too: claimed after the persistent one, they might be those of a newer writer.
+        """
+        settle_all(self.saves)
+        before, lineage, limit_secs = self._caught_up(), self._lineage, self._options.timeout_secs
+        there = self._processes.gather_decide(
+            next_tag(), "", lambda _: json.dumps(self.tiers.all()), limit_secs, call
+        )
+        local = self._local
+        if claims and local is not None:
+            local.claim()
+        held = {} if local is None else local.complete
         # Already before the removal, as an interrupt may come at any moment. A step that is forgotten though
         # it exists makes way for the next save of its number; one that is gone and not forgotten would
         # never be saved again.
-        leaving = (before.own - after.own) & {*self.tiers.all()}  # retention has taken others
-        lineage = self._lineage
-        self._trail, self._lineage = after, ""
+        self._trail, self._lineage = after(before, {}), ""
+        leaving = (before.own - self._trail.own) & {
+            *json.loads(there)
+        }  # retention has taken others
         self._decision.forget()
         try:
-            yield
+            said = self.on_first(call, lambda: work(held))
+            self._trail = after(before, said)
+            if local is not None:
+                local.leave(parse_lineage(said["run"].encode()), gone)
         except BaseException as error:
             self._recall_local()
-            if isinstance(error, Exception) and leaving <= {*self.tiers.all()}:
+            # only where all processes know of the failure, so that all go on from the same trail
+            alone = self._processes.count == 1
+            agree = isinstance(error, Exception) and (alone or all_go_on(error))
+            if agree and self.on_first("look for steps", lambda: self.tiers.have(leaving)):
                 self._trail = before
                 if isinstance(error, CheckpointNotFound):  # before anything was changed
                     self._lineage = lineage
             raise
+        return said
 
     def _recall_local(self) -> None:
         """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
@@ -547,24 +560,11 @@ class Run:
         with contextlib.suppress(OSError, CheckpointError):
             self._local.forget(self.directory.read_lineage())
 
-    def _agree_on_call(self, call: str) -> None:
-        """Blocks until every process has announced the same ``call``, such as "delete step 3".
-
-        Raises:
-            CheckpointError: a process announced another call; nothing was changed.
-        """
-        if self._processes.count > 1:
-            limit_secs = self._options.timeout_secs
-            self._processes.gather_decide(next_tag(), "", lambda _: "", limit_secs, call)
-
     # ----------------------------------------------------------------------------------- other
 
     def wait_for_new_step(self, after: int | None, timeout_secs: float | None) -> int | None:
         """The newest step in the persistent directory, once it is newer than ``after``; None at the timeout."""
-        first = self._processes.index == 0
-        following = self._following if first else Following(self._steps, locks=False)
-        seen = following.wait(after, timeout_secs)
-        return self.on_first("wait for a new step", lambda: seen)
+        return self._following.wait(after, timeout_secs)
 
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import operator
 import os
 import time
@@ -31,7 +33,7 @@ from ckpt_core._run.lineage import (
     parse_lineage,
 )
 from ckpt_core._run.policies import keep
-from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_checkpoint, refuse_file_for_steps
+from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_for_steps
 from ckpt_core._storage import backend_of
 
 _LOOK_SECS = 1.0
@@ -103,6 +105,12 @@ class Listing:
 class Steps:
     """The committed steps below a directory; every call lists the directory again.
 
+    Args:
+        directory, local: as ``resolve`` gives them.
+        backend: of the directory.
+        names: of the steps.
+        options: how to reach an object store.
+
     Attributes:
         directory: path or URL of the directory.
         names: names of the steps in it.
@@ -111,11 +119,13 @@ class Steps:
     def __init__(
         self,
         directory: str,
+        local: bool,
         backend: Backend,
         names: StepNames,
         options: Options | None = None,
     ) -> None:
         self._options = options
+        self._local = local
         self.directory = directory
         self._backend = backend
         self.names = names
@@ -202,12 +212,16 @@ class Steps:
             listing = None
             try:
                 if found:
-                    return open_checkpoint(f"{self.directory}/{found[0]}", self._options)
+                    return self.opened(found[0])
             except CheckpointNotFound:
                 pass  # deleted since the listing, or replaced
             if not self._renames:
                 break
         raise self._absent(step, beside)
+
+    def opened(self, name: str) -> Checkpoint:
+        """The step in a directory of this name, with its metadata read."""
+        return open_in(self._backend, f"{self.directory}/{name}", self._local, self._options)
 
     def refuse_absent(self, step: int, beside: Collection[int] = ()) -> None:
         """Raises CheckpointNotFound, which names ``beside``, too, if there is no such step; damaged steps exist."""
@@ -287,7 +301,7 @@ def open_run_directory(
     refuse_file_for_steps(path)
     backend = backend_of(local, options)
     refuse_one_checkpoint(backend, path, local)
-    steps = Steps(path, backend, names, options)
+    steps = Steps(path, local, backend, names, options)
     return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)
 
 
@@ -298,19 +312,19 @@ class Following:
     training that goes back need not wait for whoever evaluates a step that it leaves.
 
     Args:
-        steps: of the directory.
-        locks: whether it is in a file system.
+        directory: of the steps.
     """
 
-    def __init__(self, steps: Steps, locks: bool) -> None:
-        self._steps = steps
-        self._locks = locks
+    def __init__(self, directory: RunDirectory) -> None:
+        self._steps = directory.steps
+        self._locks = directory.local
+        self._directory = directory
         self._wanted = contextlib.ExitStack()
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
-        """Blocks until the newest step is newer than ``after``; returns it, or None on timeout.
+        """Blocks until the newest step is newer than ``after``; returns it, or None on timeout; all processes must call it.
 
-        No retention deletes it until the next call, or ``end``.
+        Process 0 looks, and the others wait for what it sees. No retention deletes the step until the next call, or ``end``.
         """
         try:
             after = None if after is None else operator.index(after)
@@ -318,6 +332,13 @@ class Following:
             raise TypeError(
                 f"after must be the number of a step, or None, got {after!r}: pass what the last call gave"
             ) from None
+        limit_secs = self._directory.options.timeout_secs
+        limit_secs += math.inf if timeout_secs is None else timeout_secs
+        work = functools.partial(self._wait, after, timeout_secs)
+        return self._directory.processes.run_on_first(work, limit_secs, "wait for a new step")
+
+    def _wait(self, after: int | None, timeout_secs: float | None) -> int | None:
+        """The same in one process."""
         self.end()
         deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
         while True:

@@ -58,9 +58,19 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
     if os.getpid() != HOME_PID:
         raise forked()
     text, local = resolve(path)
+    return open_in(backend_of(local, options), text, local, options)
+
+
+def open_in(backend: Backend, path: str, local: bool, options: Options | None = None) -> Checkpoint:
+    """The same where a path, absolute or a URL, was resolved before: as one of the steps of a run.
+
+    Args:
+        backend: of the path.
+        path, local: as ``resolve`` gives them.
+        options: how to reach an object store.
+    """
+    text, stored = path, None if options is None else options.storage_options
     with naming_checkpoint(text):
-        backend = backend_of(local, options)
-        stored = None if options is None else options.storage_options
         location = Location(text, local, storage_options=stored)
         # A file that is looked for in a directory just when another takes its place may be deleted already.
         tries = 0
@@ -72,11 +82,9 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
             except (CheckpointNotFound, CheckpointCorrupt):
                 if not local or _standing(text) == before or tries == MOST_TRIES:
                     raise
-    if options is None or options.storage_options is None:
+    if stored is None:
         return opened
-    return replace(
-        opened, location=replace(opened.location, storage_options=options.storage_options)
-    )
+    return replace(opened, location=replace(opened.location, storage_options=stored))
 
 
 def _standing(path: str) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ _DEEPEST = 2
 def steps_in(path: str, prefix: str | None = None) -> Steps:
     """The steps below a path or URL."""
     text, local = resolve(path)
-    return Steps(text, backend_of(local), StepNames(prefix))
+    return Steps(text, local, backend_of(local), StepNames(prefix))
 
 
 def is_run(path: str) -> bool:

@@ -100,7 +100,7 @@ def _run(
     if local and not os.path.isdir(text):
         what = "a file, not a directory" if os.path.lexists(text) else "no such directory"
         raise CheckpointNotFound(f"{text}: {what}")
-    steps = Steps(text, backend, StepNames(reading.request.step_prefix))
+    steps = Steps(text, local, backend, StepNames(reading.request.step_prefix))
     listing = steps.look()
     committed = sorted(listing.committed())
     if not listing.names and (weights := _weights(text)) is not None:

@@ -102,7 +102,7 @@ def test_a_directory_that_cannot_be_written_is_restored(
         fails = seams.fail(OSError, error, os.strerror(error))
         patch.setattr(PosixBackend, "claim", fails)
         # raised in a file of tests, the error would be taken for that of a signal handler
-        patch.setattr("ckpt_core._run.run.raised_by_a_handler", lambda _: None)
+        patch.setattr("ckpt_core._run.lease.raised_by_a_handler", lambda _: None)
         assert resume(new) == 0
         assert "could not be claimed" in caplog.text
         with pytest.raises(OSError, match=os.strerror(error)):

@@ -151,7 +151,7 @@ def test_when_it_has_become_late_no_more_are_asked(
     here.get = slow
     target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
     many = [Source(n, n) for n in range(1, 2000)]
-    with pytest.raises(CheckpointCorrupt, match="more"):
+    with pytest.raises(OSError, match="more"):
         fetch_first((STEP, TOKEN), many[:3], peers, target, "it", rest=lambda: many)
     assert asked[:3] == [1, 2, 3] and 4 <= len(asked) <= 12
 
@@ -168,6 +168,31 @@ def test_a_list_of_others_that_is_gone_hides_no_failure(
     target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
     with pytest.raises(CheckpointCorrupt, match=r"404.*what process 0 decided is gone"):
         fetch_first((STEP, TOKEN), [Source(1, 1)], peers, target, "it", rest=gone)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("lacks it", CheckpointCorrupt), ("cannot read it", OSError), ("is away", OSError)],
+)
+def test_a_part_that_a_source_may_have_is_not_damaged(
+    tmp_path: Path, sources: Callable[..., Peers], what: str, error: type[Exception]
+) -> None:
+    """One source lacks it; of the other nobody knows, unless it says the same."""
+
+    def second(_: Key) -> None:
+        if what == "cannot read it":
+            raise OSError(5, "Input/output error")
+
+    peers = sources([lambda _: None, second], 1.0)
+    if what == "is away":
+        peers.find(2)
+        peers._found[2] = peers._found[2]._replace(port=1)
+    target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
+    with pytest.raises(error, match=r"from process 1: .*404.*from process 2: ") as caught:
+        fetch_first((STEP, TOKEN), [Source(1, 1), Source(2, 2)], peers, target, "it")
+    if what == "cannot read it":
+        assert caught.match("500 It cannot read it: Input/output error")
+    assert not isinstance(caught.value, ConnectionError)  # one more agreement is to follow
 
 
 def test_a_part_of_another_number_of_processes_is_asked_of_all_that_have_it(

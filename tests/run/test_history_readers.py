@@ -10,8 +10,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointNotFound
+from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers import restore_newest
-from ckpt_core._saved.opening import open_checkpoint
 from tests.support.two_tiers import Starts, starts
 
 
@@ -65,12 +65,12 @@ def test_local_steps_that_go_while_they_are_read_are_no_damage(
     with start() as writer, start(read_only=True) as reader:
         for step in range(8):
             save(writer, step, step)
-        real, opened = open_checkpoint, list[str]()
+        real, opened = Steps.opened, list[str]()
 
-        def opening(path: str, *args: Any) -> Any:
-            found = real(path, *args)
-            if path.endswith("/7") and not opened:  # between the look and the read
-                opened.append(path)
+        def opening(self: Steps, name: str) -> Any:
+            found = real(self, name)
+            if name == "7" and not opened:  # between the look and the read
+                opened.append(name)
                 if goes_back:
                     writer.rollback_to(5)
                 else:
@@ -79,8 +79,7 @@ def test_local_steps_that_go_while_they_are_read_are_no_damage(
                     writer.delete(4)
             return found
 
-        monkeypatch.setattr("ckpt_core._run.steps.open_checkpoint", opening)
-        monkeypatch.setattr("ckpt_core._run.tiers.folders.open_checkpoint", opening, raising=False)
+        monkeypatch.setattr(Steps, "opened", opening)
         restored = reader.restore_latest(state=state(0))
         assert restored is not None
         newest = 5 if goes_back else 11

@@ -7,8 +7,9 @@ across all processes are restored, from either tier, and of one number the newes
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt_core import _load
@@ -50,6 +51,12 @@ class Tiers:
             return self._persistent.all()
         self._local.refresh()
         return sorted({*self._persistent.all(), *self._local.complete})
+
+    def have(self, steps: Collection[int]) -> bool:
+        """Whether all of these steps are there; False if that cannot be known."""
+        with contextlib.suppress(OSError, CheckpointError):
+            return {*steps} <= {*self.all()}
+        return False
 
     def refuse_scratch(self) -> None:
         """Before a first save: raises CheckpointCorrupt if no step is left of those that the run had."""

@@ -5,6 +5,7 @@ A copy is equal to the original to the byte, ckpt.json included, and appears by 
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
-from ckpt_core._exchange import BLOCK_BYTES, Key, NotYet, Offered, open_plain
+from ckpt_core._exchange import BLOCK_BYTES, Key, Lacking, NotYet, Offered, open_plain
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import most_bytes
@@ -129,12 +130,14 @@ def fetch_first(
         rest: further sources, asked for if none of the first gives it. Each process begins elsewhere among them.
 
     Raises:
-        CheckpointCorrupt: none gives it; the message says what each answered.
+        CheckpointCorrupt: none has it whole; the message says what each answered.
         TooLate: as ``may_go_on`` says.
-        OSError: none could be read or written here for a reason of this machine or its disk, such as one that is full.
+        OSError: it could not be written here for a reason of this machine or its disk, such as one that is full; or none
+            gave it, and one of them, which may have it, could not be reached, or could not read it.
     """
     failures: list[str] = []
     refused: OSError | None = None
+    unreached: ConnectionError | None = None
     deadline = time.monotonic() + peers.patience_secs
 
     def others() -> Sequence[Source]:
@@ -161,8 +164,10 @@ def fetch_first(
             if (interrupt := raised_by_a_handler(error)) is not None:
                 raise interrupt from None
             failures.append(f"from process {source.process}: {error}")
-            if isinstance(error, ConnectionError):
-                continue  # the other process or the network, and nothing of this machine
+            if isinstance(error, ConnectionError):  # nothing of this machine
+                if not isinstance(error, Lacking):
+                    unreached = error
+                continue
             if isinstance(error, OSError) and (cause := cause_of(error)):
                 refused = error
                 if cause == "room":  # nor would there be for what another source gives
@@ -173,6 +178,8 @@ def fetch_first(
     text = f"{what}: {'; '.join(failures[:_NAMED])}{more}"
     if refused is not None:
         raise OSError(refused.errno, text) from refused
+    if unreached is not None:
+        raise OSError(errno.EHOSTUNREACH, text) from unreached
     raise CheckpointCorrupt(text)
 
 
@@ -224,7 +231,7 @@ def _bring_from(
     if source.process == peers.index:
         offered = peers.offers.find(key)
         if not isinstance(offered, Offered):
-            raise ConnectionError("it was here and is gone")
+            raise Lacking("it was here and is gone")
         return bring(key, watched(pieces_of_directory(offered.path, offered.names)), target)
     connection = peers.connect(source.process)
     try:
@@ -316,8 +323,9 @@ class Mender:
         """Gets this process's part of a whole step, if it lacks it; blocks meanwhile.
 
         Raises:
-            CheckpointCorrupt: no source gave it; the message says what each answered.
+            CheckpointCorrupt: no source has it whole; the message says what each answered.
             CheckpointNotFound: it may not be brought here.
+            OSError: see ``fetch_first``.
         """
         if step not in self._missing:
             return

@@ -37,7 +37,7 @@ from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
 from ckpt_core._run.tiers.judge import Seen, Unread
 from ckpt_core._run.tiers.verdict import is_unread
-from ckpt_core._saved import NativeCheckpoint, open_checkpoint
+from ckpt_core._saved import NativeCheckpoint
 
 LINEAGE_FILE = ".ckpt-lineage"
 """File in a local directory with the lineage of the steps that versions up to 0.1 wrote there."""
@@ -145,7 +145,7 @@ class Folders:
     ) -> None:
         self.path = f"{root}/process_{index}-of-{count}"
         self.backend = PosixBackend()
-        self.own = Steps(self.path, self.backend, names)
+        self.own = Steps(self.path, True, self.backend, names)
         self._persistent = persistent
         self.lease = self._lease(self.path)
         self.unread: _Unread = {}
@@ -256,7 +256,7 @@ class Folders:
         return self._copies_in(self.path) if self._count > 1 else []
 
     def _steps(self, folder: str) -> Steps:
-        return Steps(folder, self.backend, self.own.names)
+        return Steps(folder, True, self.backend, self.own.names)
 
     # ----------------------------------------------------------------------------------- write
 
@@ -434,7 +434,7 @@ def _opened_in(steps: Steps, unread: _Unread) -> Iterator[tuple[int, NativeCheck
     listing = steps.look()
     for step, name in [(n, name) for n in listing.names for name in listing.directories(n)]:
         try:
-            opened = open_checkpoint(f"{steps.directory}/{name}")
+            opened = steps.opened(name)
         except CheckpointNotFound:
             continue  # deleted meanwhile
         except (CheckpointError, OSError) as error:

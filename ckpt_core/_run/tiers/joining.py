@@ -135,7 +135,8 @@ class Joining:
         """Brings one part from the first of its sources that gives it.
 
         Raises:
-            CheckpointCorrupt: none does; the message says what each answered.
+            CheckpointCorrupt: none has it whole; the message says what each answered.
+            OSError: see ``fetch_first``.
             TooLate: the deadline has passed.
         """
 

@@ -103,7 +103,11 @@ class Offers:
             return self._paths.get(key)
 
     def find(self, key: Key) -> Offered | Coming | None:
-        """The files of a part, from its record; a ``ServedParts``."""
+        """The files of a part, from its record; a ``ServedParts``.
+
+        Raises:
+            OSError: the record cannot be read now.
+        """
         path = self.path(key)
         if path is None:
             with self._lock:
@@ -114,7 +118,7 @@ class Offers:
             if record is None or record.token != key.token:
                 return None  # it was replaced in the meantime
             return Offered(path, (RECORD_FILE, *record.beside))
-        except (CheckpointError, OSError):
+        except CheckpointError:
             return None
 
 
@@ -311,7 +315,7 @@ def _serve(address: str | None, secret: str, offers: Offers) -> tuple[Server | N
         logger.warning(
             "no address is known at which other hosts could reach this process: they cannot fetch local steps from it"
         )
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # no address or port, or no thread
         logger.warning("other hosts cannot fetch local steps from this process: %s", error)
     return None, ""
 
