@@ -40,14 +40,15 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
             raise _corrupt(path, name, "is a link that leads in a circle") from error
         if WINDOWS and os.path.isdir(path):  # which nothing opens there
             return None
-        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without driver
-            _refuse_special(os.stat(path).st_mode, path, name)
+        if error.errno in (errno.ENXIO, errno.ENODEV) and not stat.S_ISREG(os.stat(path).st_mode):
+            raise _special(path, name) from error  # a socket, or a device without driver
         raise
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             return None
-        _refuse_special(status.st_mode, path, name)
+        if not stat.S_ISREG(status.st_mode):
+            raise _special(path, name)
         size, parts = status.st_size, list[bytes]()
         if size <= most_bytes:
             expected_bytes, size = size, 0  # in /proc and /sys, sizes are not the real ones
@@ -98,7 +99,8 @@ def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
     path = os.path.join(directory, name)
     descriptor = os.open(path, READ)
     try:
-        _refuse_special(os.fstat(descriptor).st_mode, path, name)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _special(path, name)
         left = size_bytes + 1
         while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
             left -= len(piece)
@@ -110,9 +112,8 @@ def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
         os.close(descriptor)
 
 
-def _refuse_special(mode: int, path: str, name: str) -> None:
-    if not stat.S_ISREG(mode):
-        raise _corrupt(path, name, "is no regular file (a pipe, a device or a socket)")
+def _special(path: str, name: str) -> CheckpointCorrupt:
+    return _corrupt(path, name, "is no regular file (a pipe, a device or a socket)")
 
 
 def size_of(path: str) -> int | None:

@@ -172,14 +172,13 @@ class Run:
         settle_all(before)
         call = Call(step, overwrite, force)
         plan = self._plan(call, persists, again)
-        base = plan.base
         self._count += 1
         token = f"{self._lineage}{self._count:016x}"
         persists = persists or plan.persisted
         # a local save may begin while a persistent one still reads its buffers
         staging = self._stagings[-1 if persists else 0]
         ended = staging.lend((self._local is not None) + persists)
-        parent = base and (base.step, base.token)
+        parent = plan.base and (plan.base.step, plan.base.token)
         what = StepToSave(step, items, fields, token, parent, ended=ended)
         if plan.beside:
             self._lineage = ""  # it has left nothing: the next save looks at the steps again
@@ -189,8 +188,7 @@ class Run:
 
     def wants(self, step: int) -> bool:
         """Whether the policy wants this step; all processes must call it."""
-        running = self.saves[0].running
-        return not self.directory.read_only and self._decision.wants(step, running)
+        return not self.directory.read_only and self._decision.wants(step, self.saves[0].running)
 
     def _wants_persistent(self, step: int) -> bool:
         """Whether this save also goes to the persistent directory; all processes must call it."""
@@ -313,7 +311,8 @@ class Run:
                     error, Exception
                 ):  # that comes before what failed
                     wait_for_all([tier.in_flight])
-                self._outcomes.append(lambda now: history.doubted(now, what.identity))
+                identity = Identity(what.step, what.token)
+                self._outcomes.append(lambda trail: history.doubted(trail, identity))
             if tier is not None and tier.in_flight.step != what.step:  # it has not started
                 snapshots[0].refuse(error)
             raise
@@ -344,7 +343,8 @@ class Run:
                 raise
             finally:
                 what.ended()
-            self._outcomes.append(lambda trail: history.saved(trail, what.identity, plan))
+            identity = Identity(what.step, what.token)
+            self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
 
         return snapshot, save_and_note
 
@@ -368,7 +368,7 @@ class Run:
 
     def _write(self, what: StepToSave, trail: Trail, plan: Plan, write: Callable[[], None]) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
-        identity = what.identity
+        identity = Identity(what.step, what.token)
         try:
             write()
             self._persisted = what.token

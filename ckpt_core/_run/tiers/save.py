@@ -13,7 +13,6 @@ from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.part import Part
 from ckpt_core._processes import Table
-from ckpt_core._run.history import Identity
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.judge import CopyState, judge_copies
 from ckpt_core._save import Offer, RecordFields, SaveJob
@@ -46,11 +45,6 @@ class StepToSave:
     parent: tuple[int, str] | None = None
     decided: Flag = field(default_factory=Flag)
     ended: Callable[[], None] = lambda: None
-
-    @property
-    def identity(self) -> Identity:
-        """Of the save."""
-        return Identity(self.step, self.token)
 
 
 @dataclass(frozen=True)
