@@ -15,7 +15,7 @@ from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.casts import converted
+from ckpt_core._tree.casts import casts_at_once, converted
 from ckpt_core._tree.leaves import LeafSpec, as_logical, describe, dtype_from_name, from_host_array
 
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
@@ -317,7 +317,7 @@ def dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
         return None
     wanted = dtype_from_name(spec.dtype)
     floats = all(jax.dtypes.issubdtype(one, np.floating) for one in (saved.numpy_dtype, wanted))
-    return wanted if floats else None
+    return wanted if floats and casts_at_once(saved.numpy_dtype, wanted) else None
 
 
 def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:

@@ -10,6 +10,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
+def casts_at_once(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether numpy casts between two dtypes; between some floats of 8 bits only by way of another, which is exact."""
+    return np.can_cast(one, other, "unsafe")
+
+
 def converted(
     array: Array, dtype: np.dtype[Any], *, rounds: bool = True, overflows: bool = True
 ) -> tuple[Array, Array]:
@@ -39,6 +44,8 @@ def converted(
     exact = array
     if from_ == "i" and array.dtype.kind not in "iu":  # of 2 or 4 bits
         exact = array.astype(np.int8)
+    elif not casts_at_once(array.dtype, dtype):
+        exact = array.astype(np.float32)
     with np.errstate(all="ignore"):
         made = _as_integers(exact, dtype) if to == "i" and from_ == "f" else exact.astype(dtype)
         lost: Any = False
