@@ -51,6 +51,9 @@ class Decoder:
         self._context = context
         context()  # made here, on one thread
         self._location = checkpoint.location / item.directory
+        self._last: tuple[int, ForeignArray] | None = (
+            None  # leaf and array: its chunks are read one after the other
+        )
 
     def decode(self, leaf: int, key: str, head: Callable[[int], bytes], out: Array) -> None:
         """TensorStore decodes a compressed chunk into ``out``; ``head`` returns its first n stored bytes."""
@@ -90,6 +93,9 @@ class Decoder:
         refuse_without_memory(name, chunk_bytes)
         if (item.codecs[leaf] or "").startswith("blosc"):
             refuse_blosc(head(BLOSC_HEADER_BYTES), chunk_bytes, name)
+        last = self._last
+        if last is not None and last[0] == leaf:
+            return last[1]
         array = open_array(
             self._location,
             name,
@@ -105,6 +111,7 @@ class Decoder:
                 f"{spec.stored_shape} in chunks of {chunk}",
                 leaf=name,
             )
+        self._last = leaf, array
         return array
 
     @functools.cached_property

@@ -144,6 +144,22 @@ def test_a_compressed_chunk_is_decoded_once(
     assert len(decoded) == len(set(decoded)) == ALL_BYTES // (4 * MIB)
 
 
+def test_a_compressed_array_is_opened_once_for_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: np.ndarray[Any, Any]
+) -> None:
+    """Of 64 chunks each opened it: a load of many took almost twice as long."""
+    from ckpt_core._read import compressed
+
+    opened: list[str] = []
+    read = (compressed, "open_array")
+    seams.at(monkeypatch, read, before=lambda location, name, *_, **__: opened.append(name))
+    tree = {"a": values, "b": values + 1}
+    ckpt.save(tmp_path / "c", tree, options=Options(compression="zstd", chunk_bytes=128 * KIB))
+    assert_same(ckpt.load(tmp_path / "c", tree), tree)
+    # several threads may begin with the first chunks, or be between two leaves
+    assert {*opened} == {"a", "b"} and len(opened) <= 2 * 16, opened
+
+
 @pytest.mark.parametrize("size", [64, 2**20])
 def test_a_leaf_that_another_process_reads_is_not_read(
     tmp_path: Path, counted: list[int], size: int
