@@ -18,7 +18,6 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy, metrics_of
 from ckpt_core._run.run import Run
 from ckpt_core._run.steps import open_run_directory
-from ckpt_core._run.tiers import local_root
 from ckpt_core._save import NOTHING, RecordFields, collect_items
 from ckpt_core._verify import describe_opened
 from ckpt_core.arguments import answering
@@ -107,7 +106,7 @@ class Checkpointer:
             run,
             choose_save_policy(save_policy, save_interval_steps),
             choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
-            local_root=None if local_directory is None else local_root(local_directory, run.path),
+            local_directory=local_directory,
             asynchronous=asynchronous,
         )
         unused = of_local_steps(run.options) if local_directory is None and not read_only else []

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import operator
+import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -32,7 +33,7 @@ from ckpt_core._processes import NotTogether, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.disk import Call, Disk, find_run
+from ckpt_core._run.disk import Call, Disk
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import (
     InFlight,
@@ -47,7 +48,7 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.steps import Following, RunDirectory
-from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, restore_newest
+from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, Snapshot, make_job, take
 
@@ -59,7 +60,7 @@ class Run:
         directory: of the run.
         save_policy: which steps to save.
         keep_policy: which steps to keep; None for all.
-        local_root: directory of the local tier; None for no such tier.
+        local_directory: directory of the local tier; None for no such tier.
         asynchronous: write in a background thread.
 
     Attributes:
@@ -76,7 +77,7 @@ class Run:
         save_policy: when.Decision,
         keep_policy: keep.KeepPolicy | None,
         *,
-        local_root: str | None,
+        local_directory: str | os.PathLike[str] | None,
         asynchronous: bool,
     ) -> None:
         options, processes = directory.options, directory.processes
@@ -89,9 +90,8 @@ class Run:
         self._retention = Retention(directory, keep_policy, lease)
         self._disk = Disk(directory, self._retention, lease)
         self._local: LocalTier | None = None
-        if local_root is not None:
-            run = find_run(directory, make=not directory.read_only)
-            self._local = LocalTier(local_root, run, directory)
+        if local_directory is not None:
+            self._local = open_local(local_directory, directory)
         self.tiers = Tiers(directory.steps, self._local, processes.count == 1)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
@@ -401,13 +401,11 @@ class Run:
         def damaged(step: int) -> None:
             self._trail = history.found_damaged(self._trail, Identity(step, ""))
 
-        restored = restore_newest(
-            self.directory.path,
+        restored = self.tiers.restore_newest(
             lambda step, local_first: self._restore(step, local_first, targets, request),
             strict_latest,
             candidates,
             damaged,
-            self._processes.count == 1,
         )
         if restored is None:
             self._trail, self._lineage = history.found_nothing(), ""
@@ -454,12 +452,8 @@ class Run:
         self._caught_up()
         if not self.directory.read_only and self._processes.index == 0:
             self._disk.lease.try_to_take()
-        if self._local is None:
-            return
-        self._local.use_lineage(find_run(self.directory, make=False))
-        if not self.directory.read_only:
-            self._local.claim()
-        self._local.look()
+        if self._local is not None:
+            self._local.begin_restore()
 
     @contextlib.contextmanager
     def _handing_no_damage_on(self) -> Generator[None]:

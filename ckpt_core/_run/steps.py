@@ -7,6 +7,7 @@ import functools
 import math
 import operator
 import os
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -303,6 +304,29 @@ def open_run_directory(
     refuse_one_checkpoint(backend, path, local)
     steps = Steps(path, local, backend, names, options)
     return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)
+
+
+def find_run(directory: RunDirectory, *, make: bool) -> Lineage:
+    """The lineages of a run, as process 0 sees them; all processes must call it.
+
+    Local steps are found by the run's name alone, so steps that another run left in the same local
+    directory are never restored: neither those of a run whose persistent directory was deleted, nor
+    those of a run from which this persistent directory was copied.
+
+    Args:
+        directory: the persistent directory.
+        make: give the run a name if it has none; otherwise the result has an empty name.
+    """
+
+    def text() -> str:
+        run = directory.read_lineage()
+        if make and not run.name:
+            run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
+            directory.backend.put(directory.path, RUN_FILE, run.dump())
+        return run.dump().decode()
+
+    limit_secs, call = directory.options.timeout_secs, "find the run of local steps"
+    return parse_lineage(directory.processes.run_on_first(text, limit_secs, call).encode())
 
 
 class Following:

@@ -343,7 +343,7 @@ def test_local_steps_of_a_run_whose_note_is_gone(
     note = tmp_path / "run" / ".ckpt-run"
     note.rename(tmp_path / "kept")
     ckpt.Checkpointer(tmp_path / "run", **more).close()
-    said = logged("_run/tiers/local.py: put that file back before the first save", caplog)
+    said = logged("_run/tiers/ended.py: put that file back before the first save", caplog)
     assert f"the {note.name} there" in said.text
     remove = shlex.split(said.after("remove them: "))
     (tmp_path / "kept").replace(note)

@@ -153,5 +153,36 @@ def test_listings_and_removals_that_fail_on_one_process(tmp_path: Path) -> None:
         assert told["back"] == [[0, 2, 3, 4, 6], 6, True], told
 
 
+CONSTRUCTS = """
+if index == 1:
+    open(local, "w").close()
+
+def construct():
+    global run
+    run = ckpt.Checkpointer(directory, local_directory=local, options=options)
+
+told["first"] = raised(construct)
+if index == 1:
+    os.unlink(local)
+told["again"] = raised(construct)
+run.save(4, state(4))
+run.wait_until_finished()
+told["steps"] = run.all_steps()
+run.close()
+report(**told)
+"""
+
+
+def test_a_local_directory_that_one_process_cannot_have(tmp_path: Path) -> None:
+    """The others waited ``timeout_secs`` for it, and where they tried again all made different calls."""
+    for index, told in enumerate(reports(launch(COMMON + CONSTRUCTS, tmp_path / "run"))):
+        error = told["first"]
+        assert error["type"] == ("NotADirectoryError" if index else "NotTogether"), told
+        assert "process 1 gave up: NotADirectoryError" in error["text"] or index, told
+        assert error["secs"] < 15 and told["again"] is None and told["steps"] == [4], told
+    for told in reports(launch(COMMON + RESTORES, tmp_path / "run")):
+        assert told["back"] == [[4], 4, True], told
+
+
 def test_what_they_save_comes_back(tmp_path: Path) -> None:
     comes_back(COMMON + "def make(n): return {'w': state(n)}\n", tmp_path / "saved")

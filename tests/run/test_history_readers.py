@@ -11,7 +11,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._run.steps import Steps
-from ckpt_core._run.tiers import restore_newest
+from ckpt_core._run.tiers import Tiers
 from tests.support.two_tiers import Starts, starts
 
 
@@ -95,8 +95,9 @@ def test_the_newest_step_is_looked_for_again_where_a_newer_one_took_its_place() 
             raise CheckpointNotFound("deleted")
         return step
 
-    found = restore_newest(
-        "run", restore, False, lambda: [(step, None) for step in next(listings)], lambda _: None
+    persistent: Any = type("Persistent", (), {"directory": "run"})()
+    found = Tiers(persistent, None, True).restore_newest(
+        restore, False, lambda: [(step, None) for step in next(listings)], lambda _: None
     )
     assert found == 6
 

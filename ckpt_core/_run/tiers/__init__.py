@@ -18,8 +18,8 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotF
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.steps import Listing, Steps
-from ckpt_core._run.tiers.folders import local_root as local_root
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
+from ckpt_core._run.tiers.local import open_local as open_local
 from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
@@ -194,61 +194,57 @@ class Tiers:
         ours = opened[-1]
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
+    def restore_newest(
+        self,
+        restore: Callable[[int, bool | None], RestoredStep],
+        strict_latest: bool,
+        list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
+        damaged: Callable[[int], None],
+    ) -> RestoredStep | None:
+        """The result of ``restore`` for the newest step it can restore; None if there is no step.
 
-def restore_newest(
-    directory: str,
-    restore: Callable[[int, bool | None], RestoredStep],
-    strict_latest: bool,
-    list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
-    damaged: Callable[[int], None],
-    alone: bool = True,
-) -> RestoredStep | None:
-    """The result of ``restore`` for the newest step it can restore; None if there is no step.
+        Args:
+            restore: restores one step, of those that were listed.
+            strict_latest: raise if the newest step is damaged, instead of trying older ones.
+            list_steps: lists the steps as process 0 sees them, so that all processes try the same ones, from
+                the same tier.
+            damaged: called for each step that is skipped.
 
-    Args:
-        directory: for messages.
-        restore: restores one step, of those that were listed.
-        strict_latest: raise if the newest step is damaged, instead of trying older ones.
-        list_steps: lists the steps as process 0 sees them, so that all processes try the same ones, from
-            the same tier.
-        damaged: called for each step that is skipped.
-        alone: whether this process is the only one.
-
-    Raises:
-        CheckpointCorrupt: there are steps, and none can be loaded; or, with ``strict_latest``, the
-            newest one cannot.
-        CheckpointNotFound: all listed steps were deleted before they could be read.
-    """
-    for look in range(_LOOKS):
-        candidates = list_steps()
-        failures: list[tuple[int, CheckpointError]] = []
-        for step, local_first in reversed(candidates):
-            try:
-                return restore(step, local_first)
-            except (CheckpointCorrupt, CheckpointNotFound) as error:
-                # as all processes take it: where they failed for different reasons, they must not go different ways
-                if all_take_for(error, CheckpointNotFound, alone):
-                    listed = {found for found, _ in list_steps()}
-                    if step in listed:
+        Raises:
+            CheckpointCorrupt: there are steps, and none can be loaded; or, with ``strict_latest``, the
+                newest one cannot.
+            CheckpointNotFound: all listed steps were deleted before they could be read.
+        """
+        for look in range(_LOOKS):
+            candidates = list_steps()
+            failures: list[tuple[int, CheckpointError]] = []
+            for step, local_first in reversed(candidates):
+                try:
+                    return restore(step, local_first)
+                except (CheckpointCorrupt, CheckpointNotFound) as error:
+                    # as all processes take it: where they failed for different reasons, they must not go different ways
+                    if all_take_for(error, CheckpointNotFound, self._alone):
+                        listed = {found for found, _ in list_steps()}
+                        if step in listed:
+                            raise
+                        logger.info("%s: step %d was deleted meanwhile", self.directory, step)
+                        if look < _LOOKS - 1 and max(listed, default=-1) > candidates[-1][0]:
+                            break  # newer ones took its place, and an older one is not the newest
+                        continue
+                    if strict_latest or not all_take_for(error, CheckpointCorrupt, self._alone):
                         raise
-                    logger.info("%s: step %d was deleted meanwhile", directory, step)
-                    if look < _LOOKS - 1 and max(listed, default=-1) > candidates[-1][0]:
-                        break  # newer ones took its place, and an older one is not the newest
-                    continue
-                if strict_latest or not all_take_for(error, CheckpointCorrupt, alone):
-                    raise
-                failures.append((step, error))
-                damaged(step)
-                _warn(f"{directory}: step {step} is damaged and skipped: {error}")
-        else:
-            if failures:
-                raise _none_loads(directory, failures)
-            if not candidates:
-                return None
-    raise CheckpointNotFound(
-        f"{directory}: the steps in it are deleted faster than they can be read: does its "
-        "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"
-    )
+                    failures.append((step, error))
+                    damaged(step)
+                    _warn(f"{self.directory}: step {step} is damaged and skipped: {error}")
+            else:
+                if failures:
+                    raise _none_loads(self.directory, failures)
+                if not candidates:
+                    return None
+        raise CheckpointNotFound(
+            f"{self.directory}: the steps in it are deleted faster than they can be read: does its "
+            "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"
+        )
 
 
 def _warn(message: str) -> None:

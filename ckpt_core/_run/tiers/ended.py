@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Collection, Generator, Sequence
@@ -26,6 +27,8 @@ from ckpt_core._directory import (
 from ckpt_core._errors import CheckpointError, raised_by_a_handler
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
+from ckpt_core._run.lineage import RUN_FILE
+from ckpt_core._run.tiers.folders import hashes_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
 _PROCESS = re.compile(r"process_\d+-of-\d+")
@@ -288,3 +291,27 @@ def _folders(path: str) -> list[str]:
         names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
         return [f"{path}/{name}" for name in names if _PROCESS.fullmatch(name)]
     return []
+
+
+def name_other_runs(root: str, run_name: str, directory: str) -> None:
+    """Logs the steps in a local directory that do not count though they are of this directory, as its file of the run is another one.
+
+    Args:
+        root: the local directory.
+        run_name: what the file of the run says.
+        directory: the persistent one.
+    """
+    for run in runs_of(root, hashes_of(directory)):
+        folder = os.path.basename(run.path)
+        if not folder.startswith(f"{run_name}-"):
+            logger.warning(
+                "%s: steps %s of an earlier run in %s, which do not count: the %s there is gone or new, as when the directory was "
+                "begun anew, or restored without hidden files. If training is to go on from them, put that file "
+                "back before the first save; else remove them: ckpt rm --local %s --run %s",
+                run.path,
+                str(list(run.steps))[1:-1],
+                directory,
+                RUN_FILE,
+                shlex.quote(root),
+                folder,
+            )

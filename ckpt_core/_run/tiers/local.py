@@ -27,15 +27,15 @@ from ckpt_core._operation import logger
 from ckpt_core._processes import Table, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight
-from ckpt_core._run.lineage import RUN_FILE, Lineage
-from ckpt_core._run.steps import RunDirectory
+from ckpt_core._run.lineage import Lineage
+from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.copying import Copier
-from ckpt_core._run.tiers.ended import make_room, runs_of
+from ckpt_core._run.tiers.ended import make_room, name_other_runs
 from ckpt_core._run.tiers.fetch import Mender
-from ckpt_core._run.tiers.folders import Folders, folder_of, hashes_of, offered_of
+from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
 from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
-from ckpt_core._run.tiers.peers import Offers, exchange_addresses
+from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_they_meet
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
 from ckpt_core._run.tiers.verdict import State, judge_failure, vote
 from ckpt_core._save import SaveJob, Snapshot
@@ -43,6 +43,30 @@ from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
 
 T = TypeVar("T")
+
+
+def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalTier:
+    """The local tier of a run; all processes must call it.
+
+    Args:
+        given: ``local_directory`` of this process.
+        directory: the persistent directory.
+
+    Raises:
+        ValueError, OSError: this process cannot have its steps there; the others hear of it.
+    """
+    processes, root, refusal = directory.processes, "", None
+    try:
+        root = local_root(given, directory.path)
+    except Exception as error:
+        if processes.count == 1:
+            raise
+        refusal = error  # the others are about to find the run, and to meet
+    run = find_run(directory, make=not directory.read_only and refusal is None)
+    with heard_when_they_meet(processes):
+        if refusal is not None:
+            raise refusal
+    return LocalTier(root, run, directory)
 
 
 class LocalTier:
@@ -59,16 +83,20 @@ class LocalTier:
 
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
-        self._root, self._run_folder = root, folder_of(run, root, directory.path)
+        self._root = root
         self._told_no_room = False
-        self._folders = folders = Folders(
-            self._run_folder,
-            directory.path,
-            processes.index,
-            processes.count,
-            directory.steps.names,
-            durable=options.durable,
-        )
+        with heard_when_they_meet(processes):
+            self._run_folder = folder_of(run, root, directory.path)
+            self._folders = folders = Folders(
+                self._run_folder,
+                directory.path,
+                processes.index,
+                processes.count,
+                directory.steps.names,
+                durable=options.durable,
+            )
+            if not directory.read_only:
+                folders.clean()
         self.directory = folders.path
         self.in_flight = InFlight(self.directory)
         self._processes = processes
@@ -83,8 +111,6 @@ class LocalTier:
         self._lost: int | None = None
         self._unread: Unread | None = None
         self._has_saved = False
-        if not self._read_only:
-            folders.clean()
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
         self._judged = Table(processes, f"{peers.folder}/judged")
@@ -101,24 +127,7 @@ class LocalTier:
         self._copied: int | None = None
         self.look()
         if not self._complete:
-            self._name_other_runs()
-
-    def _name_other_runs(self) -> None:
-        """Logs local steps of this persistent directory that do not count, since its file of the run is another one."""
-        for run in runs_of(self._root, hashes_of(self._persistent.path)):
-            folder = os.path.basename(run.path)
-            if not folder.startswith(f"{self._run.name}-"):
-                logger.warning(
-                    "%s: steps %s of an earlier run in %s, which do not count: the %s there is gone or new, as when the directory was "
-                    "begun anew, or restored without hidden files. If training is to go on from them, put that file "
-                    "back before the first save; else remove them: ckpt rm --local %s --run %s",
-                    run.path,
-                    str(list(run.steps))[1:-1],
-                    self._persistent.path,
-                    RUN_FILE,
-                    shlex.quote(self._root),
-                    folder,
-                )
+            name_other_runs(root, run.name, directory.path)
 
     @property
     def complete(self) -> Mapping[int, str]:
@@ -160,6 +169,13 @@ class LocalTier:
     def claim(self) -> None:
         """Claims this process's directory: the next commit of an older writer there fails."""
         self._folders.claim()
+
+    def begin_restore(self) -> None:
+        """Looks anew, for the run as process 0 sees it now, and claims the folders of a writer; all processes must call it."""
+        self.use_lineage(find_run(self._persistent, make=False))
+        if not self._read_only:
+            self.claim()
+        self.look()
 
     def use_lineage(self, run: Lineage) -> None:
         """Takes over which saves count, as another writer may have changed it."""

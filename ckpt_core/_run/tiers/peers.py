@@ -229,6 +229,17 @@ class _Opening:
         return _Opening(nonce, private, Networks(one, tuple((a, b) for a, b in elsewhere)))
 
 
+@contextlib.contextmanager
+def heard_when_they_meet(processes: Processes) -> Generator[None]:
+    """If the block raises, which precedes ``exchange_addresses``, all others raise there, and do not wait for this process."""
+    try:
+        yield
+    except BaseException as error:
+        if processes.count > 1:
+            processes.refuse(next_tag(), _CALL, error)
+        raise
+
+
 def exchange_addresses(
     processes: Processes, options: Options, offers: Offers, directory: str | None = None
 ) -> Peers:
