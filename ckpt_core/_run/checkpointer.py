@@ -287,8 +287,8 @@ class Checkpointer:
         return self._run.tiers.all()
 
     def latest_step(self) -> int | None:
-        """The newest committed step, or None."""
-        return self._run.tiers.latest()
+        """The newest committed step, or None; raises OSError if a newer one in a local directory cannot be read."""
+        return self._run.tiers.newest()
 
     def best_step(self) -> int | None:
         """The step with the best metric, or None; needs ``best_metric``."""

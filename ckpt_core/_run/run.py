@@ -349,9 +349,11 @@ class Run:
         return snapshot, save_and_note
 
     def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> PreparedSave:
-        trail, directory, steps = self._trail, self.directory, self._steps
+        trail, directory, path = self._trail, self.directory, self._steps.new_path(what.step)
+        if plan.replaces:  # it may have another name
+            path = self.on_first("find a step", lambda: self._steps.path(what.step))
         job = make_job(
-            steps.path(what.step) if plan.replaces else steps.new_path(what.step),
+            path,
             directory.local,
             directory.backend,
             self._processes,

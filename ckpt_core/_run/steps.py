@@ -356,20 +356,24 @@ class Following:
             raise TypeError(
                 f"after must be the number of a step, or None, got {after!r}: pass what the last call gave"
             ) from None
-        limit_secs = self._directory.options.timeout_secs
-        limit_secs += math.inf if timeout_secs is None else timeout_secs
-        work = functools.partial(self._wait, after, timeout_secs)
+        if timeout_secs is not None and math.isnan(timeout_secs):
+            raise ValueError(
+                "timeout_secs must be a number of seconds, or None for no limit, got nan"
+            )
+        wait_secs = math.inf if timeout_secs is None else max(0.0, float(timeout_secs))
+        limit_secs = self._directory.options.timeout_secs + wait_secs
+        work = functools.partial(self._wait, after, wait_secs)
         return self._directory.processes.run_on_first(work, limit_secs, "wait for a new step")
 
-    def _wait(self, after: int | None, timeout_secs: float | None) -> int | None:
+    def _wait(self, after: int | None, timeout_secs: float) -> int | None:
         """The same in one process."""
         self.end()
-        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        deadline = time.monotonic() + timeout_secs
         while True:
             newest = self._steps.latest()
             if newest is not None and (after is None or newest > after) and self._want(newest):
                 return newest
-            left = _LOOK_SECS if deadline is None else deadline - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
                 return None
             time.sleep(min(_LOOK_SECS, left))

@@ -179,3 +179,47 @@ def test_a_folder_of_runs_that_cannot_be_listed(
     with start(tmp_path) as checkpointer:
         restored = checkpointer.restore_latest(state(9))
         assert restored is not None and restored.step == 3
+
+
+def test_what_goes_on_from_the_newest_step_is_refused_while_one_cannot_be_read(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked for ``latest_step()``, and restored that, or began anew, lost the newest one at the next save."""
+    unread = r"local step 3 cannot be read"
+    for others in (True, False):
+        if not others:
+            for step in range(3):
+                shutil.rmtree(tmp_path / "run" / str(step))
+                shutil.rmtree(newest.parent / str(step), ignore_errors=True)
+        names: dict[str, Any] = {"real": os.open, "os": os, "met": [], "number": errno.EIO}
+        names["where"] = "/3/ckpt.json"
+        exec(compile(FAILING_OPEN, "<injected>", "exec"), names)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", names["function"])
+            checkpointer = start(tmp_path)
+        with checkpointer:
+            for call in (checkpointer.load, checkpointer.inspect):
+                with pytest.raises(OSError, match=unread):
+                    call(3)
+            with pytest.raises(OSError, match=unread):
+                checkpointer.latest_step()
+            if not others:
+                with pytest.raises(OSError, match=unread):
+                    checkpointer.save(0, state(0))
+            assert newest.exists()
+            restored = checkpointer.restore_latest(state(9))  # it looks anew
+            assert restored is not None and restored.step == 3 == checkpointer.latest_step()
+
+
+def test_one_bad_directory_of_a_step_hides_no_newer_ones(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, real, number = newest.parent / "2", os.listdir, errno.EIO
+    names: dict[str, Any] = {"real": real, "sys": sys, "os": os, "number": number}
+    names |= {"where": str(bad), "ours": lambda file: "ckpt_core" in file}
+    exec(compile(_FAILING, "<injected>", "exec"), names)
+    monkeypatch.setattr(os, "listdir", names["function"])
+    with start(tmp_path) as checkpointer:
+        assert checkpointer.latest_step() == 3
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 3

@@ -71,6 +71,13 @@ class Tiers:
         newest = self._persistent.latest()
         return max([*local, *(() if newest is None else (newest,))], default=None)
 
+    def newest(self) -> int | None:
+        """The same for who goes on from it; raises what kept a process from reading a newer one, if anything did."""
+        newest = self.latest()
+        if self._local is not None:
+            self._local.refuse_older(-1 if newest is None else newest)
+        return newest
+
     def candidates(self) -> list[tuple[int, bool | None]]:
         """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows.
 
@@ -111,7 +118,12 @@ class Tiers:
             self._local.refresh()
         if self._local is None or step not in self._local.complete:
             beside = () if self._local is None else self._local.complete
-            return self._persistent.open(step, beside=beside)
+            try:
+                return self._persistent.open(step, beside=beside)
+            except CheckpointNotFound:
+                if self._local is not None:
+                    self._local.refuse_unread(step)
+                raise
         listing = self._persistent.look()
         names = listing.directories(step)
         if names and self._persistent.token(names[0]) == self._local.complete[step]:
@@ -180,6 +192,8 @@ class Tiers:
                 vanished = isinstance(failed.__cause__, CheckpointNotFound)
                 reads_alone = self._local is not None and self._local.reads_alone
                 raise error if vanished and reads_alone else failed  # noqa: B904
+            if absent and failed is None and self._local is not None:
+                self._local.refuse_unread(step)
             if not (absent or damaged) or failed is not None:
                 raise
             if self._local is None or step not in self._local.complete:

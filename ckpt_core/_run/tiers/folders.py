@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ckpt_core._directory import (
     MAX_STEP,
@@ -38,6 +40,8 @@ from ckpt_core._run.tiers.fetch import Target
 from ckpt_core._run.tiers.judge import Seen, Unread
 from ckpt_core._run.tiers.verdict import is_unread
 from ckpt_core._saved import NativeCheckpoint
+
+T = TypeVar("T")
 
 LINEAGE_FILE = ".ckpt-lineage"
 """File in a local directory with the lineage of the steps that versions up to 0.1 wrote there."""
@@ -340,8 +344,12 @@ class Folders:
 
     def delete(self, unwanted: Callable[[int], bool]) -> None:
         """Deletes the unwanted steps: own parts, copies, and those of other numbers of processes."""
-        others = [one for folder in self._of_other_numbers() for one in self._steps_in(folder)]
-        for steps in (self.own, *self._copies(), *others):
+        others = [
+            one
+            for folder in _if_listed(self._of_other_numbers, self._root)
+            for one in _if_listed(functools.partial(self._steps_in, folder), folder)
+        ]
+        for steps in (self.own, *_if_listed(self._copies, self.path), *others):
             self._delete_in(steps, lambda step, _: unwanted(step))
 
     def discard(self, step: int) -> None:
@@ -357,7 +365,7 @@ class Folders:
             sources: the processes of whose parts this one has copies; those of others go.
         """
         wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
-        for copies in self._copies():
+        for copies in _if_listed(self._copies, self.path):
             if copies.directory in wanted:
                 self._delete_in(copies, lambda step, _: step not in kept)
             else:
@@ -371,7 +379,8 @@ class Folders:
 
     def _delete_in(self, steps: Steps, unwanted: Callable[[int, str], bool]) -> None:
         """Deletes the steps in one folder that are unwanted, by number and path; a failure is only logged."""
-        for step, names in sorted(steps.look().names.items()):
+        found = _if_listed(lambda: sorted(steps.look().names.items()), steps.directory)
+        for step, names in found:
             for path in (f"{steps.directory}/{name}" for name in names):
                 if not unwanted(step, path):
                     continue
@@ -429,23 +438,44 @@ def _use(root: str) -> LockFile | None:
     return None
 
 
+def _if_listed(what: Callable[[], Sequence[T]], where: str) -> Sequence[T]:
+    """What is found in a folder to be deleted; nothing if it cannot be listed, as one process alone must not raise."""
+    try:
+        return what()
+    except OSError as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        logger.warning("could not delete what is in %s: %s", where, error)
+        return ()
+
+
 def _opened_in(steps: Steps, unread: _Unread) -> Iterator[tuple[int, NativeCheckpoint]]:
     """The readable checkpoints in one folder, by step; logs the others, and adds to ``unread`` what may be sound."""
     listing = steps.look()
-    for step, name in [(n, name) for n in listing.names for name in listing.directories(n)]:
+
+    def note(step: int, name: str, error: CheckpointError | OSError) -> None:
+        if raised_by_a_handler(error) is not None:
+            raise error
+        logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
+        if is_unread(error):
+            unread[step] = f"{steps.directory}/{name}", error
+
+    for step, among in listing.names.items():
+        names = list[str]()
         try:
-            opened = steps.opened(name)
-        except CheckpointNotFound:
-            continue  # deleted meanwhile
-        except (CheckpointError, OSError) as error:
-            if raised_by_a_handler(error) is not None:
-                raise
-            logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
-            if is_unread(error):
-                unread[step] = f"{steps.directory}/{name}", error
-            continue
-        if isinstance(opened, NativeCheckpoint):
-            yield step, opened
+            names = listing.directories(step)
+        except OSError as error:
+            note(step, among[0], error)
+        for name in names:
+            try:
+                opened = steps.opened(name)
+            except CheckpointNotFound:
+                continue  # deleted meanwhile
+            except (CheckpointError, OSError) as error:
+                note(step, name, error)
+                continue
+            if isinstance(opened, NativeCheckpoint):
+                yield step, opened
 
 
 def _copies_of(index: int, count: int) -> str:

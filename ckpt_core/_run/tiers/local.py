@@ -37,7 +37,7 @@ from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_they_meet
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
-from ckpt_core._run.tiers.verdict import State, judge_failure, vote
+from ckpt_core._run.tiers.verdict import State, cause_of, damage_of, judge_failure, vote
 from ckpt_core._save import SaveJob, Snapshot
 from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
@@ -146,14 +146,22 @@ class LocalTier:
         )
         raise OSError(number, text) if number else NewerFormat(text)
 
+    def refuse_unread(self, step: int) -> None:
+        """Raises what kept a process from reading this step, which is in no other place, if anything did."""
+        if self._unread is not None and self._unread.step in (step, MAX_STEP):
+            self.refuse_older(step - 1)
+
     def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
-        """Raises CheckpointCorrupt if there is no step at all, though the run had some.
+        """Raises CheckpointCorrupt if there is no step at all, though the run had some; OSError if it may have some.
 
         Args:
             newest: the newest step of any tier.
         """
-        if self._lost is None or self._read_only or newest() is not None:
+        unclear = self._lost is not None or self._unread is not None
+        if not unclear or self._read_only or newest() is not None:
             return
+        self.refuse_older(-1)
+        assert self._lost is not None
         raise CheckpointCorrupt(
             f"{self.directory}: step {self._lost} is not whole in the local directories, there is no other step, and "
             f"training does not start from scratch by accident. Parts of processes {self._partial[self._lost]} are not "
@@ -222,12 +230,13 @@ class LocalTier:
         Args:
             join: a step that is to be put together from all parts, if they differ in shards alone; the same on all.
         """
-        left_out = self._mender.leaves_out
-        places = [
-            place
-            for place in self._folders.look(self._run)
-            if not (place.seen.own and left_out(place.seen.step, place.seen.token))
-        ]
+        left_out, call = self._mender.leaves_out, "look at the local steps"
+        with heard_when_they_meet(self._processes, call):
+            places = [
+                place
+                for place in self._folders.look(self._run)
+                if not (place.seen.own and left_out(place.seen.step, place.seen.token))
+            ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
         seen = LocalParts(
             [place.seen for place in places], not self._read_only, self._folders.newest_unread()
@@ -238,7 +247,7 @@ class LocalTier:
             "",
             functools.partial(self._judge, join=join),
             self._options.timeout_secs,
-            "look at the local steps",
+            call,
         )
         found = parse_judgement(answer, self._processes.index, self._judged.row)
         partial, self._partial, self._lost = self._partial, found.partial, found.lost
@@ -492,7 +501,11 @@ class LocalTier:
                             self.look()  # it is there as before
                     else:
                         self._complete.pop(step, None)
-                        found = (self._damage_of if fits else self._misfit_of)(step, error)
+                        found = (
+                            damage_of(self.directory, step, error)
+                            if fits
+                            else self._misfit_of(step, error)
+                        )
                         kind = type(found).__name__
                     mark_known_to_all(found, kind)  # by the agreement on it
                     return found
@@ -516,10 +529,18 @@ class LocalTier:
         if alone and raised_by_a_handler(error) is not None:
             raise error
 
-        there = self._folders.backend.exists(self._folders.own.path(step))
+        try:
+            there = self._folders.backend.exists(self._folders.own.path(step))
+            mine = vote(error, there, lambda: "whole" if alone else self._state(step))
+        except (
+            OSError
+        ) as other:  # its folder cannot be listed any more; the others wait for the vote
+            if alone and raised_by_a_handler(other) is not None:
+                raise
+            mine = "unread" if cause_of(other) == "disk" else "raise"
         return self._processes.gather_decide(
             next_tag(),
-            vote(error, there, lambda: "whole" if alone else self._state(step)),
+            mine,
             judge_failure,
             self._options.timeout_secs,
             "give up a local step",
@@ -531,17 +552,6 @@ class LocalTier:
         if not self._folders.backend.exists(path):
             return "damaged"
         return self._mender.state(step, self._complete.get(step), path, limit_bytes)
-
-    def _damage_of(self, step: int, error: Exception) -> CheckpointCorrupt:
-        """What is raised if no other tier has a step that could not be restored because of ``error``."""
-        named = error if isinstance(error, CheckpointCorrupt) else None
-        damage = CheckpointCorrupt(
-            f"{self.directory}: step {step}: {error}",
-            file=named and named.file,
-            leaf=named and named.leaf,
-        )
-        damage.__cause__ = error
-        return damage
 
     def _unread_of(
         self, step: int, token: str | None, error: Exception

@@ -230,13 +230,18 @@ class _Opening:
 
 
 @contextlib.contextmanager
-def heard_when_they_meet(processes: Processes) -> Generator[None]:
-    """If the block raises, which precedes ``exchange_addresses``, all others raise there, and do not wait for this process."""
+def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[None]:
+    """If the block raises, all others raise in the agreement that comes next, and do not wait for this process.
+
+    Args:
+        processes: of the run.
+        call: of that agreement; by default ``exchange_addresses``.
+    """
     try:
         yield
     except BaseException as error:
         if processes.count > 1:
-            processes.refuse(next_tag(), _CALL, error)
+            processes.refuse(next_tag(), call, error)
         raise
 
 

@@ -85,3 +85,15 @@ def judge_failure(votes: Sequence[str]) -> str:
     if "raise" in votes:
         return "raise"
     return next((verdict for verdict in ("mend", "unread", "leave") if verdict in votes), "raise")
+
+
+def damage_of(directory: str, step: int, error: Exception) -> CheckpointCorrupt:
+    """What is raised if no other tier has a step that could not be restored because of ``error``."""
+    named = error if isinstance(error, CheckpointCorrupt) else None
+    damage = CheckpointCorrupt(
+        f"{directory}: step {step}: {error}",
+        file=named and named.file,
+        leaf=named and named.leaf,
+    )
+    damage.__cause__ = error
+    return damage
