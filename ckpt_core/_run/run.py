@@ -332,6 +332,8 @@ class Run:
         # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
         snapshot, work = local.prepare(what, replaced_first if plan.persisted else None)
 
+        identity = Identity(what.step, what.token)  # what waits for the next call holds no arrays
+
         def save_and_note() -> None:
             try:
                 work()
@@ -339,11 +341,10 @@ class Run:
                 return  # the other save raises the reason
             except BaseException:
                 if what.step not in local.complete:
-                    self._outcomes.append(lambda trail: history.unsure(trail, what.step))
+                    self._outcomes.append(lambda trail: history.unsure(trail, identity.step))
                 raise
             finally:
                 what.ended()
-            identity = Identity(what.step, what.token)
             self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
 
         return snapshot, save_and_note

@@ -257,7 +257,9 @@ class Folders:
 
     def _copies(self) -> list[Steps]:
         """All copies here, also of processes whose partner this one was earlier."""
-        return self._copies_in(self.path) if self._count > 1 else []
+        if self._count == 1:
+            return []
+        return [*_if_listed(functools.partial(self._copies_in, self.path), self.path)]
 
     def _steps(self, folder: str) -> Steps:
         return Steps(folder, True, self.backend, self.own.names)
@@ -349,7 +351,7 @@ class Folders:
             for folder in _if_listed(self._of_other_numbers, self._root)
             for one in _if_listed(functools.partial(self._steps_in, folder), folder)
         ]
-        for steps in (self.own, *_if_listed(self._copies, self.path), *others):
+        for steps in (self.own, *self._copies(), *others):
             self._delete_in(steps, lambda step, _: unwanted(step))
 
     def discard(self, step: int) -> None:
@@ -365,7 +367,7 @@ class Folders:
             sources: the processes of whose parts this one has copies; those of others go.
         """
         wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
-        for copies in _if_listed(self._copies, self.path):
+        for copies in self._copies():
             if copies.directory in wanted:
                 self._delete_in(copies, lambda step, _: step not in kept)
             else:
@@ -379,7 +381,11 @@ class Folders:
 
     def _delete_in(self, steps: Steps, unwanted: Callable[[int, str], bool]) -> None:
         """Deletes the steps in one folder that are unwanted, by number and path; a failure is only logged."""
-        found = _if_listed(lambda: sorted(steps.look().names.items()), steps.directory)
+        try:
+            found = sorted(steps.look().names.items())
+        except OSError as error:
+            _note_undeleted(steps.directory, error)
+            return
         for step, names in found:
             for path in (f"{steps.directory}/{name}" for name in names):
                 if not unwanted(step, path):
@@ -443,10 +449,14 @@ def _if_listed(what: Callable[[], Sequence[T]], where: str) -> Sequence[T]:
     try:
         return what()
     except OSError as error:
-        if raised_by_a_handler(error) is not None:
-            raise
-        logger.warning("could not delete what is in %s: %s", where, error)
+        _note_undeleted(where, error)
         return ()
+
+
+def _note_undeleted(where: str, error: OSError) -> None:
+    if raised_by_a_handler(error) is not None:
+        raise error
+    logger.warning("could not delete what is in %s: %s", where, error)
 
 
 def _opened_in(steps: Steps, unread: _Unread) -> Iterator[tuple[int, NativeCheckpoint]]:
