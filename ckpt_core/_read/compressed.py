@@ -51,9 +51,8 @@ class Decoder:
         self._context = context
         context()  # made here, on one thread
         self._location = checkpoint.location / item.directory
-        self._last: tuple[int, ForeignArray] | None = (
-            None  # leaf and array: its chunks are read one after the other
-        )
+        # leaf and array: the chunks of a leaf are read one after the other
+        self._last: tuple[int, ForeignArray] | None = None
 
     def decode(self, leaf: int, key: str, head: Callable[[int], bytes], out: Array) -> None:
         """TensorStore decodes a compressed chunk into ``out``; ``head`` returns its first n stored bytes."""

@@ -89,7 +89,6 @@ def test_a_thread_that_cannot_start_on_one_process(tmp_path: Path) -> None:
 
 # A directory that one process cannot list, and removals that fail on process 0.
 FAILING = """
-backend = None
 exec(compile('''
 def fails(*_, **__):
     raise OSError(5, "Input/output error")

@@ -532,9 +532,8 @@ class LocalTier:
         try:
             there = self._folders.backend.exists(self._folders.own.path(step))
             mine = vote(error, there, lambda: "whole" if alone else self._state(step))
-        except (
-            OSError
-        ) as other:  # its folder cannot be listed any more; the others wait for the vote
+        except OSError as other:
+            # its folder cannot be listed any more, and the others wait for the vote
             if alone and raised_by_a_handler(other) is not None:
                 raise
             mine = "unread" if cause_of(other) == "disk" else "raise"
