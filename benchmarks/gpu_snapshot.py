@@ -1,12 +1,14 @@
 """Measures saves and restores of a state on an accelerator, beside peers: python benchmarks/gpu_snapshot.py
 
-Three parts, each in new processes; on a CPU they run, but the figures mean nothing.
+Four parts, each in new processes; on a CPU they run, but the figures mean nothing.
 
 - *Bus*: GB/s of copies between device and host.
 - *Saves*: every way in turn saves the state while training steps run that donate it. How long the call blocks, how much longer
   the next step and the median of the others take than without a save, and after how long the save is committed. The first
   save of a way is given by itself: it compiles, and jax takes page-locked memory from the system. `torch.save` and DCP with
   page-locked memory save as many bytes in a process of torch.
+- *Beside*: how much longer a step takes that is enqueued right after copies, and while these are sent to page-locked memory: what
+  of a save delays the next step.
 - *Restores*: a new process for each, whose device and compiler are ready, reads the files (in the page cache, or not) until all
   arrays are on the device. The floor `disk` reads the files into memory that was used before.
 
@@ -146,9 +148,16 @@ def starter(way: str, folder: Path) -> Callable[[dict[str, Any]], Callable[[], A
 
 
 def saves(
-    top: str, mib: int, leaves: int, rounds: int, steps: int, width: int, step_secs: float
+    top: str,
+    mib: int,
+    leaves: int,
+    rounds: int,
+    steps: int,
+    width: int,
+    step_secs: float,
+    ways: list[str],
 ) -> dict[str, Any]:
-    """Measures saves of every way in turn."""
+    """Measures saves of each way in turn."""
     import jax
 
     training = Training(make_state(mib, leaves), width, step_secs)
@@ -175,7 +184,7 @@ def saves(
             "committed": committed_secs,
         }
 
-    found = in_turn([*OURS, *LIBRARIES], rounds + 1, save)
+    found = in_turn(ways, rounds + 1, save)
     memory = jax.devices()[0].memory_stats() or {}
     return {
         "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
@@ -184,6 +193,67 @@ def saves(
         "ways": found,
         "peak": memory.get("peak_bytes_in_use", 0),
     }
+
+
+def beside(
+    mib: int, leaves: int, rounds: int, steps: int, width: int, step_secs: float
+) -> dict[str, list[float]]:
+    """Seconds by which the next step takes longer than the others, for each thing that a save does on the device."""
+    import jax
+    import numpy as np
+    from jax.sharding import SingleDeviceSharding
+
+    training = Training(make_state(mib, leaves), width, step_secs)
+    locked = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    copied = jax.jit(lambda leaves: [jax.numpy.copy(leaf) for leaf in leaves])
+    alone = middle([training.step() for _ in range(steps)])
+
+    def copies() -> list[Any]:
+        return copied([*training.state.values()])
+
+    def ready() -> list[Any]:
+        return jax.block_until_ready(copies())
+
+    def sent(leaves: list[Any], *, views: bool = False) -> threading.Thread:
+        def send() -> None:
+            there = [jax.device_put(leaf, locked) for leaf in leaves]
+            for one in there if views else []:
+                np.asarray(one)
+            jax.block_until_ready(there)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        return thread
+
+    def sent_behind_the_step() -> threading.Thread:
+        leaves = copies()
+
+        def send() -> None:
+            jax.block_until_ready(leaves)
+            sent(leaves).join()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        return thread
+
+    ways: dict[str, Callable[[], Any]] = {
+        "nothing": lambda: None,
+        "copies": copies,
+        "copies, complete": ready,
+        "copies, which are sent": lambda: sent(copies()),
+        "copies, which are sent and looked at": lambda: sent(copies(), views=True),
+        "complete copies, which are sent": lambda: sent(ready()),
+        "copies, which are sent when they are complete": sent_behind_the_step,
+    }
+
+    def measure(way: str) -> float:
+        under_way = ways[way]()
+        secs = training.step() - alone
+        if isinstance(under_way, threading.Thread):
+            under_way.join()
+        return secs
+
+    return {way: found[1:] for way, found in in_turn(ways, rounds + 1, measure).items()}
 
 
 def torch_saves(top: str, mib: int, leaves: int, rounds: int) -> dict[str, Any]:
@@ -330,8 +400,12 @@ def main() -> None:
         steps=10,
         width=(8192, "of the matrices of a step"),
         step_secs=0.5,
-        parts=("bus,saves,torch,warm,cold", "which parts, by commas: the last two are restores"),
+        parts=(
+            "bus,saves,beside,torch,warm,cold",
+            "which parts, by commas: the last two are restores",
+        ),
         ways=(",".join(RESTORES), "what is restored, by commas"),
+        savers=([*OURS, *LIBRARIES], "what saves"),
     )
     parts = given.parts.split(",")
     memory = Path("/dev/shm")
@@ -342,12 +416,17 @@ def main() -> None:
                 row(way, spread(rates, ".1f"))
         for mib in given.mib:
             shape = top, mib, given.leaves, given.rounds
-            loop = given.steps, given.width, given.step_secs
+            loop = given.steps, given.width, given.step_secs, given.savers
             none: dict[str, Any] = {"ways": {}}
             found = fresh(saves, *shape, *loop, **ROOM) if "saves" in parts else none
             of_torch = fresh(torch_saves, *shape) if "torch" in parts else none
             if found["ways"] or of_torch["ways"]:
                 print_saves(mib, found, of_torch)
+            if "beside" in parts:
+                print(f"\n{mib} MiB\n")
+                header("just before a step", "it takes longer by, ms")
+                for way, secs in fresh(beside, *shape[1:], *loop[:3], **ROOM).items():
+                    row(way, spread(secs, "+.1f", 1e3))
     turns_of = [cold for cold in (False, True) if ("cold" if cold else "warm") in parts]
     if turns_of:
         ways = given.ways.split(",")

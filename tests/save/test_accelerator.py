@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._devices import transfer
+from ckpt_core._devices import alike, transfer
 
 PLACES = ("host", "device", "pinned_host")
 PUT = jax.device_put
@@ -192,3 +192,88 @@ def test_copies_that_are_there_already_are_not_copied_again() -> None:
     arrays: dict[Any, Any] = {0: array}
     transfer.bring_to_host(arrays, [0], staged=True)
     assert arrays[0].ctypes.data == array.unsafe_buffer_pointer()
+
+
+KINDS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "uint8", "int8", "bool")
+
+
+def small(count: int, dtype: str, shape: tuple[int, ...]) -> list[Any]:
+    """Arrays on the device of all sorts of bits: of floats, NaNs that signal and those with a payload are among them."""
+    size = max(1, int(np.prod(shape)))
+    random = np.random.default_rng(len(shape))
+    made: list[Any] = []
+    for _ in range(count):
+        dtyped = np.dtype(jnp.dtype(dtype))
+        bits = random.integers(0, 2 if dtype == "bool" else 256, size * dtyped.itemsize, np.uint8)
+        made.append(jnp.asarray(bits.view(dtyped).reshape(shape)))
+    return made
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
+@pytest.mark.parametrize("place", PLACES)
+def test_small_arrays_of_one_kind_are_sent_together(
+    tmp_path: Path, sent: list[tuple[str, int]], place: str, shape: tuple[int, ...]
+) -> None:
+    """64 of them in one array: a transfer of each costs more than the copy."""
+    tree = {kind: small(70, kind, shape) for kind in KINDS}
+    want = {kind: [np.array(leaf).tobytes() for leaf in leaves] for kind, leaves in tree.items()}
+    sent.clear()
+    pending = ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place))
+    for leaf in jax.tree.leaves(tree):
+        leaf.delete()
+    pending.result()
+    times = (
+        2 if place == "pinned_host" else 1
+    )  # of what is there already, device_put gives the same
+    assert len(sent) == len(KINDS) * (1 + 6) * times, "64 in a stack, and 6 by themselves"
+    loaded: Any = ckpt.load(tmp_path / "a")
+    for kind in KINDS:
+        assert [np.array(leaf).tobytes() for leaf in loaded[kind]] == want[kind], kind
+        assert {(leaf.shape, str(leaf.dtype)) for leaf in loaded[kind]} == {(shape, kind)}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_too_few_or_large_or_has_no_plain_bits_is_sent_by_itself(
+    tmp_path: Path, sent: list[tuple[str, int]], place: str
+) -> None:
+    tree = {
+        "few": [jnp.full(3, float(n)) for n in range(63)],
+        "large": [jnp.full(16_385, float(n)) for n in range(64)],
+        "int4": [jnp.full(8, n % 8, "int4") for n in range(64)],
+        "complex": [jnp.full(3, n * 1j) for n in range(64)],
+        "empty": [jnp.zeros((0, 3)) for _ in range(64)],
+    }
+    want = values(tree)
+    sent.clear()
+    ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()
+    assert len(sent) == (63 + 4 * 64) * (2 if place == "pinned_host" else 1)
+    assert_saved(tmp_path / "a", want)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_device_without_room_for_stacks_sends_each(
+    tmp_path: Path, sent: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def full() -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(alike, "_stack", full)
+    tree = [jnp.full(3, float(n)) for n in range(64)]
+    want = values(tree)
+    sent.clear()
+    ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()
+    assert len(sent) == 64 * (2 if place == "pinned_host" else 1)
+    assert_saved(tmp_path / "a", want)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.usefixtures("sent")
+def test_stacks_of_several_devices_under_a_mesh(tmp_path: Path, place: Any) -> None:
+    mesh = jax.make_mesh((8,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    with jax.set_mesh(mesh), jax.debug_nans(True):
+        tree = [
+            PUT(np.full((8, 2), n if n % 2 else np.nan, np.float32), sharding) for n in range(64)
+        ]
+        ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()
+    assert_saved(tmp_path / "a", values(tree))
