@@ -7,6 +7,7 @@ would not survive it.  The child imports `ckpt_core` by itself, as a new process
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -70,6 +71,8 @@ def main() -> None:
             sys.exit(call(json.load(file)))
     for name in ("numpy", "ml_dtypes", "jax", "jax.numpy", "tensorstore", "crc32c"):
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # as in tests/support/forked.py
     threads = len(os.listdir("/proc/self/task"))
     print(json.dumps({"ready": True, "threads": threads}), flush=True)
     for line in sys.stdin:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -209,6 +210,8 @@ def main() -> None:
     """Serves requests until its input ends; each child returns from here and runs its code."""
     for name in IMPORTED:
         __import__(name)
+    gc.collect()
+    gc.freeze()  # or each child walks through all objects of jax several times: a third of what it takes to begin
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: a fork would not survive that"
     print("ready", flush=True)
