@@ -13,6 +13,8 @@ from ckpt_core._lazy import jax
 
 _GROUP = 64
 """Arrays of one kind that are copied by one call. Of fewer, copies one by one take less than to compile a program for them."""
+_MOST_KINDS = 8
+"""For each item. A first save waits 0.1 s for each program, and there is one for each device, too."""
 _SMALL_BYTES = 64 * 1024
 """Arrays up to this size are stacked."""
 
@@ -69,8 +71,8 @@ def _alike(arrays: dict[Any, Any], names: Collection[Any]) -> Iterator[list[Any]
         if isinstance(value, jax.Array):
             kind = value.sharding, value.shape, value.dtype, value.weak_type
             found.setdefault(kind, []).append(name)
-    for alike in found.values():
-        grouped = len(alike) // _GROUP * _GROUP
+    for rank, alike in enumerate(sorted(found.values(), key=len, reverse=True)):
+        grouped = len(alike) // _GROUP * _GROUP if rank < _MOST_KINDS else 0
         for start in range(0, grouped, _GROUP):
             yield alike[start : start + _GROUP]
         for name in alike[grouped:]:

@@ -168,6 +168,8 @@ def _unchecked() -> Generator[None]:
 def held_data(array: Any, held: LocalShards) -> list[Any]:
     """The single-device arrays of the regions in ``held.mine``."""
     if held.mine and held.mine[0][2] is None:
-        return [array if len(array.sharding.device_set) == 1 else array.addressable_data(0)]
+        # one that has a mesh, if only of one device, could not be copied outside of it
+        plain = isinstance(array.sharding, jax.sharding.SingleDeviceSharding)
+        return [array if plain else array.addressable_data(0)]
     by_device = {shard.device: shard for shard in array.addressable_shards}
     return [by_device[device].data for _, _, device in held.mine]

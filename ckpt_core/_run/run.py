@@ -245,7 +245,7 @@ class Run:
                 self.tiers.refuse_scratch()
             if not looks and self._looks_later:
                 return self._disk.plan(trail, call, trail.own), "", ""
-            held = local.complete if turns and local is not None else ()
+            held = local.standing if turns and local is not None else ()
             drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
@@ -307,9 +307,8 @@ class Run:
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
                 what.decided.set()  # the local save may wait for it
-                if tier is not None and isinstance(
-                    error, Exception
-                ):  # that comes before what failed
+                # that comes before what failed
+                if tier is not None and isinstance(error, Exception):
                     wait_for_all([tier.in_flight])
                 identity = Identity(what.step, what.token)
                 self._outcomes.append(lambda trail: history.doubted(trail, identity))
@@ -473,9 +472,14 @@ class Run:
         """Deletes a step in all tiers, after running saves."""
         self.refuse_unless_open("delete")
         step = check_step(step)
+
+        def leave(held: Mapping[int, str]) -> dict[str, Any]:
+            self.tiers.refuse_unread(step)
+            return self._disk.leave_step(step, held)
+
         self._leave(
             f"delete step {step}",
-            functools.partial(self._disk.leave_step, step),
+            leave,
             functools.partial(operator.eq, step),
             lambda before, _: history.deleted(before, step),
         )
@@ -529,9 +533,8 @@ class Run:
         # it exists makes way for the next save of its number; one that is gone and not forgotten would
         # never be saved again.
         self._trail, self._lineage = after(before, {}), ""
-        leaving = (before.own - self._trail.own) & {
-            *json.loads(there)
-        }  # retention has taken others
+        standing = {*json.loads(there)}  # retention has taken others
+        leaving = (before.own - self._trail.own) & standing
         self._decision.forget()
         try:
             said = self.on_first(call, lambda: work(held))

@@ -498,11 +498,11 @@ def test_an_object_that_cannot_be_set_back(tmp_path: Path, action: str):
 
 def test_a_kind_of_memory_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every device has one of them here, so its list is read from another place."""
-    from ckpt_core._devices.transfer import _copied
+    from ckpt_core._devices.transfer import _moved
 
     state = {"w": jnp.arange(4.0)}
     with told("_devices/transfer.py: ; use 'host'") as said:
-        _copied(state["w"], "no_such_memory")
+        _moved(state["w"], "no_such_memory")
     snapshot = eval(said.text.rpartition("use ")[2])
     options = ckpt.Options(durable=False, snapshot=snapshot)
     ckpt.save_async(tmp_path / "a", state, options=options).result()

@@ -297,7 +297,7 @@ def test_a_local_step_that_cannot_be_read(tmp_path: Path):
     content = read_record(record.parent)
     write_record(record.parent, content | {"format_version": 2})
     with (
-        told("_run/tiers/local.py: To go back to an older one, restore it by its number") as said,
+        told("_run/tiers/local.py: to go back to an older one, restore it by its number") as said,
         ckpt.Checkpointer(tmp_path / "run", **more) as run,
     ):
         run.restore_latest(state(0))

@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,61 @@ def test_one_bad_directory_of_a_step_hides_no_newer_ones(
         assert checkpointer.latest_step() == 3
         restored = checkpointer.restore_latest(state(9))
         assert restored is not None and restored.step == 3
+
+
+@pytest.fixture(name="unread")
+def make_unread(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ckpt.Checkpointer]:
+    """A writer that could not read the newest step, 3, for the moment in which it began."""
+    names = {
+        "ours": lambda file: "ckpt_core" in file,
+        "where": str(newest),
+        "number": errno.EIO,
+        "real": os.open,
+        "os": os,
+        "sys": sys,
+    }
+    exec(compile(_FAILING, "<injected>", "exec"), names)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", names["function"])
+        checkpointer = start(tmp_path)
+    with checkpointer:
+        yield checkpointer
+
+
+def test_no_first_save_takes_its_place(unread: ckpt.Checkpointer, tmp_path: Path) -> None:
+    """As where it can be read."""
+    with pytest.raises(ckpt.CheckpointExists, match="step 3 is there already"):
+        unread.save(3, state(9))
+    unread.close()
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and (restored.step, restored.state["n"]) == (3, 3)
+
+
+@pytest.mark.parametrize("to", [1, 0])
+def test_who_has_left_it_hears_no_more_of_it(unread: ckpt.Checkpointer, to: int) -> None:
+    with pytest.raises(OSError, match="the local step 3 cannot be read"):
+        unread.latest_step()
+    unread.rollback_to(to)
+    assert unread.latest_step() == to
+    unread.save(to + 1, state(to + 1))
+    unread.wait_until_finished()
+    assert unread.latest_step() == to + 1
+
+
+def test_who_restores_an_older_one_and_saves_hears_no_more_of_it(unread: ckpt.Checkpointer) -> None:
+    assert unread.restore(1, state(9)).state["n"] == 1
+    unread.save(2, state(2))
+    unread.wait_until_finished()
+    assert unread.latest_step() == 2
+
+
+def test_it_is_not_deleted_as_if_it_were_not_there(unread: ckpt.Checkpointer) -> None:
+    for call in (unread.delete, unread.inspect, unread.load):
+        with pytest.raises(OSError, match="the local step 3 cannot be read, which says nothing"):
+            call(3)
+    assert unread.restore_latest(state(9)).step == 3  # pyright: ignore[reportOptionalMemberAccess]
+    unread.delete(3)
+    assert unread.latest_step() == 2

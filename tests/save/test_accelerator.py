@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,7 @@ def test_small_arrays_of_one_kind_are_sent_together(
 ) -> None:
     """64 of them in one array: a transfer of each costs more than the copy."""
     tree = {kind: small(70, kind, shape) for kind in KINDS}
+    assert len(KINDS) <= 8, "of more kinds, some are sent one by one"
     want = {kind: [np.array(leaf).tobytes() for leaf in leaves] for kind, leaves in tree.items()}
     sent.clear()
     pending = ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place))
@@ -250,6 +252,16 @@ def test_what_is_too_few_or_large_or_has_no_plain_bits_is_sent_by_itself(
     assert_saved(tmp_path / "a", want)
 
 
+def test_no_first_save_compiles_more_than_some_programs(
+    tmp_path: Path, sent: list[tuple[str, int]]
+) -> None:
+    """The kinds with the most arrays are copied together."""
+    tree = [[jnp.zeros(length) for _ in range(64 + length)] for length in range(1, 11)]
+    sent.clear()
+    ckpt.save(tmp_path / "a", tree)
+    assert len(sent) == sum(1 + length for length in range(3, 11)) + 65 + 66
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_device_without_room_for_stacks_sends_each(
     tmp_path: Path, sent: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, place: str
@@ -275,5 +287,21 @@ def test_stacks_of_several_devices_under_a_mesh(tmp_path: Path, place: Any) -> N
         tree = [
             PUT(np.full((8, 2), n if n % 2 else np.nan, np.float32), sharding) for n in range(64)
         ]
+        ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()
+    assert_saved(tmp_path / "a", values(tree))
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("count", [3, 64])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.usefixtures("sent")
+def test_arrays_of_a_mesh_of_one_device_with_explicit_axes(
+    tmp_path: Path, place: Any, count: int, there: bool
+) -> None:
+    """A program of arrays that have such a mesh runs in no other."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    tree = [PUT(np.arange(4, dtype=np.float32) + n, sharding) for n in range(count)]
+    with jax.set_mesh(mesh) if there else contextlib.nullcontext():
         ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()
     assert_saved(tmp_path / "a", values(tree))

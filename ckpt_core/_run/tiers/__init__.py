@@ -63,6 +63,12 @@ class Tiers:
         if self._local is not None:
             self._local.refuse_scratch(self.latest)
 
+    def refuse_unread(self, step: int) -> None:
+        """Raises what kept a process from reading a step that is in no other place, if anything did."""
+        local = self._local
+        if local and step not in local.complete and not self._persistent.has(step):
+            local.refuse_unread(step)
+
     def latest(self) -> int | None:
         """The newest step that is complete in at least one tier, or None."""
         if self._local is not None:

@@ -37,7 +37,7 @@ from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_they_meet
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
-from ckpt_core._run.tiers.verdict import State, cause_of, damage_of, judge_failure, vote
+from ckpt_core._run.tiers.verdict import State, cause_of, damage_of, judge_failure, unread_of, vote
 from ckpt_core._save import SaveJob, Snapshot
 from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
@@ -134,22 +134,35 @@ class LocalTier:
         """The steps that all processes have, as of their last agreement, with the tokens of their saves."""
         return self._complete
 
+    @property
+    def standing(self) -> set[int]:
+        """The complete steps, and the newest one that could not be read: no save begins in its place."""
+        unread = (
+            () if self._unread is None or self._unread.step == MAX_STEP else (self._unread.step,)
+        )
+        return {*self._complete, *unread}
+
     def refuse_older(self, newest: int) -> None:
         """Raises what kept a process from reading a local step that is newer than ``newest``, if anything did."""
-        if self._unread is None or self._unread.step <= newest:
-            return
-        step, number, why, process = self._unread
-        what = "the local steps" if step == MAX_STEP else f"the local step {step}"
-        text = (
-            f"process {process}: {what} cannot be read, and training does not go back to an older one by accident: "
-            f"{why}. To go back to an older one, restore it by its number: restore(step, ...)"
-        )
-        raise OSError(number, text) if number else NewerFormat(text)
+        if self._unread is not None and self._unread.step > newest:
+            raise self._of_unread(
+                "and training does not go back to an older one by accident",
+                "to go back to an older one, restore it by its number: restore(step, ...)",
+            )
 
     def refuse_unread(self, step: int) -> None:
         """Raises what kept a process from reading this step, which is in no other place, if anything did."""
         if self._unread is not None and self._unread.step in (step, MAX_STEP):
-            self.refuse_older(step - 1)
+            raise self._of_unread(
+                "which says nothing about what was saved", "so does a new process"
+            )
+
+    def _of_unread(self, so: str, advice: str) -> OSError | NewerFormat:
+        assert self._unread is not None
+        step, number, why, process = self._unread
+        what = "the local steps" if step == MAX_STEP else f"the local step {step}"
+        text = f"process {process}: {what} cannot be read, {so}: {why}. restore_latest() looks again; {advice}"
+        return OSError(number, text) if number else NewerFormat(text)
 
     def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if there is no step at all, though the run had some; OSError if it may have some.
@@ -208,6 +221,8 @@ class LocalTier:
                 str(left)[1:-1],
             )
         self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
+        if self._unread is not None and gone(self._unread.step):
+            self._unread = None
         self._copier.cancel()
         self._folders.delete(gone)
         self._peers.offers.keep(lambda key: not gone(key.step))
@@ -495,7 +510,8 @@ class LocalTier:
                         "step %d is not restored from local directories: %s", step, error
                     )
                     if unread is not None:
-                        found, kind = self._unread_of(step, token, unread), OSError.__name__
+                        why = self._mender.why_unread(step, token or "") or unread
+                        found, kind = unread_of(step, why, unread), OSError.__name__
                         self._mender.try_again()
                         if not alone:
                             self.look()  # it is there as before
@@ -551,21 +567,6 @@ class LocalTier:
         if not self._folders.backend.exists(path):
             return "damaged"
         return self._mender.state(step, self._complete.get(step), path, limit_bytes)
-
-    def _unread_of(
-        self, step: int, token: str | None, error: Exception
-    ) -> CheckpointError | OSError:
-        """The same where a disk did not give a part, and nothing says that it is damaged."""
-        why = self._mender.why_unread(step, token or "") or error
-        text = (
-            f"step {step} cannot be read from the local directories, which says nothing about what was saved, so training "
-            f"does not go back to an older one by accident: {why}. Start again when it can be read; to go back, "
-            "restore an older step by its number: restore(step, ...)"
-        )
-        number = error.errno if isinstance(error, OSError) else None
-        unread = CheckpointError(text) if number is None else OSError(number, text)
-        unread.__cause__ = error
-        return unread
 
     def _misfit_of(self, step: int, error: Exception) -> CheckpointError:
         """The same where all parts are whole, but do not have what this restore wants."""

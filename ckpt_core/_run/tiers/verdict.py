@@ -87,6 +87,19 @@ def judge_failure(votes: Sequence[str]) -> str:
     return next((verdict for verdict in ("mend", "unread", "leave") if verdict in votes), "raise")
 
 
+def unread_of(step: int, why: object, error: Exception) -> CheckpointError | OSError:
+    """The error of a restore for which a disk did not give a part, where nothing says that it is damaged."""
+    text = (
+        f"step {step} cannot be read from the local directories, which says nothing about what was saved, so training "
+        f"does not go back to an older one by accident: {why}. Start again when it can be read; to go back, "
+        "restore an older step by its number: restore(step, ...)"
+    )
+    number = error.errno if isinstance(error, OSError) else None
+    unread = CheckpointError(text) if number is None else OSError(number, text)
+    unread.__cause__ = error
+    return unread
+
+
 def damage_of(directory: str, step: int, error: Exception) -> CheckpointCorrupt:
     """What is raised if no other tier has a step that could not be restored because of ``error``."""
     named = error if isinstance(error, CheckpointCorrupt) else None
