@@ -214,9 +214,13 @@ def beside(
     def ready() -> list[Any]:
         return jax.block_until_ready(copies())
 
-    def sent(leaves: list[Any], *, views: bool = False) -> threading.Thread:
+    def sent(leaves: list[Any], *, views: bool = False, in_turn: bool = False) -> threading.Thread:
         def send() -> None:
-            there = [jax.device_put(leaf, locked) for leaf in leaves]
+            there: list[Any] = []
+            for leaf in leaves:
+                there.append(jax.device_put(leaf, locked))
+                if in_turn:
+                    jax.block_until_ready(there[-1])
             for one in there if views else []:
                 np.asarray(one)
             jax.block_until_ready(there)
@@ -242,6 +246,7 @@ def beside(
         "copies, complete": ready,
         "copies, which are sent": lambda: sent(copies()),
         "copies, which are sent and looked at": lambda: sent(copies(), views=True),
+        "copies, which are sent one after the other": lambda: sent(copies(), in_turn=True),
         "complete copies, which are sent": lambda: sent(ready()),
         "copies, which are sent when they are complete": sent_behind_the_step,
     }
