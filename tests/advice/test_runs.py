@@ -317,7 +317,7 @@ def test_a_local_step_that_the_disk_does_not_give(tmp_path: Path, monkeypatch: p
     shutil.rmtree(tmp_path / "run" / "2")
     failing = failing_reads(monkeypatch, tmp_path / "local", "pread")
     with (
-        told("_run/tiers/local.py: Start again when it can be read; to go back") as said,
+        told("_run/tiers/verdict.py: Start again when it can be read; to go back") as said,
         ckpt.Checkpointer(tmp_path / "run", **more) as run,
     ):
         run.restore_latest(state(0))

@@ -107,7 +107,10 @@ class Model:
             and step in writer.own
             and not (writer.went_back and writer.is_ahead(step))
         ):
-            return False
+            local_only = self.tiers and step == writer.at and step not in self.disk
+            if not (force and local_only):
+                return False
+            overwrite = True
         writer.claimed = True
         # An overwrite goes to each tier that has the step, where the writer looks, or the old value came back.
         looks = not writer.begun or step <= writer.end or step in writer.own
