@@ -224,9 +224,8 @@ def test_small_arrays_of_one_kind_are_sent_together(
     for leaf in jax.tree.leaves(tree):
         leaf.delete()
     pending.result()
-    times = (
-        2 if place == "pinned_host" else 1
-    )  # of what is there already, device_put gives the same
+    # of what is there already, device_put gives the same
+    times = 2 if place == "pinned_host" else 1
     assert len(sent) == len(KINDS) * (1 + 6) * times, "64 in a stack, and 6 by themselves"
     loaded: Any = ckpt.load(tmp_path / "a")
     for kind in KINDS:
@@ -279,8 +278,9 @@ def test_a_device_without_room_for_stacks_sends_each(
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.usefixtures("sent")
-def test_stacks_of_several_devices_under_a_mesh(tmp_path: Path, place: Any) -> None:
+def test_stacks_of_several_devices_under_a_mesh(
+    tmp_path: Path, sent: list[tuple[str, int]], place: Any
+) -> None:
     mesh = jax.make_mesh((8,), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
     with jax.set_mesh(mesh), jax.debug_nans(True):
@@ -288,15 +288,15 @@ def test_stacks_of_several_devices_under_a_mesh(tmp_path: Path, place: Any) -> N
             PUT(np.full((8, 2), n if n % 2 else np.nan, np.float32), sharding) for n in range(64)
         ]
         ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()
+    assert len(sent) == 8 * (2 if place == "pinned_host" else 1)
     assert_saved(tmp_path / "a", values(tree))
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["inside", "outside"])
 @pytest.mark.parametrize("count", [3, 64])
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.usefixtures("sent")
 def test_arrays_of_a_mesh_of_one_device_with_explicit_axes(
-    tmp_path: Path, place: Any, count: int, there: bool
+    tmp_path: Path, sent: list[tuple[str, int]], place: Any, count: int, there: bool
 ) -> None:
     """A program of arrays that have such a mesh runs in no other."""
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
@@ -304,4 +304,5 @@ def test_arrays_of_a_mesh_of_one_device_with_explicit_axes(
     tree = [PUT(np.arange(4, dtype=np.float32) + n, sharding) for n in range(count)]
     with jax.set_mesh(mesh) if there else contextlib.nullcontext():
         ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()
+    assert len(sent) == (1 if count == 64 else count) * (2 if place == "pinned_host" else 1)
     assert_saved(tmp_path / "a", values(tree))
