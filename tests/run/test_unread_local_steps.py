@@ -22,7 +22,7 @@ from tests.support.damage import FAILING_OPEN, failing_reads, turn_a_bit
 
 _FAILING = """
 def function(path, *args, **kwargs):
-    if ours(sys._getframe(1).f_code.co_filename) and isinstance(path, str) and where in path:
+    if ours(sys._getframe(1).f_code.co_filename) and isinstance(path, str) and any(one in path for one in where):
         raise OSError(number, os.strerror(number), path)
     return real(path, *args, **kwargs)
 """
@@ -78,7 +78,7 @@ def test_what_the_system_refuses_is_told(
 ) -> None:
     names = {
         "ours": lambda file: "ckpt_core" in file,
-        "where": str(newest if name == "open" else newest.parent),
+        "where": [str(newest if name == "open" else newest.parent)],
         "number": number,
         "real": getattr(os, name),
         "os": os,
@@ -217,7 +217,7 @@ def test_one_bad_directory_of_a_step_hides_no_newer_ones(
 ) -> None:
     bad, real, number = newest.parent / "2", os.listdir, errno.EIO
     names: dict[str, Any] = {"real": real, "sys": sys, "os": os, "number": number}
-    names |= {"where": str(bad), "ours": lambda file: "ckpt_core" in file}
+    names |= {"where": [str(bad)], "ours": lambda file: "ckpt_core" in file}
     exec(compile(_FAILING, "<injected>", "exec"), names)
     monkeypatch.setattr(os, "listdir", names["function"])
     with start(tmp_path) as checkpointer:
@@ -231,9 +231,17 @@ def make_unread(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ckpt.Checkpointer]:
     """A writer that could not read the newest step, 3, for the moment in which it began."""
+    with begun_without([newest], tmp_path, monkeypatch) as checkpointer:
+        yield checkpointer
+
+
+def begun_without(
+    where: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> ckpt.Checkpointer:
+    """A writer that could open nothing in some directories for the moment in which it began."""
     names = {
         "ours": lambda file: "ckpt_core" in file,
-        "where": str(newest),
+        "where": [str(path) for path in where],
         "number": errno.EIO,
         "real": os.open,
         "os": os,
@@ -242,9 +250,7 @@ def make_unread(
     exec(compile(_FAILING, "<injected>", "exec"), names)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", names["function"])
-        checkpointer = start(tmp_path)
-    with checkpointer:
-        yield checkpointer
+        return start(root)
 
 
 def test_no_first_save_takes_its_place(unread: ckpt.Checkpointer, tmp_path: Path) -> None:
@@ -255,6 +261,36 @@ def test_no_first_save_takes_its_place(unread: ckpt.Checkpointer, tmp_path: Path
     with start(tmp_path) as checkpointer:
         restored = checkpointer.restore_latest(state(9))
         assert restored is not None and (restored.step, restored.state["n"]) == (3, 3)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_nor_that_of_an_older_one(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    """Several cannot be read: which is told of is the newest, and what counts is each."""
+    shutil.rmtree(tmp_path / "run" / "2")
+    with begun_without([newest, newest.parent / "2"], tmp_path, monkeypatch) as checkpointer:
+        for call in (checkpointer.delete, checkpointer.inspect, checkpointer.load):
+            with pytest.raises(OSError, match="the local step 2 cannot be read"):
+                call(2)
+        with pytest.raises(ckpt.CheckpointExists, match="step 2 is there already"):
+            checkpointer.save(2, state(9), force=force)
+    with start(tmp_path) as checkpointer:
+        assert checkpointer.all_steps() == [0, 1, 2, 3]
+        assert checkpointer.restore(2, state(9)).state["n"] == 2
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_nor_does_one_begin_while_none_can_be_listed(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """What it would replace, and what its retention would delete, is not known."""
+    with begun_without([newest.parent], tmp_path, monkeypatch) as checkpointer:
+        with pytest.raises(OSError, match=r"local steps cannot be read.*restore_latest\(\) looks"):
+            checkpointer.save(step, state(9))
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and (restored.step, restored.state["n"]) == (3, 3)
+        assert checkpointer.save(4, state(4))
 
 
 @pytest.mark.parametrize("to", [1, 0])

@@ -197,15 +197,14 @@ class Folders:
             unread[MAX_STEP] = path, error
         logger.warning("%s cannot be read: %s", path, error)
 
-    def newest_unread(self) -> Unread | None:
-        """The newest step that the last look could not read."""
-        both = {**self.unread_beside, **self.unread}
-        if not both:
-            return None
-        path, error = both[step := max(both)]
-        number = error.errno if isinstance(error, OSError) else None
-        why = str(error) if path in str(error) else f"{path}: {error}"
-        return Unread(step, number or 0, why[:_MOST_TEXT], self._index)
+    def all_unread(self) -> list[Unread]:
+        """The steps that the last look could not read, here and beside it."""
+        found: list[Unread] = []
+        for step, (path, error) in {**self.unread_beside, **self.unread}.items():
+            number = error.errno if isinstance(error, OSError) else None
+            why = str(error) if path in str(error) else f"{path}: {error}"
+            found.append(Unread(step, number or 0, why[:_MOST_TEXT], self._index))
+        return found
 
     def _parts_in(
         self, steps: Steps, unread: _Unread, run: Lineage, marked: str

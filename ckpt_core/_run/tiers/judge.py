@@ -114,13 +114,13 @@ class Judgement:
         steps: the whole ones.
         partial: step -> up to 5 processes whose part cannot be had, for all other steps.
         lost: the newest of these that went on from another step: the run had steps, and not only a first save that never ended.
-        unread: the newest step that any process could not read.
+        unread: the steps that any process could not read, ascending.
     """
 
     steps: dict[int, WholeStep]
     partial: dict[int, list[int]]
     lost: int | None = None
-    unread: Unread | None = None
+    unread: list[Unread] = field(default_factory=list[Unread])
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse_judgement``: the same for all processes, and short.
@@ -173,13 +173,14 @@ class LocalSteps:
 
     Attributes:
         steps: the whole ones.
-        partial, lost, unread: see ``Judgement``.
+        partial, lost: see ``Judgement``.
+        unread: step -> why a process could not read it.
     """
 
     steps: dict[int, StepHere]
     partial: dict[int, list[int]]
     lost: int | None
-    unread: Unread | None
+    unread: dict[int, Unread]
 
 
 def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> LocalSteps:
@@ -209,7 +210,7 @@ def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> Lo
         )
 
     steps = {one[0]: here(*one) for one in rows}
-    return LocalSteps(steps, dict(partial), lost, unread and Unread(*unread))
+    return LocalSteps(steps, dict(partial), lost, {one[0]: Unread(*one) for one in unread})
 
 
 def _dumps(value: Any) -> str:
@@ -232,12 +233,12 @@ class LocalParts:
     Attributes:
         parts: what it sees.
         mends: whether it would write parts that it lacks; not if it is read-only.
-        unread: the newest step that it could not read.
+        unread: the steps that it could not read.
     """
 
     parts: Sequence[Seen]
     mends: bool
-    unread: Unread | None = None
+    unread: Sequence[Unread] = ()
 
     def dump(self, index: int) -> str:
         """As text for ``judge``, the same for processes that see the like each in its place.
@@ -267,7 +268,7 @@ class LocalParts:
             serves = _unpacked(serves, index)
             return Seen(step, token, _order(order), distance + index, serves, *rest)
 
-        return LocalParts([seen(*part) for part in parts], mends, unread and Unread(*unread))
+        return LocalParts([seen(*part) for part in parts], mends, [Unread(*one) for one in unread])
 
 
 def _packed(runs: Runs, index: int) -> Any:
@@ -326,8 +327,8 @@ def judge(
             partial.setdefault(step, absent[:_NAMED])
     seen = [part for one in everyone for part in one.parts if part.step in partial]
     lost = max((part.step for part in seen if part.continues), default=None)
-    unread = max((one.unread for one in everyone if one.unread is not None), default=None)
-    return Judgement(steps, partial, lost, unread)
+    unread = {one.step: one for one in sorted(chain.from_iterable(one.unread for one in everyone))}
+    return Judgement(steps, partial, lost, [*unread.values()])
 
 
 class _Parts:

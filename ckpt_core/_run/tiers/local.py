@@ -109,7 +109,7 @@ class LocalTier:
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._partial: Mapping[int, object] = {}
         self._lost: int | None = None
-        self._unread: Unread | None = None
+        self._unread: dict[int, Unread] = {}
         self._has_saved = False
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
@@ -136,42 +136,40 @@ class LocalTier:
 
     @property
     def standing(self) -> set[int]:
-        """The complete steps, and the newest one that could not be read: no save begins in its place."""
-        unread = (
-            () if self._unread is None or self._unread.step == MAX_STEP else (self._unread.step,)
-        )
-        return {*self._complete, *unread}
+        """The complete steps, and those that could not be read: no save begins in their place."""
+        return {*self._complete, *self._unread} - {MAX_STEP}
 
     def refuse_older(self, newest: int) -> None:
         """Raises what kept a process from reading a local step that is newer than ``newest``, if anything did."""
-        if self._unread is not None and self._unread.step > newest:
+        if (unread := max(self._unread, default=-1)) > newest:
             raise self._of_unread(
+                unread,
                 "and training does not go back to an older one by accident",
                 "to go back to an older one, restore it by its number: restore(step, ...)",
             )
 
     def refuse_unread(self, step: int) -> None:
         """Raises what kept a process from reading this step, which is in no other place, if anything did."""
-        if self._unread is not None and self._unread.step in (step, MAX_STEP):
-            raise self._of_unread(
-                "which says nothing about what was saved", "so does a new process"
-            )
+        for unread in (step, MAX_STEP):
+            if unread in self._unread:
+                so = "which says nothing about what was saved"
+                raise self._of_unread(unread, so, "so does a new process")
 
-    def _of_unread(self, so: str, advice: str) -> OSError | NewerFormat:
-        assert self._unread is not None
-        step, number, why, process = self._unread
+    def _of_unread(self, step: int, so: str, advice: str) -> OSError | NewerFormat:
+        _, number, why, process = self._unread[step]
         what = "the local steps" if step == MAX_STEP else f"the local step {step}"
         text = f"process {process}: {what} cannot be read, {so}: {why}. restore_latest() looks again; {advice}"
         return OSError(number, text) if number else NewerFormat(text)
 
     def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
-        """Raises CheckpointCorrupt if there is no step at all, though the run had some; OSError if it may have some.
+        """Raises CheckpointCorrupt if there is no step at all, though the run had some; OSError if it may have, or none could be listed.
 
         Args:
             newest: the newest step of any tier.
         """
-        unclear = self._lost is not None or self._unread is not None
-        if not unclear or self._read_only or newest() is not None:
+        if self._read_only or (self._lost is None and not self._unread):
+            return
+        if MAX_STEP not in self._unread and newest() is not None:
             return
         self.refuse_older(-1)
         assert self._lost is not None
@@ -221,8 +219,7 @@ class LocalTier:
                 str(left)[1:-1],
             )
         self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
-        if self._unread is not None and gone(self._unread.step):
-            self._unread = None
+        self._unread = {step: one for step, one in self._unread.items() if not gone(step)}
         self._copier.cancel()
         self._folders.delete(gone)
         self._peers.offers.keep(lambda key: not gone(key.step))
@@ -254,7 +251,7 @@ class LocalTier:
             ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
         seen = LocalParts(
-            [place.seen for place in places], not self._read_only, self._folders.newest_unread()
+            [place.seen for place in places], not self._read_only, self._folders.all_unread()
         )
         answer = self._processes.gather_alike(
             next_tag(),
