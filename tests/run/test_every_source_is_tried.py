@@ -156,17 +156,32 @@ def test_when_it_has_become_late_no_more_are_asked(
     assert asked[:3] == [1, 2, 3] and 4 <= len(asked) <= 12
 
 
+def test_those_that_were_not_asked_in_time_may_have_it(
+    tmp_path: Path, sources: Callable[..., Peers]
+) -> None:
+    """All that were asked lack it: nothing says that the part is lost."""
+
+    def lacks_slowly(_: Key) -> None:
+        time.sleep(0.3)
+
+    peers = sources([lacks_slowly] * 8, 0.5)
+    target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
+    among = [Source(n, n) for n in range(1, 9)]
+    with pytest.raises(OSError, match=r"404.*not all were asked within 0\.5 s"):
+        fetch_first((STEP, TOKEN), among[:1], peers, target, "it", rest=lambda: among)
+
+
 def test_a_list_of_others_that_is_gone_hides_no_failure(
     tmp_path: Path, sources: Callable[..., Peers]
 ) -> None:
-    """The error still says that the part cannot be had, so that an other copy of the step is tried."""
+    """The error still says that the part cannot be had, so that another copy of the step is tried; and no damage."""
 
     def gone() -> Any:
         return Table(Keys(), "t").row("nothing.1", 5)
 
     peers = sources([lambda _: None], 1.0)
     target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
-    with pytest.raises(CheckpointCorrupt, match=r"404.*what process 0 decided is gone"):
+    with pytest.raises(OSError, match=r"404.*what process 0 decided is gone"):
         fetch_first((STEP, TOKEN), [Source(1, 1)], peers, target, "it", rest=gone)
 
 

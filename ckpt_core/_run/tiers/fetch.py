@@ -133,23 +133,29 @@ def fetch_first(
         CheckpointCorrupt: none has it whole; the message says what each answered.
         TooLate: as ``may_go_on`` says.
         OSError: it could not be written here for a reason of this machine or its disk, such as one that is full; or none
-            gave it, and one of them, which may have it, could not be reached, or could not read it.
+            gave it, and one that may have it could not be asked, or could not read it.
     """
     failures: list[str] = []
     refused: OSError | None = None
-    unreached: ConnectionError | None = None
+    unasked: Exception | None = None  # why one that may have it could not be asked
     deadline = time.monotonic() + peers.patience_secs
 
     def others() -> Sequence[Source]:
+        nonlocal unasked
         try:
             return rest()
         except (CheckpointError, OSError) as error:
             if raised_by_a_handler(error) is not None:
                 raise
             failures.append(f"and others are not known: {error}")
+            unasked = error
             return ()
 
-    for source in _each(sources, others, peers.index, deadline):
+    for number, source in enumerate(_each(sources, others, peers.index)):
+        if number >= len(sources) and time.monotonic() > deadline:
+            unasked = TimeoutError(f"not all were asked within {peers.patience_secs:g} s")
+            failures.append(f"and {unasked}")
+            break
         key = Key(*save, source.writer)
         try:
             may_go_on()
@@ -166,7 +172,7 @@ def fetch_first(
             failures.append(f"from process {source.process}: {error}")
             if isinstance(error, ConnectionError):  # nothing of this machine
                 if not isinstance(error, Lacking):
-                    unreached = error
+                    unasked = error
                 continue
             if isinstance(error, OSError) and (cause := cause_of(error)):
                 refused = error
@@ -178,21 +184,19 @@ def fetch_first(
     text = f"{what}: {'; '.join(failures[:_NAMED])}{more}"
     if refused is not None:
         raise OSError(refused.errno, text) from refused
-    if unreached is not None:
-        raise OSError(errno.EHOSTUNREACH, text) from unreached
+    if unasked is not None:
+        raise OSError(errno.EHOSTUNREACH, text) from unasked
     raise CheckpointCorrupt(text)
 
 
 def _each(
-    sources: Sequence[Source], rest: Callable[[], Sequence[Source]], index: int, deadline: float
+    sources: Sequence[Source], rest: Callable[[], Sequence[Source]], index: int
 ) -> Iterator[Source]:
-    """The sources, and then until the deadline the others, of which each process begins with another one."""
+    """The sources, and then the others, of which each process begins with another one."""
     yield from sources
     others = rest()
     for number in range(len(others)):
         source = others[(index + number) % len(others)]
-        if time.monotonic() > deadline:
-            return
         if source not in sources:
             yield source
 
