@@ -6,8 +6,10 @@ BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS ?= all,test
 DEMO_DIR ?= demo
 PYTEST_ARGS ?=
-# Tests run in so many processes; 0 for one, where a debugger is wanted.
-WORKERS ?= 2
+# Tests run in so many processes, one more than the cores of CI, since some wait; 0 for one, where a debugger is wanted.
+WORKERS ?= 3
+# A file's tests run in one of them: what they share, such as a count of the operations of a save, is made once.
+TESTS := -m pytest -n $(WORKERS) --dist loadfile
 # Exhaustive tests take longer than the time after which pytest dumps all stacks, which may end the process.
 LONG := -o faulthandler_timeout=3600
 
@@ -49,16 +51,16 @@ demo: $(DEMO_VENV)/.up-to-date  ## train, kill in the middle of saves, resume, c
 	@"$(DEMO_VENV)/bin/python" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"
 
 test: lint types  ## style, types and the quick tests
-	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS)
+	@"$(PYTHON)" $(TESTS) -m "not slow and not soak" $(PYTEST_ARGS)
 
 test-all: lint types  ## the same with the long matrices
-	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not soak" $(LONG) $(PYTEST_ARGS)
+	@"$(PYTHON)" $(TESTS) -m "not soak" $(LONG) $(PYTEST_ARGS)
 
 # What tests/support/masked takes away, and where that matters.
 PORTABLE := $(addprefix tests/,save load run directory tree items format cli look convert processes interrupts faults)
 
 test-portable: $(STAMP)  ## quick tests without what only Linux has
-	@CKPT_TEST_PLATFORM=portable "$(PYTHON)" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(PORTABLE)
+	@CKPT_TEST_PLATFORM=portable "$(PYTHON)" $(TESTS) -m "not slow and not soak" $(PYTEST_ARGS) $(PORTABLE)
 
 faults: $(STAMP)  ## only the tests that kill, cut and break
 	@"$(PYTHON)" -m pytest -m "faults" $(LONG) $(PYTEST_ARGS)
@@ -98,14 +100,14 @@ test-floors:  ## quick tests with the oldest versions that pyproject.toml admits
 	@"$(BASE_PYTHON)" tests/support/floors.py > "$(VENV)-floors/floors.txt"
 	@"$(VENV)-floors/bin/python" -m pip install --quiet --disable-pip-version-check $(call cpu_index,$(VENV)-floors) \
 	  -c "$(VENV)-floors/floors.txt" -e '.[all]' $(TOOLS)
-	@"$(VENV)-floors/bin/python" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
+	@"$(VENV)-floors/bin/python" $(TESTS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
 
 test-latest:  ## quick tests with the newest versions that the index has, pre-releases included
 	@"$(BASE_PYTHON)" -m venv "$(VENV)-latest"
 	@"$(VENV)-latest/bin/python" -m pip install --quiet --disable-pip-version-check --pre --upgrade $(call cpu_index,$(VENV)-latest) \
 	  -e '.[all]' $(TOOLS)
 	@"$(VENV)-latest/bin/python" -m pip list --disable-pip-version-check --outdated --pre  # what it could not take
-	@"$(VENV)-latest/bin/python" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
+	@"$(VENV)-latest/bin/python" $(TESTS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
 
 lint: $(STAMP)
 	@"$(PYTHON)" -m ruff check --quiet .

@@ -37,6 +37,10 @@ if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}={DEVICES}".strip()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's notes on CPU features
 
+# A shell that starts a command in the background has it ignore the interrupts that tests send to their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The first example compiles, and the machine may be busy: time is no property under test.
 hypothesis.settings.register_profile(
     "here", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -448,10 +448,22 @@ def check_what_orbax_sees(server: Server, name: str) -> None:
             assert saved_file.data or zlib.crc32(objects[file]) == saved_file.crc32, file
 
 
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+DYING = [("save", False), ("overwrite", True), ("delete", False)]
+"""In the default run; the others in the exhaustive one."""
+
+
 @pytest.mark.parametrize(
-    "what",
-    ["save", "overwrite", "delete", pytest.param("next step", marks=pytest.mark.slow)],
+    ("what", "applied"),
+    [
+        pytest.param(
+            what,
+            applied,
+            id=f"{what}-{'after' if applied else 'before'}",
+            marks=[] if (what, applied) in DYING else pytest.mark.slow,
+        )
+        for what in ("save", "overwrite", "delete", "next step")
+        for applied in (False, True)
+    ],
 )
 def test_dead_at_every_request_every_acknowledged_step_loads(
     server: Server, what: str, applied: bool

@@ -40,7 +40,7 @@ pytestmark = [
     ),
 ]
 _QUICK_KILLS = 3
-_QUICK_MOMENTS, _MOMENTS = 12, 200
+_QUICK_MOMENTS, _MOMENTS = 6, 200
 THIRD = 7
 
 

@@ -42,9 +42,10 @@ SOME = (
     "orbax-chunk-2-45",
     "orbax-json-deep",
 )
-"""Of each kind of bound one, for the default run."""
+"""Of each kind of bound one."""
 
 
+@pytest.mark.slow
 def test_some_cases_do_harm_without_their_bounds(
     plain_pool: Pool, good: Path, tmp_path: Path
 ) -> None:

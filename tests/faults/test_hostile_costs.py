@@ -345,7 +345,14 @@ def _too_much(outcome: Outcome) -> Iterator[str]:
         yield f"takes {outcome.reported('secs')} s"
 
 
-@pytest.mark.parametrize("case", COSTS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case.make is _many_links else [])
+        for case in COSTS
+    ],
+    ids=lambda case: case.name,
+)
 def test_it_is_refused_for_little(plain_pool: Pool, tmp_path: Path, case: Cost) -> None:
     path = _made(case, tmp_path)
     for call in case.calls:

@@ -107,9 +107,24 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor", None])
-@pytest.mark.parametrize("names", NAMES)
-@pytest.mark.parametrize("make", [functional, sequential, inside, inside_functional, mixed])
+MAKERS = [functional, sequential, inside, inside_functional, mixed]
+OPTIMIZERS = ["adam", "adafactor", None]
+# Every kind of model with all names, and with each of the optimizers: together, in the exhaustive form alone.
+LOST = [
+    pytest.param(
+        make,
+        name,
+        optimizer,
+        id=f"{make.__name__}-{name}-{optimizer}",
+        marks=[] if (nth + place) % len(OPTIMIZERS) == at else pytest.mark.slow,
+    )
+    for nth, make in enumerate(MAKERS)
+    for place, name in enumerate(NAMES)
+    for at, optimizer in enumerate(OPTIMIZERS)
+]
+
+
+@pytest.mark.parametrize(("make", "names", "optimizer"), LOST)
 def test_layers_whose_name_the_configuration_lost_are_found(make, names, optimizer, tmp_path):
     model = make(*NAMES[names])
     if optimizer is not None:

@@ -311,7 +311,7 @@ def test_a_replacement_at_many_moments(tmp_path: Path) -> None:
     with AtMoment() as counted:
         _replace(path)
     left_behind = 0
-    for moment in range(1, counted.seen + 1, 12):
+    for moment in range(1, counted.seen + 1, 18):
         ckpt.save(path, state_of(2), overwrite=True, options=QUICK)
         with contextlib.suppress(Stop), AtMoment(moment):
             _replace(path)

@@ -242,7 +242,9 @@ report(**told)
 )
 
 
-@pytest.mark.parametrize(("processes", "leavers"), [(2, "(0, 1)"), (3, "(0, 2)")])
+@pytest.mark.parametrize(
+    ("processes", "leavers"), [pytest.param(2, "(0, 1)", marks=pytest.mark.slow), (3, "(0, 2)")]
+)
 def test_others_hear_soon_of_a_process_that_left(
     tmp_path: Path, processes: int, leavers: str
 ) -> None:

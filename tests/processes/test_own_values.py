@@ -115,7 +115,7 @@ def make(n):
 """
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_thousands_of_small_arrays_of_which_each_process_has_a_part(
     tmp_path: Path, beside: bool
 ) -> None:

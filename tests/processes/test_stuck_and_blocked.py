@@ -56,7 +56,7 @@ report(error=raised(save), steps=checkpointer.all_steps())
     ("victim", "asynchronous"),
     [
         pytest.param(0, False),
-        pytest.param(1, True),
+        pytest.param(1, True, marks=pytest.mark.slow),
         pytest.param(0, True, marks=pytest.mark.slow),
         pytest.param(1, False, marks=pytest.mark.slow),
     ],
@@ -148,6 +148,7 @@ report(error=raised(lambda: ckpt.load(f"{directory}/one", like, options=sharing)
 
 
 @pytest.mark.faults
+@pytest.mark.slow  # gloo notices it after half a minute
 def test_one_dies_while_a_load_is_exchanged(tmp_path: Path) -> None:
     first, second = launch(KILLED, tmp_path / "run", devices=1, limit_secs=150)
     assert second.status == -signal.SIGKILL

@@ -350,7 +350,7 @@ def test_many_processes_get_the_states_of_their_block():
     assert told(300, 60_000).groups == list(range(300))  # a block of them is too much
 
 
-@pytest.mark.parametrize("copies", [1, 2, 5, 64])
+@pytest.mark.parametrize("copies", [1, 2, 5, pytest.param(64, marks=pytest.mark.slow)])
 def test_replicas_of_a_sharded_model_are_of_use_for_each_other(copies: int):
     """FSDP within 64 processes, replicated: who holds a shard is 64 processes away, and takes the place of a lost one."""
     count = 64 * copies * 8
