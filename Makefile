@@ -8,8 +8,8 @@ DEMO_DIR ?= demo
 PYTEST_ARGS ?=
 # Tests run in so many processes, one more than the cores of CI, since some wait; 0 for one, where a debugger is wanted.
 WORKERS ?= 3
-# A file's tests run in one of them: what they share, such as a count of the operations of a save, is made once.
-TESTS := -m pytest -n $(WORKERS) --dist loadfile
+# A file's tests run in one of them, in the order of names: what they share, such as a count of operations, is made once.
+TESTS := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Exhaustive tests take longer than the time after which pytest dumps all stacks, which may end the process.
 LONG := -o faulthandler_timeout=3600
 

@@ -33,10 +33,13 @@ def of_orbax(module: str) -> types.ModuleType:
     """A module of Orbax, some of which are only attributes of others."""
     found: Any = importlib.import_module("orbax.checkpoint")
     for part in filter(None, module.split(".")):
+        package, alias = found, getattr(found, part, None)
         try:
-            found = importlib.import_module(f"{found.__name__}.{part}")
+            found = importlib.import_module(f"{package.__name__}.{part}")
         except ModuleNotFoundError:
-            found = getattr(found, part)
+            found = alias
+        if alias is not None and alias is not found:
+            setattr(package, part, alias)  # Keras takes what it needs from Orbax by that name
     return found
 
 
