@@ -223,9 +223,17 @@ def test_a_file_of_small_values_is_linked_by_the_next_step_and_its_damage_found(
         ckpt.load(last)
 
 
-def test_orbax_reads_them(tmp_path: Path) -> None:
-    tree = {f"w{n}": jnp.arange(n % 90, dtype=jnp.float32) for n in range(300)}
+def test_orbax_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+
+    def count(*arguments: Any) -> Any:
+        encoded.append(1)
+        return encode_index(*arguments)
+
+    monkeypatch.setattr(writer, "encode_index", count)
+    tree = {f"w{n}": jnp.arange(n % 90, dtype=jnp.float32) for n in range(700)}
     ckpt.save(tmp_path / "a", {**tree, "big": jnp.ones(10**6)})
+    assert encoded, "fewer than 512 are left to TensorStore"
     with ocp.StandardCheckpointer() as reader:
         back = reader.restore(tmp_path / "a" / "state")
     assert all((back[name] == value).all() for name, value in tree.items())
