@@ -317,6 +317,12 @@ def mark_known_to_all(error: BaseException, kind: str) -> None:
         setattr(error, _KNOWN, kind)
 
 
+def mark_if_interrupt(error: BaseException) -> None:
+    """Notes that every process learned of an interrupt of this one; does nothing for other errors."""
+    if not isinstance(error, Exception):
+        mark_known_to_all(error, INTERRUPT)
+
+
 def all_take_for(error: BaseException, cls: type[Exception], alone: bool) -> bool:
     """Whether a failed load counts as one of this class, in every process alike: what is done next depends on it.
 

@@ -14,7 +14,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._errors import INTERRUPT, BarrierTimeout, mark_known_to_all, raised_by_another
+from ckpt_core._errors import (
+    INTERRUPT,
+    BarrierTimeout,
+    known_to_all,
+    mark_if_interrupt,
+    mark_known_to_all,
+    raised_by_another,
+)
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaiting, messages, service
 from ckpt_core._processes.awaiting import awaited as awaited
@@ -84,6 +91,7 @@ class Processes:
                 answer = answer_to(self._collect(client, tag, timeout_secs), judge)
             except BaseException as error:
                 self._give_up(client, tag, Failure.of(0, error))
+                mark_if_interrupt(error)
                 raise
             service.unread_answers(client, self.count).put(client, tag, answer.dump())
             # One delete for the values of all processes, which are no longer needed.
@@ -165,7 +173,7 @@ class Processes:
         """On the other processes: if this one gives up waiting, publishes that for process 0."""
         try:
             yield
-        except jax.errors.JaxRuntimeError:
+        except (jax.errors.JaxRuntimeError, GeneratorExit):
             raise
         except BaseException as error:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -208,6 +216,22 @@ class Processes:
             key = f"{service.left_folder(rounds.life)}{self.index}"
             client.key_value_set(key, Failure("", text, None, rounds.life).dump())
         rounds.end(rounds.life)
+
+    @contextlib.contextmanager
+    def leaving_if_interrupted(self) -> Generator[None]:
+        """Calls ``leave`` if the block is interrupted and the others do not know; of errors its agreements speak."""
+        try:
+            yield
+        except (
+            Exception,
+            GeneratorExit,
+        ):  # the second where an interrupt kept the block from ending
+            raise
+        except BaseException as error:
+            if not known_to_all(error):
+                self.leave(error)
+                mark_if_interrupt(error)
+            raise
 
     def put(self, name: str, text: str) -> None:
         """Sets a key at the coordination service, which any process may get; it stays until it is dropped."""

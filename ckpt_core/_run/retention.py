@@ -46,6 +46,7 @@ class Retention:
         self._steps = run.steps
         self._backend = run.backend
         self._moves = run.local
+        self._processes = run.processes
         self.policy = policy
         self._options = run.options
         self._unneeded_since: dict[int, float] = {}
@@ -79,8 +80,15 @@ class Retention:
         return deleted
 
     def clean(self) -> None:
-        """Removes the temporary directories of unfinished saves whose writers are dead."""
-        removed = self._backend.clean(self._steps.directory)
+        """Removes the temporary directories of unfinished saves whose writers are dead; on process 0 alone.
+
+        If that fails, the others raise where they next wait for this process.
+        """
+        try:
+            removed = self._backend.clean(self._steps.directory)
+        except BaseException as error:
+            self._processes.leave(error)
+            raise
         if removed:
             logger.info("%s: removed %d unfinished saves", self._steps.directory, len(removed))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.launch import launch, reports
 from tests.support.same_program import comes_back
 
 COMMON = """
-import threading
+import contextlib, threading
 from types import SimpleNamespace
 mesh = Mesh(np.array(jax.devices()), ("data",))
 options = ckpt.Options(timeout_secs=25, persist_policy=ckpt.when.every_steps(2))
@@ -181,6 +183,101 @@ def test_a_local_directory_that_one_process_cannot_have(tmp_path: Path) -> None:
         assert error["secs"] < 15 and told["again"] is None and told["steps"] == [4], told
     for told in reports(launch(COMMON + RESTORES, tmp_path / "run")):
         assert told["back"] == [[4], 4, True], told
+
+
+# One process is interrupted somewhere in the constructor, while the others go on to a save.
+CUT = """
+from tests.interrupts.test_calls import AtMoment
+
+class Stop(BaseException):
+    pass
+
+def construct():
+    return ckpt.Checkpointer(directory, local_directory=local, options=options)
+
+def save(stops=None):
+    # what the constructor and a save say, and after how long
+    global step
+    step += 1
+    began, run = time.monotonic(), None
+    try:
+        with stops or contextlib.nullcontext():
+            run = construct()
+        run.save(step, state(step))
+        run.wait_until_finished()
+        found = ["", "", 0]
+    except BaseException as error:
+        found = [type(error).__name__, str(error), time.monotonic() - began]
+    meet(f"step{step}")  # whoever is interrupted makes no other call meanwhile
+    if run is not None:
+        run.close()
+    return found
+
+class Counted(AtMoment):
+    first, last = 0, 0
+
+    def _look(self, frame, event, argument):
+        super()._look(frame, event, argument)
+        if frame.f_code.co_name == "leaving_if_interrupted":
+            self.first, self.last = self.first or self.seen + 2, self.seen
+
+step = 0
+save()
+with Counted() as counted:
+    run = construct()
+run.close()
+told["cut"], told["next"] = [], []
+for nth in range({many}):
+    moment = counted.first + (counted.last - counted.first) * nth // {many}
+    told["cut"].append(save(AtMoment(moment, Stop) if index == {cut} else None))
+    told["next"].append([save() for _ in range(2)])
+    if told["next"][-1][1][0]:
+        break
+report(**told)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cut", "many"),
+    [(0, 3), (1, 3), *(pytest.param(cut, 40, marks=pytest.mark.slow) for cut in (0, 1))],
+)
+def test_an_interrupt_in_the_constructor(tmp_path: Path, cut: int, many: int) -> None:
+    """The others waited ``timeout_secs`` for a process that was interrupted before its first call."""
+    code = CUT.replace("{cut}", str(cut)).replace("{many}", str(many))
+    for index, told in enumerate(
+        reports(launch(COMMON + code, tmp_path / "run", limit_secs=60 + 20 * many))
+    ):
+        for (kind, text, secs), later in zip(told["cut"], told["next"], strict=True):
+            assert kind == ("Stop" if index == cut else "NotTogether"), (kind, text)
+            assert secs < 15, (secs, text)
+            assert later[1] == ["", "", 0], later
+
+
+UNCLEAN = """
+exec(compile('''
+def fails(*_, **__):
+    raise OSError(5, "Input/output error")
+''', "<injected>", "exec"))
+from ckpt_core._directory import PosixBackend
+real, PosixBackend.clean = PosixBackend.clean, fails if index == 0 else PosixBackend.clean
+
+def construct():
+    with ckpt.Checkpointer(directory, options=options) as run:
+        run.save(1, state(1))
+
+told["first"] = raised(construct)
+PosixBackend.clean = real
+told["next"] = raised(construct)
+report(**told)
+"""
+
+
+def test_a_directory_that_process_0_cannot_clean(tmp_path: Path) -> None:
+    """The others had a Checkpointer, and waited ``timeout_secs`` in their first call."""
+    for index, told in enumerate(reports(launch(COMMON + UNCLEAN, tmp_path / "run"))):
+        assert told["first"]["type"] == ("NotTogether" if index else "OSError"), told
+        assert "Input/output error" in told["first"]["text"], told
+        assert told["first"]["secs"] < 15 and told["next"] is None, told
 
 
 def test_what_they_save_comes_back(tmp_path: Path) -> None:

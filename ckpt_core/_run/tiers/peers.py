@@ -22,7 +22,7 @@ from ckpt_core._directory import (
     this_machine,
     this_network,
 )
-from ckpt_core._errors import BarrierTimeout, CheckpointError
+from ckpt_core._errors import BarrierTimeout, CheckpointError, mark_if_interrupt
 from ckpt_core._exchange import (
     BLOCK_BYTES,
     IDLE_SECS,
@@ -239,9 +239,12 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
     """
     try:
         yield
+    except GeneratorExit:  # an interrupt kept the block from ending
+        raise
     except BaseException as error:
         if processes.count > 1:
             processes.refuse(next_tag(), call, error)
+            mark_if_interrupt(error)
         raise
 
 
