@@ -17,7 +17,11 @@ from ckpt_core._directory.syscalls import remove
 
 
 def is_vacant(path: str) -> bool:
-    """Whether a checkpoint can be renamed to ``path``: nothing or an empty directory is there."""
+    """Whether a checkpoint can be renamed to ``path``: nothing or an empty directory is there.
+
+    Raises:
+        OSError: the system cannot say, such as EIO or EMFILE: what a replacement left beside it may count, or not.
+    """
     if os.path.islink(path):
         return False
     try:
@@ -25,7 +29,7 @@ def is_vacant(path: str) -> bool:
             return next(entries, None) is None
     except FileNotFoundError:
         return True
-    except OSError:
+    except NotADirectoryError:
         return False
 
 
@@ -72,9 +76,8 @@ def bring_back(parent: str) -> None:
         if hidden.kind != hidden_names.REPLACED or hidden.name is None or lives(hidden.owner):
             continue
         path = os.path.join(parent, hidden.name)
-        aside = replaced(path)
-        if aside is not None:
-            with contextlib.suppress(OSError):  # readers find it under the hidden name too
+        with contextlib.suppress(OSError):  # readers find it under the hidden name too
+            if (aside := replaced(path)) is not None:
                 os.rename(aside, path)
 
 

@@ -13,7 +13,15 @@ from ckpt_core._directory.backend import Look
 from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
 from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_locked, reading
 from ckpt_core._directory.signs import SIGNS as _SIGNS
-from ckpt_core._directory.syscalls import cannot_write, link_new, remove, remove_tree, sync_file
+from ckpt_core._directory.syscalls import (
+    ABSENT,
+    cannot_write,
+    kind_at,
+    link_new,
+    remove,
+    remove_tree,
+    sync_file,
+)
 from ckpt_core._directory.writing import LocalAttempt as LocalAttempt
 from ckpt_core._directory.writing import (
     Writing,
@@ -32,7 +40,7 @@ _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limi
 
 def refuse_file(path: str) -> None:
     """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
-    if os.path.exists(path) and not os.path.isdir(path):
+    if "://" not in path and kind_at(path) not in ("", "directory"):
         raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
 
 
@@ -107,7 +115,7 @@ class PosixBackend(Writing):
 
     def remove(self, path: str, name: str) -> None:
         file = os.path.join(path, name)
-        if os.path.lexists(file):
+        if self.exists(file):
             if WINDOWS:
                 raise cannot_write(path)
             remove(file)
@@ -117,7 +125,13 @@ class PosixBackend(Writing):
         return self.look(path).children
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return False
+            raise
+        return True
 
     def look(self, path: str) -> Look:
         found, hidden = list[str](), frozenset[str]()
@@ -148,7 +162,7 @@ class PosixBackend(Writing):
                 inside = []
             if not inside and leftovers.replaced(path) is not None:
                 return True
-            if any(name in _SIGNS or os.path.exists(f"{path}/{name}/_METADATA") for name in inside):
+            if any(name in _SIGNS or kind_at(f"{path}/{name}/_METADATA") for name in inside):
                 return True
             # The look may have gone into a directory that is replaced, and being deleted: a second one does not.
             if os.path.exists(record):

@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -47,8 +48,33 @@ _LOCAL_KINDS = frozenset(
     }
 )
 """``f_type`` (statfs(2)) of file systems that no other machine can change."""
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""What the system says of a path at which nothing is, or can be."""
 _CONTROL_BYTES = 64
 _STATFS_BYTES = 512  # larger than struct statfs on any architecture
+
+
+def kind_at(path: str, *, follow: bool = True) -> str:
+    """What is at a path: ``"directory"``, ``"file"`` or ``"other"``; empty if nothing is, as behind a dangling link.
+
+    ``os.path.exists`` and its kin say the same of what is not there and of what the system cannot look at now.
+
+    Args:
+        path: of a file system.
+        follow: look at what a link leads to; otherwise a link is ``"other"``.
+
+    Raises:
+        OSError: the system cannot say, such as EIO, EACCES or ESTALE.
+    """
+    try:
+        mode = os.stat(path, follow_symlinks=follow).st_mode
+    except OSError as error:
+        if error.errno in ABSENT:
+            return ""
+        raise
+    except ValueError:  # a zero byte
+        return ""
+    return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
 def exchange(one: str, other: str) -> bool:

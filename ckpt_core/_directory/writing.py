@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.bounded_read import read_beginning
 from ckpt_core._directory.signs import SIGNS, is_meant
-from ckpt_core._directory.syscalls import cannot_write, exchange, remove, sync_file, unless_absent
+from ckpt_core._directory.syscalls import (
+    cannot_write,
+    exchange,
+    kind_at,
+    remove,
+    sync_file,
+    unless_absent,
+)
 from ckpt_core._errors import VISIBLE, CheckpointExists
 from ckpt_core._platform import FOLDER, WINDOWS
 
@@ -244,7 +251,7 @@ def _exists(path: str) -> CheckpointExists:
 
 
 def _refuse_if_occupied(path: str, overwrite: bool) -> None:
-    if os.path.lexists(path) and not os.path.isdir(path):
+    if os.path.lexists(path) and kind_at(path) != "directory":
         raise CheckpointExists(
             f"{path} is a file: a checkpoint is a directory; choose another path"
         )

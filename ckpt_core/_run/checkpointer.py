@@ -293,11 +293,14 @@ class Checkpointer:
         return self._run.tiers.newest()
 
     def best_step(self) -> int | None:
-        """The step with the best metric, or None; needs ``best_metric``."""
+        """The step with the best metric, in either tier, or None; needs ``best_metric``.
+
+        A damaged step is none. One whose record cannot be read now, as at an I/O error, may be the best: ``OSError``.
+        """
         metric, mode = self._best
         if not (metric and mode):
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        return next(iter(keep.ranking(self._run.directory.steps.all_facts(), metric, mode)), None)
+        return next(iter(keep.ranking(self._run.tiers.facts(), metric, mode)), None)
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""

@@ -5,6 +5,7 @@ What leaves together is written down first, in one piece, so that a kill stands 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence, Set
 
@@ -239,7 +240,10 @@ class Retention:
 
     def _facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
         """The policy's input for a step; cached, since thousands of steps may stay."""
-        facts = self._known.get(step) or self._steps.facts(step, listing)
+        facts = self._known.get(step)
+        if facts is None:
+            with contextlib.suppress(CheckpointError, OSError):  # what cannot be read stays
+                facts = self._steps.facts(step, listing)
         if facts is not None:
             self._known[step] = facts
         return facts

@@ -493,14 +493,11 @@ class Run:
             target = said.get("target")
             return history.rolled_back(before, step, target and Identity(*target))
 
-        said = self._leave(
-            f"roll back to step {step}",
-            functools.partial(self._disk.leave_newer, step),
-            functools.partial(operator.lt, step),
-            after,
-            claims=True,
-        )
-        return said["gone"]
+        newer = functools.partial(operator.lt, step)
+        local = {*filter(newer, () if self._local is None else self._local.standing)}
+        work = functools.partial(self._disk.leave_newer, step)
+        said = self._leave(f"roll back to step {step}", work, newer, after, claims=True)
+        return sorted({*said["gone"], *local})  # also those that could not be read
 
     def _leave(
         self,

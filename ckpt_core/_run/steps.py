@@ -235,20 +235,27 @@ class Steps:
         return CheckpointNotFound(f"{text}; local directories have: {there}" if there else text)
 
     def facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
-        """The keep policy's input for a step; None if its record cannot be read."""
+        """The keep policy's input for a step; None if it is damaged, or gone.
+
+        Raises:
+            OSError, NewerFormat: its record cannot be read, which says nothing about the step.
+        """
         try:
-            opened = self.open(step, listing)
-        except (CheckpointError, OSError):
+            return facts_of(step, self.open(step, listing))
+        except (CheckpointCorrupt, CheckpointNotFound):
             return None
-        ours = isinstance(opened, NativeCheckpoint)
-        created = opened.record.created_unix_secs if ours else 0.0
-        return keep.StepFacts(step, created, opened.metrics)
 
     def all_facts(self) -> list[keep.StepFacts]:
-        """The keep policy's input for every step whose record can be read."""
+        """The same for every step, but for those that are damaged, or gone."""
         listing = self.look()
         steps = listing.committed()
         return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
+
+
+def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:
+    """The keep policy's input for a step whose record was read."""
+    created = opened.record.created_unix_secs if isinstance(opened, NativeCheckpoint) else 0.0
+    return keep.StepFacts(step, created, opened.metrics)
 
 
 def note_deleted(directory: str, step: int) -> None:

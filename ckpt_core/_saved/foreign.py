@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._background.threads import run_each
-from ckpt_core._directory import Backend
+from ckpt_core._directory import Backend, kind_at
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format import safetensors
 from ckpt_core._operation import logger
@@ -48,7 +48,7 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
     folder, _, name = location.path.rpartition("/")
     inside = Location(folder, location.local, storage_options=location.storage_options)
     if location.local:
-        if not os.path.isfile(location.path):
+        if kind_at(location.path) != "file":
             return None
     elif folder.endswith(":/") or not _exists(inside, name):  # a bucket's name alone is no file
         return None

@@ -297,8 +297,8 @@ def test_nor_does_one_begin_while_none_can_be_listed(
 def test_who_has_left_it_hears_no_more_of_it(unread: ckpt.Checkpointer, to: int) -> None:
     with pytest.raises(OSError, match="the local step 3 cannot be read"):
         unread.latest_step()
-    unread.rollback_to(to)
-    assert unread.latest_step() == to
+    gone = unread.rollback_to(to)
+    assert (gone, unread.latest_step()) == ([*range(to + 1, 4)], to)
     unread.save(to + 1, state(to + 1))
     unread.wait_until_finished()
     assert unread.latest_step() == to + 1

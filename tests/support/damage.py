@@ -48,3 +48,41 @@ def failing_reads(patch: pytest.MonkeyPatch, where: Path, of: str = "preadv") ->
     exec(compile(FAILING_READ, "<injected>", "exec"), names)
     patch.setattr(os, of, names["function"])
     return met
+
+
+FAILING = """
+def function(path=".", *flags, **more):
+    text = path if isinstance(path, str) else ""
+    if text == where or (not exact and text.startswith(where + "/")):
+        met.append(text)
+        if nth is None or len(met) == nth + 1:
+            raise OSError(number, os.strerror(number), path)
+    return real(path, *flags, **more)
+"""
+
+
+def failing(
+    patch: pytest.MonkeyPatch,
+    call: str,
+    where: Path,
+    number: int,
+    *,
+    nth: int | None = None,
+    exact: bool = False,
+) -> list[str]:
+    """Calls of a function of ``os`` with a path that is ``where``, or below it, raise an error; those paths.
+
+    Args:
+        patch: undoes it.
+        call: name of the function.
+        where: path of a file or directory.
+        number: errno of the error.
+        nth: only this call fails, counted from 0.
+        exact: not below ``where``.
+    """
+    met: list[str] = []
+    names: dict[str, Any] = {"real": getattr(os, call), "os": os, "where": str(where), "met": met}
+    names |= {"number": number, "nth": nth, "exact": exact}
+    exec(compile(FAILING, "<injected>", "exec"), names)
+    patch.setattr(os, call, names["function"])
+    return met

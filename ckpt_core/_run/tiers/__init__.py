@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt_core import _load
-from ckpt_core._directory import check_step
+from ckpt_core._directory import MAX_STEP, check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
-from ckpt_core._run.steps import Listing, Steps
+from ckpt_core._run.policies.keep import StepFacts
+from ckpt_core._run.steps import Listing, Steps, facts_of
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.local import open_local as open_local
 from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
@@ -112,6 +113,22 @@ class Tiers:
             return False
         names = (listing or self._persistent.look()).directories(step)
         return not names or not self._local.is_older(step, self._persistent.token(names[0]))
+
+    def facts(self) -> list[StepFacts]:
+        """The metrics of every step, but for those that are damaged, or gone.
+
+        Raises:
+            OSError, NewerFormat: what one of them has cannot be read now.
+        """
+        if self._local is not None:
+            self._local.refresh()
+            for step in {*self._local.standing, MAX_STEP}:
+                self.refuse_unread(step)
+        found = {one.step: one for one in self._persistent.all_facts()}
+        for step in () if self._local is None else sorted(self._local.complete):
+            with contextlib.suppress(CheckpointCorrupt, CheckpointNotFound):
+                found[step] = facts_of(step, self.open(step))
+        return [found[step] for step in sorted(found)]
 
     def open(self, step: int) -> Checkpoint:
         """A step with its metadata read; from the persistent directory, unless the local copy is a newer save.

@@ -1,0 +1,155 @@
+"""What the system cannot look at now is neither absent nor of another kind: the error says so, and no older step counts instead."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import hidden_names
+from tests.support.damage import failing
+
+ERRORS = (errno.EIO, errno.EMFILE, errno.EACCES, errno.ESTALE)
+LOSS = (5.0, 1.0, 3.0)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"n": step, "w": np.full(300, step, np.float32)}
+
+
+def raised(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def start(root: Path, **more: Any) -> ckpt.Checkpointer:
+    return ckpt.Checkpointer(root / "run", best_metric="loss", best_mode="min", **more)
+
+
+@pytest.fixture(name="root")
+def make_root(tmp_path: Path) -> Path:
+    """Where a run has the steps 0 to 2, of which 1 is the best."""
+    with start(tmp_path) as checkpointer:
+        for step, loss in enumerate(LOSS):
+            checkpointer.save(step, state(step), metrics={"loss": loss})
+    return tmp_path
+
+
+# ---- the best step -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ERRORS)
+def test_the_best_step_may_be_one_that_cannot_be_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with start(root, read_only=True) as reader:
+        with monkeypatch.context() as patch:
+            failing(patch, "open", root / "run" / "1" / "ckpt.json", number)
+            with pytest.raises(OSError) as caught:
+                reader.best_step()
+        assert caught.value.errno == number and not isinstance(caught.value, ckpt.CheckpointError)
+        assert reader.best_step() == 1
+
+
+def test_a_damaged_step_is_not_the_best(root: Path) -> None:
+    (root / "run" / "1" / "ckpt.json").write_bytes(b"{")
+    assert start(root, read_only=True).best_step() == 2
+
+
+def test_retention_keeps_what_it_cannot_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(root, max_to_keep=1) as checkpointer, monkeypatch.context() as patch:
+        assert checkpointer.restore_latest(state(9)).state["n"] == 2  # pyright: ignore[reportOptionalMemberAccess]
+        failing(patch, "open", root / "run" / "0" / "ckpt.json", errno.EIO)
+        checkpointer.save(3, state(3), metrics={"loss": 9.0})
+        checkpointer.wait_until_finished()
+        patch.undo()
+        assert checkpointer.all_steps() == [0, 1, 3]
+
+
+def test_the_best_step_is_local(tmp_path: Path) -> None:
+    never = ckpt.Options(persist_policy=ckpt.when.at_steps([0]), local_max_to_keep=3)
+    with start(tmp_path, local_directory=tmp_path / "local", options=never) as checkpointer:
+        for step, loss in enumerate(LOSS):
+            checkpointer.save(step, state(step), metrics={"loss": loss})
+        checkpointer.wait_until_finished()
+        assert (checkpointer.all_steps(), checkpointer.best_step()) == ([0, 1, 2], 1)
+    assert start(tmp_path).best_step() == 0
+
+
+# ---- an interrupted replacement ------------------------------------------------------------------
+
+
+@pytest.fixture(name="replaced")
+def make_replaced(root: Path) -> Path:
+    """The same, killed between the two renames of a replacement, where a file system cannot exchange directories."""
+    path = root / "run" / "2"
+    path.rename(hidden_names.make(hidden_names.REPLACED, str(path.parent), path.name))
+    return root
+
+
+CALLS: dict[str, Callable[[ckpt.Checkpointer], Any]] = {
+    "all": lambda run: run.all_steps(),
+    "latest": lambda run: run.latest_step(),
+    "restore": lambda run: run.restore_latest(state(9)),
+    "load": lambda run: run.load(2),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("number", [*ERRORS, errno.ENOMEM])
+def test_a_step_under_its_hidden_name_is_not_passed_over(
+    replaced: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    (replaced / "run" / "2").mkdir()  # what the kill left of the new one
+    reader = start(replaced, read_only=True)
+    assert reader.all_steps() == [0, 1, 2]
+    with monkeypatch.context() as patch:
+        met = failing(patch, "scandir", replaced / "run" / "2", number)
+        with pytest.raises(OSError) as caught:
+            CALLS[call](reader)
+    assert met and caught.value.errno == number, caught.value
+    assert not isinstance(caught.value, ckpt.CheckpointError)
+    assert reader.restore_latest(state(9)).step == 2  # pyright: ignore[reportOptionalMemberAccess]
+
+
+# ---- a look that fails once ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_a_directory_is_not_taken_for_a_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """A stat that fails between two that do not: ``os.path`` says that there is no directory."""
+    for path, call in (
+        (root / "run", lambda: start(root)),
+        (root / "run" / "2", lambda: ckpt.save(root / "run" / "2", state(9), overwrite=True)),
+    ):
+        with monkeypatch.context() as patch:
+            failing(patch, "stat", path, errno.EIO, nth=nth, exact=True)
+            error = raised(call)
+            assert error is None or type(error) is OSError, error
+    assert start(root, read_only=True).all_steps() == [0, 1, 2]
+
+
+def test_a_tensor_file_that_cannot_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckpt.save(tmp_path / "c", state(1))
+    file = tmp_path / "m.safetensors"
+    ckpt.convert.export_safetensors(tmp_path / "c", file, only="w")
+    for number in ERRORS:
+        with monkeypatch.context() as patch:
+            failing(patch, "stat", file, number)
+            with pytest.raises(OSError) as caught:
+                ckpt.load(file)
+        assert caught.value.errno == number
+    assert os.path.exists(file) and ckpt.load(file, as_numpy=True)["w"][0] == 1
