@@ -60,6 +60,11 @@ class StepNames:
         step = int(found[1]) if found and len(found[1]) < 30 else None
         return step if step is not None and step <= MAX_STEP else None
 
+    def is_of_another_series(self, name: str) -> bool:
+        """Whether the name of a step's directory has a prefix that is not the one of new steps."""
+        prefix = name.rstrip("0123456789")
+        return prefix not in ("", f"{self.prefix}_")
+
 
 def check_step(step: int) -> int:
     """The step as an int.

@@ -121,6 +121,11 @@ def _of_token(token: str, lineages: Sequence[str]) -> Order:
     return lineages.index(token[:16]), int(token[16:], 16), 0.0
 
 
+def is_counted(token: str) -> bool:
+    """Whether a Checkpointer has made this token, of a lineage and a count; a random one looks so once in 2**24 times."""
+    return len(token) == 32 and token[16:22] == "000000"
+
+
 def parse_lineage(data: bytes | None) -> Lineage:
     """The run in the content of its file; without a name if there is none, or it is no such file."""
     text = (data or b"").decode(errors="replace")

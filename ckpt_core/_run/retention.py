@@ -14,7 +14,15 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import Event, Kind, logger, tell
 from ckpt_core._run.lease import Lease
-from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, Left, Lineage, newest_first
+from ckpt_core._run.lineage import (
+    LEAVING_FILE,
+    RUN_FILE,
+    Leaving,
+    Left,
+    Lineage,
+    is_counted,
+    newest_first,
+)
 from ckpt_core._run.policies import keep
 from ckpt_core._run.steps import Listing, RunDirectory, unless_wanted
 
@@ -52,6 +60,8 @@ class Retention:
         self._options = run.options
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
+        self._by_others: dict[str, bool] = {}
+        self._said_by_others = False
         self._said_no_metric = False
 
     def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> list[int]:
@@ -219,6 +229,7 @@ class Retention:
     def explain(self, damaged: Set[int]) -> dict[int, str]:
         """For every step whether it stays, and why."""
         self._known.clear()  # another process may have written steps since
+        self._by_others.clear()
         listing = self._steps.look()
         steps = listing.committed()
         kept = self._kept(steps, listing, damaged)
@@ -250,7 +261,8 @@ class Retention:
 
     def _kept(self, steps: list[int], listing: Listing, damaged: Set[int]) -> dict[int, str]:
         # A damaged step must not count as one of the ``max_to_keep``: no run can resume from it.
-        whole = [step for step in steps if step not in damaged]
+        others = self._saved_by_others(steps, listing)
+        whole = [step for step in steps if step not in damaged and step not in others]
         facts = {step: self._facts(step, listing) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
         kept = (self.policy or keep.all())(known)
@@ -259,12 +271,36 @@ class Retention:
         for step, entry in facts.items():
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")
+        for step, name in others.items():
+            kept[step] = f"no Checkpointer has saved {name}, so no policy deletes it"
         for step in damaged & set(steps):
             kept[step] = "it is damaged, so it is never deleted"
         if known:
             # The newest intact step always stays: a run resumes from it.
             kept.setdefault(known[-1].step, "the newest step")
         return kept
+
+    def _saved_by_others(self, steps: Iterable[int], listing: Listing) -> dict[int, str]:
+        """The steps with a directory of another series that no Checkpointer has saved, as ``save(f"lr_{n}", ...)`` does."""
+        found: dict[int, str] = {}
+        for step in steps:
+            for name in filter(self._steps.names.is_of_another_series, listing.names[step]):
+                if name not in self._by_others and listing.is_checkpoint(name):
+                    token = ""
+                    with contextlib.suppress(OSError, CheckpointError):
+                        token = self._steps.token(name)
+                    self._by_others[name] = not is_counted(token)
+                if self._by_others.get(name):
+                    found[step] = name
+        if found and self.policy is not None and not self._said_by_others:
+            self._said_by_others = True
+            logger.warning(
+                "%s: %s count as steps, as their names end in numbers. No Checkpointer has saved them, so no policy "
+                "deletes them: give each run a directory of its own. This is said once",
+                self._steps.directory,
+                ", ".join(sorted(found.values())[:5]) + (", ..." if len(found) > 5 else ""),
+            )
+        return found
 
     def _keep_unranked(
         self, policy: keep.KeepPolicy, known: Sequence[keep.StepFacts], kept: dict[int, str]
@@ -283,4 +319,15 @@ class Retention:
                 self._steps.directory,
                 ", ".join(map(repr, absent)),
                 f"the metrics {', '.join(map(repr, sorted(found)))}" if found else "no metrics",
+            )
+        odd = [one for one in known if one.metrics and not ranks_by & one.metrics.keys()]
+        if odd and not absent and not self._said_no_metric:
+            self._said_no_metric = True
+            logger.warning(
+                "%s: step %d has the metrics %s, and not %s by which steps are kept, so it has no rank, and is not "
+                "deleted for one: pass it to save(metrics=). This is said once",
+                self._steps.directory,
+                odd[-1].step,
+                ", ".join(map(repr, sorted(odd[-1].metrics))),
+                ", ".join(map(repr, sorted(ranks_by))),
             )

@@ -500,3 +500,49 @@ def test_a_step_that_is_being_verified_stays(
         report = ckpt.verify(tmp_path / "1")
         assert report.ok, report.problems
         assert checkpointer.all_steps() == [1, 2]
+
+
+# ---- what no Checkpointer has saved --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", [None, "run"])
+def test_single_checkpoints_beside_a_run_are_not_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, prefix: str | None
+) -> None:
+    """Their names end in numbers, so they count as steps; a sweep was deleted by the first save of a run beside it."""
+    for name in ("lr_1", "wd_1", "lr_2"):
+        ckpt.save(tmp_path / name, {"other": np.ones(5)})
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, step_prefix=prefix) as checkpointer:
+        for step in (10, 11, 12):
+            checkpointer.save(step, state(step))
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [1, 2, 12]
+        assert "no Checkpointer has saved lr_2" in checkpointer.explain()[2]
+    last = "12" if prefix is None else "run_12"
+    assert {path.name for path in tmp_path.iterdir() if path.name[0] != "."} == {
+        "lr_1", "lr_2", "wd_1", last
+    }  # fmt: skip
+    assert caplog.text.count("give each run a directory of its own") == 1
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.delete(2)
+    assert not (tmp_path / "lr_2").exists()
+
+
+def test_steps_of_another_prefix_that_a_run_has_saved_are_deleted(tmp_path: Path) -> None:
+    for number, prefix in ((1, "old"), (2, None), (3, "new")):
+        with ckpt.Checkpointer(tmp_path, max_to_keep=1, step_prefix=prefix) as checkpointer:
+            if number > 1:
+                checkpointer.restore_latest(state(0))["state"]  # pyright: ignore
+            checkpointer.save(number, state(number))
+    assert steps_of(tmp_path) == [3]
+
+
+def test_a_step_with_a_misspelt_metric_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = {"best_metric": "loss", "best_mode": "min", "max_to_keep": 1}
+    with ckpt.Checkpointer(tmp_path, **kept, asynchronous=False) as checkpointer:
+        for step, name in enumerate(("loss", "loss", "los", "loss")):
+            checkpointer.save(step, state(step), metrics={name: 9.0 - step})
+        assert checkpointer.all_steps() == [2, 3]
+    assert caplog.text.count("step 2 has the metrics 'los', and not 'loss'") == 1
