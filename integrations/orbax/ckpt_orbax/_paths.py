@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from typing import Any
 
 from ckpt_orbax._refused import not_offered
 
 _STEP = re.compile(r"(?:(.+)_)?\d+")
 _SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA")
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""What the system says of a path at which nothing is, or can be."""
 
 
 def path_type() -> Any:
@@ -35,19 +39,45 @@ def as_text(path: Any) -> str:
     return os.fspath(path)
 
 
+def kind_at(path: str) -> str:
+    """What is at a path of a file system: ``"directory"``, ``"file"`` or ``"other"``; empty if nothing is.
+
+    ``os.path.exists``, and on newer Pythons that of a path object, say the same of what is not there and of what the
+    system cannot look at now: a training that has steps would begin anew.
+
+    Raises:
+        OSError: the system cannot say, such as EIO, EACCES or ESTALE.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        if error.errno in ABSENT:
+            return ""
+        raise
+    except ValueError:  # a zero byte
+        return ""
+    return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
+def exists(path: Any) -> bool:
+    """Whether something is at a path or URL; raises OSError if the system cannot say."""
+    text = as_text(path)
+    return as_path(text).exists() if "://" in text else bool(kind_at(text))
+
+
 def refuse_another_series(directory: str, prefix: str | None, names: Any = None) -> None:
     """Raises NotOffered in a directory of a file system with steps whose names begin otherwise.
 
     To Orbax and Flax those are another series, with retention of its own. To ckpt a directory is one run.
     """
-    if "://" in directory or not os.path.isdir(directory):
+    if "://" in directory or kind_at(directory) != "directory":
         return
     read = set[str]() if names is None else {one.path.name for one in names.find_all(directory)}
     for name in sorted({*os.listdir(directory)} - read):
         found = _STEP.fullmatch(name)
         if found is None or found[1] == prefix:
             continue
-        if any(os.path.exists(os.path.join(directory, name, sign)) for sign in _SIGNS):
+        if any(kind_at(os.path.join(directory, name, sign)) for sign in _SIGNS):
             raise not_offered(
                 f"the prefix {prefix!r} beside the step {name} in {directory}",
                 "a directory holds the steps of one run, whatever their names begin with",

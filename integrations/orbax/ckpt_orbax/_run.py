@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import ckpt_core as ckpt
-from ckpt_orbax._paths import as_path, as_text, refuse_another_series
+from ckpt_orbax._paths import as_path, as_text, exists, refuse_another_series
 from ckpt_orbax.v1._describe import metrics_of, times_of
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
 from ckpt_orbax.v1.options import MultiprocessingOptions
@@ -111,7 +111,7 @@ class Run:
         """Whether the run has metadata; what an early Orbax wrote is replaced, as by Orbax."""
         if "://" in self.engine.directory:
             return self.engine.run_metadata is not None
-        return os.path.exists(f"{self.engine.directory}/metadata/_ROOT_METADATA")
+        return exists(f"{self.engine.directory}/metadata/_ROOT_METADATA")
 
     # -------------------------------------------------------------------------------------- saves
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core.arguments import answering
-from ckpt_orbax._paths import as_text, refuse_another_series
+from ckpt_orbax._paths import as_text, kind_at, refuse_another_series
 from ckpt_orbax._plain import path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
 from ckpt_orbax.v0._tree_targets import own_values
@@ -172,6 +172,7 @@ def restore_checkpoint(
 
     Raises:
         ValueError: there is no such step, or leaves of one name differ in shape.
+        OSError: the system cannot say whether there is one.
     """
     if orbax_transforms:
         raise not_offered(
@@ -182,15 +183,15 @@ def restore_checkpoint(
     directory = as_text(ckpt_dir)
     if step is not None:
         path = _path_of(directory, step, prefix)
-        if not os.path.exists(path):
+        if not kind_at(path):
             raise ValueError(f"Matching checkpoint not found: {path}")
     else:
         path = latest_checkpoint(directory, prefix)
-        if path is None and (os.path.isfile(directory) or is_checkpoint_finalized(directory)):
+        if path is None and _is_one(directory):
             path = directory
     if path is None:
         return target
-    return _of_file(path, target) if os.path.isfile(path) else _of_directory(path, target)
+    return _of_file(path, target) if kind_at(path) == "file" else _of_directory(path, target)
 
 
 def _of_directory(path: str, target: Any) -> Any:
@@ -239,18 +240,19 @@ def available_steps(
 
 
 def _numbers(directory: str, prefix: str) -> list[int]:
-    names = os.listdir(directory) if os.path.isdir(directory) else []
+    names = os.listdir(directory) if kind_at(directory) == "directory" else []
     found = [(name, re.fullmatch(re.escape(prefix) + r"(\d+)", name)) for name in names]
     return [
         int(match[1])
         for name, match in found
-        if match is not None and TMP_DIR_SUFFIX not in name and _is_one(directory, name)
+        if match is not None
+        and TMP_DIR_SUFFIX not in name
+        and _is_one(os.path.join(directory, name))
     ]
 
 
-def _is_one(directory: str, name: str) -> bool:
-    path = os.path.join(directory, name)
-    return os.path.isfile(path) or is_checkpoint_finalized(path)
+def _is_one(path: str) -> bool:
+    return kind_at(path) == "file" or is_checkpoint_finalized(path)
 
 
 def _path_of(directory: Any, step: int | float, prefix: str) -> str:

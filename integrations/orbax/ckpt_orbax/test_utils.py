@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax.multihost import sync_global_processes
 
 
 def erase_and_create_empty(directory: Any) -> Any:
     """An empty directory at a path, whatever was there; its path."""
     path = as_path(as_text(directory))
-    if path.exists():
+    if exists(path):
         shutil.rmtree(path)
     path.mkdir()
     return path
@@ -25,7 +25,7 @@ def erase_and_create_empty(directory: Any) -> Any:
 def empty_directory(directory: Any) -> bool:
     """Deletes what is in a directory; whether there is one."""
     path = as_path(as_text(directory))
-    if not path.exists():
+    if not exists(path):
         return False
     for child in path.iterdir():
         shutil.rmtree(child) if child.is_dir() else child.unlink()

@@ -11,7 +11,7 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax import _trees
 from ckpt_orbax._handler_files import saved_by, with_directory
-from ckpt_orbax._paths import as_path
+from ckpt_orbax._paths import as_path, kind_at
 from ckpt_orbax._plain import filled, leaves_of
 from ckpt_orbax.v0 import _registration, _tree_targets, handlers
 from ckpt_orbax.v0 import args as args_lib
@@ -165,11 +165,11 @@ def restored_by(handler: Any, directory: Any, args: Any) -> Any:
 
 def flat_value(path: str, handler: Any, args: Any, why: ckpt.CheckpointNotFound) -> Any:
     """What a handler reads in a directory that Orbax wrote for it alone; else raises ``why``, the engine's error."""
-    if not os.path.isdir(path):
+    if kind_at(path) != "directory":
         raise FileNotFoundError(f"Checkpoint at {path} not found.")
     if isinstance(handler, handlers.JsonCheckpointHandler):
         written = os.path.join(path, "metadata")
-        if not os.path.isfile(written):
+        if kind_at(written) != "file":
             raise why
         with open(written, "rb") as file:
             return json.load(file)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax.multihost import (
     broadcast_one_to_all,
     fully_replicated_host_local_array_to_global_array,
@@ -52,7 +52,7 @@ def checkpoint_steps(checkpoint_dir: Any) -> list[int]:
 def checkpoint_steps_paths(checkpoint_dir: Any) -> list[Any]:
     """The paths of the steps in a directory."""
     directory = as_path(as_text(checkpoint_dir))
-    if not directory.exists():
+    if not exists(directory):
         return []
     return [
         path
@@ -91,7 +91,7 @@ def is_tmp_checkpoint(path: Any) -> bool:
 def tmp_checkpoints(checkpoint_dir: Any) -> list[str]:
     """The names in a directory that say that Orbax has not finished them."""
     directory = as_path(as_text(checkpoint_dir))
-    if not directory.exists():
+    if not exists(directory):
         return []
     return [path.name for path in directory.iterdir() if is_tmp_checkpoint(path)]
 

@@ -12,7 +12,7 @@ import numpy as np
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
 from ckpt_orbax._leaves import described
-from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax._paths import ABSENT, as_path, as_text
 from ckpt_orbax._plain import orbax_form
 from ckpt_orbax.v1._names import AUTO, STATE
 from ckpt_orbax.v1.errors import InvalidLayoutError, NoCheckpointError
@@ -122,8 +122,12 @@ def times_of(info: CheckpointInfo) -> dict[str, Any]:
 
 
 def is_orbax_checkpoint(path: Any) -> bool:
-    """Whether there is a checkpoint of ckpt or of Orbax at the path."""
+    """Whether there is a checkpoint of ckpt or of Orbax at the path; raises OSError if the system cannot say."""
     try:
         return bool(ckpt.inspect(as_text(path)).items)
-    except (ckpt.CheckpointError, OSError, ValueError):
+    except (ckpt.CheckpointError, ValueError):
         return False
+    except OSError as error:
+        if error.errno in ABSENT:  # a file, say
+            return False
+        raise

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import ckpt_core as ckpt
-from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
 
@@ -52,7 +51,7 @@ class _Standard:
         with _reader(directory) as reader:
             for step in reader.all_steps():
                 path = as_path(directory) / self.build_name(step)
-                if os.path.exists(path):
+                if exists(path):
                     yield CheckpointMetadata(step, path)
 
     def find_step(self, base_path: Any, step: int) -> Step:

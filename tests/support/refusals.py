@@ -1,0 +1,52 @@
+"""A system that refuses to look at a path: what it refuses is there, and neither absent nor damaged."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_REFUSING = """
+def function(path=".", *given, **named):
+    if not isinstance(path, int):
+        text = os.path.abspath(os.fsdecode(path))
+        refused = text == where or (below and text.startswith(where + "/"))
+        if refused and next(met) < times:
+            raise OSError(number, os.strerror(number), text)
+    return real(path, *given, **named)
+"""
+"""To be compiled as from no file: what a file of these tests raises counts as raised by a signal handler."""
+LOOKS = ("stat", "lstat", "listdir", "scandir", "open")
+
+
+def refuse(
+    patch: pytest.MonkeyPatch,
+    where: Path,
+    number: int = errno.EACCES,
+    calls: tuple[str, ...] = (*LOOKS, "builtins.open"),
+    times: float = float("inf"),
+    below: bool = True,
+) -> None:
+    """Calls that look at a path raise an OSError of this number.
+
+    Args:
+        patch: undoes it.
+        where: absolute path.
+        number: of the error.
+        calls: of ``os``, or ``builtins.open``.
+        times: how many looks of all these calls together fail.
+        below: also looks at what lies below the path.
+    """
+    names: dict[str, Any] = {"os": os, "number": number, "where": str(where)}
+    names |= {"met": itertools.count(), "times": times, "below": below}
+    code = compile(_REFUSING, "<injected>", "exec")
+    for call in calls:
+        owner, name = (builtins, "open") if call == "builtins.open" else (os, call)
+        own = {**names, "real": getattr(owner, name)}
+        exec(code, own)
+        patch.setattr(owner, name, own["function"])
