@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
+from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core.convert import _distributed, _keras
@@ -19,11 +20,12 @@ def format_of(path: str) -> str:
     """One of ``FORMATS``; ``ckpt`` for anything that ``load`` takes as it is."""
     if "://" in path or path.endswith((SUFFIX, INDEX_SUFFIX)):
         return "ckpt"
-    if os.path.isdir(path):
-        return "dcp" if os.path.exists(os.path.join(path, _distributed.INDEX)) else "ckpt"
-    if not os.path.exists(path):
+    kind = kind_at(path)
+    if kind == "directory":
+        return "dcp" if kind_at(os.path.join(path, _distributed.INDEX)) else "ckpt"
+    if not kind:
         raise CheckpointNotFound(f"{path}: there is no such file or folder")
-    if not os.path.isfile(path):  # to open a pipe would wait for its other end
+    if kind != "file":  # to open a pipe would wait for its other end
         raise CheckpointError(
             f"{path} is neither a file nor a folder: copy what it gives to a file first"
         )

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
+from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, source_of
 from ckpt_core.convert._torch import TorchFile, read_slot
@@ -184,7 +185,7 @@ def _closed(tree: Any, place: tuple[str, int, int]) -> Any:
 
 @contextlib.contextmanager
 def _part_file(path: str, begin: int, count: int, where: str) -> Generator[TorchFile]:
-    if not os.path.isfile(path):
+    if kind_at(path) != "file":
         raise CheckpointCorrupt(f"{where}: {path} is missing", file=path)
     with open(path, "rb") as stream:
         window = cast(IO[bytes], Window(stream, begin, count))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-from ckpt_core._directory import resolve
+from ckpt_core._directory import kind_at, resolve
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
@@ -122,7 +122,7 @@ def _opened(
     """The items of a source, and its metadata."""
     if (
         format == "safetensors"
-        and os.path.isfile(where)
+        and kind_at(where) == "file"
         and not where.endswith((SUFFIX, INDEX_SUFFIX))
     ):
         raise CheckpointError(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import zipfile
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 
+from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
 from ckpt_core._tree.leaves import leaf_spec
 from ckpt_core.convert._hdf5 import refuse_endless_heaps
@@ -24,6 +27,8 @@ _MOST_OBJECTS = 2**16
 _MOST_DIGITS = 18
 _MOST_JSON_BYTES = 2**26
 _DEFLATED_AT_MOST = 1100
+_SYSTEM_ERROR = re.compile(r"errno = (\d+), error message")
+"""In a KeyError or RuntimeError of h5py for a group that the system did not let it read."""
 
 
 def _h5py(path: str) -> Any:
@@ -50,7 +55,7 @@ def opened(path: str) -> Generator[Source]:
             for one in shards:
                 refuse_endless_heaps(one)
             files = [_file(stack, h5py, one, one) for one in shards]
-        elif zipfile.is_zipfile(path):
+        elif _is_zip(path):
             stream = stack.enter_context(open(path, "rb"))
             archive = stack.enter_context(opened_zip(stream, path))
             metadata = _json_member(archive, path)
@@ -73,11 +78,28 @@ def _file(stack: contextlib.ExitStack, h5py: Any, opening: Any, where: str) -> t
     try:
         return stack.enter_context(h5py.File(opening, "r")), where
     except OSError as error:
-        if error.errno is not None:  # of the system, such as a permission that lacks
-            raise
+        _raise_if_of_the_system(error, where)
         raise CheckpointCorrupt(
             f"{where}: damaged, cut short, or no HDF5: {error}", file=where
         ) from error
+
+
+def _is_zip(path: str) -> bool:
+    """By its first bytes: ``zipfile.is_zipfile`` says no as well if the file cannot be read."""
+    with open(path, "rb") as stream:
+        return stream.read(2) == b"PK"
+
+
+def _raise_if_of_the_system(error: Exception, where: str) -> None:
+    """Raises what the system refused to h5py, such as EIO or EMFILE: it says nothing of the bytes."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := _SYSTEM_ERROR.search(str(error))):
+        number = int(found[1])
+    if number in (None, 0, errno.EINVAL):  # a damaged file leads to a position that no file has
+        return
+    if isinstance(error, OSError):
+        raise error
+    raise OSError(number, os.strerror(number), where) from error
 
 
 def _json_member(archive: zipfile.ZipFile, path: str) -> Any:
@@ -108,7 +130,7 @@ def _shards(path: str) -> list[str]:
             f"{path}: no index as Keras writes it: {error!r}", file=path
         ) from error
     found = [os.path.join(os.path.dirname(path), name) for name in dict.fromkeys(named)]
-    missing = next((one for one in found if not os.path.exists(one)), None)
+    missing = next((one for one in found if not kind_at(one)), None)
     if missing is not None:
         raise CheckpointCorrupt(f"{path}: {os.path.basename(missing)} is missing", file=missing)
     return found
@@ -127,7 +149,8 @@ def _add(tree: dict[str, Any], file: Any, where: str, h5py: Any) -> None:
             node[parts[-1]] = _slot(dataset, f"{where}: {'/'.join(parts)}", h5py)
     except CheckpointError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:  # of h5py
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        _raise_if_of_the_system(error, where)  # the others are h5py's ways to say damage
         raise CheckpointCorrupt(f"{where}: damaged: {error}", file=where) from error
 
 
@@ -209,5 +232,6 @@ def _read(slot: Slot) -> Array:
     try:
         dataset.read_direct(target)
     except (OSError, RuntimeError, TypeError) as error:
+        _raise_if_of_the_system(error, where)
         raise CheckpointCorrupt(f"{where}: cannot be read: {error}", leaf=where) from error
     return found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._directory import has_sign, resolve
+from ckpt_core._directory import has_sign, kind_at, resolve
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._format.rules_back import Export, exports
@@ -111,7 +111,7 @@ def _chosen(
 def new_file(target: PathLike) -> str:
     """The path of a file to write, on a disk, where nothing is."""
     where = local(target)
-    if os.path.lexists(where):
+    if kind_at(where, follow=False):
         raise CheckpointExists(f"{where} exists already: choose another path, or delete it")
     return where
 
@@ -128,7 +128,7 @@ def local(target: PathLike) -> str:
                 f"{where} lies inside the checkpoint {around}, which would no longer be what was saved: name another target"
             )
         around = os.path.dirname(around)
-    inside = os.listdir(where) if os.path.isdir(where) else []
+    inside = os.listdir(where) if kind_at(where) == "directory" else []
     if any(has_sign(os.path.join(where, one)) for one in inside):
         raise CheckpointError(f"{where} is a directory of checkpoints: name another target")
     return where

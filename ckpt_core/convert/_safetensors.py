@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
-from ckpt_core._directory import place
+from ckpt_core._directory import kind_at, place
 from ckpt_core._errors import CheckpointExists
 from ckpt_core._format import safetensors
 from ckpt_core._format.rules_back import Export
@@ -83,11 +83,11 @@ def export_safetensors(
 def _checked(target: PathLike) -> str:
     where = local(target)
     inside = [where] if where.endswith(safetensors.SUFFIX) else []
-    if not inside and os.path.isdir(where):
+    if not inside and kind_at(where) == "directory":
         ends = (safetensors.SUFFIX, safetensors.INDEX_SUFFIX)
         inside = [f"{where}/{name}" for name in os.listdir(where) if name.endswith(ends)]
     for path in inside:
-        if os.path.lexists(path):
+        if kind_at(path, follow=False):
             raise CheckpointExists(f"{path} exists already: choose another path, or delete it")
     return where
 

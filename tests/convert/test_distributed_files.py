@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import ckpt_core as ckpt
 from ckpt_core.convert import import_weights
 from ckpt_core.convert._distributed import _tiles
+from tests.support.refusals import refuse
 from tests.support.same_bits import bits
 
 torch = pytest.importorskip("torch")
@@ -161,6 +162,14 @@ def test_a_missing_and_a_cut_file(tmp_path: Path) -> None:
         import_weights(tmp_path / "a", tmp_path / "c")
     file.unlink()
     with pytest.raises(ckpt.CheckpointCorrupt, match="is missing"):
+        import_weights(tmp_path / "a", tmp_path / "c")
+
+
+def test_a_file_that_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"a": torch.ones(200)}, tmp_path / "a")
+    (file,) = (tmp_path / "a").glob("*.distcp")
+    refuse(monkeypatch, file, calls=("stat",))
+    with pytest.raises(PermissionError):
         import_weights(tmp_path / "a", tmp_path / "c")
 
 
