@@ -19,7 +19,7 @@ from ckpt_core._directory import (
     write_run_metadata,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._run.steps import note_deleted
+from ckpt_core._run.steps import Steps, note_deleted
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import is_run, steps_in
@@ -82,7 +82,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         run = steps_in(paths[0], prefix)
         for step in steps:
             run.refuse_absent(step)
-        found = [run.path(step) for step in dict.fromkeys(steps)]
+        found = _directories(run, steps)
     else:
         found = list(dict.fromkeys(map(_one_checkpoint, paths)))
     out = console()
@@ -104,6 +104,17 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
             ) from None
     out.print(f"{counted(len(found), 'checkpoint', 'checkpoints')} deleted", markup=False)
     return 0
+
+
+def _directories(run: Steps, steps: Sequence[int]) -> list[str]:
+    """The directories of steps, under every name that they have."""
+    listing = run.look()
+    # the first name is the one that counts: it goes last, so that no older one counts in between
+    return [
+        f"{run.directory}/{name}"
+        for step in dict.fromkeys(steps)
+        for name in reversed(listing.directories(step))
+    ]
 
 
 def _one_checkpoint(path: str) -> str:

@@ -36,6 +36,28 @@ def test_steps_of_a_run(call, store: str) -> None:
     assert value_at(f"{store}/2") == 2
 
 
+def test_a_step_with_two_directories_goes_whole(call, store: str) -> None:
+    """Of ``5`` and ``000005`` the newest counts: were it deleted alone, the older copy would be step 5."""
+    ckpt.save(f"{store}/4", tree(4))
+    for name, value in (("5", 1), ("000005", 2)):
+        ckpt.save(f"{store}/{name}", tree(value))
+    code, out, _ = call("rm", store, "--step", 5, "--yes")
+    assert code == 0 and "2 checkpoints deleted" in out and "/5: " in out and "/000005: " in out
+    assert [one["step"] for one in json.loads(call("ls", store, "--json")[1])["steps"]] == [4]
+
+
+def test_the_directory_that_counts_goes_last(call, tmp_path: Path) -> None:
+    for name, value in (("5", 1), ("000005", 2)):
+        ckpt.save(tmp_path / name, tree(value))
+    with open_checkpoint(str(tmp_path / "000005"), Options()).held():
+        code, _, err = call("rm", tmp_path, "--step", 5, "--yes")
+    assert code == 2 and "000005 is being read" in err
+    assert os.listdir(tmp_path) == ["000005"]
+    ckpt.save(tmp_path / "5", tree(3))
+    code, out, _ = call("rm", tmp_path, "--step", 5, "--step", 5, "--yes")
+    assert code == 0 and "2 checkpoints deleted" in out and os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("by_path", [False, True])
 def test_a_deleted_step_does_not_come_back_from_a_local_directory(
     call, tmp_path: Path, by_path: bool
