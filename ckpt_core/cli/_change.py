@@ -14,6 +14,7 @@ from ckpt_core._directory import (
     Backend,
     StepNames,
     is_meant,
+    kind_at,
     read_run_metadata,
     resolve,
     write_run_metadata,
@@ -184,7 +185,7 @@ def agreed(what: str) -> bool:
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
     """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only prints the names."""
     text, local = resolve(directory)
-    if local and not os.path.isdir(text):
+    if local and kind_at(text) != "directory":
         raise CheckpointNotFound(f"{text}: no such directory")
     backend = backend_of(local)
     names = backend.garbage(text) if dry_run else backend.clean(text)

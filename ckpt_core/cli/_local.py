@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
+from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
 from ckpt_core._run.tiers.folders import local_root
@@ -20,7 +21,7 @@ _STEPS = 5
 
 def _runs(directory: str) -> tuple[str, list[LocalRun]]:
     root = local_root(directory)
-    if not os.path.isdir(root):
+    if kind_at(root) != "directory":
         raise CheckpointNotFound(f"{root}: no such directory on this host")
     return root, runs_in(root)
 

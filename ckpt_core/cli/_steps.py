@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ckpt_core._directory import StepNames, Trace, read_run_metadata, resolve, traces
+from ckpt_core._directory import StepNames, Trace, kind_at, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -55,8 +55,10 @@ def list_steps(
 ) -> int:
     """Prints the steps, and ``of_run`` the metadata of the run; returns 1 if one of them cannot be read."""
     directory, local = resolve(directory)
-    if local and not os.path.isdir(directory):
-        what = "a file, not a directory" if os.path.lexists(directory) else "no such directory"
+    if local and kind_at(directory) != "directory":
+        what = (
+            "a file, not a directory" if kind_at(directory, follow=False) else "no such directory"
+        )
         raise CheckpointNotFound(f"{directory}: {what}")
     steps = steps_in(directory, step_prefix)
     listing = steps.look()

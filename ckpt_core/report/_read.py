@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_core._directory import Backend, StepNames, read_run_metadata, resolve, traces
+from ckpt_core._directory import Backend, StepNames, kind_at, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -97,8 +97,8 @@ def _one_checkpoint(text: str, reading: _Reading) -> Report:
 def _run(
     text: str, local: bool, backend: Backend, reading: _Reading, log: Callable[[str], None]
 ) -> Report:
-    if local and not os.path.isdir(text):
-        what = "a file, not a directory" if os.path.lexists(text) else "no such directory"
+    if local and kind_at(text) != "directory":
+        what = "a file, not a directory" if kind_at(text, follow=False) else "no such directory"
         raise CheckpointNotFound(f"{text}: {what}")
     steps = Steps(text, local, backend, StepNames(reading.request.step_prefix))
     listing = steps.look()

@@ -20,6 +20,7 @@ from ckpt_core.cli._text import size
 from tests.support.children import with_devices
 from tests.support.command_line import LOADED, make_call, start  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
+from tests.support.refusals import refuse
 
 pytest.importorskip("typer")
 
@@ -61,6 +62,15 @@ def test_ls_of_what_has_no_steps(call, tmp_path: Path):
     assert code == 2 and "no such directory" in err
     assert call("ls", tmp_path)[:2] == (0, f"{tmp_path}: no steps\n")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", [("ls",), ("ls", "--local"), ("report",)])
+def test_a_directory_that_cannot_be_looked_at(
+    call, steps: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+):
+    refuse(monkeypatch, steps, calls=("stat", "lstat"), below=False)
+    code, _, err = call(*command, steps)
+    assert code == 2 and "Permission denied" in err and "no such directory" not in err
 
 
 def test_show(call, steps: Path):

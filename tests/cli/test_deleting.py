@@ -15,6 +15,7 @@ import ckpt_core as ckpt
 from ckpt_core._options import Options
 from ckpt_core._saved.opening import open_checkpoint
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
+from tests.support.refusals import refuse
 from tests.support.stores import keys_at, tree, value_at
 
 pytest.importorskip("typer")
@@ -131,6 +132,15 @@ def test_a_dry_run_reports_and_deletes_nothing(call, tmp_path: Path) -> None:
     assert reported == {"directory": str(tmp_path), "deleted": False, "names": [left.name]}
     assert "1 removed" in call("gc", tmp_path)[1] and not left.exists()
     assert call("gc", tmp_path / "nothing")[0] == 2
+
+
+def test_a_directory_that_cannot_be_looked_at(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(tmp_path / "run", 1)
+    refuse(monkeypatch, tmp_path / "run")
+    code, _, err = call("gc", tmp_path / "run")
+    assert code == 2 and "Permission denied" in err
 
 
 def test_a_dry_run_in_a_store(call, store: str) -> None:

@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
 from ckpt_torchax import export_file, import_file, load_into, to_torch  # noqa: E402
+from tests.support.refusals import refuse  # noqa: E402
 
 DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "float32", "int8", "bool", "int4"]
 
@@ -119,6 +120,16 @@ def saved(tmp_path: Path) -> Path:
     ckpt.save(tmp_path / "a", model=nn.Linear(2, 3))
     export_file(tmp_path / "a", tmp_path / "w.safetensors")
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_what_cannot_be_looked_at_is_not_absent(
+    name: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+):
+    export_file(saved / "a", saved / "w.pt")
+    refuse(monkeypatch, saved / name, calls=("stat",))
+    with pytest.raises(PermissionError):
+        import_file(saved / name, saved / "b")
 
 
 @pytest.mark.parametrize("name", ["no.safetensors", "no.pt", "no.safetensors.index.json", "no"])

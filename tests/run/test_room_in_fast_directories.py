@@ -21,6 +21,7 @@ from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers import ended
 from ckpt_core._run.tiers.ended import make_room, remove_run, runs_in
 from tests.support import seams
+from tests.support.refusals import refuse as refuse_looks
 
 MIB = 2**20
 NEVER = ckpt.when.at_steps([0])
@@ -75,6 +76,15 @@ def test_a_folder_that_cannot_be_read_stays_and_hides_no_other(
     room = make_room(root_of(tmp_path), MIB, "", MIB)
     monkeypatch.undo()
     assert [run.path for run in room.removed] == [str(mine)] and theirs.is_dir()
+
+
+def test_a_root_that_cannot_be_looked_at_has_no_known_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.makedirs(root_of(tmp_path))
+    refuse_looks(monkeypatch, Path(root_of(tmp_path)), calls=("stat",), below=False)
+    with pytest.raises(PermissionError):
+        make_room(root_of(tmp_path), MIB, "", MIB)
 
 
 def test_an_owner_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ckpt_core._directory import (
     PosixBackend,
     StepNames,
     is_locked,
+    kind_at,
     lock_folder,
     locks_work_in,
     remove_empty,
@@ -150,7 +151,7 @@ def make_room(
     Raises:
         OSError: the directory cannot be listed.
     """
-    if not os.path.isdir(root):
+    if kind_at(root) != "directory":
         return Room((), needed_bytes - max_bytes)
     with _turn(root, min(turn_secs, _TURN_SECS)):
         runs = runs_in(root)

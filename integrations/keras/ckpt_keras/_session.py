@@ -57,8 +57,8 @@ class Session:
         before = _RUNNING.get(self._place)
         if before is not None:
             before.abandon()
-        if "://" not in self._place and not os.path.lexists(self._place):
-            os.makedirs(self._place, exist_ok=True)  # even if nothing will be saved
+        if "://" not in self._place:
+            _make(self._place)  # even if nothing will be saved
         self.checkpointer = Checkpointer(
             arguments.directory,
             keep_policy=arguments.keep_policy(model),
@@ -266,6 +266,14 @@ class Session:
 def place_of(directory: str) -> str:
     """The directory under the one name that all spellings of it have."""
     return directory if "://" in directory else os.path.realpath(os.path.expanduser(directory))
+
+
+def _make(place: str) -> None:
+    """Makes a directory where nothing is; what the system cannot look at is something."""
+    try:
+        os.lstat(place)
+    except FileNotFoundError:
+        os.makedirs(place, exist_ok=True)
 
 
 def _progress_of_step(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:
