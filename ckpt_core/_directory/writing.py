@@ -303,7 +303,7 @@ def make_directories(path: str, durable: bool) -> list[str]:
         for directory in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
-            if not os.path.isdir(directory):
+            if kind_at(directory) != "directory":
                 raise NotADirectoryError(
                     errno.ENOTDIR, "a file is where a directory should be", directory
                 )

@@ -13,7 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import hidden_names
-from tests.support.damage import failing
+from tests.support.refusals import refuse
 
 ERRORS = (errno.EIO, errno.EMFILE, errno.EACCES, errno.ESTALE)
 LOSS = (5.0, 1.0, 3.0)
@@ -53,7 +53,7 @@ def test_the_best_step_may_be_one_that_cannot_be_read(
 ) -> None:
     with start(root, read_only=True) as reader:
         with monkeypatch.context() as patch:
-            failing(patch, "open", root / "run" / "1" / "ckpt.json", number)
+            refuse(patch, root / "run" / "1" / "ckpt.json", number, calls=("open",))
             with pytest.raises(OSError) as caught:
                 reader.best_step()
         assert caught.value.errno == number and not isinstance(caught.value, ckpt.CheckpointError)
@@ -68,7 +68,7 @@ def test_a_damaged_step_is_not_the_best(root: Path) -> None:
 def test_retention_keeps_what_it_cannot_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start(root, max_to_keep=1) as checkpointer, monkeypatch.context() as patch:
         assert checkpointer.restore_latest(state(9)).state["n"] == 2  # pyright: ignore[reportOptionalMemberAccess]
-        failing(patch, "open", root / "run" / "0" / "ckpt.json", errno.EIO)
+        refuse(patch, root / "run" / "0" / "ckpt.json", errno.EIO, calls=("open",))
         checkpointer.save(3, state(3), metrics={"loss": 9.0})
         checkpointer.wait_until_finished()
         patch.undo()
@@ -113,7 +113,7 @@ def test_a_step_under_its_hidden_name_is_not_passed_over(
     reader = start(replaced, read_only=True)
     assert reader.all_steps() == [0, 1, 2]
     with monkeypatch.context() as patch:
-        met = failing(patch, "scandir", replaced / "run" / "2", number)
+        met = refuse(patch, replaced / "run" / "2", number, calls=("scandir",))
         with pytest.raises(OSError) as caught:
             CALLS[call](reader)
     assert met and caught.value.errno == number, caught.value
@@ -134,7 +134,7 @@ def test_a_directory_is_not_taken_for_a_file(
         (root / "run" / "2", lambda: ckpt.save(root / "run" / "2", state(9), overwrite=True)),
     ):
         with monkeypatch.context() as patch:
-            failing(patch, "stat", path, errno.EIO, nth=nth, exact=True)
+            refuse(patch, path, errno.EIO, calls=("stat",), first=nth, times=1, below=False)
             error = raised(call)
             assert error is None or type(error) is OSError, error
     assert start(root, read_only=True).all_steps() == [0, 1, 2]
@@ -148,7 +148,7 @@ def test_a_tensor_file_that_cannot_be_looked_at(
     ckpt.convert.export_safetensors(tmp_path / "c", file, only="w")
     for number in ERRORS:
         with monkeypatch.context() as patch:
-            failing(patch, "stat", file, number)
+            refuse(patch, file, number, calls=("stat",))
             with pytest.raises(OSError) as caught:
                 ckpt.load(file)
         assert caught.value.errno == number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import errno
-import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ def function(path=".", *given, **named):
     if not isinstance(path, int):
         text = os.path.abspath(os.fsdecode(path))
         refused = text == where or (below and text.startswith(where + "/"))
-        if refused and next(met) < times:
-            raise OSError(number, os.strerror(number), text)
+        if refused:
+            met.append(text)
+            if first < len(met) <= first + times:
+                raise OSError(number, os.strerror(number), text)
     return real(path, *given, **named)
 """
 """To be compiled as from no file: what a file of these tests raises counts as raised by a signal handler."""
@@ -31,8 +32,9 @@ def refuse(
     calls: tuple[str, ...] = (*LOOKS, "builtins.open"),
     times: float = float("inf"),
     below: bool = True,
-) -> None:
-    """Calls that look at a path raise an OSError of this number.
+    first: int = 0,
+) -> list[str]:
+    """Calls that look at a path raise an OSError of this number; the paths that were looked at.
 
     Args:
         patch: undoes it.
@@ -41,12 +43,15 @@ def refuse(
         calls: of ``os``, or ``builtins.open``.
         times: how many looks of all these calls together fail.
         below: also looks at what lies below the path.
+        first: how many looks there are before the first that fails.
     """
+    met: list[str] = []
     names: dict[str, Any] = {"os": os, "number": number, "where": str(where)}
-    names |= {"met": itertools.count(), "times": times, "below": below}
+    names |= {"met": met, "times": times, "below": below, "first": first}
     code = compile(_REFUSING, "<injected>", "exec")
     for call in calls:
         owner, name = (builtins, "open") if call == "builtins.open" else (os, call)
         own = {**names, "real": getattr(owner, name)}
         exec(code, own)
         patch.setattr(owner, name, own["function"])
+    return met

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any
@@ -234,22 +232,10 @@ def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
                 f"the model must be a Keras model, got a {type(model).__name__}: ckpt_keras.{call}"
             )
     path = os.path.expanduser(os.fspath(directory))
-    if "://" not in path and _is_file(path):
+    if os.path.isfile(path):
         raise CheckpointNotFound(
             f"{path} is {_kind_of_file(path)}, and no directory of checkpoints"
         )
-
-
-def _is_file(path: str) -> bool:
-    """Whether a file is at a path; raises OSError if the system cannot say, where ``os.path.isfile`` says no."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-            return False
-        raise
-    except ValueError:  # a zero byte
-        return False
 
 
 def _kind_of_file(path: str) -> str:

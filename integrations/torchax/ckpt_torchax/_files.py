@@ -6,11 +6,9 @@ and raw bytes, so that no dtype is converted, no array is copied, and torch is n
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -32,8 +30,6 @@ _NAMES = {
 """Dtype -> its name in safetensors."""
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""What the system says of a path at which nothing is, or can be."""
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
@@ -64,23 +60,10 @@ def read(path: str | os.PathLike[str]) -> Any:
     file = Path(path).expanduser()
     if not is_file(file):
         raise _unknown(file)
-    mode = _mode(file)
-    if not stat.S_ISREG(mode):
-        what = "is a directory" if stat.S_ISDIR(mode) else "does not exist"
+    if not file.is_file():
+        what = "is a directory" if file.is_dir() else "does not exist"
         raise CheckpointNotFound(f"no weights file at {file}: it {what}")
     return _read_pt(file) if is_torch_file(file) else ckpt.load(file, as_numpy=True)
-
-
-def _mode(file: Path) -> int:
-    """What ``stat`` says is at a path; 0 if nothing is. On newer Pythons ``Path.is_file`` says no as well where the system cannot say."""
-    try:
-        return file.stat().st_mode
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return 0
-        raise
-    except ValueError:  # a zero byte
-        return 0
 
 
 def write(
