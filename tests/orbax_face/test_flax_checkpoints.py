@@ -258,3 +258,17 @@ def test_metadata_beside_that_of_an_early_orbax(tmp_path: Path, face: str) -> No
         ckpt_orbax.v1.training.Checkpointer(tmp_path, custom_metadata={"x": 1}).close()
         with ckpt.Checkpointer(tmp_path, read_only=True) as reader:
             assert reader.run_metadata == {"x": 1}
+
+
+def test_steps_in_a_bucket_are_found() -> None:
+    """They were saved and never found again: ``restore_checkpoint`` gave the target itself."""
+    where = "memory://flax/found/run"
+    for step in (3, 7):
+        flax_checkpoints.save_checkpoint(where, {"w": np.full(3, step)}, step, keep=5)
+    assert flax_checkpoints.available_steps(where) == [3, 7]
+    assert flax_checkpoints.latest_checkpoint(where) == f"{where}/checkpoint_7"
+    for step, value in ((None, 7), (3, 3)):
+        found = flax_checkpoints.restore_checkpoint(where, {"w": np.zeros(3, int)}, step)
+        assert found["w"].tolist() == [value] * 3
+    with pytest.raises(ValueError, match="not found"):
+        flax_checkpoints.restore_checkpoint(where, None, 4)

@@ -183,7 +183,7 @@ def restore_checkpoint(
     directory = as_text(ckpt_dir)
     if step is not None:
         path = _path_of(directory, step, prefix)
-        if not kind_at(path):
+        if not (is_checkpoint_finalized(path) if "://" in path else kind_at(path)):
             raise ValueError(f"Matching checkpoint not found: {path}")
     else:
         path = latest_checkpoint(directory, prefix)
@@ -240,6 +240,10 @@ def available_steps(
 
 
 def _numbers(directory: str, prefix: str) -> list[int]:
+    if "://" in directory:
+        with ckpt.Checkpointer(directory, read_only=True) as reader:
+            steps = reader.all_steps()
+        return [step for step in steps if _is_one(_path_of(directory, step, prefix))]
     names = os.listdir(directory) if kind_at(directory) == "directory" else []
     found = [(name, re.fullmatch(re.escape(prefix) + r"(\d+)", name)) for name in names]
     return [
