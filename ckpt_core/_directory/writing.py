@@ -49,8 +49,10 @@ class Writing:
             if beside:
                 attempt.superseded = _clean_named(parent, beside)
             os.mkdir(temporary)
-        except BaseException:
+        except BaseException as error:
             remove_empty([temporary, *created])
+            if isinstance(error, OSError) and error.filename == temporary:
+                error.filename = path  # the one that the caller knows
             raise
         return attempt
 

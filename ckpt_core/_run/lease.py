@@ -54,9 +54,12 @@ class Lease:
         self._claim = self._backend.claim(self._directory, OWNER_FILE, text.encode())
         if self._claim.contested:
             logger.warning(
-                "%s: taken over from %s, which is alive: its next save here will fail",
+                "%s: taken over from %s, which is %s: its next save here will fail",
                 self._directory,
                 _owner_text(before),
+                "an earlier Checkpointer of this process, not closed"
+                if this_owner().encode() in (before or b"").splitlines()
+                else "alive",
             )
 
     @property

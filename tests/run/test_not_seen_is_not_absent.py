@@ -153,3 +153,13 @@ def test_a_tensor_file_that_cannot_be_looked_at(
                 ckpt.load(file)
         assert caught.value.errno == number
     assert os.path.exists(file) and ckpt.load(file, as_numpy=True)["w"][0] == 1
+
+
+def test_a_directory_that_is_not_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path that was asked for, not the hidden name under which it would have been written."""
+    refuse(monkeypatch, tmp_path, errno.EROFS, calls=("mkdir",))
+    with pytest.raises(OSError) as caught:
+        ckpt.save(tmp_path / "x", state(1))
+    assert (caught.value.errno, caught.value.filename) == (errno.EROFS, str(tmp_path / "x"))

@@ -326,6 +326,7 @@ def test_taking_over_from_a_living_writer_warns(tmp_path: Path, caplog: Any) -> 
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as new:
         new.save(2, {"w": np.ones(2)})
         assert f"taken over from process {os.getpid()} on" in caplog.text
+        assert "an earlier Checkpointer of this process, not closed" in caplog.text
         told = rf"another Checkpointer \(process {os.getpid()}"
         with pytest.raises(ckpt.CheckpointError, match=told):
             old.save(3, {"w": np.ones(2)})
