@@ -248,7 +248,9 @@ def test_an_interrupt_in_the_constructor(tmp_path: Path, cut: int, many: int) ->
         reports(launch(COMMON + code, tmp_path / "run", limit_secs=60 + 20 * many))
     ):
         for (kind, text, secs), later in zip(told["cut"], told["next"], strict=True):
-            assert kind == ("Stop" if index == cut else "NotTogether"), (kind, text)
+            heard = ("NotTogether", "CheckpointError")  # the second of an interrupt in a decision
+            assert kind == "Stop" if index == cut else kind in heard, (kind, text)
+            assert index == cut or "Stop" in text, text
             assert secs < 15, (secs, text)
             assert later[1] == ["", "", 0], later
 
