@@ -97,7 +97,7 @@ class Retention:
         """
         try:
             removed = self._backend.clean(self._steps.directory)
-        except BaseException as error:
+        except Exception as error:  # of an interrupt its caller speaks
             self._processes.leave(error)
             raise
         if removed:
