@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
@@ -40,8 +41,20 @@ _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limi
 
 def refuse_file(path: str) -> None:
     """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
-    if "://" not in path and kind_at(path) not in ("", "directory"):
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # nothing is there, or who lists it says what is wrong
+    if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
+
+
+def _is_item(path: str) -> bool:
+    """Whether a folder is an item that Orbax has written; one that may not be looked into is none."""
+    try:
+        return bool(kind_at(f"{path}/_METADATA"))
+    except PermissionError:
+        return False
 
 
 class PosixBackend(Writing):
@@ -162,7 +175,7 @@ class PosixBackend(Writing):
                 inside = []
             if not inside and leftovers.replaced(path) is not None:
                 return True
-            if any(name in _SIGNS or kind_at(f"{path}/{name}/_METADATA") for name in inside):
+            if any(name in _SIGNS or _is_item(f"{path}/{name}") for name in inside):
                 return True
             # The look may have gone into a directory that is replaced, and being deleted: a second one does not.
             if os.path.exists(record):

@@ -218,15 +218,17 @@ class Processes:
         rounds.end(rounds.life)
 
     @contextlib.contextmanager
-    def leaving_if_out_of_step(self) -> Generator[None]:
-        """Calls ``leave`` if the block is interrupted, or gives up waiting; of other errors its agreements speak."""
+    def leaving_if_interrupted(self) -> Generator[None]:
+        """Calls ``leave`` if the block is interrupted and the others do not know; of errors its agreements speak."""
         try:
             yield
-        except GeneratorExit:  # an interrupt kept the block from ending
+        except (
+            Exception,
+            GeneratorExit,
+        ):  # the second where an interrupt kept the block from ending
             raise
         except BaseException as error:
-            out = isinstance(error, BarrierTimeout) or not isinstance(error, Exception)
-            if out and not known_to_all(error):
+            if not known_to_all(error):
                 self.leave(error)
                 mark_if_interrupt(error)
             raise
@@ -547,4 +549,4 @@ def next_tag() -> str:
     life of jax.distributed in the same process, is its own.
     """
     client = coordination().client
-    return "" if client is None else service.rounds(client).next_tag(client)
+    return "" if client is None else service.rounds(client).next_tag()

@@ -74,24 +74,16 @@ class Rounds:
     def __init__(self) -> None:
         self.life = 0
         self._number = itertools.count()
-        self._begun = False
 
-    def next_tag(self, client: Any) -> str:
-        """The tag of the next round.
-
-        A later life that another process has left before this one took a round in it is passed over: that process went
-        on, and was not joined in time. Else this one would hear of it in its next call, and be late once more.
-        """
-        while self.life and not self._begun and listing(client, left_folder(self.life)):
-            self.end(self.life)
-        self._begun = True
+    def next_tag(self) -> str:
+        """The tag of the next round."""
         number = next(self._number)
         return f"{self.life}.{number}" if self.life else str(number)
 
     def end(self, life: int) -> None:
         """A life is over; does nothing if this process knows that already."""
         if life >= self.life:
-            self.life, self._number, self._begun = life + 1, itertools.count(), False
+            self.life, self._number = life + 1, itertools.count()
 
 
 def life_of(tag: str) -> int:

@@ -97,7 +97,7 @@ class Checkpointer:
         local_directory: str | os.PathLike[str] | None = None,
         options: Options | None = None,
     ) -> None:
-        with this_run().leaving_if_out_of_step():
+        with this_run().leaving_if_interrupted():
             run = open_run_directory(
                 directory,
                 StepNames(step_prefix, step_format_fixed_length),

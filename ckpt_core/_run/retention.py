@@ -60,7 +60,7 @@ class Retention:
         self._options = run.options
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
-        self._by_others: dict[str, bool] = {}
+        self._counted: dict[str, bool] = {}
         self._said_by_others = False
         self._said_no_metric = False
 
@@ -209,7 +209,8 @@ class Retention:
     def _remove(self, step: int, listing: Listing) -> None:
         trash = self._options.trash_directory
         # the first name is the one that counts: it goes last, so that no older one counts in between
-        for name in reversed(listing.directories(step)):
+        others = self._by_others(step, listing)
+        for name in reversed([one for one in listing.directories(step) if one not in others]):
             path = f"{self._steps.directory}/{name}"
             with unless_wanted(path, self._moves):
                 self._backend.delete(path, trash)
@@ -229,7 +230,7 @@ class Retention:
     def explain(self, damaged: Set[int]) -> dict[int, str]:
         """For every step whether it stays, and why."""
         self._known.clear()  # another process may have written steps since
-        self._by_others.clear()
+        self._counted.clear()
         listing = self._steps.look()
         steps = listing.committed()
         kept = self._kept(steps, listing, damaged)
@@ -261,7 +262,7 @@ class Retention:
 
     def _kept(self, steps: list[int], listing: Listing, damaged: Set[int]) -> dict[int, str]:
         # A damaged step must not count as one of the ``max_to_keep``: no run can resume from it.
-        others = self._saved_by_others(steps, listing)
+        others = self._only_by_others(steps, listing)
         whole = [step for step in steps if step not in damaged and step not in others]
         facts = {step: self._facts(step, listing) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
@@ -272,7 +273,9 @@ class Retention:
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")
         for step, name in others.items():
-            kept[step] = f"no Checkpointer has saved {name}, so no policy deletes it"
+            kept[step] = (
+                f"nothing says that a Checkpointer has saved {name}, so no policy deletes it"
+            )
         for step in damaged & set(steps):
             kept[step] = "it is damaged, so it is never deleted"
         if known:
@@ -280,23 +283,29 @@ class Retention:
             kept.setdefault(known[-1].step, "the newest step")
         return kept
 
-    def _saved_by_others(self, steps: Iterable[int], listing: Listing) -> dict[int, str]:
-        """The steps with a directory of another series that no Checkpointer has saved, as ``save(f"lr_{n}", ...)`` does."""
+    def _by_others(self, step: int, listing: Listing) -> list[str]:
+        """Directories of a step of another series of which nothing says that a Checkpointer has saved them, as ``save("lr_3", ...)`` does."""
+        found: list[str] = []
+        for name in filter(self._steps.names.is_of_another_series, listing.names[step]):
+            if name not in self._counted and listing.is_checkpoint(name):
+                with contextlib.suppress(OSError, CheckpointError):  # asked again the next time
+                    self._counted[name] = is_counted(self._steps.token(name))
+            if not self._counted.get(name):
+                found.append(name)
+        return found
+
+    def _only_by_others(self, steps: Iterable[int], listing: Listing) -> dict[int, str]:
+        """The steps that have no other directories than those, with the name of one."""
         found: dict[int, str] = {}
         for step in steps:
-            for name in filter(self._steps.names.is_of_another_series, listing.names[step]):
-                if name not in self._by_others and listing.is_checkpoint(name):
-                    token = ""
-                    with contextlib.suppress(OSError, CheckpointError):
-                        token = self._steps.token(name)
-                    self._by_others[name] = not is_counted(token)
-                if self._by_others.get(name):
-                    found[step] = name
+            names = self._by_others(step, listing)
+            if names and {*listing.directories(step)} <= {*names}:
+                found[step] = names[0]
         if found and self.policy is not None and not self._said_by_others:
             self._said_by_others = True
             logger.warning(
-                "%s: %s count as steps, as their names end in numbers. No Checkpointer has saved them, so no policy "
-                "deletes them: give each run a directory of its own. This is said once",
+                "%s: %s count as steps, as their names end in numbers. Nothing says that a Checkpointer has saved them, so "
+                "no policy deletes them: give each run a directory of its own. This is said once",
                 self._steps.directory,
                 ", ".join(sorted(found.values())[:5]) + (", ..." if len(found) > 5 else ""),
             )

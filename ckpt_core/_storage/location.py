@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend, kind_at
+from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._directory.mounted_files import Done, MountedFiles
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
@@ -571,9 +571,7 @@ def profile_credentials(chosen: str | None) -> dict[str, Any] | None:
     named = chosen or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     if not named and not any(map(_has_default, files.values())):
         return None
-    there = {
-        member: file if kind_at(file) == "file" else os.devnull for member, file in files.items()
-    }
+    there = {member: file if os.path.isfile(file) else os.devnull for member, file in files.items()}
     return {"type": "profile", "profile": named or "default", **there}
 
 

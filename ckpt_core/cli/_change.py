@@ -108,14 +108,16 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
 
 
 def _directories(run: Steps, steps: Sequence[int]) -> list[str]:
-    """The directories of steps, under every name that they have."""
+    """The directories of steps: of each the one that counts, and others of its series, such as ``000005`` beside ``5``."""
     listing = run.look()
-    # the first name is the one that counts: it goes last, so that no older one counts in between
-    return [
-        f"{run.directory}/{name}"
-        for step in dict.fromkeys(steps)
-        for name in reversed(listing.directories(step))
-    ]
+    found: list[str] = []
+    for step in dict.fromkeys(steps):
+        first, *others = listing.directories(step)
+        series = first.rstrip("0123456789")
+        same = [name for name in others if name.rstrip("0123456789") == series]
+        # the first one is the one that counts: it goes last, so that no older one counts in between
+        found += [f"{run.directory}/{name}" for name in (*reversed(same), first)]
+    return found
 
 
 def _one_checkpoint(path: str) -> str:

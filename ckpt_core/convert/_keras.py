@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._directory import kind_at
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    UnsupportedLeaf,
+    raised_by_a_handler,
+)
 from ckpt_core._tree.leaves import leaf_spec
 from ckpt_core.convert._hdf5 import refuse_endless_heaps
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, empty, source_of
@@ -92,6 +97,8 @@ def _is_zip(path: str) -> bool:
 
 def _raise_if_of_the_system(error: Exception, where: str) -> None:
     """Raises what the system refused to h5py, such as EIO or EMFILE: it says nothing of the bytes."""
+    if isinstance(error, OSError) and raised_by_a_handler(error) is not None:
+        raise error
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _SYSTEM_ERROR.search(str(error))):
         number = int(found[1])

@@ -201,3 +201,28 @@ def test_a_metric_that_no_step_has(tmp_path: Path, caplog: pytest.LogCaptureFixt
         run.wait_until_finished()
         assert run.best_step() == 3
     assert resumes(tmp_path, 5)
+
+
+def test_a_misspelt_metric_of_one_step(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    best: dict[str, Any] = {"best_metric": "loss", "best_mode": "min", "max_to_keep": 1}
+    with caplog.at_level(logging.WARNING), runs(tmp_path, **best, asynchronous=False) as run:
+        for step, name in enumerate(("loss", "los", "loss")):
+            run.save(step, state(step), metrics={name: 3.0 - step})
+    logged("_run/retention.py: is not deleted for one: pass it to save(metrics=)", caplog)
+    assert resumes_unchanged(tmp_path, [1, 2])
+
+
+def test_single_checkpoints_in_the_directory_of_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    ckpt.save(tmp_path / "lr_1", state(1))
+    with caplog.at_level(logging.WARNING), runs(tmp_path, max_to_keep=1, asynchronous=False) as run:
+        for step in (2, 3):
+            run.save(step, state(step))
+    logged(
+        "_run/retention.py: no policy deletes them: give each run a directory of its own", caplog
+    )
+    with runs(tmp_path / "own", max_to_keep=1, asynchronous=False) as run:
+        for step in (2, 3):
+            run.save(step, state(step))
+        assert run.all_steps() == [3]

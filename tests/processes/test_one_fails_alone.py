@@ -218,7 +218,7 @@ class Counted(AtMoment):
 
     def _look(self, frame, event, argument):
         super()._look(frame, event, argument)
-        if frame.f_code.co_name == "leaving_if_out_of_step":
+        if frame.f_code.co_name == "leaving_if_interrupted":
             self.first, self.last = self.first or self.seen + 2, self.seen
 
 step = 0

@@ -260,49 +260,6 @@ def test_others_hear_soon_of_a_process_that_left(
         assert all(steps == {"1": 10, "2": 20} for steps in one["later"].values()), one["later"]
 
 
-LOCK_STEP = (
-    COMMON
-    + """
-def attempt(name, call, **more):
-    began = time.monotonic()
-    try:
-        with ckpt.Checkpointer(persistent, options=ckpt.Options(timeout_secs=6), **more) as c:
-            told[name] = [call(c)]
-    except Exception as error:
-        told[name] = [type(error).__name__, str(error)]
-    told[name].append(time.monotonic() - began)
-    meet(name)  # no process tries again before all have failed
-
-def leaves(c):
-    if index == leaver:
-        raise ValueError("its data ended")
-    return "left normally"
-
-with start() as c:
-    save(c, 0, 10)
-meet("saved")
-for kind, more in (("plain", {}), ("local", {"local_directory": own})):
-    for leaver in (0, 1):
-        attempt(f"{kind} {leaver} left", leaves, **more)
-        for nth in range(3):
-            attempt(f"{kind} {leaver} try {nth}", lambda c: c.restore_latest(state=like()).step, **more)
-report(**told)
-"""
-)
-
-
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_attempts_in_lock_step_meet_again(tmp_path: Path, processes: int) -> None:
-    """The one that heard late was late in each further attempt: it read the refusal of the one before."""
-    all_told = reports(
-        launch(LOCK_STEP, tmp_path / "run", processes=processes, devices=1, limit_secs=300)
-    )
-    for told in all_told:
-        for name, found in told.items():
-            if name.endswith("try 2"):
-                assert found[0] == 0, (name, found)
-
-
 REFUSED = (
     COMMON
     + """

@@ -517,7 +517,7 @@ def test_single_checkpoints_beside_a_run_are_not_deleted(
             checkpointer.save(step, state(step))
         checkpointer.wait_until_finished()
         assert checkpointer.all_steps() == [1, 2, 12]
-        assert "no Checkpointer has saved lr_2" in checkpointer.explain()[2]
+        assert "a Checkpointer has saved lr_2" in checkpointer.explain()[2]
     last = "12" if prefix is None else "run_12"
     assert {path.name for path in tmp_path.iterdir() if path.name[0] != "."} == {
         "lr_1", "lr_2", "wd_1", last
@@ -526,6 +526,16 @@ def test_single_checkpoints_beside_a_run_are_not_deleted(
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.delete(2)
     assert not (tmp_path / "lr_2").exists()
+
+
+def test_copies_beside_steps_keep_none_of_them(tmp_path: Path) -> None:
+    """``best_2`` stays, and the step 2 of the run goes."""
+    with ckpt.Checkpointer(tmp_path, max_to_keep=2, asynchronous=False) as checkpointer:
+        for step in range(1, 7):
+            checkpointer.save(step, state(step))
+            if step == 2:
+                ckpt.save(tmp_path / "best_2", state(2))
+    assert {path.name for path in tmp_path.iterdir() if path.name[0] != "."} == {"5", "6", "best_2"}
 
 
 def test_steps_of_another_prefix_that_a_run_has_saved_are_deleted(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from ckpt_core._directory import (
     PosixBackend,
     StepNames,
     is_locked,
-    kind_at,
     lock_folder,
     refuse_file,
     resolve,
@@ -85,8 +84,7 @@ def folder_of(run: Lineage, root: str, persistent: str) -> str:
     if not run.name:
         return f"{root}/none"
     folder, earlier = (f"{root}/{run.name}-{one}" for one in hashes_of(persistent))
-    of_before = kind_at(earlier) == "directory" and kind_at(folder) != "directory"
-    return earlier if of_before else folder
+    return earlier if os.path.isdir(earlier) and not os.path.isdir(folder) else folder
 
 
 def hashes_of(persistent: str) -> tuple[str, str]:

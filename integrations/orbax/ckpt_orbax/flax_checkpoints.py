@@ -240,6 +240,8 @@ def available_steps(
 
 
 def _numbers(directory: str, prefix: str) -> list[int]:
+    if "://" in directory and is_checkpoint_finalized(directory):
+        return []
     if "://" in directory:
         with ckpt.Checkpointer(directory, read_only=True) as reader:
             steps = reader.all_steps()
