@@ -47,6 +47,14 @@ def test_a_step_with_two_directories_goes_whole(call, store: str) -> None:
     assert [one["step"] for one in json.loads(call("ls", store, "--json")[1])["steps"]] == [4]
 
 
+def test_another_series_of_that_number_stays(call, tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "lr_5", tree(1))
+    for name in ("5", "000005"):
+        ckpt.save(tmp_path / name, tree(2))
+    assert call("rm", tmp_path, "--step", 5, "--yes")[0] == 0
+    assert os.listdir(tmp_path) == ["lr_5"]
+
+
 def test_the_directory_that_counts_goes_last(call, tmp_path: Path) -> None:
     for name, value in (("5", 1), ("000005", 2)):
         ckpt.save(tmp_path / name, tree(value))

@@ -272,3 +272,5 @@ def test_steps_in_a_bucket_are_found() -> None:
         assert found["w"].tolist() == [value] * 3
     with pytest.raises(ValueError, match="not found"):
         flax_checkpoints.restore_checkpoint(where, None, 4)
+    one = flax_checkpoints.restore_checkpoint(f"{where}/checkpoint_3", None)
+    assert one["w"].tolist() == [3] * 3
