@@ -62,8 +62,12 @@ class StepNames:
 
     def is_of_another_series(self, name: str) -> bool:
         """Whether the name of a step's directory has a prefix that is not the one of new steps."""
-        prefix = name.rstrip("0123456789")
-        return prefix not in ("", f"{self.prefix}_")
+        return series_of(name) not in ("", f"{self.prefix}_")
+
+
+def series_of(name: str) -> str:
+    """What stands before the number in the name of a step's directory."""
+    return name.rstrip("0123456789")
 
 
 def check_step(step: int) -> int:

@@ -17,6 +17,7 @@ from ckpt_core._directory import (
     kind_at,
     read_run_metadata,
     resolve,
+    series_of,
     write_run_metadata,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -112,11 +113,10 @@ def _directories(run: Steps, steps: Sequence[int]) -> list[str]:
     listing = run.look()
     found: list[str] = []
     for step in dict.fromkeys(steps):
-        first, *others = listing.directories(step)
-        series = first.rstrip("0123456789")
-        same = [name for name in others if name.rstrip("0123456789") == series]
+        names = listing.directories(step)
+        same = [name for name in names if series_of(name) == series_of(names[0])]
         # the first one is the one that counts: it goes last, so that no older one counts in between
-        found += [f"{run.directory}/{name}" for name in (*reversed(same), first)]
+        found += [f"{run.directory}/{name}" for name in reversed(same)]
     return found
 
 
