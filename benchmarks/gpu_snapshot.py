@@ -7,8 +7,8 @@ Four parts, each in new processes; on a CPU they run, but the figures mean nothi
   the next step and the median of the others take than without a save, and after how long the save is committed. The first
   save of a way is given by itself: it compiles, and jax takes page-locked memory from the system. `torch.save` and DCP with
   page-locked memory save as many bytes in a process of torch.
-- *Beside*: how much longer a step takes that is enqueued right after copies, and while these are sent to page-locked memory: what
-  of a save delays the next step.
+- *Beside*: how much longer steps take in all that are enqueued right after copies, until these have been sent to page-locked
+  memory: what of a save delays training. Steps read their loss; those of the last column ask the host how often to loop.
 - *Restores*: a new process for each, whose device and compiler are ready, reads the files (in the page cache, or not) until all
   arrays are on the device. The floor `disk` reads the files into memory that was used before.
 
@@ -17,7 +17,6 @@ Saves go to a RAM disk if there is one, because the copy is measured, not the di
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import tempfile
@@ -105,32 +104,39 @@ class Training:
         state: what is trained.
         width: of the matrices.
         step_secs: how long a step takes about.
+        asks: the device asks the host before each product whether to go on, as XLA's loops of no fixed length do: a copy from
+            the device each time, which waits for those that are under way.
     """
 
-    def __init__(self, state: dict[str, Any], width: int, step_secs: float) -> None:
+    def __init__(
+        self, state: dict[str, Any], width: int, step_secs: float, asks: bool = False
+    ) -> None:
         import jax
         import jax.numpy as jnp
 
         self.state = state
         self._x = jax.random.normal(jax.random.key(1), (width, width), jnp.bfloat16)
-        self._count = 8
+        self._count = 1
 
-        @functools.partial(jax.jit, donate_argnums=(0, 1))
         def step(state: dict[str, Any], x: Any, count: int) -> Any:
             x = jax.lax.fori_loop(0, count, lambda _, x: jnp.tanh(x @ x), x)
-            return jax.tree.map(lambda leaf: leaf * 0.999, state), x
+            return jax.tree.map(lambda leaf: leaf * 0.999, state), x, jnp.float32(x[0, 0])
 
-        self._step = step
-        self.step()
-        self._count = max(1, round(self._count * step_secs / self.step()))
+        fixed = () if asks else (2,)
+        self._step = jax.jit(step, static_argnums=fixed, donate_argnums=(0, 1))
+        for _ in range(3):
+            self.step()  # which compiles it
+            self._count = max(1, round(self._count * step_secs / self.step()))
         self.step()
 
     def step(self) -> float:
-        """Seconds of one step."""
-        import jax
+        """Seconds of one step, until what it computed has been read."""
 
-        work = functools.partial(self._step, self.state, self._x, self._count)
-        secs, (self.state, self._x) = timed(lambda: jax.block_until_ready(work()))
+        def work() -> None:
+            self.state, self._x, loss = self._step(self.state, self._x, self._count)
+            float(loss)
+
+        secs, _ = timed(work)
         return secs
 
 
@@ -196,45 +202,25 @@ def saves(
 
 
 def beside(
-    mib: int, leaves: int, rounds: int, steps: int, width: int, step_secs: float
+    mib: int, leaves: int, rounds: int, steps: int, width: int, step_secs: float, asks: bool
 ) -> dict[str, list[float]]:
-    """Seconds by which the next step takes longer than the others, for each thing that a save does on the device."""
+    """Seconds by which steps are longer until it has ended, for each thing that a save does on the device."""
     import jax
-    import numpy as np
     from jax.sharding import SingleDeviceSharding
 
-    training = Training(make_state(mib, leaves), width, step_secs)
+    training = Training(make_state(mib, leaves), width, step_secs, asks)
     locked = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     copied = jax.jit(lambda leaves: [jax.numpy.copy(leaf) for leaf in leaves])
     alone = middle([training.step() for _ in range(steps)])
 
-    def copies() -> list[Any]:
-        return copied([*training.state.values()])
+    def sent(at_a_time: int) -> threading.Thread:
+        arrays = copied([*training.state.values()])
 
-    def ready() -> list[Any]:
-        return jax.block_until_ready(copies())
-
-    def sent(leaves: list[Any], *, views: bool = False, in_turn: bool = False) -> threading.Thread:
         def send() -> None:
             there: list[Any] = []
-            for leaf in leaves:
-                there.append(jax.device_put(leaf, locked))
-                if in_turn:
-                    jax.block_until_ready(there[-1])
-            for one in there if views else []:
-                np.asarray(one)
-            jax.block_until_ready(there)
-
-        thread = threading.Thread(target=send)
-        thread.start()
-        return thread
-
-    def sent_behind_the_step() -> threading.Thread:
-        leaves = copies()
-
-        def send() -> None:
-            jax.block_until_ready(leaves)
-            sent(leaves).join()
+            for start in range(0, len(arrays), at_a_time):
+                there += jax.device_put(arrays[start : start + at_a_time], locked)
+                jax.block_until_ready(there)
 
         thread = threading.Thread(target=send)
         thread.start()
@@ -242,21 +228,21 @@ def beside(
 
     ways: dict[str, Callable[[], Any]] = {
         "nothing": lambda: None,
-        "copies": copies,
-        "copies, complete": ready,
-        "copies, which are sent": lambda: sent(copies()),
-        "copies, which are sent and looked at": lambda: sent(copies(), views=True),
-        "copies, which are sent one after the other": lambda: sent(copies(), in_turn=True),
-        "complete copies, which are sent": lambda: sent(ready()),
-        "copies, which are sent when they are complete": sent_behind_the_step,
+        "copies on the device": lambda: copied([*training.state.values()]),
+        "copies, which are sent": lambda: sent(leaves),
+        "copies, sent 8 at a time": lambda: sent(8),
+        "copies, sent 2 at a time": lambda: sent(2),
+        "copies, sent one by one": lambda: sent(1),
+        "the state itself, which is sent": lambda: jax.device_put(training.state, locked),
     }
 
     def measure(way: str) -> float:
         under_way = ways[way]()
-        secs = training.step() - alone
-        if isinstance(under_way, threading.Thread):
-            under_way.join()
-        return secs
+        longer_secs = training.step() - alone
+        while isinstance(under_way, threading.Thread) and under_way.is_alive():
+            longer_secs += training.step() - alone
+        jax.block_until_ready(under_way)
+        return longer_secs
 
     return {way: found[1:] for way, found in in_turn(ways, rounds + 1, measure).items()}
 
@@ -428,10 +414,16 @@ def main() -> None:
             if found["ways"] or of_torch["ways"]:
                 print_saves(mib, found, of_torch)
             if "beside" in parts:
-                print(f"\n{mib} MiB\n")
-                header("just before a step", "it takes longer by, ms")
-                for way, secs in fresh(beside, *shape[1:], *loop[:3], **ROOM).items():
-                    row(way, spread(secs, "+.1f", 1e3))
+                short_secs = given.step_secs / 15
+                kinds = (given.step_secs, False), (short_secs, False), (given.step_secs, True)
+                columns = [
+                    fresh(beside, *shape[1:], *loop[:2], *kind, **ROOM).items() for kind in kinds
+                ]
+                print(f"\n{mib} MiB: steps are longer by, ms\n")
+                names = f"{given.step_secs:g} s", f"{short_secs * 1e3:.0f} ms", "asking the host"
+                header("just before a step", *names)
+                for cells in zip(*columns, strict=True):
+                    row(cells[0][0], *(spread(secs, "+.1f", 1e3) for _, secs in cells))
     turns_of = [cold for cold in (False, True) if ("cold" if cold else "warm") in parts]
     if turns_of:
         ways = given.ways.split(",")
