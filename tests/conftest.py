@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -53,6 +54,12 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 # Of the whole session, and of it only if all tests take them from here: a server starts in seconds.
 from tests.support.stores import make_s3_url, make_server, make_store  # noqa: E402, F401
+
+
+def pytest_collection_finish() -> None:
+    """Takes what lives as long as the session from the garbage collector: a full pass over it takes a second, and tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

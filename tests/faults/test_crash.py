@@ -184,7 +184,8 @@ def _numbers(count: int, stride: int) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "stride"),
     [
-        ("new", 1),
+        ("new", 2),
+        pytest.param("new", 1, marks=exhaustive),
         ("step", 4),
         ("overwrite", 4),
         ("no_exchange", 7),

@@ -142,15 +142,21 @@ report(**told)
 )
 
 
-@pytest.mark.parametrize("many", [1, 3])
+BACK = [
+    ("c.rollback_to(1)", "(2, 3, 4)", {1: 10, 2: 21, 3: 31, 4: 41}),
+    ("c.restore(1, state=like())['state']", "(2, 3, 4)", {1: 10, 2: 21, 3: 31, 4: 41}),
+    ("c.rollback_to(1)", "()", {0: 0, 1: 10}),
+    ("c.restore_latest(state=like())['state']; c.delete(3)", "()", {0: 0, 1: 10, 2: 20}),
+    ("c.restore_latest(state=like())['state']; c.delete(2)", "()", {0: 0, 1: 10, 3: 30}),
+]
+
+
 @pytest.mark.parametrize(
-    ("back", "saved", "kept"),
+    ("many", "back", "saved", "kept"),
     [
-        ("c.rollback_to(1)", "(2, 3, 4)", {1: 10, 2: 21, 3: 31, 4: 41}),
-        ("c.restore(1, state=like())['state']", "(2, 3, 4)", {1: 10, 2: 21, 3: 31, 4: 41}),
-        ("c.rollback_to(1)", "()", {0: 0, 1: 10}),
-        ("c.restore_latest(state=like())['state']; c.delete(3)", "()", {0: 0, 1: 10, 2: 20}),
-        ("c.restore_latest(state=like())['state']; c.delete(2)", "()", {0: 0, 1: 10, 3: 30}),
+        pytest.param(many, *case, marks=pytest.mark.slow if (many == 3) == nth % 2 else [])
+        for nth, case in enumerate(BACK)
+        for many in (1, 3)
     ],
 )
 def test_a_host_that_was_away_brings_nothing_back(
