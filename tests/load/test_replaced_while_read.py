@@ -17,10 +17,9 @@ import pytest
 import ckpt_core as ckpt
 from tests.support.replacing import KINDS, replacing
 
-_SECS = 1.0
+_SECS = 2.0
 _CALLS = 40
-_REPLACED = 10
-"""At least so many calls of each kind, and replacements meanwhile, and as many more as the time allows."""
+"""At least so many calls of each kind, and as many more as the time allows."""
 
 
 def _whole(state: dict[str, Any]) -> None:
@@ -80,15 +79,14 @@ def test_readers_see_the_old_or_the_new(replaced: tuple[str, Callable[[], int]],
     CALLS[call](path)
     before, calls, failed = count(), 0, list[str]()
     until = time.monotonic() + _SECS
-    latest = until + 30
-    while time.monotonic() < until or calls < _CALLS or count() - before < _REPLACED:
+    while time.monotonic() < until or calls < _CALLS:
         calls += 1
-        assert time.monotonic() < latest, "it was hardly replaced meanwhile"
         try:
             CALLS[call](path)
         except Exception as error:
             failed.append(f"{type(error).__name__}: {error}"[:300])
     assert not failed, f"{len(failed)} of {calls} calls: {failed[:3]}"
+    assert count() - before >= 10, "it was hardly replaced meanwhile"
 
 
 def test_a_path_that_is_deleted_is_not_found(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def made(at, n, count):
     return jax.make_array_from_callback(value.shape, kinds[at % 4], lambda where: value[where])
 def make(n):
     large = made(0, n, 400_000 if BESIDE else 4)
-    return {"large": large, "own": jnp.int32(n), "small": [made(at, n, 4 * (at % 40 + 1)) for at in range(560)]}
+    return {"large": large, "own": jnp.int32(n), "small": [made(at, n, 4 * (at % 40 + 1)) for at in range(800)]}
 """
 
 

@@ -59,7 +59,7 @@ for name, call in calls.items():
     told[name] = seen, failed
 report(told=told)
 """
-_COUNT = 12
+_COUNT = 25
 
 
 @pytest.mark.parametrize("kind", KINDS)
