@@ -4,10 +4,10 @@ Four parts, each in new processes; on a CPU they run, but the figures mean nothi
 
 - *Bus*: GB/s of copies between device and host.
 - *Saves*: every way in turn saves the state while training steps run that donate it. How long the call blocks, how much longer
-  the next step and the median of the others take than without a save, and after how long the save is committed. The first
-  save of a way is given by itself: it compiles, and jax takes page-locked memory from the system. `torch.save` and DCP with
-  page-locked memory save as many bytes in a process of torch.
-- *Beside*: how much longer steps take in all that are enqueued right after copies, until these have been sent to page-locked
+  the next step and the median of the others take than the steps right before the save, and after how long the save is committed.
+  The first save of a way is given by itself: it compiles, and jax takes page-locked memory from the system. `torch.save` and DCP
+  with page-locked memory save as many bytes in a process of torch.
+- *Beside*: how much longer steps take in all that are enqueued right after copies, until these are done, or sent to page-locked
   memory: what of a save delays training. Steps read their loss; those of the last column ask the host how often to loop.
 - *Restores*: a new process for each, whose device and compiler are ready, reads the files (in the page cache, or not) until all
   arrays are on the device. The floor `disk` reads the files into memory that was used before.
@@ -167,9 +167,11 @@ def saves(
     import jax
 
     training = Training(make_state(mib, leaves), width, step_secs)
-    alone = [training.step() for _ in range(steps)]
+    alone: list[float] = []
 
     def save(way: str) -> dict[str, float]:
+        before = [training.step() for _ in range(steps)]
+        alone.extend(before)
         folder = Path(top) / "saved"
         start = starter(way, folder)
         began = time.perf_counter()
@@ -185,8 +187,8 @@ def saves(
         shutil.rmtree(folder)
         return {
             "blocked": blocked_secs,
-            "next step": beside[0] - middle(alone),
-            "later steps": middle(beside[1:] or beside) - middle(alone),
+            "next step": beside[0] - middle(before),
+            "later steps": middle(beside[1:] or beside) - middle(before),
             "committed": committed_secs,
         }
 
@@ -211,7 +213,9 @@ def beside(
     training = Training(make_state(mib, leaves), width, step_secs, asks)
     locked = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     copied = jax.jit(lambda leaves: [jax.numpy.copy(leaf) for leaf in leaves])
-    alone = middle([training.step() for _ in range(steps)])
+
+    def waited_for(arrays: Any) -> threading.Thread:
+        return threading.Thread(target=jax.block_until_ready, args=(arrays,))
 
     def sent(at_a_time: int) -> threading.Thread:
         arrays = copied([*training.state.values()])
@@ -222,26 +226,28 @@ def beside(
                 there += jax.device_put(arrays[start : start + at_a_time], locked)
                 jax.block_until_ready(there)
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        return thread
+        return threading.Thread(target=send)
 
-    ways: dict[str, Callable[[], Any]] = {
-        "nothing": lambda: None,
-        "copies on the device": lambda: copied([*training.state.values()]),
+    ways: dict[str, Callable[[], threading.Thread]] = {
+        "nothing": lambda: waited_for([]),
+        "copies on the device": lambda: waited_for(copied([*training.state.values()])),
         "copies, which are sent": lambda: sent(leaves),
         "copies, sent 8 at a time": lambda: sent(8),
         "copies, sent 2 at a time": lambda: sent(2),
         "copies, sent one by one": lambda: sent(1),
-        "the state itself, which is sent": lambda: jax.device_put(training.state, locked),
+        "the state itself, which is sent": lambda: waited_for(
+            jax.device_put(training.state, locked)
+        ),
     }
 
     def measure(way: str) -> float:
+        alone_secs = middle([training.step() for _ in range(steps)])
         under_way = ways[way]()
-        longer_secs = training.step() - alone
-        while isinstance(under_way, threading.Thread) and under_way.is_alive():
-            longer_secs += training.step() - alone
-        jax.block_until_ready(under_way)
+        under_way.start()
+        longer_secs = training.step() - alone_secs
+        while under_way.is_alive():
+            longer_secs += training.step() - alone_secs
+        under_way.join()
         return longer_secs
 
     return {way: found[1:] for way, found in in_turn(ways, rounds + 1, measure).items()}
@@ -388,7 +394,7 @@ def main() -> None:
         restore_mib=(2048, "size of the state that is restored"),
         leaves=64,
         rounds=5,
-        steps=10,
+        steps=(3, "without a save, before each"),
         width=(8192, "of the matrices of a step"),
         step_secs=0.5,
         parts=(

@@ -57,7 +57,7 @@ from tests.support.stores import make_s3_url, make_server, make_store  # noqa: E
 
 
 def pytest_collection_finish() -> None:
-    """Takes what lives as long as the session from the garbage collector: a full pass over it takes a second, and tests ask for many."""
+    """Has the garbage collector leave out what lives as long as the session: each full pass over it takes up to half a second."""
     gc.collect()
     gc.freeze()
 
