@@ -95,7 +95,7 @@ import grain.python as grain
 
 def data():
     numbers = grain.MapDataset.range(100)[index::count].shuffle(seed=3).repeat()
-    return iter(numbers.batch(2).to_iter_dataset())
+    return iter(numbers.batch(2).to_iter_dataset(grain.ReadOptions(1, 2)))
 
 by = P()
 train(3, by)

@@ -202,7 +202,7 @@ options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.at_steps([0]))
 
 def data():
     numbers = grain.MapDataset.range(100)[index::count].shuffle(seed=3).repeat()
-    return iter(numbers.batch(2).to_iter_dataset())
+    return iter(numbers.batch(2).to_iter_dataset(grain.ReadOptions(1, 2)))
 
 def params(value):
     values = np.full((8, 4), value, np.float32)
