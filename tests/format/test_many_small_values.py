@@ -231,9 +231,11 @@ def test_orbax_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return encode_index(*arguments)
 
     monkeypatch.setattr(writer, "encode_index", count)
-    tree = {f"w{n}": jnp.arange(n % 90, dtype=jnp.float32) for n in range(700)}
-    ckpt.save(tmp_path / "a", {**tree, "big": jnp.ones(10**6)})
+    tree = {f"w{n}": np.arange(n % 90, dtype=np.float32) for n in range(700)}
+    arrays = {name: jnp.asarray(value) for name, value in tree.items()}
+    ckpt.save(tmp_path / "a", {**arrays, "big": jnp.ones(10**6)})
     assert encoded, "fewer than 512 are left to TensorStore"
     with ocp.StandardCheckpointer() as reader:
         back = reader.restore(tmp_path / "a" / "state")
-    assert all((back[name] == value).all() for name, value in tree.items())
+    for name, value in tree.items():  # by numpy: jax would compile a program for each of 90 shapes
+        np.testing.assert_array_equal(back[name], value, strict=True)
