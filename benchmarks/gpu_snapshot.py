@@ -5,10 +5,12 @@ Four parts, each in new processes; on a CPU they run, but the figures mean nothi
 - *Bus*: GB/s of copies between device and host.
 - *Saves*: every way in turn saves the state while training steps run that donate it. How long the call blocks, how much longer
   the next step and the median of the others take than the steps right before the save, and after how long the save is committed.
-  Compare with "no save": a card that has rested is faster for seconds. The first save of a way is given by itself: it compiles, and
-  jax takes page-locked memory from the system. `torch.save` and DCP with page-locked memory save as many bytes in a process of torch.
-- *Beside*: how much longer steps take in all that are enqueued right after copies, until these are done, or sent to page-locked
-  memory: what of a save delays training. Steps read their loss; those of the last column ask the host how often to loop.
+  A card that has rested is faster for seconds: others go before these, and the next step after a call that blocks is too short. The
+  first save of a way is given by itself: it compiles, and jax takes page-locked memory from the system. `torch.save` and DCP with
+  page-locked memory save as many bytes in a process of torch.
+- *Beside*: how much longer copies and the steps that are enqueued right after them take than these steps alone, until the copies are
+  done, or sent to page-locked memory: what of a save delays training. Compare with *nothing*. Steps read their loss; those of the
+  last column ask the host how often to loop.
 - *Restores*: a new process for each, whose device and compiler are ready, reads the files (in the page cache, or not) until all
   arrays are on the device. The floor `disk` reads the files into memory that was used before.
 
@@ -34,7 +36,6 @@ OURS = {
     "ckpt, pinned_host": "pinned_host",
 }
 """Way -> ``Options(snapshot=)``."""
-NONE = "no save"
 LIBRARIES = {"orbax": "orbax_v1", "orbax uncompressed": "orbax_v1_uncompressed"}
 RESTORES = {
     "ckpt": "ckpt",
@@ -143,8 +144,6 @@ class Training:
 
 def starter(way: str, folder: Path) -> Callable[[dict[str, Any]], Callable[[], Any]]:
     """A function that starts a save, which gives one that waits for its end."""
-    if way == NONE:
-        return lambda _: lambda: None
     import ckpt_core as ckpt
     from ckpt_core.bench.generators import SaveLoadOptions
     from ckpt_core.bench.libraries import make_library
@@ -164,6 +163,7 @@ def saves(
     steps: int,
     width: int,
     step_secs: float,
+    lead_secs: float,
     ways: list[str],
 ) -> dict[str, Any]:
     """Measures saves of each way in turn."""
@@ -173,7 +173,8 @@ def saves(
     alone: list[float] = []
 
     def save(way: str) -> dict[str, float]:
-        for _ in range(steps):  # what was removed let the card rest
+        rested = time.perf_counter()  # while the last checkpoint was removed
+        while time.perf_counter() - rested < lead_secs:
             training.step()
         before = [training.step() for _ in range(steps)]
         alone.extend(before)
@@ -189,7 +190,7 @@ def saves(
             beside.append(training.step())
         waiter.join()
         committed_secs = time.perf_counter() - began
-        shutil.rmtree(folder, ignore_errors=way == NONE)
+        shutil.rmtree(folder)
         return {
             "blocked": blocked_secs,
             "next step": beside[0] - middle(before),
@@ -247,11 +248,14 @@ def beside(
 
     def measure(way: str) -> float:
         alone_secs = middle([training.step() for _ in range(steps)])
+        began, count = time.perf_counter(), 1
         under_way = ways[way]()
         under_way.start()
-        longer_secs = training.step() - alone_secs
+        training.step()
         while under_way.is_alive():
-            longer_secs += training.step() - alone_secs
+            training.step()
+            count += 1
+        longer_secs = time.perf_counter() - began - count * alone_secs
         under_way.join()
         return longer_secs
 
@@ -399,15 +403,16 @@ def main() -> None:
         restore_mib=(2048, "size of the state that is restored"),
         leaves=64,
         rounds=5,
-        steps=(3, "without a save, twice before each"),
+        steps=(3, "alone, right before each save or copy"),
         width=(8192, "of the matrices of a step"),
         step_secs=0.5,
+        lead_secs=(3.0, "of steps before those that are compared with a save"),
         parts=(
             "bus,saves,beside,torch,warm,cold",
             "which parts, by commas: the last two are restores",
         ),
         ways=(",".join(RESTORES), "what is restored, by commas"),
-        savers=([NONE, *OURS, *LIBRARIES], "what saves"),
+        savers=([*OURS, *LIBRARIES], "what saves"),
     )
     parts = given.parts.split(",")
     memory = Path("/dev/shm")
@@ -418,9 +423,11 @@ def main() -> None:
                 row(way, spread(rates, ".1f"))
         for mib in given.mib:
             shape = top, mib, given.leaves, given.rounds
-            loop = given.steps, given.width, given.step_secs, given.savers
+            loop = given.steps, given.width, given.step_secs
             none: dict[str, Any] = {"ways": {}}
-            found = fresh(saves, *shape, *loop, **ROOM) if "saves" in parts else none
+            found, more = none, (given.lead_secs, given.savers)
+            if "saves" in parts:
+                found = fresh(saves, *shape, *loop, *more, **ROOM)
             of_torch = fresh(torch_saves, *shape) if "torch" in parts else none
             if found["ways"] or of_torch["ways"]:
                 print_saves(mib, found, of_torch)

@@ -17,7 +17,7 @@ SMALL = {
     "foreign_weights.py": "--mib 4 --tensor-mib 1 --repeats 1",
     "frozen_leaves.py": "--leaves 8 --leaf-mib 1 --rounds 1",
     "goodput.py": "--hosts 8,4096 --days 2 --runs 1",
-    "gpu_snapshot.py": "--mib 8 --restore-mib 8 --leaves 4 --rounds 1 --steps 2 --width 64 --step-secs 0.01",
+    "gpu_snapshot.py": "--mib 8 --restore-mib 8 --leaves 4 --rounds 1 --steps 2 --width 64 --step-secs 0.01 --lead-secs 0.02",
     "keras_callback.py": "--width 64 --rounds 1 --step-rounds 2 --steps 20 --saves 3",
     "latencies.py": "--rounds 1 --steps 20 --leaves 50",
     "many_clients.py": "--processes 3 --partners",

@@ -33,6 +33,7 @@ def reads_little_ahead(monkeypatch):
     except ImportError:
         return
     monkeypatch.setattr(ReadOptions.__init__, "__defaults__", (2, 8))
+    assert ReadOptions() == ReadOptions(num_threads=2, prefetch_buffer_size=8)
 
 
 class Report(Callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 @pytest.fixture(name="quick_compilation", scope="module", autouse=True)
 def make_quick_compilation() -> Iterator[None]:
     """XLA spends less time on programs that run a few times on a few numbers."""
+    before = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "0") == "1"  # as in children
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
