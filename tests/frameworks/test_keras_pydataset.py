@@ -62,6 +62,13 @@ class Drawn(Batches):
         self.order = self.rng.integers(0, ALL, ALL)
 
 
+class Chosen(Batches):
+    """The same, as a list."""
+
+    def on_epoch_end(self) -> None:
+        self.order = random.choices(range(ALL), k=ALL)
+
+
 class Names(Batches):
     def __init__(self, workers: int = 1) -> None:
         super().__init__(workers)
@@ -124,11 +131,42 @@ def test_what_it_shuffles_itself_goes_on(tmp_path, kind):
     goes_on(tmp_path, kind, 17)
 
 
+IN_THE_FIRST_EPOCH = (7, 12)
+
+
+@pytest.mark.parametrize("kind", [Drawn, Chosen])
+@pytest.mark.parametrize("stop", IN_THE_FIRST_EPOCH)
+def test_other_places_than_were_drawn_for_the_first_epoch_are_named(tmp_path, kind, stop):
+    """It went on with others and said nothing: none had changed yet, and places that come twice are no order."""
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, kind, 0, Stop(stop))
+    with pytest.warns(UserWarning, match=rf"{kind.__name__}\.order had other elements") as caught:
+        train(tmp_path, kind, 1)
+    assert sum("had other elements" in str(one.message) for one in caught) == 1
+
+
+@pytest.mark.parametrize("kind", [Drawn, Chosen])
+def test_the_same_places_and_labels_are_not_named(tmp_path, kind):
+    """A program that seeds its generators draws the same again; what comes after the first epoch is in the step."""
+
+    def labelled() -> Batches:
+        dataset = kind()
+        dataset.labels, dataset.names = np.arange(ALL) % 3, ["a", "b"] * 24
+        return dataset
+
+    straight = train(tmp_path / "a", labelled, 0)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "b", labelled, 0, Stop(7))
+    km.assert_same(km.values(straight), km.values(train(tmp_path / "b", labelled, 0)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [7, 12, 17, 30])
 @pytest.mark.parametrize("kind", [Global, OwnGenerator, Drawn, Names, Noisy, Says])
 def test_every_kind_goes_on_from_everywhere(tmp_path, kind, stop):
     """Batch 7 is in the first epoch, before anything was seen to change."""
+    if kind is Drawn and stop in IN_THE_FIRST_EPOCH:
+        pytest.skip("the test of other places above has it")
     goes_on(tmp_path, kind, stop)
 
 

@@ -87,6 +87,24 @@ def may_be_order(value: Any) -> bool:
         return False
 
 
+def drawn(value: Any) -> str | None:
+    """What tells elements from others, of places that may have been drawn with replacement; None of anything else.
+
+    Labels look the same, so such a value is compared after a restart, and not set.
+    """
+    plain = isinstance(value, list) and 1 < len(value) <= MOST_ELEMENTS
+    if plain and all(type(one) is int for one in value):
+        try:
+            value = np.array(value, np.int64)
+        except OverflowError:
+            return None
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
+        return None
+    if len(value) < 2 or value.nbytes > MOST_BYTES or value.min() < 0 or value.max() >= len(value):
+        return None
+    return f"{len(value)} {zlib.crc32(value.astype(np.int64).tobytes()):08x}"
+
+
 def stored(value: Any, *, renewed: bool) -> dict[str, Any] | None:
     """The value for a step, or None where it has no form for it; ``renewed``: not only its order has changed."""
     if is_generator(value):

@@ -2,7 +2,8 @@
 
 Such a dataset reorders an attribute in ``on_epoch_end``. A new process would begin with the order of the first
 epoch, so what changes is saved: attributes that were seen to change, generators, and, before the first epoch is over,
-whatever could be an order. What changes and cannot be saved is named in a warning.
+whatever could be an order. What changes and cannot be saved is named in a warning, as are places that were drawn with
+replacement for the first epoch, if they are others after a restart within it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,15 @@ class Kept:
             for name, value in self._own()
             if self._is_kept(name, value)
         }
-        return {"attributes": {name: held for name, held in kept.items() if held is not None}}
+        state: dict[str, Any] = {
+            "attributes": {name: held for name, held in kept.items() if held is not None}
+        }
+        if self._first_epoch:
+            rest = [(name, value) for name, value in self._own() if name not in kept]
+            drawn = {name: _attributes.drawn(value) for name, value in rest}
+            if drawn := {name: text for name, text in drawn.items() if text is not None}:
+                state["drawn"] = drawn
+        return state
 
     def set(self, state: dict[str, Any]) -> None:
         """Sets the result of ``state``; warns of an attribute that no longer fits, which keeps its value."""
@@ -86,6 +95,9 @@ class Kept:
             self._changing.add(name)
             if held.get("renewed"):
                 self._renewed.add(name)
+        for name, text in state.get("drawn", {}).items():
+            if _attributes.drawn(own.get(name)) != text:
+                self._warn(name, "had other elements when the step was saved, in its first epoch")
 
     def _is_kept(self, name: str, value: Any) -> bool:
         if name in self._changing or _attributes.is_generator(value):
