@@ -50,9 +50,8 @@ $(VENV)-demo/.up-to-date: pyproject.toml constraints.txt
 demo: $(DEMO_VENV)/.up-to-date  ## train, kill in the middle of saves, resume, compare bit for bit
 	@"$(DEMO_VENV)/bin/python" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"
 
-# Most programs of the tests are compiled to run once; LLVM's optimizations take a tenth of the CPU time. test-all has them, as has this with 0.
 test: lint types  ## style, types and the quick tests
-	@JAX_DISABLE_MOST_OPTIMIZATIONS=$${JAX_DISABLE_MOST_OPTIMIZATIONS:-1} "$(PYTHON)" $(TESTS) -m "not slow and not soak" $(PYTEST_ARGS)
+	@"$(PYTHON)" $(TESTS) -m "not slow and not soak" $(PYTEST_ARGS)
 
 test-all: lint types  ## the same with the long matrices
 	@"$(PYTHON)" $(TESTS) -m "not soak" $(LONG) $(PYTEST_ARGS)

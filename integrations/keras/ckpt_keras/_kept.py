@@ -97,7 +97,10 @@ class Kept:
                 self._renewed.add(name)
         for name, text in state.get("drawn", {}).items():
             if _attributes.drawn(own.get(name)) != text:
-                self._warn(name, "had other elements when the step was saved, in its first epoch")
+                self._warn(
+                    name,
+                    "had other elements or another order when the step was saved, in its first epoch",
+                )
 
     def _is_kept(self, name: str, value: Any) -> bool:
         if name in self._changing or _attributes.is_generator(value):
