@@ -101,7 +101,7 @@ def agreeing(processes: int) -> None:
         for n in range(processes)
     ]
     own = threading.local()
-    _processes._client = lambda: own.client  # pyright: ignore[reportPrivateUsage]
+    _processes.coordination = lambda: own
     rounds, took = 3, [0.0] * processes
     start = threading.Barrier(processes)
 
