@@ -423,11 +423,9 @@ def main() -> None:
                 row(way, spread(rates, ".1f"))
         for mib in given.mib:
             shape = top, mib, given.leaves, given.rounds
-            loop = given.steps, given.width, given.step_secs
+            loop = given.steps, given.width, given.step_secs, given.lead_secs, given.savers
             none: dict[str, Any] = {"ways": {}}
-            found, more = none, (given.lead_secs, given.savers)
-            if "saves" in parts:
-                found = fresh(saves, *shape, *loop, *more, **ROOM)
+            found = fresh(saves, *shape, *loop, **ROOM) if "saves" in parts else none
             of_torch = fresh(torch_saves, *shape) if "torch" in parts else none
             if found["ways"] or of_torch["ways"]:
                 print_saves(mib, found, of_torch)

@@ -93,7 +93,8 @@ import grain.python as grain
 
 def data():
     numbers = grain.MapDataset.range(100)[index::count].shuffle(seed=3).repeat()
-    return iter(numbers.batch(2).to_iter_dataset(grain.ReadOptions(1, 2)))
+    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(numbers.batch(2).to_iter_dataset(few))
 
 by = P()
 """

@@ -202,7 +202,8 @@ options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.at_steps([0]))
 
 def data():
     numbers = grain.MapDataset.range(100)[index::count].shuffle(seed=3).repeat()
-    return iter(numbers.batch(2).to_iter_dataset(grain.ReadOptions(1, 2)))
+    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(numbers.batch(2).to_iter_dataset(few))
 
 def params(value):
     values = np.full((8, 4), value, np.float32)

@@ -75,9 +75,7 @@ def make_place(tmp_path_factory):
 def goes_through(program, directory, forms, kills, straight):
     """Runs three forms in one directory, the first two of which are killed: the last ends as the straight run."""
     began: list[int] = []
-    trained: list[
-        int
-    ] = []  # a process that makes few calls may train on for a step or two before it is killed
+    trained: list[int] = []  # last: with few calls, a process trains on until it is killed
     ended = straight
     for form, kill in zip(forms, [*kills, None], strict=True):
         ended = program.run(form, directory, kill)

@@ -70,10 +70,8 @@ class Kept:
             "attributes": {name: held for name, held in kept.items() if held is not None}
         }
         if self._first_epoch:
-            rest = [(name, value) for name, value in self._own() if name not in kept]
-            drawn = {name: _attributes.drawn(value) for name, value in rest}
-            if drawn := {name: text for name, text in drawn.items() if text is not None}:
-                state["drawn"] = drawn
+            drawn = {name: _attributes.drawn(v) for name, v in self._own() if name not in kept}
+            state["drawn"] = {name: text for name, text in drawn.items() if text is not None}
         return state
 
     def set(self, state: dict[str, Any]) -> None:
