@@ -160,6 +160,225 @@ def test_the_same_places_and_labels_are_not_named(tmp_path, kind):
     km.assert_same(km.values(straight), km.values(train(tmp_path / "b", labelled, 0)))
 
 
+CHANGES = pytest.mark.filterwarnings("ignore:.*changes from epoch to epoch:UserWarning")
+
+
+class Labelled(Batches):
+    """The most usual one: files and their labels, in two attributes that are shuffled alike."""
+
+    labels: Any = np.arange(ALL) % 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: Any = [f"image-{place}" for place in range(ALL)]
+        self.labels = copy.deepcopy(type(self).labels)
+
+    def on_epoch_end(self) -> None:
+        places = random.sample(range(ALL), ALL)
+        self.files = [self.files[place] for place in places]
+        if isinstance(self.labels, np.ndarray):
+            self.labels = self.labels[places]
+        else:
+            self.labels = type(self.labels)(self.labels[place] for place in places)
+        self.check()
+
+    def __getitem__(self, index: int) -> Any:
+        self.check()
+        self.order = [int(name.removeprefix("image-")) for name in self.files]
+        return super().__getitem__(index)
+
+    def check(self) -> None:
+        """Every file has its own label."""
+        label = dict(
+            zip((f"image-{place}" for place in range(ALL)), type(self).labels, strict=True)
+        )
+        assert all(
+            np.array_equal(label[name], one)
+            for name, one in zip(self.files, self.labels, strict=True)
+        )
+
+
+LABELS = {
+    "int": Labelled.labels,
+    "float": Labelled.labels.astype("f4"),
+    "one-hot": np.eye(6, dtype="f4")[Labelled.labels],
+    "list": Labelled.labels.tolist(),
+    "tuple": tuple(Labelled.labels.tolist()),
+    "texts": [f"class-{label}" for label in Labelled.labels],
+    "boxes": [[int(label), 2 * int(label)] for label in Labelled.labels],
+    "numpy's integers": list(Labelled.labels),
+}
+
+
+QUICK = ("int", "one-hot", "texts", "numpy's integers")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in LABELS],
+)
+def test_files_keep_their_labels(tmp_path, labels):
+    """Restarted in the first epoch, it had the saved order of the files, and that of this process of the labels: 123 of 164 were wrong."""
+    goes_on(tmp_path, type("Labelled", (Labelled,), {"labels": LABELS[labels]}), 7)
+
+
+class Large(Labelled):
+    """What is shuffled with the files is too large for a step."""
+
+    labels: Any = np.zeros((ALL, 100_000), np.float32)
+
+
+Large.labels[:, 0] = np.arange(ALL)
+
+
+@CHANGES
+@pytest.mark.parametrize("stop", [7, 17])
+def test_what_cannot_follow_an_order_holds_it_back(tmp_path, stop):
+    """The files were put in the saved order, without the array; one that both have is no worse than another."""
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, Large, 0, Stop(stop))
+    with pytest.warns(
+        UserWarning, match=r"Large\.files.*cannot be put.*together with Large\.labels"
+    ):
+        train(tmp_path, Large, 1)
+
+
+class Plan(Batches):
+    """Batches of places, made anew for each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_epoch_end()
+
+    def on_epoch_end(self) -> None:
+        self.plan: Any = self.rng.permutation(ALL).reshape(12, 4).tolist()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[self.plan[index]], self.y[self.plan[index]]
+
+
+def test_a_list_of_lists_that_is_made_anew_is_restored(tmp_path):
+    """It was taken for another order of the same lists, and refused."""
+    goes_on(tmp_path, Plan, 17)
+
+
+class Part(Plan):
+    def on_epoch_end(self) -> None:
+        self.plan = self.rng.integers(0, ALL, (12, 4))
+
+
+class NumbersOfNumpy(Plan):
+    def on_epoch_end(self) -> None:
+        self.plan = [list(row) for row in self.rng.integers(0, ALL, (12, 4))]
+
+
+class Inside(Plan):
+    def on_epoch_end(self) -> None:
+        self.sampler = {"plan": self.rng.integers(0, ALL, (12, 4)).tolist()}
+        self.plan = None
+
+    def __getitem__(self, index: int) -> Any:
+        places = self.sampler["plan"][index]
+        return self.x[places], self.y[places]
+
+
+@CHANGES
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Part, "plan"), (NumbersOfNumpy, "plan"), (Inside, "sampler.plan")]
+)
+def test_other_plans_of_the_first_epoch_are_named(tmp_path, kind, name):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, kind, 0, Stop(7))
+    with pytest.warns(UserWarning, match=rf"{kind.__name__}\.{name} had other elements"):
+        train(tmp_path, kind, 1)
+
+
+class Once(Batches):
+    """Draws its samples once, when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = self.rng.integers(0, ALL, ALL)
+
+
+def test_what_never_changes_and_is_another_one_is_named_in_every_epoch(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, Once, 0, Stop(17))
+    with pytest.warns(UserWarning, match=r"Once\.order had other elements"):
+        train(tmp_path, Once, 1)
+
+
+class LabelledAtTheBeginning(Labelled):
+    """In another order from the beginning, and shuffled where each epoch begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().on_epoch_end()
+
+    def on_epoch_begin(self) -> None:
+        super().on_epoch_end()
+
+    def on_epoch_end(self) -> None:
+        pass
+
+
+class AtTheBeginning(Batches):
+    """Keras calls ``on_epoch_begin`` after the state is restored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_epoch_begin()
+
+    def on_epoch_begin(self) -> None:
+        self.order = self.rng.integers(0, ALL, ALL)
+
+
+class Counts(Batches):
+    """Counts what is drawn: of samples that Keras draws to build the model, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        np.random.shuffle(self.order)
+        self.hits = np.zeros(ALL, int)
+
+    def __getitem__(self, index: int) -> Any:
+        self.hits[self.order[index * 4 : index * 4 + 4]] += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", [AtTheBeginning, LabelledAtTheBeginning, Counts])
+def test_what_an_epoch_makes_itself_is_no_other_order(tmp_path, kind):
+    goes_on(tmp_path, kind, 7)
+
+
+def test_counts_of_batches_drawn_to_build_the_model_are_no_order(tmp_path):
+    def train_unbuilt(directory: Any, seed: int, *others: Any) -> Any:
+        random.seed(seed)
+        keras.utils.set_random_seed(seed)
+        model: Any = keras.Sequential([keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        callback = OrbaxCheckpointCallback(directory, save_freq=5)
+        model.fit(Counts(), epochs=2, verbose=0, shuffle=False, callbacks=[callback, *others])
+        return model
+
+    straight = train_unbuilt(tmp_path / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        train_unbuilt(tmp_path / "b", 0, Stop(7))
+    km.assert_same(km.values(straight), km.values(train_unbuilt(tmp_path / "b", 1)))
+
+
+@pytest.mark.parametrize(("first", "then"), [(Global, Says), (Says, Global)])
+def test_methods_that_came_or_went_are_said(tmp_path, first, then):
+    """Who followed the advice of a warning in the same directory lost the state, and the warning."""
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, first, 0, Stop(17))
+    when = "before" if then is Says else "when"
+    with pytest.warns(
+        UserWarning, match=rf"saved {when} {then.__name__} had get_state\(\) .* not restored"
+    ):
+        train(tmp_path, then, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop"),
@@ -297,6 +516,7 @@ VALUES = [
     np.array(["b", "a"]),
     np.ones((2, 2), np.float16),
     [3, 1, 2],
+    (3, 1, 2),
     {"a": [1, 2]},
     random.Random(3),
     np.random.default_rng(3),
@@ -358,4 +578,140 @@ def test_a_dataset_without_a_state_is_silent():
         kept = Kept(keras.utils.PyDataset())
         kept.ended()
         kept.set({})
-    assert kept.state() == {"attributes": {}}
+    assert not any(kept.state().values())
+
+
+def loose_and_constant(make: Any, epochs: int) -> tuple[set[str], set[str]]:
+    dataset = make()
+    dataset.on_epoch_end()
+    kept = Kept(dataset)
+    for _ in range(epochs):
+        dataset.on_epoch_end()
+        kept.ended()
+    state = kept.state()
+    assert not state["attributes"].keys() & (state["loose"].keys() | state["constant"].keys())
+    return set(state["loose"]), set(state["constant"])
+
+
+def test_what_was_never_seen_to_change_does_not_hold_back_an_order():
+    """Labels that were corrected between two runs, beside indices that are shuffled."""
+    assert loose_and_constant(Global, 0) == ({"x", "y"}, set())
+    assert loose_and_constant(Global, 2) == (set(), {"x", "y"})
+    dataset, _ = kept_after(Global, 2)
+    kept = Kept(dataset)
+    kept._first_epoch = False
+    kept._changing.add("order")
+    state, order = kept.state(), dataset.order.copy()
+    again = Global()
+    again.y[3] += 1
+    with pytest.warns(UserWarning, match=r"Global\.y had other elements"):
+        Kept(again).set(state)
+    assert np.array_equal(again.order, order) and not np.array_equal(again.y, dataset.y)
+
+
+def test_a_run_that_goes_on_is_in_no_first_epoch():
+    _, order = kept_after(Global, 2)
+    dataset = Global()
+    dataset.on_epoch_end()
+    kept = Kept(dataset)
+    kept.set({"attributes": {"order": order["order"]}, "first_epoch": 0})
+    state = kept.state()
+    assert set(state["constant"]) == {"x", "y"} and not state["loose"]
+    assert set(state["attributes"]) == {"order", "rng"}  # it has not changed here, and does
+
+
+def test_labels_that_were_corrected_are_not_those_of_the_step():
+    """They do not follow the files in the first epoch, when nobody knows what belongs together."""
+    dataset = Labelled()
+    dataset.on_epoch_end()
+    state = Kept(dataset).state()
+    again = Labelled()
+    again.labels[7] += 1
+    labels = again.labels.copy()
+    with pytest.warns(UserWarning, match=r"Labelled.files cannot .* Labelled.labels, and all stay"):
+        Kept(again).set(state)
+    assert again.files == Labelled().files and np.array_equal(again.labels, labels)
+
+
+def test_files_that_are_others_hold_back_what_belongs_to_them():
+    dataset, _ = kept_after(Labelled, 1)
+    kept = Kept(dataset)
+    kept._changing |= {"files", "labels"}
+    state = kept.state()
+    again = Labelled()
+    again.files[3] = "renamed"
+    before = again.labels.copy()
+    with pytest.warns(UserWarning, match=r"Labelled\.") as caught:
+        Kept(again).set(state)
+    assert np.array_equal(again.labels, before) and again.files[3] == "renamed"
+    said = [str(one.message) for one in caught]
+    assert "Labelled.files is not as in the checkpoint" in said[0]
+    assert "Labelled.labels cannot be put in the order of the checkpoint" in said[1]
+
+
+def test_data_of_another_number_of_processes_is_not_compared():
+    """Each has a part of it, and the warning of the callback says what goes on."""
+    dataset, _ = kept_after(Batches, 1)
+    state = Kept(dataset).state()
+    again = Batches()
+    again.y = again.y[:24]
+    Kept(again).set(state | {"of_other_processes": 1})
+    with pytest.warns(UserWarning, match=r"Batches\.y had other elements"):
+        Kept(again).set(state)
+
+
+class ArrayOfAnother:
+    """Stands for an array of another library."""
+
+    def __init__(self, *values: int) -> None:
+        self._values = np.array(values)
+        self.nbytes = self._values.nbytes
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self._values
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, 2, 3], [1, 3, 2]),
+        ((1, 2), (2, 1)),
+        (np.arange(3), np.arange(3)[::-1]),
+        (np.arange(3), np.arange(4)),
+        (np.arange(3), np.arange(3.0)),
+        (np.array(["a", None], object), np.array([None, "a"], object)),
+        (np.arange(5 << 20), np.roll(np.arange(5 << 20), 1)),
+        (list(range(1 << 21)), [1, 0, *range(2, 1 << 21)][::-1]),
+        ([np.ones(2), np.zeros(2)], [np.zeros(2), np.ones(2)]),
+        ([{"box": [1]}, {"box": [2]}], [{"box": [2]}, {"box": [1]}]),
+        (ArrayOfAnother(1, 2), ArrayOfAnother(2, 1)),
+        (["\ud800", "a"], ["a", "\ud800"]),
+        # images with one border
+        (
+            [np.r_[np.zeros(6000), np.full(4000, one)] for one in (1, 2)],
+            [np.r_[np.zeros(6000), np.full(4000, one)] for one in (2, 1)],
+        ),
+    ],
+)
+def test_fingerprints_tell_sequences_apart(one: Any, other: Any):
+    assert _attributes.fingerprint(one) == _attributes.fingerprint(copy.copy(one))
+    assert _attributes.fingerprint(one) not in (None, _attributes.fingerprint(other))
+
+
+@pytest.mark.parametrize(
+    "value", [3, "text", None, [], [1], np.array(3), np.zeros(0), np.ones(1), [object(), 1], {1: 2}]
+)
+def test_what_has_no_order_has_no_fingerprint(value: Any):
+    assert _attributes.fingerprint(value) is None
+
+
+def test_sequences_inside_objects_have_names():
+    class Sampler:
+        def __init__(self) -> None:
+            self.order, self.tables = [2, 1], {"rows": (3, 4), "deep": {"deeper": [1, 2]}}
+
+    assert set(_attributes.fingerprints({"sampler": Sampler(), "own": [1, 2]}.items())) == {
+        "sampler.order",
+        "sampler.tables.rows",
+        "own",
+    }

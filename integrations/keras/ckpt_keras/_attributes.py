@@ -8,7 +8,7 @@ import os
 import random
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ MOST_ELEMENTS = 1 << 20
 """The same for lists."""
 
 _SAMPLES = 64
+_SAMPLED_ABOVE = 1 << 16
 _DEPTH = 2
+_PARTS = 1000
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -87,22 +89,67 @@ def may_be_order(value: Any) -> bool:
         return False
 
 
-def drawn(value: Any) -> str | None:
-    """What tells elements from others, of places that may have been drawn with replacement; None of anything else.
+def fingerprints(own: Iterable[tuple[str, Any]], depth: int = _DEPTH) -> dict[str, str]:
+    """The ``fingerprint`` of each sequence, by name; of those inside objects and dicts by names such as `sampler.order`."""
+    found: dict[str, str] = {}
+    for name, value in own:
+        text = fingerprint(value)
+        if text is not None:
+            found[name] = text
+        elif depth and type(value).__module__.partition(".")[0] != "keras":
+            parts = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+            if isinstance(parts, dict) and not isinstance(value, type) and len(parts) <= _PARTS:
+                inside = [(f"{name}.{part}", held) for part, held in list(parts.items())]
+                found |= fingerprints(inside, depth - 1)
+    return found
 
-    Labels look the same, so such a value is compared after a restart, and not set.
+
+def fingerprint(value: Any) -> str | None:
+    """What tells a list, tuple or array of two or more elements from another one in every process; None of anything else.
+
+    It begins with the length. Of large ones samples are compared: enough to see another order.
     """
-    plain = isinstance(value, list) and 1 < len(value) <= MOST_ELEMENTS
-    if plain and all(type(one) is int for one in value):
-        try:
-            value = np.array(value, np.int64)
-        except OverflowError:
+    if isinstance(value, (list, tuple)):
+        count, content = len(value), _text_of_sample(value)
+    else:
+        array = _as_array(value)
+        if array is None:
             return None
-    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
+        count = len(array)
+        content = (
+            _text_of_sample(array) if _holds_objects(array) else repr(_seen_array(array).content)
+        )
+    if count < 2 or content is None:
         return None
-    if len(value) < 2 or value.nbytes > MOST_BYTES or value.min() < 0 or value.max() >= len(value):
-        return None
-    return f"{len(value)} {zlib.crc32(value.astype(np.int64).tobytes()):08x}"
+    return f"{count} {zlib.crc32(content.encode('utf-8', 'surrogatepass')):08x}"
+
+
+def length_of(text: str) -> int:
+    """The length of the sequence with this fingerprint."""
+    return int(text.partition(" ")[0])
+
+
+def length_of_held(held: Mapping[str, Any]) -> int:
+    """The length of the sequence that ``stored`` took; 0 of anything else."""
+    if "array" in held:
+        return len(held["array"]) if np.ndim(held["array"]) else 0
+    value = json.loads(held.get("texts", held.get("text", "0")))
+    return len(value) if isinstance(value, list) else 0
+
+
+def places_of(value: Any, now: Any) -> list[int]:
+    """Where each element of an order stands in ``now``, another order of the same elements, all different."""
+    place = {one: at for at, one in enumerate(now.tolist() if isinstance(now, np.ndarray) else now)}
+    return [place[one] for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
+
+
+def taken_from(value: Any, at: list[int]) -> Any:
+    """The elements at these places, as the same kind of sequence; None of what can't be reordered here."""
+    if isinstance(value, np.ndarray):
+        return value[at] if value.nbytes <= MOST_BYTES else None
+    if type(value) in (list, tuple) and len(value) <= MOST_ELEMENTS:
+        return type(value)(value[place] for place in at)
+    return None
 
 
 def stored(value: Any, *, renewed: bool) -> dict[str, Any] | None:
@@ -116,11 +163,14 @@ def stored(value: Any, *, renewed: bool) -> dict[str, Any] | None:
         if value.dtype.kind == "U":
             held = {"texts": json.dumps(value.tolist()), "dtype": value.dtype.str}
     else:
-        text = _text(value.item() if isinstance(value, np.generic) else value)
-        # From the text alone, tuples would come back as lists: an order is put together from what is there.
-        if text is None or ((renewed or not isinstance(value, list)) and json.loads(text) != value):
+        held = {"tuple": 1} if type(value) is tuple else {}
+        value = list(value) if held else value.item() if isinstance(value, np.generic) else value
+        an_order = isinstance(value, list) and not renewed
+        text = _text(value, _scalar if an_order else os.fspath)
+        # From the text alone, tuples in it would come back as lists: an order is put together from what is there.
+        if text is None or (not an_order and json.loads(text) != value):
             return None
-        held = {"text": text}
+        held |= {"text": text}
     return held | {"renewed": int(renewed)}
 
 
@@ -142,6 +192,10 @@ def restored(held: Mapping[str, Any], now: Any) -> Any:
         return _continued(now, held["generator"])
     if "text" in held:
         value = json.loads(held["text"])
+        if held.get("tuple"):
+            if type(now) is not tuple:
+                raise ValueError(f"it is a {type(now).__name__}")
+            return tuple(value if held["renewed"] else _in_order(value, list(now)))
         if isinstance(now, list) and not held["renewed"]:
             return _in_order(value, now)
         if isinstance(now, np.generic):
@@ -187,46 +241,96 @@ def _seen_elements(value: Any) -> Seen:
     try:
         hashes = [hash(part) for part in parts]
     except TypeError:  # of lists, say
-        text = _text(value) if len(value) <= MOST_ELEMENTS else None
-        if text is None:
-            held = value.values() if isinstance(value, dict) else value
-            return Seen([kind, len(value), *map(_Same, list(held)[:_SAMPLES])])
-        return Seen([kind, text])
+        if len(value) <= MOST_ELEMENTS:
+            texts = None if isinstance(value, dict) else _texts(value)
+            if texts is not None:
+                hashes = [hash(text) for text in texts]
+                return Seen([kind, hash(tuple(hashes))], [kind, len(hashes), sum(hashes)])
+            if (text := _text(value)) is not None:
+                return Seen([kind, text])
+        held = value.values() if isinstance(value, dict) else value
+        return Seen([kind, len(value), *map(_Same, list(held)[:_SAMPLES])])
     return Seen([kind, hash(tuple(hashes))], [kind, len(hashes), sum(hashes)])
 
 
 def _seen_array(value: np.ndarray) -> Seen:
     how = f"{value.dtype} {value.shape}"
-    if value.dtype.kind == "O":
+    if _holds_objects(value):
         elements = value.reshape(-1)[:_SAMPLES].tolist()
         return Seen([how, *map(_Same, elements)])
     if value.nbytes <= MOST_BYTES:
-        return Seen([how, zlib.crc32(value.tobytes())], [how, _crc_of_sorted(value)])
+        return Seen([how, _crc(value)], [how, _crc_of_sorted(value)])
     rows = range(0, len(value), max(1, len(value) // _SAMPLES))
     crc = 0
     for row in rows:
-        crc = zlib.crc32(np.asarray(value[row]).reshape(-1)[:4096].tobytes(), crc)
+        crc = _crc(_sample(np.asarray(value[row])), crc)
     return Seen([how, crc], how)
 
 
+def _crc(value: np.ndarray, crc: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, crc)
+
+
 def _crc_of_sorted(value: np.ndarray) -> int:
-    return zlib.crc32(np.sort(value, axis=None).tobytes())
+    return _crc(np.sort(value, axis=None))
 
 
-def _texts(value: Any) -> list[str] | None:
+def _as_array(value: Any) -> np.ndarray | None:
+    """An array, or what becomes one in memory that is not large."""
+    if not isinstance(value, np.ndarray):
+        size, limit = getattr(value, "nbytes", None), MOST_BYTES
+        if not isinstance(size, int):
+            size, limit = getattr(value, "size", None), MOST_ELEMENTS
+        if not hasattr(value, "__array__") or not isinstance(size, int) or size > limit:
+            return None
+        try:
+            value = np.asarray(value)
+        except Exception:  # of a library that we do not know
+            return None
+    return value if value.ndim else None
+
+
+def _holds_objects(value: np.ndarray) -> bool:
+    return value.dtype.hasobject or value.dtype.kind == "T"
+
+
+def _text_of_sample(value: Any) -> str | None:
+    stride = 1 if len(value) <= _SAMPLED_ABOVE else len(value) >> 12
     try:
-        return [json.dumps(part, default=os.fspath) for part in value]
+        return json.dumps(list(value[::stride]), default=_scalar_or_sample)
     except (TypeError, ValueError, RecursionError):
         return None
 
 
-def _text(value: Any) -> str | None:
+def _scalar(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else os.fspath(value)
+
+
+def _scalar_or_sample(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and not _holds_objects(value):
+        return [value.shape, _crc(_sample(value))]
+    return _scalar(value)
+
+
+def _sample(value: np.ndarray) -> np.ndarray:
+    """Elements from all over it: what is at the beginning may be a white border."""
+    return value.reshape(-1)[:: max(1, value.size >> 12)]
+
+
+def _texts(value: Any) -> list[str] | None:
+    try:
+        return [json.dumps(part, default=_scalar) for part in value]
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _text(value: Any, other: Callable[[Any], Any] = os.fspath) -> str | None:
     if isinstance(value, (list, tuple)) and len(value) > MOST_ELEMENTS:
         return None
     if not isinstance(value, (*_PLAIN, list, tuple, dict)):
         return None
     try:
-        return json.dumps(value, default=os.fspath)
+        return json.dumps(value, default=other)
     except (TypeError, ValueError, RecursionError):
         return None
 

@@ -2,8 +2,11 @@
 
 Such a dataset reorders an attribute in ``on_epoch_end``. A new process would begin with the order of the first
 epoch, so what changes is saved: attributes that were seen to change, generators, and, before the first epoch is over,
-whatever could be an order. What changes and cannot be saved is named in a warning, as are places that were drawn with
-replacement for the first epoch, if they are others after a restart within it.
+whatever could be an order. What changes and cannot be saved is named in a warning.
+
+Samples and their labels may be shuffled alike in two attributes, of which one alone can be set: then each sample would
+get the label of another. So a step has fingerprints of all sequences that it does not hold. Where one of them is not
+as it was, it is put in order by the same permutation if that gives what was saved; else no sequence of its length is set.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ class Kept:
         self._renewed: set[str] = set()
         self._warned: set[str] = set()
         self._first_epoch = True
+        self._scratch_known = False
+        self._at_state: dict[str, str] = {}
 
     def ended(self) -> None:
         """An epoch is over: notes which attributes have changed, and warns of those that cannot be saved."""
@@ -49,8 +54,7 @@ class Kept:
             ):
                 self._warned.add(name)
                 self._warn(
-                    name,
-                    f"changes from epoch to epoch and {_attributes.why_not(value)}, which no step holds",
+                    f"{self._named([name])} changes from epoch to epoch and {_attributes.why_not(value)}, which no step holds"
                 )
 
     def state(self) -> dict[str, Any]:
@@ -66,39 +70,114 @@ class Kept:
             for name, value in self._own()
             if self._is_kept(name, value)
         }
-        state: dict[str, Any] = {
-            "attributes": {name: held for name, held in kept.items() if held is not None}
-        }
-        if self._first_epoch:
-            drawn = {name: _attributes.drawn(v) for name, v in self._own() if name not in kept}
-            state["drawn"] = {name: text for name, text in drawn.items() if text is not None}
+        held = {name: value for name, value in kept.items() if value is not None}
+        state: dict[str, Any] = {"attributes": held, "loose": {}, "constant": {}}
+        state["first_epoch"] = int(self._first_epoch)
+        self._at_state = _attributes.fingerprints(self._own())
+        for name, text in self._at_state.items():
+            if name in held:
+                continue
+            changes = self._first_epoch or name.partition(".")[0] in self._changing
+            state["loose" if changes else "constant"][name] = text
         return state
+
+    def leave_out_scratch(self, state: dict[str, Any]) -> None:
+        """Leaves out of the last ``state`` what the running epoch has changed: counts and caches, which are no order.
+
+        Not what changed together with an order, as in an ``on_epoch_begin`` that shuffles.
+        """
+        if not self._first_epoch or self._scratch_known or not state.get("loose"):
+            return
+        self._scratch_known = True
+        now = _attributes.fingerprints(self._own())
+        changed = {name: text for name, text in self._at_state.items() if now.get(name) != text}
+        orders = {
+            _attributes.length_of(changed[name]) for name in changed.keys() & state["attributes"]
+        }
+        for name in changed.keys() & state["loose"]:
+            if _attributes.length_of(changed[name]) not in orders:
+                del state["loose"][name]
 
     def set(self, state: dict[str, Any]) -> None:
         """Sets the result of ``state``; warns of an attribute that no longer fits, which keeps its value."""
-        if isinstance(self._dataset, Stateful):
-            if "state" in state:
-                self._dataset.set_state(state["state"])
+        if not state or self._dataset is None:
             return
+        if isinstance(self._dataset, Stateful) != ("state" in state):
+            self._warn_of_methods()
+        elif "state" in state:
+            self._dataset.set_state(state["state"])
+        else:
+            self._set_attributes(state)
+
+    def _set_attributes(self, state: dict[str, Any]) -> None:
         own = dict(self._own())
-        for name, held in state.get("attributes", {}).items():
+        values: dict[str, Any] = {}
+        stuck = set[int]()  # lengths of sequences that cannot all be set
+        saved = state.get("attributes", {})
+        for name, held in saved.items():
             try:
-                value = _attributes.restored(held, own[name])
+                values[name] = _attributes.restored(held, own[name])
             except (KeyError, ValueError) as error:
                 why = "there is none" if isinstance(error, KeyError) else str(error)
-                self._warn(name, f"is not as in the checkpoint ({why}), and is left as it is")
-                continue
-            setattr(self._dataset, name, value)
-            self._seen[name] = _attributes.seen(value)
-            self._changing.add(name)
-            if held.get("renewed"):
-                self._renewed.add(name)
-        for name, text in state.get("drawn", {}).items():
-            if _attributes.drawn(own.get(name)) != text:
                 self._warn(
-                    name,
-                    "had other elements or another order when the step was saved, in its first epoch",
+                    f"{self._named([name])} is not as in the checkpoint ({why}), and is left as it is"
                 )
+                stuck |= {_attributes.length_of_held(held)}
+        now = _attributes.fingerprints(own.items())
+        moved = {
+            name: value
+            for name, value in values.items()
+            if name in now and _attributes.fingerprint(value) != now[name]
+        }
+        loose = {
+            name: text
+            for name, text in state.get("loose", {}).items()
+            if now.get(name, text) != text
+        }
+        following = self._following(own, moved, loose)
+        left = {name: text for name, text in loose.items() if name not in following}
+        stuck |= {_attributes.length_of(text) for text in left.values()}
+        stuck |= {_attributes.length_of(now[name]) for name in left}
+        moving = moved | following
+        apart = {name for name, value in moving.items() if stuck & {len(own[name]), len(value)}}
+        self._first_epoch = bool(state.get("first_epoch", 1))
+        self._changing |= values.keys() | following.keys()
+        self._renewed |= {name for name, held in saved.items() if held.get("renewed")}
+        for name, value in (values | following).items():
+            if name not in apart:
+                setattr(self._dataset, name, value)
+                self._seen[name] = _attributes.seen(value)
+        if apart:
+            self._warn(
+                f"{self._named(apart)} cannot be put in the order of the checkpoint together with "
+                f"{self._named(left) or 'what was left as it is'}, and all stay as they are, so that samples keep their labels"
+            )
+        elif not state.get("of_other_processes"):
+            fixed = state.get("constant", {})
+            others = left.keys() | {n for n in fixed if now.get(n, fixed[n]) != fixed[n]}
+            if others:
+                self._warn(
+                    f"{self._named(others)} had other elements or another order when the step was saved"
+                )
+
+    def _following(
+        self, own: dict[str, Any], moved: dict[str, Any], loose: dict[str, str]
+    ) -> dict[str, Any]:
+        """What was shuffled together with an order, put in that order: the fingerprint shows that it was."""
+        found: dict[str, Any] = {}
+        for order, value in moved.items():
+            if not (_attributes.may_be_order(own[order]) and _attributes.may_be_order(value)):
+                continue
+            try:
+                places = _attributes.places_of(value, own[order])
+            except KeyError:  # other elements
+                continue
+            for name, text in loose.items():
+                if name in own and len(own[name]) == len(places):
+                    again = _attributes.taken_from(own[name], places)
+                    if again is not None and _attributes.fingerprint(again) == text:
+                        found[name] = again
+        return found
 
     def _is_kept(self, name: str, value: Any) -> bool:
         if name in self._changing or _attributes.is_generator(value):
@@ -110,11 +189,27 @@ class Kept:
             return ()
         return list(getattr(self._dataset, "__dict__", {}).items())
 
-    def _warn(self, name: str, what: str) -> None:
+    def _named(self, names: Iterable[str]) -> str:
+        kind, named = type(self._dataset).__name__, sorted(names)
+        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+        return ", ".join(f"{kind}.{name}" for name in named[:5]) + more
+
+    def _warn(self, what: str) -> None:
         kind = type(self._dataset).__name__
         warnings.warn(
-            f"{kind}.{name} {what}: fit goes on after a restart, but may train on other batches than without it. Give {kind} "
-            "the methods get_state() and set_state(state), or let it shuffle an array of indices",
+            f"{what}: fit goes on after a restart, but may train on other batches than without it. Seed the generators before "
+            f"the dataset is made, let {kind} shuffle an array of indices, or give it the methods get_state() and set_state(state)",
+            UserWarning,
+            stacklevel=4,
+        )
+
+    def _warn_of_methods(self) -> None:
+        kind = type(self._dataset).__name__
+        has = isinstance(self._dataset, Stateful)
+        warnings.warn(
+            f"the step was saved {'before' if has else 'when'} {kind} had get_state() and set_state(state): what it kept from epoch "
+            "to epoch is not restored, and fit may train on other batches than without the restart. "
+            "The steps from here on can be restored",
             UserWarning,
             stacklevel=3,
         )

@@ -369,6 +369,8 @@ class FitRun(keras.callbacks.Callback):
     def _save(self, metrics: Mapping[str, float]) -> None:
         in_epoch = self._progress.batch > 0
         host = self._host if in_epoch else self._host_now()
+        if in_epoch:
+            self._data.kept.leave_out_scratch(host["dataset"])
         batches = self._inside.batches
         self._progress.batch_size = batches.size
         self._progress.batches_per_epoch = batches.count

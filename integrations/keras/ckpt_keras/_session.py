@@ -217,6 +217,8 @@ class Session:
                 host.count,
                 self._processes,
             )
+            if progress.dataset:
+                progress.dataset["of_other_processes"] = 1
         return restored, saved, progress
 
     def _restore_latest(self, **arguments: Any) -> Restored | None:
