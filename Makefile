@@ -50,11 +50,18 @@ $(VENV)-demo/.up-to-date: pyproject.toml constraints.txt
 demo: $(DEMO_VENV)/.up-to-date  ## train, kill in the middle of saves, resume, compare bit for bit
 	@"$(DEMO_VENV)/bin/python" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"
 
-test: lint types  ## style, types and the quick tests
-	@"$(PYTHON)" $(TESTS) -m "not slow and not soak" $(PYTEST_ARGS)
+# $(call types_and_tests,ARGUMENTS OF PYTEST): pyright has one thread and takes more than a minute: beside the tests, and what it found is said after them.
+define types_and_tests
+@"$(PYTHON)" -m pyright --pythonpath "$(PYTHON)" > "$(VENV)/types.txt" 2>&1 & types=$$!; \
+"$(PYTHON)" $(TESTS) $(1) $(PYTEST_ARGS); tests=$$?; \
+wait $$types; typed=$$?; cat "$(VENV)/types.txt"; exit $$((tests ? tests : typed))
+endef
 
-test-all: lint types  ## the same with the long matrices
-	@"$(PYTHON)" $(TESTS) -m "not soak" $(LONG) $(PYTEST_ARGS)
+test: lint  ## style, types and the quick tests
+	$(call types_and_tests,-m "not slow and not soak")
+
+test-all: lint  ## the same with the long matrices
+	$(call types_and_tests,-m "not soak" $(LONG))
 
 # What tests/support/masked takes away, and where that matters.
 PORTABLE := $(addprefix tests/,save load run directory tree items format cli look convert processes interrupts faults)
