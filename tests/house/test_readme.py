@@ -1,21 +1,26 @@
 """Every Python block of the READMEs and of docs/ runs, in order, as a reader would run it.
 
-Each README has an interpreter of its own: some of what they show changes the whole process
-(`torchax.enable_globally()`), and no reader has run the other READMEs before. No block is hidden in an
-HTML comment: a first block that is pasted must run alone, and go on when it is run again.
+Each README has a process of its own: some of what they show changes the whole process
+(`torchax.enable_globally()`), and no reader has run the other READMEs before. It is a fork of an interpreter that
+has imported the frameworks, and nothing more; the long matrix runs all pages in new interpreters, too. No block is
+hidden in an HTML comment: a first block that is pasted must run alone, and go on when it is run again.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import math
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.children import compiling_once, environment
 from tests.support.paths import INTEGRATIONS, ROOT
 
@@ -32,6 +37,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 RUN = """
 import json, sys, warnings
+import jax
+jax.config.update("jax_compilation_cache_dir", sys.argv[3])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 warnings.simplefilter("error")
 
 class Killed(Exception):
@@ -51,7 +60,9 @@ if which == "killed":
     ckpt_core.Checkpointer.save = killed_at_the_third(ckpt_core.Checkpointer.save)
 namespace = {"__name__": "readme"}
 killed = False
-for code in json.load(sys.stdin):
+with open(sys.argv[4]) as file:
+    codes = json.load(file)
+for code in codes:
     saves = []
     try:
         exec(compile(code, sys.argv[1], "exec"), namespace)
@@ -74,33 +85,76 @@ def blocks_of(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def run_blocks(
-    readme: Path, directory: Path, which: str = "first"
-) -> subprocess.CompletedProcess[str]:
-    """The README's blocks, one after the other in one namespace of a fresh interpreter.
+@dataclass(frozen=True)
+class Done:
+    """How a process ended, and what it wrote."""
 
-    What is compiled is kept beside `directory`, for the next interpreter.
-    """
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_blocks(
+    readme: Path,
+    directory: Path,
+    which: str = "first",
+    *,
+    then: tuple[str, ...] = (),
+    new: bool = False,
+) -> Done:
+    """The README's blocks, one after the other in one namespace, and what is asserted `then`."""
     blocks = blocks_of(readme.read_text())
     assert blocks, "no Python block: has the fence changed?"
     # Empty lines in front make line numbers of tracebacks those of the README.
-    return run_codes(["\n" * line + code for line, code in blocks], readme, directory, which)
+    codes = ["\n" * line + code for line, code in blocks]
+    return run_codes([*codes, *then], readme, directory, which, new=new)
+
+
+IMPORTED = tuple(
+    name
+    for name in ("flax.nnx", "optax", "grain", "equinox")
+    if importlib.util.find_spec(name.partition(".")[0]) is not None
+)
+"""What a process finds imported, besides jax. Not Keras: the pages must name its backend before they import it."""
 
 
 def run_codes(
-    codes: list[str], source: Path, directory: Path, which: str = "first"
-) -> subprocess.CompletedProcess[str]:
-    """Pieces of code in one namespace of a fresh interpreter."""
-    return subprocess.run(
-        [sys.executable, "-c", RUN, str(source), which],
-        input=json.dumps(codes),
-        cwd=directory,
-        env=environment(**compiling_once(directory.parent / "jax-cache")),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    codes: list[str], source: Path, directory: Path, which: str = "first", *, new: bool = False
+) -> Done:
+    """Pieces of code in one namespace of a process of their own, or of a new interpreter.
+
+    What is compiled is kept beside `directory`, for the next process.
+    """
+    beside = directory.parent
+    files = [beside / f"{directory.name}.{name}" for name in ("codes", "stdout", "stderr")]
+    files[0].write_text(json.dumps(codes))
+    arguments = (str(source), which, str(beside / "jax-cache"), str(files[0]))
+    if new:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, *arguments],
+            cwd=directory,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+    torch = any(re.search(r"^import .*\btorch\b", code, re.MULTILINE) for code in codes)
+    child = forked.start(
+        RUN,
+        *arguments,
+        output=files[1],
+        errors=files[2],
+        environment=environment(),
+        directory=directory,
+        imported=(*IMPORTED, *["torch"] * torch),
     )
+    try:
+        code = child.wait(300)
+    finally:
+        child.end()
+    return Done(code, files[1].read_text(), files[2].read_text())
 
 
 @pytest.mark.parametrize(
@@ -121,8 +175,29 @@ def test_notebooks_run(notebook: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_blocks_run(readme: Path, tmp_path: Path):
-    done = run_blocks(readme, tmp_path)
+    root = readme == ROOT / "README.md"
+    then = ("assert bool(restored) is False, restored",) if root else ()
+    done = run_blocks(readme, tmp_path, then=then)
     assert done.returncode == 0, done.stderr
+    if root:
+        says(done, "no step there: starting at step 0", (0, 100, 200, 300))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_run_in_a_new_interpreter(readme: Path, tmp_path: Path):
+    """Where nothing has been imported, and a warning of an import fails the page as any other."""
+    done = run_blocks(readme, tmp_path, new=True)
+    assert done.returncode == 0, done.stderr
+
+
+def says(done: Done, first: str, saved: tuple[int, ...]) -> None:
+    """What the script of the root README prints: where it begins, and each step that it saves."""
+    lines = done.stdout.splitlines()
+    assert lines[0] == first
+    words = [line.partition(", loss ") for line in lines[1:]]
+    assert [word[0] for word in words] == [f"saving step {step}" for step in saved]
+    assert all(math.isfinite(float(word[2])) for word in words)
 
 
 RESUMING = [
@@ -139,21 +214,22 @@ RESUMING = [
 @pytest.mark.parametrize("readme", RESUMING)
 def test_what_resumes_is_killed_and_runs_again(readme: Path, tmp_path: Path):
     """Each training is killed at its third save; the second run of the same text goes on from there."""
-    done = run_blocks(readme, tmp_path, "killed")
-    assert done.returncode == 0, done.stderr
-    done = run_blocks(readme, tmp_path, "again")
-    assert done.returncode == 0, done.stderr
+    root = readme == ROOT / "README.md"
+    killed = run_blocks(readme, tmp_path, "killed")
+    assert killed.returncode == 0, killed.stderr
+    then = ("assert bool(restored) is True, restored",) if root else ()
+    again = run_blocks(readme, tmp_path, "again", then=then)
+    assert again.returncode == 0, again.stderr
+    if root:
+        says(killed, "no step there: starting at step 0", (0,))
+        says(again, "restored step 0", (100, 200, 300))
 
 
 # A first block that was run to its end goes on there; `directory` of Keras' is a new one each time.
-FIRST = [
-    pytest.param(path, id=path.parent.name, marks=[] if path.parent == ROOT else pytest.mark.slow)
-    for path in READMES
-    if path.name == "README.md"
-]
-
-
-@pytest.mark.parametrize("readme", FIRST)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "readme", [one for one in READMES if one.name == "README.md"], ids=lambda path: path.parent.name
+)
 def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path: Path):
     """Alone, in an empty directory, by two interpreters: the second one restores what the first saved."""
     code = blocks_of(readme.read_text())[0][1]
@@ -161,7 +237,7 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path:
         codes = [code]
         if "restored = " in code:
             codes.append(f"assert bool(restored) is {resumed}, restored")
-        done = run_codes(codes, readme, tmp_path)
+        done = run_codes(codes, readme, tmp_path, new=True)
         assert done.returncode == 0, done.stderr
 
 
@@ -172,7 +248,7 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path:
 def test_a_whole_page_that_is_pasted_runs_again(readme: Path, tmp_path: Path):
     """Saved to a file and started twice in one directory."""
     for _ in range(2):
-        done = run_blocks(readme, tmp_path)
+        done = run_blocks(readme, tmp_path, new=True)
         assert done.returncode == 0, done.stderr
 
 
@@ -198,25 +274,21 @@ def test_the_first_screen():
     assert len(text.split()) < 900
 
 
-def test_the_script_says_what_it_restored_and_when_it_saved(tmp_path: Path):
-    """Started again after an interrupt: the second run names the step that it goes on from."""
+@pytest.mark.slow
+def test_the_script_says_what_it_restored_after_an_interrupt(tmp_path: Path):
+    """The second run names the step that it goes on from."""
     code = blocks_of((ROOT / "README.md").read_text())[0][1]
     interrupted = code.replace(
         '            print(f"saving',
         '            if step == 200: raise KeyboardInterrupt\n            print(f"saving',
     )
     assert interrupted != code
-    done = run_codes([interrupted], ROOT / "README.md", tmp_path)
+    done = run_codes([interrupted], ROOT / "README.md", tmp_path, new=True)
     assert "KeyboardInterrupt" in done.stderr
-    assert done.stdout.splitlines()[0] == "no step there: starting at step 0"
-    assert [line.partition(",")[0] for line in done.stdout.splitlines()[1:]] == [
-        "saving step 0",
-        "saving step 100",
-    ]
-    done = run_codes([code], ROOT / "README.md", tmp_path)
+    says(done, "no step there: starting at step 0", (0, 100))
+    done = run_codes([code], ROOT / "README.md", tmp_path, new=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "restored step 200"
-    assert done.stdout.splitlines()[1].startswith("saving step 300, loss ")
+    says(done, "restored step 200", (300,))
 
 
 def test_blocks_are_found():

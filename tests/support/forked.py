@@ -92,6 +92,7 @@ class Spawned:
         output: Path,
         errors: Path,
         environment: Mapping[str, str],
+        directory: Path,
     ) -> None:
         with output.open("ab") as told, errors.open("ab") as failed:
             self._process = subprocess.Popen(
@@ -100,6 +101,7 @@ class Spawned:
                 stdout=told,
                 stderr=failed,
                 env=dict(environment),
+                cwd=directory,
             )
         self.pid = self._process.pid
 
@@ -134,6 +136,8 @@ def start(
     output: Path,
     environment: Mapping[str, str],
     errors: Path | None = None,
+    directory: Path | None = None,
+    imported: tuple[str, ...] = (),
 ) -> Forked | Spawned:
     """Runs code as `python -c` does, in a process of its own.
 
@@ -143,6 +147,8 @@ def start(
         output: the file for what it prints.
         environment: all of it.
         errors: the file for its stderr, where that is not `output` too.
+        directory: where it works; without one, where this process does.
+        imported: modules that it finds imported, besides jax; each tuple of them has an interpreter that forks.
     """
     at_import = {
         name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)
@@ -150,15 +156,16 @@ def start(
     for file in (output, errors or output):
         file.write_bytes(b"")
     if not hasattr(os, "pidfd_open"):
-        return Spawned(code, arguments, output, errors or output, environment)
-    parent = _parent_of(tuple(sorted(at_import.items())))
+        place = directory or Path.cwd()
+        return Spawned(code, arguments, output, errors or output, environment, place)
+    parent = _parent_of(tuple(sorted(at_import.items())), imported)
     request = {
         "code": code,
         "arguments": arguments,
         "output": str(output),
         "errors": str(errors or output),
         "environment": dict(environment),
-        "directory": os.getcwd(),
+        "directory": str(directory or os.getcwd()),
     }
     return Forked(parent, int(parent.ask(request)))
 
@@ -166,9 +173,10 @@ def start(
 class _Parent:
     """The interpreter that forks, and the two pipes to it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imported: tuple[str, ...]) -> None:
+        code = "from tests.support import forked; forked.main()"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.support import forked; forked.main()"],
+            [sys.executable, "-c", code, *imported],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -196,11 +204,13 @@ class _Parent:
 
 
 @functools.cache
-def _parent_of(at_import: tuple[tuple[str, str], ...]) -> _Parent:
+def _parent_of(at_import: tuple[tuple[str, str], ...], imported: tuple[str, ...]) -> _Parent:
     others = {
         name: value for name, value in os.environ.items() if not name.startswith(READ_AT_IMPORT)
     }
-    return _Parent(others | dict(at_import) | {"OPENBLAS_NUM_THREADS": "1"})  # or numpy starts some
+    return _Parent(
+        others | dict(at_import) | {"OPENBLAS_NUM_THREADS": "1"}, imported
+    )  # or numpy starts some
 
 
 # ---- the other side ----------------------------------------------------------------------------
@@ -208,7 +218,7 @@ def _parent_of(at_import: tuple[tuple[str, str], ...]) -> _Parent:
 
 def main() -> None:
     """Serves requests until its input ends; each child returns from here and runs its code."""
-    for name in IMPORTED:
+    for name in (*IMPORTED, *sys.argv[1:]):
         __import__(name)
     gc.collect()
     gc.freeze()  # or each child walks through all objects of jax several times: a third of what it takes to begin
@@ -245,4 +255,5 @@ def _become(request: dict[str, Any]) -> None:
     sys.argv = ["-c", *request["arguments"]]
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    exec(compile(request["code"], "<string>", "exec"), module.__dict__)
+    code = compile(request["code"], "<string>", "exec", dont_inherit=True)  # nor our `annotations`
+    exec(code, module.__dict__)
