@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -110,17 +111,23 @@ def _about(key: str, message: Message) -> bool:
     return message.holds(key.partition(": ")[0], fragment_of(key))
 
 
-CASES = [
-    key
-    for file in sorted(Path(__file__).parent.glob("test_*.py"))
-    if file != Path(__file__)
-    for key in _keys(file)
-]
-MESSAGES = with_an_action()
+# Found by the tests: every process that runs some of the suite imports this file.
+@functools.cache
+def cases() -> list[str]:
+    """The keys of all cases of this folder."""
+    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    return [key for file in files if file != Path(__file__) for key in _keys(file)]
+
+
+@functools.cache
+def messages() -> list[Message]:
+    return with_an_action()
 
 
 def test_every_message_with_an_action_is_followed():
-    left = [one for one in MESSAGES if not any(_about(key, one) for key in (*CASES, *EXCEPTIONS))]
+    left = [
+        one for one in messages() if not any(_about(key, one) for key in (*cases(), *EXCEPTIONS))
+    ]
     shown = "\n".join(f"{one.module}:{one.line}: {'{}'.join(one.parts)}" for one in left)
     assert not left, f"messages whose advice no test of this folder follows:\n{shown}"
 
@@ -128,17 +135,17 @@ def test_every_message_with_an_action_is_followed():
 def test_every_key_is_that_of_a_message():
     """So that a message that changes takes its case along."""
     everything = all_texts()
-    lost = [key for key in CASES if not any(_about(key, one) for one in everything)]
+    lost = [key for key in cases() if not any(_about(key, one) for one in everything)]
     assert not lost, "no text of the module holds this"
 
 
 def test_no_exception_outlives_its_reason():
-    lost = [key for key in EXCEPTIONS if not any(_about(key, one) for one in MESSAGES)]
+    lost = [key for key in EXCEPTIONS if not any(_about(key, one) for one in messages())]
     followed = [
         key
         for key in EXCEPTIONS
-        for one in MESSAGES
-        if _about(key, one) and any(_about(c, one) for c in CASES)
+        for one in messages()
+        if _about(key, one) and any(_about(c, one) for c in cases())
     ]
     assert not lost, "no message with an action holds this"
     assert not followed, "a case follows it by now"

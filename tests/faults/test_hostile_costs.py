@@ -171,11 +171,11 @@ def _orbax(nodes: Callable[[], bytes]) -> Callable[[Path], None]:
     return make
 
 
-def _orbax_metadata(text: bytes) -> Callable[[Path], None]:
+def _orbax_metadata(text: Callable[[], bytes]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         (path / "state").mkdir(parents=True)
         (path / "_CHECKPOINT_METADATA").write_text("{}")
-        (path / "state/_METADATA").write_bytes(text)
+        (path / "state/_METADATA").write_bytes(text())
 
     return make
 
@@ -216,10 +216,10 @@ def _many_links(path: Path) -> None:
             group[f"{number}"] = file["v"]
 
 
-def _pickled(data: bytes) -> Callable[[Path], None]:
+def _pickled(data: Callable[[], bytes]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         with zipfile.ZipFile(f"{path}.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("archive/data.pkl", data)
+            archive.writestr("archive/data.pkl", data())
             archive.writestr("archive/version", "3\n")
 
     return make
@@ -288,7 +288,7 @@ COSTS = [
     Cost("containers", _record(_containers), ("inspect",), "more than 1048576 containers"),
     Cost(
         "orbax-objects",
-        _orbax_metadata(b"[" + b"{}," * 24_000_000 + b"0]"),
+        _orbax_metadata(lambda: b"[" + b"{}," * 24_000_000 + b"0]"),
         ("inspect",),
         "bytes of memory",
     ),
@@ -302,19 +302,19 @@ COSTS = [
     Cost("hdf5-links", _many_links, ("import",), "groups and arrays"),
     Cost(
         "pickle-steps",
-        _pickled(b"\x80\x02" + b"]0" * 60_000_000 + b"N."),
+        _pickled(lambda: b"\x80\x02" + b"]0" * 60_000_000 + b"N."),
         ("import",),
         "instructions",
     ),
     Cost(
         "pickle-lists",
-        _pickled(b"\x80\x02(" + b"]" * 100_000_000 + b"l."),
+        _pickled(lambda: b"\x80\x02(" + b"]" * 100_000_000 + b"l."),
         ("import",),
         "instructions",
     ),
-    Cost("pickle-one-hash", _pickled(_dict_of_one_hash()), ("import",), "neither text nor numbers"),
-    Cost("pickle-long-key", _pickled(_shared_long_key()), ("import",), "a tree without end"),
-    Cost("pickle-depth", _pickled(_shared_depth()), ("import",), "a tree without end"),
+    Cost("pickle-one-hash", _pickled(_dict_of_one_hash), ("import",), "neither text nor numbers"),
+    Cost("pickle-long-key", _pickled(_shared_long_key), ("import",), "a tree without end"),
+    Cost("pickle-depth", _pickled(_shared_depth), ("import",), "a tree without end"),
 ]
 
 
