@@ -59,13 +59,13 @@ for name, call in calls.items():
     told[name] = seen, failed
 report(told=told)
 """
-_COUNT = 25
 
 
+@pytest.mark.parametrize("count", [8, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_see_the_old_or_the_new_together(tmp_path: Path, kind: str) -> None:
+def test_processes_see_the_old_or_the_new_together(tmp_path: Path, kind: str, count: int) -> None:
     run = tmp_path / "run"
-    code = READERS.replace("COUNT", str(_COUNT))
+    code = READERS.replace("COUNT", str(count))
     with replacing(run / "3", tmp_path / "told", kind, size=8):
         first, second = (one["told"] for one in reports(launch(code, run)))
     failed = {
@@ -75,5 +75,6 @@ def test_processes_see_the_old_or_the_new_together(tmp_path: Path, kind: str) ->
     }
     assert not failed
     for name, (seen, _) in first.items():
+        assert len(seen) == count, name
         assert seen == second[name][0], name  # both have the same save
         assert len(set(seen)) > 3, f"{name}: it was hardly replaced meanwhile"
