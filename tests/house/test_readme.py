@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
-from tests.support.children import compiling_once, environment
+from tests.support.children import environment
 from tests.support.paths import INTEGRATIONS, ROOT
 
 FIRST_PAGE = ROOT / "docs" / "index.md"  # of tabs, which test_first_page.py runs
