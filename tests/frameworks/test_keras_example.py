@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.children import environment
 from tests.support.paths import EXAMPLES, INTEGRATIONS, ROOT
 
@@ -48,14 +49,12 @@ def test_the_first_block_of_the_readme_is_complete_and_runs_twice(tmp_path: Path
     readme = INTEGRATIONS / "keras" / "README.md"
     code = readme.read_text().partition("```python\n")[2].partition("```")[0]
     assert "import keras" in code and "load_model" in code
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"{code}\n{code}"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    strict = "import warnings\nwarnings.simplefilter('error')\n"
+    done = forked.run(
+        f"{strict}{code}\n{code}",
+        environment=environment(KERAS_BACKEND="jax"),
+        directory=tmp_path,
+        imported=("keras",),
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []  # nothing is left where it was pasted

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,8 +16,8 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
+from tests.support import forked, seams
 from tests.support import keras_models as km
-from tests.support import seams
 from tests.support.children import environment
 
 keras = km.keras
@@ -190,23 +189,24 @@ print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wa
 
 
 @pytest.mark.usefixtures("compiled_for_children")
-def test_killed_and_started_again_it_ends_as_never_stopped(
-    tmp_path, run_python, monkeypatch, capsys
-):
+def test_killed_and_started_again_it_ends_as_never_stopped(tmp_path, monkeypatch, capsys):
     """Trained three epochs and started again with seven, once after kill -9: as never stopped."""
 
     def arguments(directory, epochs, kill, seed, out):
         return [str(a) for a in (tmp_path / directory, epochs, kill, seed, tmp_path / out)]
 
-    assert run_python(JOURNEY, *arguments("run", 3, -1, 0, "three.npz"))[0] == [0, 1, 2]
-    killed = subprocess.run(
-        [sys.executable, "-c", JOURNEY, *arguments("run", 7, 5, 1, "none.npz")],
-        env=environment(),
-        capture_output=True,
-        timeout=240,
-    )
-    assert killed.returncode == -9
-    resumed = run_python(JOURNEY, *arguments("run", 7, -1, 2, "resumed.npz"))
+    def run(*chosen):
+        done = forked.run(
+            JOURNEY, *arguments(*chosen), environment=environment(), imported=("keras",)
+        )
+        if done.returncode == -9:
+            return None
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    assert run("run", 3, -1, 0, "three.npz")[0] == [0, 1, 2]
+    assert run("run", 7, 5, 1, "none.npz") is None
+    resumed = run("run", 7, -1, 2, "resumed.npz")
     assert resumed[0] == [5, 6]
     monkeypatch.setattr(sys, "argv", ["-c", *arguments("straight", 7, -1, 0, "straight.npz")])
     exec(JOURNEY, {})  # without a stop, which may as well be here

@@ -20,9 +20,12 @@ KILLED_AT = 20
 """In the second epoch of 12 batches. The newest complete step is then that of 6, 12 or 18 batches: the bits are the same."""
 
 MODEL = """
-os.environ["KERAS_BACKEND"] = "jax"
 import logging
 import keras
+# What one set of processes compiles, the next ones find.
+jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.dirname(os.path.dirname(directory)), "programs"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 from ckpt_keras import OrbaxCheckpointCallback, load_model
 
 def distribute(mesh):
@@ -135,7 +138,12 @@ def fit(
         code = code.replace(f"{{{name}}}", str(value)).replace(f"{{{name}!r}}", repr(value))
     code = code.replace("{arguments}", repr(arguments))
     ended = launch(
-        code, directory, processes=processes, devices=8 // processes, limit_secs=LIMIT_SECS
+        code,
+        directory,
+        processes=processes,
+        devices=8 // processes,
+        limit_secs=LIMIT_SECS,
+        imported=("keras",),
     )
     if killed_at < 0:
         return reports(ended)
@@ -203,7 +211,9 @@ def test_killed_and_resumed_on_two_and_on_one(tmp_path: Path, mesh: str) -> None
 
 def run(code: str, directory: Path, *, devices: int = 8) -> list[dict[str, Any]]:
     """What one process reports."""
-    ended = launch(code, directory, processes=1, devices=devices, limit_secs=LIMIT_SECS)
+    ended = launch(
+        code, directory, processes=1, devices=devices, limit_secs=LIMIT_SECS, imported=("keras",)
+    )
     return reports(ended)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.children import with_devices
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
@@ -59,27 +58,30 @@ def start(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = with_devices(2)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", CODE]
-            + [str(a) for a in (directory, epochs, seed, count, index, port, frequency, stopped)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
+    directory.parent.mkdir(exist_ok=True)
+    files = [directory.parent / f"{directory.name}.{port}.{index}" for index in range(count)]
+    children: list[forked.Forked | forked.Spawned] = []
     reports: list[Any] = []
     try:
-        for child in children:
-            out, err = child.communicate(timeout=LIMIT_SECS)
-            assert child.returncode == 0, err[-3000:]
-            (line,) = (line for line in out.splitlines() if line.startswith("REPORT"))
+        for index, file in enumerate(files):
+            arguments = (directory, epochs, seed, count, index, port, frequency, stopped)
+            child = forked.start(
+                CODE,
+                *map(str, arguments),
+                output=file,
+                environment=environment,
+                imported=("keras",),
+            )
+            children.append(child)
+        for child, file in zip(children, files, strict=True):
+            code = child.wait(LIMIT_SECS)
+            text = file.read_text()
+            assert code == 0, text[-3000:]
+            (line,) = (line for line in text.splitlines() if line.startswith("REPORT"))
             reports.append(json.loads(line.removeprefix("REPORT")))
     finally:
         for child in children:
-            child.kill()
+            child.end()
     return reports
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -15,7 +13,9 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from ckpt_keras._progress import Batches, Progress, entered_at
+from tests.support import forked
 from tests.support import keras_models as km
+from tests.support.children import environment
 from tests.support.paths import ROOT
 
 keras = km.keras
@@ -351,11 +351,8 @@ print("still here", flush=True)
 
 
 def test_a_signal_after_a_fit_that_failed_ends_the_process(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", KNOWN_AFTER, str(tmp_path), str(ROOT)],
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = forked.run(
+        KNOWN_AFTER, str(tmp_path), str(ROOT), environment=environment(), imported=("keras",)
     )
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert "caught" in done.stdout and "still here" not in done.stdout

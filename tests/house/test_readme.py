@@ -15,13 +15,12 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
-from tests.support.children import environment
+from tests.support.children import compiling_once, environment
 from tests.support.paths import INTEGRATIONS, ROOT
 
 FIRST_PAGE = ROOT / "docs" / "index.md"  # of tabs, which test_first_page.py runs
@@ -37,10 +36,6 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 RUN = """
 import json, sys, warnings
-import jax
-jax.config.update("jax_compilation_cache_dir", sys.argv[3])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 warnings.simplefilter("error")
 
 class Killed(Exception):
@@ -60,7 +55,7 @@ if which == "killed":
     ckpt_core.Checkpointer.save = killed_at_the_third(ckpt_core.Checkpointer.save)
 namespace = {"__name__": "readme"}
 killed = False
-with open(sys.argv[4]) as file:
+with open(sys.argv[3]) as file:
     codes = json.load(file)
 for code in codes:
     saves = []
@@ -85,15 +80,6 @@ def blocks_of(text: str) -> list[tuple[int, str]]:
     ]
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a process ended, and what it wrote."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def run_blocks(
     readme: Path,
     directory: Path,
@@ -101,7 +87,7 @@ def run_blocks(
     *,
     then: tuple[str, ...] = (),
     new: bool = False,
-) -> Done:
+) -> forked.Done:
     """The README's blocks, one after the other in one namespace, and what is asserted `then`."""
     blocks = blocks_of(readme.read_text())
     assert blocks, "no Python block: has the fence changed?"
@@ -120,41 +106,32 @@ IMPORTED = tuple(
 
 def run_codes(
     codes: list[str], source: Path, directory: Path, which: str = "first", *, new: bool = False
-) -> Done:
+) -> forked.Done:
     """Pieces of code in one namespace of a process of their own, or of a new interpreter.
 
     What is compiled is kept beside `directory`, for the next process.
     """
-    beside = directory.parent
-    files = [beside / f"{directory.name}.{name}" for name in ("codes", "stdout", "stderr")]
-    files[0].write_text(json.dumps(codes))
-    arguments = (str(source), which, str(beside / "jax-cache"), str(files[0]))
+    file = directory.parent / f"{directory.name}.codes"
+    file.write_text(json.dumps(codes))
+    backendless = environment(**compiling_once(directory.parent / "jax-cache"))
+    backendless.pop("KERAS_BACKEND", None)  # the tests' own: a page chooses it
+    arguments = (str(source), which, str(file))
     if new:
         done = subprocess.run(
             [sys.executable, "-c", RUN, *arguments],
             cwd=directory,
-            env=environment(),
+            env=backendless,
             capture_output=True,
             text=True,
             timeout=300,
             check=False,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return forked.Done(done.returncode, done.stdout, done.stderr)
     torch = any(re.search(r"^import .*\btorch\b", code, re.MULTILINE) for code in codes)
-    child = forked.start(
-        RUN,
-        *arguments,
-        output=files[1],
-        errors=files[2],
-        environment=environment(),
-        directory=directory,
-        imported=(*IMPORTED, *["torch"] * torch),
+    imported = (*IMPORTED, *["torch"] * torch)
+    return forked.run(
+        RUN, *arguments, environment=backendless, directory=directory, imported=imported
     )
-    try:
-        code = child.wait(300)
-    finally:
-        child.end()
-    return Done(code, files[1].read_text(), files[2].read_text())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +168,7 @@ def test_blocks_run_in_a_new_interpreter(readme: Path, tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-def says(done: Done, first: str, saved: tuple[int, ...]) -> None:
+def says(done: forked.Done, first: str, saved: tuple[int, ...]) -> None:
     """What the script of the root README prints: where it begins, and each step that it saves."""
     lines = done.stdout.splitlines()
     assert lines[0] == first

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.house.test_readme import blocks_of
 from tests.support.paths import INTEGRATIONS, ROOT
-from tests.support.typed import diagnostics
+from tests.support.typed import diagnostics_of
 
 GOOD = """
 from typing import Any, assert_type
@@ -57,30 +58,38 @@ ckpt.when.every_step(3)
 """
 
 
-def checked(folder: Path, text: str) -> list[dict[str, object]]:
-    """Pyright's errors in a script that uses the installed packages, as a user has them."""
+STRICT = "\n# pyright: strict\n"
+"""Behind a script, whose lines keep their numbers."""
+
+
+@pytest.fixture(name="errors", scope="module")
+def make_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Pyright's errors in scripts that use the installed packages, as a user has them."""
     settings = {
-        "typeCheckingMode": "strict",
         "extraPaths": [str(ROOT), *(str(path) for path in INTEGRATIONS.iterdir() if path.is_dir())],
         "reportMissingTypeStubs": False,
     }
-    found = diagnostics(folder, text, settings)
-    return [one for one in found if one["severity"] == "error"]
+    texts = {
+        "good.py": GOOD + STRICT,
+        "bad.py": BAD + STRICT,
+        "readme.py": blocks_of((ROOT / "README.md").read_text())[0][1],
+    }
+    found = diagnostics_of(tmp_path_factory.mktemp("typed"), texts, settings)
+    return {
+        name: [one for one in told if one["severity"] == "error"] for name, told in found.items()
+    }
 
 
-def test_right_calls_have_their_types(tmp_path: Path) -> None:
-    assert checked(tmp_path, GOOD) == []
+def test_right_calls_have_their_types(errors: dict[str, list[dict[str, Any]]]) -> None:
+    assert errors["good.py"] == []
 
 
-def test_the_readmes_script_has_no_error(tmp_path: Path) -> None:
+def test_the_readmes_script_has_no_error(errors: dict[str, list[dict[str, Any]]]) -> None:
     """As a user's editor shows it, and as mypy says it where that is installed."""
-    code = blocks_of((ROOT / "README.md").read_text())[0][1]
-    settings = {"extraPaths": [str(ROOT)]}
-    assert [
-        one for one in diagnostics(tmp_path, code, settings) if one["severity"] == "error"
-    ] == []
+    assert errors["readme.py"] == []
 
 
+@pytest.mark.slow
 def test_nor_has_it_for_mypy(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     script = tmp_path / "script.py"
@@ -97,8 +106,8 @@ def test_nor_has_it_for_mypy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_misspelt_names_are_errors(tmp_path: Path) -> None:
-    lines = {one["range"]["start"]["line"] for one in checked(tmp_path, BAD)}  # type: ignore[index]
+def test_misspelt_names_are_errors(errors: dict[str, list[dict[str, Any]]]) -> None:
+    lines = {one["range"]["start"]["line"] for one in errors["bad.py"]}
     wrong = {n for n, line in enumerate(BAD.splitlines()) if line and "import" not in line}
     unknown = {
         n for n, line in enumerate(BAD.splitlines()) if ".load(" in line

@@ -19,14 +19,22 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 IMPORTED = ("numpy", "ml_dtypes", "jax", "jax.numpy", "tensorstore", "crc32c")
-READ_AT_IMPORT = ("JAX_", "PYTHON")
+READ_AT_IMPORT = ("JAX_", "PYTHON", "KERAS_")
+SET_IN_CHILDREN: dict[str, Callable[[str], Any]] = {
+    "JAX_COMPILATION_CACHE_DIR": str,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int,
+}
+"""What jax reads at its import and may be told later: such children need no interpreter that forks of their own."""
 
 
 class Forked:
@@ -151,7 +159,9 @@ def start(
         imported: modules that it finds imported, besides jax; each tuple of them has an interpreter that forks.
     """
     at_import = {
-        name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)
+        name: value
+        for name, value in environment.items()
+        if name.startswith(READ_AT_IMPORT) and name not in SET_IN_CHILDREN
     }
     for file in (output, errors or output):
         file.write_bytes(b"")
@@ -168,6 +178,42 @@ def start(
         "directory": str(directory or os.getcwd()),
     }
     return Forked(parent, int(parent.ask(request)))
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process ended, and what it wrote; named as by ``subprocess``."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(
+    code: str,
+    *arguments: str,
+    environment: Mapping[str, str],
+    directory: Path | None = None,
+    imported: tuple[str, ...] = (),
+    timeout_secs: float = 300,
+) -> Done:
+    """Runs code as `python -c` does, and waits for its end; the arguments are those of ``start``."""
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        child = start(
+            code,
+            *arguments,
+            output=output,
+            errors=errors,
+            environment=environment,
+            directory=directory,
+            imported=imported,
+        )
+        try:
+            returncode = child.wait(timeout_secs)
+        finally:
+            child.end()
+        return Done(returncode, output.read_text(), errors.read_text())
 
 
 class _Parent:
@@ -251,6 +297,9 @@ def _become(request: dict[str, Any]) -> None:
         os.close(file)
     os.environ.clear()
     os.environ.update(request["environment"])
+    for name, read in SET_IN_CHILDREN.items():
+        if name in os.environ:
+            sys.modules["jax"].config.update(name.lower(), read(os.environ[name]))
     os.chdir(request["directory"])
     sys.argv = ["-c", *request["arguments"]]
     module = types.ModuleType("__main__")

@@ -96,6 +96,7 @@ def launch(
     processes: int = 2,
     devices: int = 2,
     limit_secs: float = LIMIT_SECS,
+    imported: tuple[str, ...] = (),
 ) -> list[Ended]:
     """Runs code, after the prelude, in processes that know each other.
 
@@ -107,6 +108,7 @@ def launch(
         processes: how many.
         devices: of each process.
         limit_secs: for all of them together.
+        imported: modules that they find imported, besides jax.
     """
     port = str(free_port())
     logs = directory.parent / f"logs.{port}"
@@ -119,7 +121,13 @@ def launch(
             arguments = (str(index), str(processes), port, str(directory))
             environment = with_devices(devices)
             children.append(
-                forked.start(PRELUDE + code, *arguments, output=file, environment=environment)
+                forked.start(
+                    PRELUDE + code,
+                    *arguments,
+                    output=file,
+                    environment=environment,
+                    imported=imported,
+                )
             )
         deadline = time.monotonic() + limit_secs
         for child in children:

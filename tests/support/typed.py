@@ -12,17 +12,25 @@ import pytest
 
 
 def diagnostics(folder: Path, text: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Everything that pyright tells of a script; skips the test where it does not run.
+    """Everything that pyright tells of a script; the arguments are those of ``diagnostics_of``."""
+    return diagnostics_of(folder, {"script.py": text}, settings)["script.py"]
+
+
+def diagnostics_of(
+    folder: Path, texts: dict[str, str], settings: dict[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """Everything that pyright tells of each script, in one run; skips the test where it does not run.
 
     Args:
-        folder: for the script and the settings.
-        text: the script.
+        folder: for the scripts and the settings.
+        texts: the scripts, by the names of their files.
         settings: of ``pyrightconfig.json``.
     """
     pytest.importorskip("pyright")
-    (folder / "script.py").write_text(text)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = ["pyright", "--outputjson", "--pythonpath", sys.executable, "script.py"]
+    command = ["pyright", "--outputjson", "--pythonpath", sys.executable, *texts]
     done = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=folder,
@@ -33,4 +41,9 @@ def diagnostics(folder: Path, text: str, settings: dict[str, Any]) -> list[dict[
     )
     if not done.stdout.startswith("{"):
         pytest.skip(f"pyright does not run here: {(done.stderr or done.stdout)[-200:]}")
-    return json.loads(done.stdout)["generalDiagnostics"]
+    told = json.loads(done.stdout)
+    assert told["summary"]["filesAnalyzed"] >= len(texts)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in texts}
+    for one in told["generalDiagnostics"]:
+        found[Path(one["file"]).name].append(one)
+    return found
