@@ -288,8 +288,8 @@ def test_a_sample_of_all_moments(
     def chosen(counted: Tracer) -> list[int]:
         draw = random.Random(7)
         every = range(counted.critical[0], counted.count + 1)
-        few = draw.sample(every, min(len(every), 40))
-        return sorted({*few, *draw.sample(counted.critical, min(len(counted.critical), 30))})
+        few = draw.sample(every, min(len(every), 24))
+        return sorted({*few, *draw.sample(counted.critical, min(len(counted.critical), 20))})
 
     sweep(tmp_path, monkeypatch, kind, batches, chosen)
 
