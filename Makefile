@@ -37,7 +37,8 @@ define install
 @"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ckpt needs Python 3.11 or newer")'
 @test -x "$(1)/bin/python" || "$(BASE_PYTHON)" -m venv "$(1)"
 @index=; if "$(1)/bin/python" tests/support/reachable.py "$(TORCH_INDEX)/torch/"; then index="--extra-index-url $(TORCH_INDEX)"; fi; \
-"$(1)/bin/python" -m pip install -qq --disable-pip-version-check $$index -c constraints.txt -e '.[$(2)]'
+"$(1)/bin/python" -m pip install -qq --no-compile --disable-pip-version-check $$index -c constraints.txt -e '.[$(2)]'
+@"$(1)/bin/python" -m compileall -qq -j 0 "$(1)/lib" || true  # on all cores, where pip takes one; templates of code do not compile
 @touch "$@"
 endef
 
