@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import copy
 import json
 import os
 import random
+import types
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +22,14 @@ MOST_BYTES = 16 << 20
 MOST_ELEMENTS = 1 << 20
 """The same for lists."""
 
-_SAMPLES = 64
-_SAMPLED_ABOVE = 1 << 16
+_SAMPLES = 1024
+_SOME = (4096, 256, 16)
 _DEPTH = 2
-_PARTS = 1000
+_DEEPEST = 4
+_OPAQUE = "what can't be compared"
+_ARRAYS_IN_MEMORY = ("jax", "jaxlib", "torch", "pandas", "tensorflow")
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -70,86 +75,43 @@ def seen(value: Any, depth: int = _DEPTH) -> Seen:
         return _seen_elements(value)
     if type(value).__module__.partition(".")[0] == "keras":  # a model has its own item
         return Seen(_Same(value))
-    parts = getattr(value, "__dict__", None)
-    if depth and isinstance(parts, dict) and not isinstance(value, type):
+    if _is_array_in_memory(value) and _size(value) <= MOST_BYTES:
+        return _seen_array(np.asarray(value))
+    if isinstance(value, (collections.deque, array.array, set)):
+        return _seen_elements(list(value))
+    if depth and not isinstance(value, _CODE) and (parts := _parts(value)):
         return Seen([_Same(value), *(seen(part, depth - 1).content for part in parts.values())])
     return Seen(_Same(value))
 
 
-def may_be_order(value: Any) -> bool:
-    """Whether it looks like an order: elements that a step can hold, all different."""
-    if isinstance(value, np.ndarray):
-        indices = value.ndim == 1 and value.dtype.kind in "iuU" and value.nbytes <= MOST_BYTES
-        return indices and len(np.unique(value)) == len(value) > 1
-    if not isinstance(value, list) or not 1 < len(value) <= MOST_ELEMENTS:
+def is_order(value: Any) -> bool:
+    """Whether it is an order of places: each of 0 to n - 1 once."""
+    if isinstance(value, list):
+        if not 1 < len(value) <= MOST_ELEMENTS or type(value[0]) is not int:
+            return False
+        return all(type(one) is int for one in value) and sorted(value) == list(range(len(value)))
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
         return False
-    try:
-        return len(set(value)) == len(value) and _texts(value) is not None
-    except TypeError:  # elements that have no hash
-        return False
+    return 1 < value.nbytes <= MOST_BYTES and np.array_equal(np.sort(value), np.arange(len(value)))
 
 
-def fingerprints(own: Iterable[tuple[str, Any]], depth: int = _DEPTH) -> dict[str, str]:
-    """The ``fingerprint`` of each sequence, by name; of those inside objects and dicts by names such as `sampler.order`."""
-    found: dict[str, str] = {}
-    for name, value in own:
-        text = fingerprint(value)
-        if text is not None:
-            found[name] = text
-        elif depth and type(value).__module__.partition(".")[0] != "keras":
-            parts = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-            if isinstance(parts, dict) and not isinstance(value, type) and len(parts) <= _PARTS:
-                inside = [(f"{name}.{part}", held) for part, held in list(parts.items())]
-                found |= fingerprints(inside, depth - 1)
-    return found
+UNKNOWN = "?"
+"""The fingerprint of what may hold samples, and can't be compared with that of another process."""
 
 
 def fingerprint(value: Any) -> str | None:
-    """What tells a list, tuple or array of two or more elements from another one in every process; None of anything else.
+    """What tells a value that may hold samples from another one in every process, or ``UNKNOWN``; None of numbers, functions and models.
 
-    It begins with the length. Of large ones samples are compared: enough to see another order.
+    Of large ones samples are compared, and of the arrays of a library that may have to compute or read them, nothing.
     """
-    if isinstance(value, (list, tuple)):
-        count, content = len(value), _text_of_sample(value)
-    else:
-        array = _as_array(value)
-        if array is None:
+    try:
+        reduced = _reduced(value)
+        if reduced is None:
             return None
-        count = len(array)
-        content = (
-            _text_of_sample(array) if _holds_objects(array) else repr(_seen_array(array).content)
-        )
-    if count < 2 or content is None:
-        return None
-    return f"{count} {zlib.crc32(content.encode('utf-8', 'surrogatepass')):08x}"
-
-
-def length_of(text: str) -> int:
-    """The length of the sequence with this fingerprint."""
-    return int(text.partition(" ")[0])
-
-
-def length_of_held(held: Mapping[str, Any]) -> int:
-    """The length of the sequence that ``stored`` took; 0 of anything else."""
-    if "array" in held:
-        return len(held["array"]) if np.ndim(held["array"]) else 0
-    value = json.loads(held.get("texts", held.get("text", "0")))
-    return len(value) if isinstance(value, list) else 0
-
-
-def places_of(value: Any, now: Any) -> list[int]:
-    """Where each element of an order stands in ``now``, another order of the same elements, all different."""
-    place = {one: at for at, one in enumerate(now.tolist() if isinstance(now, np.ndarray) else now)}
-    return [place[one] for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
-
-
-def taken_from(value: Any, at: list[int]) -> Any:
-    """The elements at these places, as the same kind of sequence; None of what can't be reordered here."""
-    if isinstance(value, np.ndarray):
-        return value[at] if value.nbytes <= MOST_BYTES else None
-    if type(value) in (list, tuple) and len(value) <= MOST_ELEMENTS:
-        return type(value)(value[place] for place in at)
-    return None
+        text = json.dumps(reduced)
+        return UNKNOWN if _OPAQUE in text else f"{zlib.crc32(text.encode()):08x}"
+    except Exception:  # of a class that we do not know
+        return UNKNOWN
 
 
 def stored(value: Any, *, renewed: bool) -> dict[str, Any] | None:
@@ -172,6 +134,25 @@ def stored(value: Any, *, renewed: bool) -> dict[str, Any] | None:
             return None
         held |= {"text": text}
     return held | {"renewed": int(renewed)}
+
+
+def put(now: Any, value: Any) -> bool:
+    """Puts the elements into a list or array that is there, since others may hold it, too; False where that is not possible."""
+    if type(now) is list and type(value) is list:
+        now[:] = value
+        return True
+    if not isinstance(now, np.ndarray) or type(now) is not type(value) or _is_of_a_file(now):
+        return False
+    if now.shape != value.shape or now.dtype != value.dtype or not now.flags.writeable:
+        return False
+    now[...] = value
+    return True
+
+
+def _is_of_a_file(value: Any) -> bool:
+    while isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
+        value = value.base
+    return value is not None
 
 
 def why_not(value: Any) -> str:
@@ -227,10 +208,10 @@ def _continued(generator: Any, saved: Any) -> Any:
 def _in_order(wanted: list[Any], now: list[Any]) -> list[Any]:
     """The elements of a list in the order of their texts."""
     texts = _texts(now)
-    places: defaultdict[str, list[Any]] = defaultdict(list)
+    places: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
     for text, element in zip(reversed(texts or ()), reversed(now), strict=False):
         places[text].append(element)
-    ordered = [places[text].pop() for text in map(json.dumps, wanted) if places[text]]
+    ordered = [places[text].pop() for text in _texts(wanted) or () if places[text]]
     if len(ordered) != len(wanted) or len(ordered) != len(now):
         raise ValueError(f"{len(now)} elements are no order of the {len(wanted)} that were saved")
     return ordered
@@ -256,14 +237,13 @@ def _seen_elements(value: Any) -> Seen:
 def _seen_array(value: np.ndarray) -> Seen:
     how = f"{value.dtype} {value.shape}"
     if _holds_objects(value):
-        elements = value.reshape(-1)[:_SAMPLES].tolist()
-        return Seen([how, *map(_Same, elements)])
+        return Seen([how, _seen_elements(value.reshape(-1).tolist())])
     if value.nbytes <= MOST_BYTES:
         return Seen([how, _crc(value)], [how, _crc_of_sorted(value)])
     rows = range(0, len(value), max(1, len(value) // _SAMPLES))
     crc = 0
     for row in rows:
-        crc = _crc(_sample(np.asarray(value[row])), crc)
+        crc = _crc(_sample(np.asarray(value[row]), 64), crc)
     return Seen([how, crc], how)
 
 
@@ -275,49 +255,105 @@ def _crc_of_sorted(value: np.ndarray) -> int:
     return _crc(np.sort(value, axis=None))
 
 
-def _as_array(value: Any) -> np.ndarray | None:
-    """An array, or what becomes one in memory that is not large."""
-    if not isinstance(value, np.ndarray):
-        size, limit = getattr(value, "nbytes", None), MOST_BYTES
-        if not isinstance(size, int):
-            size, limit = getattr(value, "size", None), MOST_ELEMENTS
-        if not hasattr(value, "__array__") or not isinstance(size, int) or size > limit:
-            return None
-        try:
-            value = np.asarray(value)
-        except Exception:  # of a library that we do not know
-            return None
-    return value if value.ndim else None
-
-
 def _holds_objects(value: np.ndarray) -> bool:
     return value.dtype.hasobject or value.dtype.kind == "T"
 
 
-def _text_of_sample(value: Any) -> str | None:
-    stride = 1 if len(value) <= _SAMPLED_ABOVE else len(value) >> 12
-    try:
-        return json.dumps(list(value[::stride]), default=_scalar_or_sample)
-    except (TypeError, ValueError, RecursionError):
+def _reduced(value: Any, depth: int = 0) -> Any:
+    """A value for JSON with what a fingerprint compares."""
+    if isinstance(value, np.generic):
+        return _reduced(value.item(), depth)
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value if depth else None
+    if isinstance(value, (bytes, complex, os.PathLike)):
+        return repr(value) if depth else None
+    if isinstance(value, np.ndarray):
+        if _holds_objects(value):
+            return [value.shape, _reduced(value.reshape(-1).tolist(), depth + 1)]
+        return repr(
+            _seen_array(value).content if depth < 2 else (value.shape, _crc(_sample(value)))
+        )
+    if _package(value) == "keras" or is_generator(value) or isinstance(value, _CODE):
         return None
+    if _is_array_in_memory(value):
+        return _reduced(np.asarray(value), depth) if _size(value) <= MOST_BYTES else _OPAQUE
+    if depth > _DEEPEST:
+        return _OPAQUE
+    if isinstance(value, (list, tuple)):
+        found = [(one, _reduced(one, depth + 1)) for one in _some(value, depth)]
+        return [len(value), [_OPAQUE if r is None is not one else r for one, r in found]]
+    if isinstance(
+        value, dict
+    ):  # under names, numbers are settings; under numbers, they may be of samples
+        parts = {key: value[key] for key in _some(list(value), depth)}
+        found = {
+            repr(key): _reduced(one, depth + 1)
+            for key, one in parts.items()
+            if not (_is_plain(one) and isinstance(key, str))
+        }
+        return [len(value), found] if found else None
+    if hasattr(type(value), "__len__"):
+        return _OPAQUE
+    found = {
+        name: _reduced(part, depth + 1)
+        for name, part in _parts(value).items()
+        if not _is_plain(part)
+    }
+    return {name: part for name, part in found.items() if part is not None} or None
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN)
+
+
+def _is_array_in_memory(value: Any) -> bool:
+    return _package(value) in _ARRAYS_IN_MEMORY and hasattr(type(value), "__array__")
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots, too."""
+    parts = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                parts[name] = getattr(value, name)
+    return parts
+
+
+def _some(value: Any, depth: int) -> Any:
+    """All elements of a flat list; of others, and inside others, some of them."""
+    flat = depth == 0 and len(value) <= MOST_ELEMENTS
+    if flat and all(isinstance(one, _PLAIN) for one in value):
+        return value
+    most = _SOME[min(depth, len(_SOME) - 1)]
+    return value if len(value) <= most else value[:: -(-len(value) // most)]
+
+
+def _size(value: Any) -> int:
+    size = getattr(value, "nbytes", None)
+    if not isinstance(size, int):
+        size = getattr(value, "size", None)
+        return size * 16 if isinstance(size, int) else MOST_BYTES + 1  # of a table, in elements
+    return size
 
 
 def _scalar(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else os.fspath(value)
 
 
-def _scalar_or_sample(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and not _holds_objects(value):
-        return [value.shape, _crc(_sample(value))]
-    return _scalar(value)
-
-
-def _sample(value: np.ndarray) -> np.ndarray:
+def _sample(value: np.ndarray, count: int = 4096) -> np.ndarray:
     """Elements from all over it: what is at the beginning may be a white border."""
-    return value.reshape(-1)[:: max(1, value.size >> 12)]
+    return value.reshape(-1)[:: max(1, value.size // count)]
 
 
 def _texts(value: Any) -> list[str] | None:
+    if all(type(part) is str for part in value):
+        return [json.encoder.encode_basestring_ascii(part) for part in value]
     try:
         return [json.dumps(part, default=_scalar) for part in value]
     except (TypeError, ValueError, RecursionError):

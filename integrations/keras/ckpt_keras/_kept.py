@@ -5,8 +5,9 @@ epoch, so what changes is saved: attributes that were seen to change, generators
 whatever could be an order. What changes and cannot be saved is named in a warning.
 
 Samples and their labels may be shuffled alike in two attributes, of which one alone can be set: then each sample would
-get the label of another. So a step has fingerprints of all sequences that it does not hold. Where one of them is not
-as it was, it is put in order by the same permutation if that gives what was saved; else no sequence of its length is set.
+get the label of another. After the first epoch it is known what changes, and all of it is set, or, where a part has
+no form for a step, only places of samples (``is_order``). Before, nobody knows what belongs together: places are set if all
+else has the same fingerprint as in the step, and otherwise nothing. What is not as it was is named in a warning.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Kept:
         self._dataset = dataset
         self._seen: dict[str, Seen] = {name: _attributes.seen(v) for name, v in self._own()}
         self._changing: set[str] = set()
-        self._renewed: set[str] = set()
+        self._renewed: set[str] = (
+            set()
+        )  # of these, what got other elements, and not only another order
         self._warned: set[str] = set()
         self._first_epoch = True
-        self._scratch_known = False
-        self._at_state: dict[str, str] = {}
+        self._fingerprints: dict[str, str | None] = {}  # of what does not change
+        self._at_state: dict[str, Seen] | None = None
 
     def ended(self) -> None:
         """An epoch is over: notes which attributes have changed, and warns of those that cannot be saved."""
@@ -46,12 +49,9 @@ class Kept:
             if before is None or before.content == now.content:
                 continue
             self._changing.add(name)
-            if before.elements != now.elements:
+            if before.elements is None or before.elements != now.elements:
                 self._renewed.add(name)
-            if (
-                _attributes.stored(value, renewed=name in self._renewed) is None
-                and name not in self._warned
-            ):
+            if self._stored(name, value) is None and name not in self._warned:
                 self._warned.add(name)
                 self._warn(
                     f"{self._named([name])} changes from epoch to epoch and {_attributes.why_not(value)}, which no step holds"
@@ -65,38 +65,42 @@ class Kept:
             return {
                 "state": copy.deepcopy(self._dataset.get_state())
             }  # the next epoch may change it
-        kept = {
-            name: _attributes.stored(value, renewed=name in self._renewed)
-            for name, value in self._own()
-            if self._is_kept(name, value)
+        held: dict[str, Any] = {}
+        constant: dict[str, str] = {}
+        changing: dict[str, str] = {}
+        for name, value in self._own():
+            stored = self._stored(name, value) if self._is_kept(name, value) else None
+            if stored is not None:
+                held[name] = stored
+            elif name in self._changing:
+                reordered = "" if name in self._renewed else _REORDERED
+                changing[name] = f"{_attributes.fingerprint(value)}{reordered}"
+            else:
+                if name not in self._fingerprints:
+                    self._fingerprints[name] = _attributes.fingerprint(value)
+                if (text := self._fingerprints[name]) is not None:
+                    constant[name] = text
+        if self._first_epoch and self._at_state is None:
+            self._at_state = {name: _attributes.seen(value) for name, value in self._own()}
+        first = int(self._first_epoch)
+        return {
+            "attributes": held,
+            "constant": constant,
+            "changing": changing,
+            "first_epoch": first,
         }
-        held = {name: value for name, value in kept.items() if value is not None}
-        state: dict[str, Any] = {"attributes": held, "loose": {}, "constant": {}}
-        state["first_epoch"] = int(self._first_epoch)
-        self._at_state = _attributes.fingerprints(self._own())
-        for name, text in self._at_state.items():
-            if name in held:
-                continue
-            changes = self._first_epoch or name.partition(".")[0] in self._changing
-            state["loose" if changes else "constant"][name] = text
-        return state
 
     def leave_out_scratch(self, state: dict[str, Any]) -> None:
-        """Leaves out of the last ``state`` what the running epoch has changed: counts and caches, which are no order.
-
-        Not what changed together with an order, as in an ``on_epoch_begin`` that shuffles.
-        """
-        if not self._first_epoch or self._scratch_known or not state.get("loose"):
+        """Leaves out of the first epoch's ``state`` what that epoch has changed, and not only reordered: counts and caches."""
+        if self._at_state is None or not state.get("first_epoch"):
             return
-        self._scratch_known = True
-        now = _attributes.fingerprints(self._own())
-        changed = {name: text for name, text in self._at_state.items() if now.get(name) != text}
-        orders = {
-            _attributes.length_of(changed[name]) for name in changed.keys() & state["attributes"]
-        }
-        for name in changed.keys() & state["loose"]:
-            if _attributes.length_of(changed[name]) not in orders:
-                del state["loose"][name]
+        before, self._at_state = self._at_state, {}
+        for name, value in self._own() if before else ():
+            if name in before and name in state["constant"]:
+                now = _attributes.seen(value)
+                renewed = now.elements is None or now.elements != before[name].elements
+                if now.content != before[name].content and renewed:
+                    del state["constant"][name]
 
     def set(self, state: dict[str, Any]) -> None:
         """Sets the result of ``state``; warns of an attribute that no longer fits, which keeps its value."""
@@ -110,79 +114,77 @@ class Kept:
             self._set_attributes(state)
 
     def _set_attributes(self, state: dict[str, Any]) -> None:
-        own = dict(self._own())
+        own, saved = dict(self._own()), state.get("attributes", {})
+        values, refused = self._restored(own, saved)
+        moved = {
+            name for name, value in values.items() if _attributes.fingerprint(value) is not None
+        }
+        # A step of an older version is of the first epoch if it says what was drawn for it, and does not say what else there was.
+        first = bool(state.get("first_epoch", "drawn" in state))
+        others = state.get("constant", {}) if first else state.get("changing", {})
+        differing = {
+            name: text
+            for name, text in others.items()
+            if name in own and _differs(text, _attributes.fingerprint(own[name]))
+        }
+        if first:
+            sure = "constant" in state and not differing and not refused
+            apart = set() if sure else moved
+        elif differing or refused:
+            shuffled = any(text.endswith(_REORDERED) for text in differing.values())
+            apart = {name for name in moved if shuffled or not _attributes.is_order(values[name])}
+        else:
+            apart = set[str]()
+        self._first_epoch = first
+        self._changing |= (saved.keys() | state.get("changing", {}).keys()) & own.keys()
+        self._renewed |= {name for name, held in saved.items() if held.get("renewed")}
+        for name in values.keys() - apart:
+            if not (name in moved and _attributes.put(own[name], values[name])):
+                setattr(self._dataset, name, values[name])
+        for name in values:
+            self._seen[name] = _attributes.seen(getattr(self._dataset, name))
+        if apart:
+            beside = self._named(differing.keys() | refused) or "what the step does not hold"
+            self._warn(
+                f"{self._named(apart)} cannot be put in the order of the checkpoint together with {beside}, and all stay as they "
+                "are, so that samples keep their labels"
+            )
+        elif not state.get("of_other_processes"):
+            constant = state.get("constant", {})
+            now = {name: _attributes.fingerprint(own[name]) for name in constant if name in own}
+            if others := {name for name, text in now.items() if text != constant[name]}:
+                self._warn(
+                    f"{self._named(others)} had other elements or another order when the step was saved"
+                )
+
+    def _restored(
+        self, own: dict[str, Any], saved: dict[str, Any]
+    ) -> tuple[dict[str, Any], set[str]]:
+        """The values to set, of what is not as in the step, and the names of what does not fit."""
         values: dict[str, Any] = {}
-        stuck = set[int]()  # lengths of sequences that cannot all be set
-        saved = state.get("attributes", {})
+        refused = set[str]()
         for name, held in saved.items():
             try:
-                values[name] = _attributes.restored(held, own[name])
+                value = _attributes.restored(held, own[name])
             except (KeyError, ValueError) as error:
                 why = "there is none" if isinstance(error, KeyError) else str(error)
                 self._warn(
                     f"{self._named([name])} is not as in the checkpoint ({why}), and is left as it is"
                 )
-                stuck |= {_attributes.length_of_held(held)}
-        now = _attributes.fingerprints(own.items())
-        moved = {
-            name: value
-            for name, value in values.items()
-            if name in now and _attributes.fingerprint(value) != now[name]
-        }
-        loose = {
-            name: text
-            for name, text in state.get("loose", {}).items()
-            if now.get(name, text) != text
-        }
-        following = self._following(own, moved, loose)
-        left = {name: text for name, text in loose.items() if name not in following}
-        stuck |= {_attributes.length_of(text) for text in left.values()}
-        stuck |= {_attributes.length_of(now[name]) for name in left}
-        moving = moved | following
-        apart = {name for name, value in moving.items() if stuck & {len(own[name]), len(value)}}
-        self._first_epoch = bool(state.get("first_epoch", 1))
-        self._changing |= values.keys() | following.keys()
-        self._renewed |= {name for name, held in saved.items() if held.get("renewed")}
-        for name, value in (values | following).items():
-            if name not in apart:
-                setattr(self._dataset, name, value)
-                self._seen[name] = _attributes.seen(value)
-        if apart:
-            self._warn(
-                f"{self._named(apart)} cannot be put in the order of the checkpoint together with "
-                f"{self._named(left) or 'what was left as it is'}, and all stay as they are, so that samples keep their labels"
-            )
-        elif not state.get("of_other_processes"):
-            fixed = state.get("constant", {})
-            others = left.keys() | {n for n in fixed if now.get(n, fixed[n]) != fixed[n]}
-            if others:
-                self._warn(
-                    f"{self._named(others)} had other elements or another order when the step was saved"
-                )
-
-    def _following(
-        self, own: dict[str, Any], moved: dict[str, Any], loose: dict[str, str]
-    ) -> dict[str, Any]:
-        """What was shuffled together with an order, put in that order: the fingerprint shows that it was."""
-        found: dict[str, Any] = {}
-        for order, value in moved.items():
-            if not (_attributes.may_be_order(own[order]) and _attributes.may_be_order(value)):
+                refused.add(name)
                 continue
-            try:
-                places = _attributes.places_of(value, own[order])
-            except KeyError:  # other elements
-                continue
-            for name, text in loose.items():
-                if name in own and len(own[name]) == len(places):
-                    again = _attributes.taken_from(own[name], places)
-                    if again is not None and _attributes.fingerprint(again) == text:
-                        found[name] = again
-        return found
+            text = _attributes.fingerprint(value)
+            if text is None or _differs(text, _attributes.fingerprint(own[name])):
+                values[name] = value
+        return values, refused
 
     def _is_kept(self, name: str, value: Any) -> bool:
         if name in self._changing or _attributes.is_generator(value):
             return True
-        return self._first_epoch and _attributes.may_be_order(value)
+        return self._first_epoch and _attributes.is_order(value)
+
+    def _stored(self, name: str, value: Any) -> dict[str, Any] | None:
+        return _attributes.stored(value, renewed=name in self._renewed)
 
     def _own(self) -> Iterable[tuple[str, Any]]:
         if isinstance(self._dataset, Stateful):
@@ -213,3 +215,11 @@ class Kept:
             UserWarning,
             stacklevel=3,
         )
+
+
+_REORDERED = " reordered"
+
+
+def _differs(saved: str, now: str | None) -> bool:
+    """Whether a fingerprint is of something else, as far as anybody knows."""
+    return saved.removesuffix(_REORDERED) != now or now == _attributes.UNKNOWN
