@@ -80,7 +80,7 @@ EXCEPTIONS: dict[str, str] = {
     "keras/ckpt_keras/_data.py: Leave data= away: the batches": "takes a torch data loader: tests/frameworks",
     "keras/ckpt_keras/_data.py: batches more than it has trained": _DEVICE,
     "keras/ckpt_keras/_data.py: data= is an iterator, and on this device": _DEVICE,
-    "keras/ckpt_keras/_kept.py: or let it shuffle an array of indices": "fits of several epochs: tests/frameworks/test_keras_pydataset.py",
+    "keras/ckpt_keras/_kept.py: shuffle an array of indices": "fits of several epochs: tests/frameworks/test_keras_pydataset.py",
     "orbax/ckpt_orbax/_handler_files.py: have it name the file by": _PROCESSES,
     "orbax/ckpt_orbax/_handler_files.py: save what is large as a pytree": _PROCESSES,
     "orbax/ckpt_orbax/_leaves.py: Unsupported abstract leaf type": "refused earlier, with the same words",

@@ -687,7 +687,17 @@ class Raises:
         raise KeyError(name)
 
 
-@pytest.mark.parametrize("value", [Raises(), [Raises()]], ids=["it", "a list of it"])
+class RaisesInSlots:
+    __slots__ = ("never_set",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+WEIRD = {"raises": Raises(), "in a list": [Raises()], "in slots": RaisesInSlots()}
+
+
+@pytest.mark.parametrize("value", WEIRD.values(), ids=WEIRD)
 def test_what_raises_does_not_end_fit(value: Any):
     dataset = Batches()
     dataset.settings = value
@@ -698,6 +708,15 @@ def test_what_raises_does_not_end_fit(value: Any):
     dataset.order.reverse()
     kept.leave_out_scratch(state)
     kept.state()
+
+
+def test_tensors_that_numpy_does_not_take_are_no_error():
+    torch = pytest.importorskip("torch")
+    dataset = Batches()
+    dataset.table = torch.ones(3, requires_grad=True)
+    kept = Kept(dataset)
+    kept.ended()
+    assert kept.state()["constant"]["table"] == _attributes.UNKNOWN
 
 
 def test_what_became_none_is_left_or_set():

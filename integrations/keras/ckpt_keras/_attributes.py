@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import copy
 import json
 import os
@@ -76,7 +77,8 @@ def seen(value: Any, depth: int = _DEPTH) -> Seen:
     if type(value).__module__.partition(".")[0] == "keras":  # a model has its own item
         return Seen(_Same(value))
     if _is_array_in_memory(value) and _size(value) <= MOST_BYTES:
-        return _seen_array(np.asarray(value))
+        with contextlib.suppress(Exception):  # it is on another device, or needs a gradient
+            return _seen_array(np.asarray(value))
     if isinstance(value, (collections.deque, array.array, set)):
         return _seen_elements(list(value))
     if depth and not isinstance(value, _CODE) and (parts := _parts(value)):
@@ -315,13 +317,15 @@ def _is_array_in_memory(value: Any) -> bool:
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    """The attributes of an object, those in slots, too."""
-    parts = dict(getattr(value, "__dict__", {}))
-    for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                parts[name] = getattr(value, name)
+    """The attributes of an object, those in slots, too; nothing of one that does not let us look."""
+    parts: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        parts |= getattr(value, "__dict__", {})
+        for cls in type(value).__mro__:
+            slots = vars(cls).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                    parts[name] = getattr(value, name)
     return parts
 
 

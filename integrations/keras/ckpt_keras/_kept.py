@@ -2,7 +2,7 @@
 
 Such a dataset reorders an attribute in ``on_epoch_end``. A new process would begin with the order of the first
 epoch, so what changes is saved: attributes that were seen to change, generators, and, before the first epoch is over,
-whatever could be an order. What changes and cannot be saved is named in a warning.
+what is an order of places. What changes and cannot be saved is named in a warning.
 
 Samples and their labels may be shuffled alike in two attributes, of which one alone can be set: then each sample would
 get the label of another. After the first epoch it is known what changes, and all of it is set, or, where a part has
@@ -32,9 +32,7 @@ class Kept:
         self._dataset = dataset
         self._seen: dict[str, Seen] = {name: _attributes.seen(v) for name, v in self._own()}
         self._changing: set[str] = set()
-        self._renewed: set[str] = (
-            set()
-        )  # of these, what got other elements, and not only another order
+        self._renewed: set[str] = set()  # of these, what got other elements, not only another order
         self._warned: set[str] = set()
         self._first_epoch = True
         self._fingerprints: dict[str, str | None] = {}  # of what does not change
