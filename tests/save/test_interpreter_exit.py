@@ -96,6 +96,12 @@ class Child:
         return code, self.output.read_text(), self.errors.read_text()
 
 
+@pytest.fixture(params=[False, pytest.param(True, id="new", marks=pytest.mark.slow)])
+def new(request: pytest.FixtureRequest) -> bool:
+    """Whether a program has an interpreter of its own."""
+    return request.param
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run"
@@ -112,7 +118,7 @@ def _steps_are_right(path: Path, steps: list[int]) -> None:
 # ---- asked to stop while something waits ---------------------------------------------------------
 
 
-def test_the_usual_handler_of_sigterm_loses_no_step(path: Path) -> None:
+def test_the_usual_handler_of_sigterm_loses_no_step(path: Path, new: bool) -> None:
     """``sys.exit`` in a handler, while the next save waits for the one before."""
     child = Child(
         """
@@ -126,6 +132,7 @@ c.save(0, state(0))
 c.save(1, state(1))
 """,
         path,
+        new=new,
     )
     child.wait_for("writing")
     child.wait_for("waiting")
@@ -138,13 +145,13 @@ c.save(1, state(1))
 
 
 @pytest.mark.parametrize("where", ["with", "result", "close"])
-def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
+def test_ctrl_c_in_a_wait(path: Path, where: str, new: bool) -> None:
     calls = {
         "with": "with ckpt.Checkpointer(path) as c:\n    c.save(0, state(0))",
         "close": "c = ckpt.Checkpointer(path)\nc.save(0, state(0))\nc.close()",
         "result": "ckpt.save_async(path + '/0', state(0)).result()",
     }
-    child = Child(f"slowly()\n{calls[where]}", path)
+    child = Child(f"slowly()\n{calls[where]}", path, new=new)
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
@@ -156,8 +163,8 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
     _steps_are_right(path, [0])
 
 
-def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
-    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path)
+def test_one_ctrl_c_at_exit_is_not_enough(path: Path, new: bool) -> None:
+    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path, new=new)
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
@@ -168,8 +175,8 @@ def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
     _steps_are_right(path, [0])
 
 
-def test_who_insists_ends_without_it_and_a_message_says_so(path: Path) -> None:
-    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path)
+def test_who_insists_ends_without_it_and_a_message_says_so(path: Path, new: bool) -> None:
+    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path, new=new)
     child.wait_for("writing")
     child.wait_for("waiting")
     for _ in range(LONG_SECS):
@@ -227,7 +234,6 @@ def test_a_save_that_begins_at_the_end(path: Path, late: str, call: str, new: bo
     _steps_are_right(path, [0, 7] if call == "load" else [0])
 
 
-@pytest.mark.parametrize("new", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("late", LATE)
 def test_a_failure_in_the_background_at_the_end_is_reported(
     path: Path, late: str, new: bool
@@ -240,7 +246,7 @@ def test_a_failure_in_the_background_at_the_end_is_reported(
     assert not (path / "0").exists()
 
 
-def test_a_large_step_compared_with_the_one_before_at_the_end(path: Path) -> None:
+def test_a_large_step_compared_with_the_one_before_at_the_end(path: Path, new: bool) -> None:
     """Comparing takes several threads, which start no more when the interpreter ends."""
     code, _, error = Child(
         """
@@ -254,6 +260,7 @@ threading.Thread(target=lambda: (threading.main_thread().join(), open(path + "-g
 c.save(1, big)
 """,
         path,
+        new=new,
     ).end()
     assert (code, error) == (0, "")
     assert ckpt.Checkpointer(path, read_only=True).all_steps() == [0, 1]
@@ -261,7 +268,7 @@ c.save(1, big)
 
 
 @pytest.mark.parametrize("how", ["exit", "with", "close", "wait", "save"])
-def test_a_child_that_is_forked_during_a_save_ends(path: Path, how: str) -> None:
+def test_a_child_that_is_forked_during_a_save_ends(path: Path, how: str, new: bool) -> None:
     """What is being saved is the parent's: the child neither waits for it nor ends it."""
     code, out, error = Child(
         f"""
@@ -290,6 +297,7 @@ with ckpt.Checkpointer(path) as c:
 os._exit(0 if child else 7)
 """,
         path,
+        new=new,
     ).end()
     assert (code, out, error) == (0, "7\n", "")
     _steps_are_right(path, [0])
@@ -299,17 +307,17 @@ os._exit(0 if child else 7)
 
 
 @pytest.mark.parametrize("what", ["there", "missing", "damaged"])
-def test_a_load_that_nobody_waits_for(path: Path, what: str) -> None:
+def test_a_load_that_nobody_waits_for(path: Path, what: str, new: bool) -> None:
     """Nobody can ask for it any more: it ends, and there is nothing to say."""
     ckpt.save(path / "0", {f"w{n}": __import__("numpy").ones(300_000) for n in range(20)})
     if what == "damaged":
         (path / "0" / "ckpt.json").write_bytes(b"{}")
     name = "1" if what == "missing" else "0"
-    code, _, error = Child(f"pending = ckpt.load_async(path + '/{name}')", path).end()
+    code, _, error = Child(f"pending = ckpt.load_async(path + '/{name}')", path, new=new).end()
     assert (code, error) == (0, "")
 
 
-def test_a_load_that_a_thread_waits_for_goes_on(path: Path) -> None:
+def test_a_load_that_a_thread_waits_for_goes_on(path: Path, new: bool) -> None:
     ckpt.save(path / "0", {"n": 3})
     code, out, error = Child(
         """
@@ -319,5 +327,6 @@ def later():
 threading.Thread(target=later).start()
 """,
         path,
+        new=new,
     ).end()
     assert (code, out, error) == (0, "{'n': 3}\n", "")

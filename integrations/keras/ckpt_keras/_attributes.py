@@ -25,6 +25,7 @@ MOST_ELEMENTS = 1 << 20
 
 _SAMPLES = 1024
 _SOME = (4096, 256, 16)
+_MOST_COMPARED = 1 << 24
 _DEPTH = 2
 _DEEPEST = 4
 _OPAQUE = "what can't be compared"
@@ -74,7 +75,7 @@ def seen(value: Any, depth: int = _DEPTH) -> Seen:
         return _seen_array(value)
     if isinstance(value, (list, tuple, dict)):
         return _seen_elements(value)
-    if type(value).__module__.partition(".")[0] == "keras":  # a model has its own item
+    if _package(value) == "keras":  # a model has its own item
         return Seen(_Same(value))
     if _is_array_in_memory(value) and _size(value) <= MOST_BYTES:
         with contextlib.suppress(Exception):  # it is on another device, or needs a gradient
@@ -272,6 +273,8 @@ def _reduced(value: Any, depth: int = 0) -> Any:
     if isinstance(value, np.ndarray):
         if _holds_objects(value):
             return [value.shape, _reduced(value.reshape(-1).tolist(), depth + 1)]
+        if value.ndim == 1 and depth < 2 and not _is_of_a_file(value):  # labels may be rare
+            return [value.shape, str(value.dtype), _crc(value)]
         return repr(
             _seen_array(value).content if depth < 2 else (value.shape, _crc(_sample(value)))
         )
@@ -284,9 +287,8 @@ def _reduced(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         found = [(one, _reduced(one, depth + 1)) for one in _some(value, depth)]
         return [len(value), [_OPAQUE if r is None is not one else r for one, r in found]]
-    if isinstance(
-        value, dict
-    ):  # under names, numbers are settings; under numbers, they may be of samples
+    if isinstance(value, dict):
+        # Under names, numbers are settings; under numbers, they may be of samples.
         parts = {key: value[key] for key in _some(list(value), depth)}
         found = {
             repr(key): _reduced(one, depth + 1)
@@ -331,8 +333,7 @@ def _parts(value: Any) -> dict[str, Any]:
 
 def _some(value: Any, depth: int) -> Any:
     """All elements of a flat list; of others, and inside others, some of them."""
-    flat = depth == 0 and len(value) <= MOST_ELEMENTS
-    if flat and all(isinstance(one, _PLAIN) for one in value):
+    if depth == 0 and len(value) <= _MOST_COMPARED and all(map(_is_plain, value)):
         return value
     most = _SOME[min(depth, len(_SOME) - 1)]
     return value if len(value) <= most else value[:: -(-len(value) // most)]
