@@ -36,6 +36,8 @@ OURS = {
     "ckpt, pinned_host": "pinned_host",
 }
 """Way -> ``Options(snapshot=)``."""
+CONTROL = "nothing"
+"""No save: the noise of the columns of steps."""
 LIBRARIES = {"orbax": "orbax_v1", "orbax uncompressed": "orbax_v1_uncompressed"}
 RESTORES = {
     "ckpt": "ckpt",
@@ -148,6 +150,8 @@ def starter(way: str, folder: Path) -> Callable[[dict[str, Any]], Callable[[], A
     from ckpt_core.bench.generators import SaveLoadOptions
     from ckpt_core.bench.libraries import make_library
 
+    if way == CONTROL:
+        return lambda state: lambda: None
     if way in OURS:
         chosen = ckpt.Options(snapshot=OURS[way])
         return lambda state: ckpt.save_async(folder, state, options=chosen).result
@@ -190,7 +194,7 @@ def saves(
             beside.append(training.step())
         waiter.join()
         committed_secs = time.perf_counter() - began
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=way == CONTROL)
         return {
             "blocked": blocked_secs,
             "next step": beside[0] - middle(before),
@@ -412,7 +416,7 @@ def main() -> None:
             "which parts, by commas: the last two are restores",
         ),
         ways=(",".join(RESTORES), "what is restored, by commas"),
-        savers=([*OURS, *LIBRARIES], "what saves"),
+        savers=([CONTROL, *OURS, *LIBRARIES], "what saves"),
     )
     parts = given.parts.split(",")
     memory = Path("/dev/shm")
