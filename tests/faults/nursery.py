@@ -1,13 +1,12 @@
-"""A process that has imported numpy and jax, and forks a child for every request on its input.
+"""A process that has imported jax and ckpt_core, and forks a child for every request on its input.
 
-Importing takes about a second, a fork a few milliseconds, and a sweep over all operations needs
-hundreds of children.  Nothing here may start a thread or use a jax backend or TensorStore: a fork
-would not survive it.  The child imports `ckpt_core` by itself, as a new process would.
+Importing takes more than a second, a fork a few milliseconds, and a sweep over all operations needs
+hundreds of children. Nothing here may start a thread or use a jax backend or TensorStore: a fork
+would not survive it. That a child makes the operations of a new interpreter is tested (`test_shim`).
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -17,6 +16,8 @@ import sys
 import time
 import traceback
 from typing import Any
+
+from tests.support import forked
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -43,6 +44,7 @@ def fork(request: dict[str, Any]) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
         code = 1
+        forked.become_home()
         try:
             code = call(request)
         finally:
@@ -69,10 +71,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--once"]:
         with open(sys.argv[2]) as file:
             sys.exit(call(json.load(file)))
-    for name in ("numpy", "ml_dtypes", "jax", "jax.numpy", "tensorstore", "crc32c"):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # as in tests/support/forked.py
+    forked.import_all()
     threads = len(os.listdir("/proc/self/task"))
     print(json.dumps({"ready": True, "threads": threads}), flush=True)
     for line in sys.stdin:

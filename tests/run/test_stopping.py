@@ -15,19 +15,15 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._run import preemption
+from tests.support import forked
+from tests.support.children import environment
 from tests.support.paths import ROOT
 from tests.support.takeovers import make_directory  # noqa: F401 (fixtures)
 
 
-def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def in_new_process(code: str, *arguments: str) -> forked.Done:
     """Runs code that signals may end."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return forked.run(code, *arguments, environment=environment(), timeout_secs=60)
 
 
 def test_the_older_writer_is_fenced(directory: str) -> None:
@@ -345,8 +341,7 @@ def test_taking_over_from_a_killed_writer_needs_no_warning(tmp_path: Path, caplo
         "c.save(1, {'w': np.ones(2)})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, timeout=100)
+    done = in_new_process(code, str(tmp_path))
     assert done.returncode == -signal.SIGKILL
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
         checkpointer.save(2, {"w": np.ones(2)})
@@ -391,12 +386,8 @@ with ckpt.Checkpointer(sys.argv[1]) as checkpointer:
         os._exit(5)
     sys.exit(0 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM else 1)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
-    )
-    assert done.returncode == 0
+    done = in_new_process(code, str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_handler_that_python_does_not_know_still_hears_it() -> None:
@@ -418,12 +409,8 @@ listener.close()
 signal.raise_signal(signal.SIGTERM)
 assert len(heard) == 3
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
-    )
-    assert done.returncode == 0
+    done = in_new_process(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_thread_that_cannot_listen_is_told(tmp_path: Path, caplog: Any) -> None:

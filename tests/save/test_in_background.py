@@ -1,8 +1,6 @@
 """Saves and loads in the background: what they hold, when they end, and where a failure is raised."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from ckpt_core._background import pending as pending_module
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._save import write as write_module
 from ckpt_core._storage import ArrayWriter
-from tests.support import seams
+from tests.support import forked, seams
 from tests.support.children import environment
 
 QUICK = ckpt.Options(durable=False)
@@ -350,14 +348,8 @@ path = sys.argv[1]
 """
 
 
-def _run(code: str, path: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", _PRELUDE + code, path],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def _run(code: str, path: str) -> forked.Done:
+    return forked.run(_PRELUDE + code, path, environment=environment(), timeout_secs=120)
 
 
 @pytest.mark.parametrize("how", ["save_async", "Checkpointer", "exception"])
@@ -495,13 +487,7 @@ ckpt.save_async(directory + "/two", {"w": np.ones(3)})
 @pytest.mark.parametrize("call", ["save", "load"])
 def test_a_process_without_threads_ends(tmp_path: Path, call: str) -> None:
     """Interpreter exit waited for the thread that could not be started, without end."""
-    done = subprocess.run(
-        [sys.executable, "-c", NO_THREADS, str(tmp_path), call],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LONG_SECS,
-    )
+    done = forked.run(NO_THREADS, str(tmp_path), call, environment=environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("can't start new thread")
     assert not [name for name in os.listdir(tmp_path) if name not in ("there", "two")]
@@ -515,13 +501,7 @@ import ckpt_core as ckpt
 left_open = ckpt.Checkpointer(sys.argv[1], asynchronous=False)
 left_open.save(0, {"n": 1})
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LONG_SECS,
-    )
+    done = forked.run(code, str(tmp_path), environment=environment())
     assert (done.returncode, done.stderr) == (0, "")
 
 

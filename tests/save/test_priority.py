@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._background import priority
 from ckpt_core._background.pending import PendingSave
+from tests.support import forked
 from tests.support.children import environment
 
 LONG_SECS = 60
@@ -82,14 +81,10 @@ print(os.getpriority(os.PRIO_PROCESS, 0) - base)
 
 
 def nices(tmp_path: Path, way: str, background_priority: str, tiers: str = "one") -> list[str]:
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tmp_path / "ckpt"), way, background_priority, tiers],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return run.stdout.splitlines()
+    arguments = str(tmp_path / "ckpt"), way, background_priority, tiers
+    done = forked.run(CHILD, *arguments, environment=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 LOW = priority.LOWEST_NICE - os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,10 +1,9 @@
-"""Processes that have imported jax already: children of one interpreter that has, and does nothing else.
+"""Processes that have imported jax and ckpt_core already: children of one interpreter that has, and does nothing else.
 
-A new interpreter imports jax for a second or more; a fork takes milliseconds. The interpreter that
-forks never uses what it has imported: no thread, no backend, no TensorStore, which a fork would not
-survive. It does not import ckpt_core either: each child does that, runs its code as `python -c` would,
-and ends as an interpreter ends. Where there is no pidfd (macOS, on which frameworks do not survive a fork), each child is
-a new interpreter.
+A new interpreter imports jax for a second or more, and all of ckpt_core for a fifth of one; a fork takes milliseconds. The
+interpreter that forks never uses what it has imported: no thread, no backend, no TensorStore, which a fork would not
+survive. Each child runs its code as `python -c` would, and ends as an interpreter ends. Where there is no pidfd (macOS, on
+which frameworks do not survive a fork), each child is a new interpreter.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -156,7 +156,7 @@ def start(
         environment: all of it.
         errors: the file for its stderr, where that is not `output` too.
         directory: where it works; without one, where this process does.
-        imported: modules that it finds imported, besides jax; each tuple of them has an interpreter that forks.
+        imported: modules that it finds imported, besides jax and ckpt_core; each tuple of them has an interpreter that forks.
     """
     at_import = {
         name: value
@@ -262,12 +262,27 @@ def _parent_of(at_import: tuple[tuple[str, str], ...], imported: tuple[str, ...]
 # ---- the other side ----------------------------------------------------------------------------
 
 
-def main() -> None:
-    """Serves requests until its input ends; each child returns from here and runs its code."""
-    for name in (*IMPORTED, *sys.argv[1:]):
-        __import__(name)
+def import_all(*more: str) -> None:
+    """Imports what children find imported, where nothing is used before the forks."""
+    for name in (*IMPORTED, *more):
+        importlib.import_module(name)
+    core = importlib.import_module("ckpt_core")
+    for name in core.__all__:
+        getattr(core, name)  # which imports its module
     gc.collect()
     gc.freeze()  # or each child walks through all objects of jax several times: a third of what it takes to begin
+
+
+def become_home() -> None:
+    """In a child: ckpt_core, which its parent imported but never used, takes this process for the one that imported it."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("ckpt_core.") and "HOME_PID" in vars(module):
+            vars(module)["HOME_PID"] = os.getpid()
+
+
+def main() -> None:
+    """Serves requests until its input ends; each child returns from here and runs its code."""
+    import_all(*sys.argv[1:])
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: a fork would not survive that"
     print("ready", flush=True)
@@ -279,6 +294,7 @@ def main() -> None:
             continue
         pid = os.fork()
         if pid == 0:
+            become_home()
             _become(request)
             return
         print(pid, flush=True)
