@@ -58,6 +58,9 @@ define types_and_tests
 wait $$types; typed=$$?; cat "$(VENV)/types.txt"; exit $$((tests ? tests : typed))
 endef
 
+# Most programs of the tests are compiled to run once: LLVM's optimizations take a fifth of the CPU time of tests of frameworks. test-all
+# compiles as users do.
+test: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 test: lint  ## style, types and the quick tests
 	$(call types_and_tests,-m "not slow and not soak")
 
