@@ -6,8 +6,8 @@ BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS ?= all,test
 DEMO_DIR ?= demo
 PYTEST_ARGS ?=
-# Tests run in so many processes, one more than the cores of CI, since some wait; 0 for one, where a debugger is wanted.
-WORKERS ?= 3
+# Tests run in so many processes, twice the cores of CI, since a third of their time is waiting; 0 for one, where a debugger is wanted.
+WORKERS ?= 4
 # A file's tests run in one of them, in the order of names: what they share, such as a count of operations, is made once.
 TESTS := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Exhaustive tests take longer than the time after which pytest dumps all stacks, which may end the process.
