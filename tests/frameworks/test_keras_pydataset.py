@@ -152,7 +152,7 @@ def test_what_no_step_holds_holds_the_files_back(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, Large, 0, Stop(17))
     with pytest.warns(
-        UserWarning, match=r"Large\.files.*cannot be put.*together with Large\.labels"
+        UserWarning, match=r"Large\.labels had other .*Large\.files.* cannot be put .* without it"
     ):
         train(tmp_path, Large, 1)
 
@@ -329,6 +329,12 @@ def test_with_processes_that_prepare_batches(tmp_path, kind):
 
 class Frame:
     """Stands for a table of another library, which is replaced by a shuffled one."""
+
+    def __reduce__(self) -> Any:
+        return Frame, (), np.random.permutation(ALL)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
 class Table(Batches):

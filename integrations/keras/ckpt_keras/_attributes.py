@@ -1,386 +1,473 @@
-"""Attributes of a dataset: whether one has changed, and its value in a form that a step can hold."""
+"""Attributes of a dataset: a fingerprint of what each of them is, and its value in a form that a step can hold."""
 
 from __future__ import annotations
 
-import array
 import collections
-import contextlib
 import copy
+import functools
+import hashlib
+import importlib
+import io
 import json
 import os
+import pickle
 import random
 import types
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import crc32c
 import numpy as np
 
 MOST_BYTES = 16 << 20
-"""Larger arrays are the data itself: they are not saved, and a change is looked for in samples of them."""
+"""Larger arrays are the data itself: they are compared, but no step holds them."""
 
 MOST_ELEMENTS = 1 << 20
 """The same for lists."""
 
-_SAMPLES = 1024
-_SOME = (4096, 256, 16)
-_MOST_COMPARED = 1 << 24
-_DEPTH = 2
-_DEEPEST = 4
-_OPAQUE = "what can't be compared"
-_ARRAYS_IN_MEMORY = ("jax", "jaxlib", "torch", "pandas", "tensorflow")
-_PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+OPAQUE = "opaque "
+"""What the fingerprints of locks, files, models and the like begin with, which differ by their class alone."""
+
+UNKNOWN = " ?"
+"""What the fingerprints of what cannot be looked into end with; they are never the same."""
+
+_DEPTH = 4
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN_NAMES = tuple(f"{one.__name__} " for one in _PLAIN)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_ORDERED = (list, tuple, np.ndarray)
+_MADE_LATER = (dict, collections.OrderedDict, collections.defaultdict)
+_CLOSED_PACKAGES = {
+    *[
+        "_thread",
+        "threading",
+        "concurrent",
+        "multiprocessing",
+        "asyncio",
+        "logging",
+        "weakref",
+        "_weakref",
+        "io",
+        "_io",
+        "socket",
+        "_socket",
+        "tempfile",
+    ],
+    *["sqlite3", "h5py", "lmdb", "zarr", "tensorstore", "ckpt_core"],
+}
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What an attribute was at one time.
+class Attribute:
+    """One attribute of a dataset, or of an object in it.
 
     Attributes:
-        content: differs where the attribute has changed.
-        elements: the same for any order of the same elements; None where there is no order.
+        owner: the object or the class that has it.
+        name: of the attribute.
+        value: what it is now.
     """
 
-    content: Any
-    elements: Any = None
+    owner: Any
+    name: str
+    value: Any
+
+    def set(self, value: Any) -> None:
+        setattr(self.owner, self.name, value)
 
 
-class _Same:
-    """Equal to itself alone; keeps the object alive, so that no other one gets its place in memory."""
+@functools.cache
+def _keras() -> Any:
+    """Imported when it is needed: the adapter is found without it."""
+    return importlib.import_module("keras")
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
+@functools.cache
+def _of_keras() -> tuple[type, ...]:
+    """Classes whose objects have an item of their own, or hold nothing of samples."""
+    keras = _keras()
+    named = keras.Model, keras.Layer, keras.Optimizer, keras.Metric, keras.Loss
+    others = keras.initializers.Initializer, keras.regularizers.Regularizer
+    return *named, *others, keras.callbacks.Callback
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+def attributes(dataset: Any) -> dict[str, Attribute]:
+    """All attributes, by dotted names: those of objects in it, of slots and of its classes, if they can change, too."""
+    return dict(_walk(dataset, "", {id(dataset)}))
+
+
+def _walk(value: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Attribute]]:
+    for owner, name, part in _parts(value):
+        yield_whole = not _is_open(part) or prefix.count(".") >= _DEPTH
+        if yield_whole:
+            yield prefix + name, Attribute(owner, name, part)
+        elif id(part) not in seen:
+            seen.add(id(part))
+            yield from _walk(part, f"{prefix}{name}.", seen)
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, str, Any]]:
+    own = value.__dict__ if hasattr(value, "__dict__") else {}
+    yield from ((value, name, part) for name, part in list(own.items()))
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield value, name, getattr(value, name)
+        if _package(cls.__module__) in ("builtins", "keras", "abc", "typing"):
+            continue
+        for name, part in list(vars(cls).items()):
+            changes = type(part) in (list, dict, set, np.ndarray)
+            if changes and name not in own and not name.startswith("__"):
+                yield cls, name, part
+
+
+def _is_open(value: Any) -> bool:
+    """Whether it is an object of a class written in Python that says nothing of how it is copied: its attributes are all of it."""
+    cls = type(value)
+    if is_closed(value) or isinstance(value, (*_PLAIN, *_GENERATORS, type, types.ModuleType)):
+        return False
+    if _package(cls.__module__) == "keras" and not isinstance(value, _keras().utils.PyDataset):
+        return False
+    if any(one.__module__ == "builtins" and one is not object for one in cls.__mro__):
+        return False  # a list with attributes of its own, say
+    plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
+    silent = getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None)
+    try:
+        list(_parts(value))
+    except Exception:  # it does not let anybody look
+        return False
+    return plain and silent
+
+
+def is_closed(value: Any) -> bool:
+    """Whether it is a lock, a file, a model or the like, which holds no samples and is known by its class alone."""
+    if (
+        _package(type(value).__module__) in _CLOSED_PACKAGES
+    ):  # asked first: a weak reference to what is gone answers no more
+        return True
+    if isinstance(value, types.GeneratorType):
+        # one of Keras' own; one of the user's may hold labels
+        return f"{os.sep}keras{os.sep}src{os.sep}" in value.gi_code.co_filename
+    if isinstance(value, np.memmap):
+        return value.mode != "c"
+    return isinstance(value, _of_keras())
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+# ---- what an attribute is ------------------------------------------------------------------------
+
+
+def fingerprint(value: Any, dataset: Any = None) -> str:
+    """What tells a value from any other one, in every process, or `UNKNOWN` after its class. All of it is read, nothing is sampled.
+
+    Args:
+        value: of an attribute.
+        dataset: whose it is: a reference to it says nothing.
+    """
+    name = type(value).__name__
+    try:
+        if is_closed(value):
+            return OPAQUE + _closed(value)
+        if type(value) in (set, frozenset):
+            value = sorted(map(repr, value))  # whose order differs from process to process
+        into = _Sum()
+        _Pickler(into, dataset).dump(value)
+        return f"{name} {into.crc:08x}-{into.size_bytes:x}"
+    except Exception:  # whatever a class of the user's raises
+        return name + UNKNOWN
+
+
+class _Sum(io.RawIOBase):
+    """A checksum of what is written."""
+
+    crc = 0
+    size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.crc = crc32c.crc32c(view, self.crc)
+        self.size_bytes += len(view)
+        return len(view)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes what pickle would, without memory of what it has written: equal values are equal, whether they share parts or not."""
+
+    def __init__(self, into: _Sum, dataset: Any) -> None:
+        super().__init__(
+            into, protocol=5, buffer_callback=lambda part: into.write(part.raw()) and None
+        )
+        self.fast = True
+        self._dataset = dataset
+
+    def reducer_override(self, value: Any) -> Any:
+        if value is _made_of:
+            return NotImplemented
+        if value is self._dataset:
+            return _made_of, ("the dataset",)
+        if is_closed(value):
+            return _made_of, (_closed(value),)
+        if hasattr(type(value), "__next__"):
+            raise TypeError("looking at what is left in an iterator may take it")
+        if isinstance(value, _GENERATORS):  # whose seed need not be the same
+            return _made_of, (type(value).__name__, _state_of(value))
+        if isinstance(value, (type, types.ModuleType)):
+            return _made_of, (f"{getattr(value, '__module__', '')}.{value.__name__}",)
+        if isinstance(value, types.FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            return _made_of, (value.__qualname__, value.__defaults__, value.__kwdefaults__, cells)
+        other: Any = value
+        if _package(type(value).__module__) == "torch" and hasattr(value, "detach"):
+            return _made_of, (np.asarray(other.detach().cpu()),)
+        if isinstance(value, _keras().random.SeedGenerator):
+            return _made_of, (np.asarray(other.state),)
+        return NotImplemented
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return bits.state, getattr(bits.seed_seq, "n_children_spawned", 0)
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return generator.getstate()
+
+
+def _made_of(*what: Any) -> Any:
+    """What the pickle of something is made of; nobody reads it."""
+    return what
+
+
+def _closed(value: Any) -> str:
+    where = (str(value.filename), value.offset, value.shape) if isinstance(value, np.memmap) else ""
+    return f"{type(value).__module__}.{type(value).__qualname__} {where}"
+
+
+def same(now: str, saved: str) -> bool:
+    """Whether two fingerprints are of the same value, for sure."""
+    return now == saved and not now.endswith(UNKNOWN)
+
+
+def may_differ(now: Any, saved: str) -> bool:
+    """Whether an attribute may be ``now`` what it is in this program, whatever it was in the step: a number or text, which no order
+    belongs to, or what is filled or opened only when it is used."""
+    if now is None or is_closed(now):
+        return saved.startswith((OPAQUE, *_PLAIN_NAMES))
+    if is_empty(now):
+        return saved.startswith(type(now).__name__ + " ")
+    return isinstance(now, (*_PLAIN, np.generic, os.PathLike))
+
+
+def is_empty(value: Any) -> bool:
+    """Whether it is a dict that somebody will fill."""
+    return type(value) in _MADE_LATER and not value
 
 
 def is_generator(value: Any) -> bool:
-    """Whether it is a generator of random numbers, of numpy or Python."""
-    return isinstance(value, _GENERATORS)
-
-
-def seen(value: Any, depth: int = _DEPTH) -> Seen:
-    """What the attribute is now; of objects that cannot be saved, the attributes are looked at, too."""
-    if isinstance(value, _PLAIN):
-        return Seen(repr(value))
-    if is_generator(value):
-        return Seen(repr(_state_of(value)))
-    if isinstance(value, np.ndarray):
-        return _seen_array(value)
-    if isinstance(value, (list, tuple, dict)):
-        return _seen_elements(value)
-    if _package(value) == "keras":  # a model has its own item
-        return Seen(_Same(value))
-    if _is_array_in_memory(value) and _size(value) <= MOST_BYTES:
-        with contextlib.suppress(Exception):  # it is on another device, or needs a gradient
-            return _seen_array(np.asarray(value))
-    if isinstance(value, (collections.deque, array.array, set)):
-        return _seen_elements(list(value))
-    if depth and not isinstance(value, _CODE) and (parts := _parts(value)):
-        return Seen([_Same(value), *(seen(part, depth - 1).content for part in parts.values())])
-    return Seen(_Same(value))
+    """Whether it is a generator of random numbers, of numpy or Python, whose state can be set."""
+    if type(value) is np.random.Generator:
+        return not getattr(value.bit_generator.seed_seq, "n_children_spawned", 0)
+    return type(value) in (np.random.RandomState, random.Random)
 
 
 def is_order(value: Any) -> bool:
     """Whether it is an order of places: each of 0 to n - 1 once."""
-    if isinstance(value, list):
+    if type(value) is list:
         if not 1 < len(value) <= MOST_ELEMENTS or type(value[0]) is not int:
             return False
         return all(type(one) is int for one in value) and sorted(value) == list(range(len(value)))
-    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
+    if type(value) is not np.ndarray or value.ndim != 1 or value.dtype.kind not in "iu":
         return False
     return 1 < value.nbytes <= MOST_BYTES and np.array_equal(np.sort(value), np.arange(len(value)))
 
 
-UNKNOWN = "?"
-"""The fingerprint of what may hold samples, and can't be compared with that of another process."""
+def is_count(value: Any) -> bool:
+    """Whether it is an array of numbers that a step can hold: drawing batches may count in it."""
+    return type(value) is np.ndarray and value.dtype.kind in "biuf" and value.nbytes <= MOST_BYTES
 
 
-def fingerprint(value: Any) -> str | None:
-    """What tells a value that may hold samples from another one in every process, or ``UNKNOWN``; None of numbers, functions and models.
-
-    Of large ones samples are compared, and of the arrays of a library that may have to compute or read them, nothing.
-    """
-    try:
-        reduced = _reduced(value)
-        if reduced is None:
-            return None
-        text = json.dumps(reduced)
-        return UNKNOWN if _OPAQUE in text else f"{zlib.crc32(text.encode()):08x}"
-    except Exception:  # of a class that we do not know
-        return UNKNOWN
+def rows(values: list[Any]) -> str:
+    """The same for any order of the same rows, of which each value has a column; empty if one has no text."""
+    columns = [column for value in values if (column := _column(value)) is not None]
+    if len(columns) != len(values):
+        return ""
+    total = 0
+    for row in zip(*columns, strict=True):
+        # No checksum: the sum over rows of one would be the same for labels that were exchanged.
+        digest = hashlib.blake2b(b"\n".join(row), digest_size=8).digest()
+        total += int.from_bytes(digest, "little")
+    return f"{total % 2**64:x}"
 
 
-def stored(value: Any, *, renewed: bool) -> dict[str, Any] | None:
-    """The value for a step, or None where it has no form for it; ``renewed``: not only its order has changed."""
+def _column(value: Any) -> list[bytes] | None:
+    if isinstance(value, np.ndarray):
+        return [np.ascontiguousarray(row).tobytes() for row in value]
+    texts = _texts(value)
+    return None if texts is None else [text.encode() for text in texts]
+
+
+def is_sequence(value: Any) -> bool:
+    """Whether its elements may be those of samples, one after the other."""
+    return (
+        type(value) in _ORDERED
+        and (not isinstance(value, np.ndarray) or value.ndim > 0)
+        and len(value) > 1
+    )
+
+
+# ---- in a step -----------------------------------------------------------------------------------
+
+
+def stored(value: Any) -> dict[str, Any] | None:
+    """The value for a step, or None where it has no form for it."""
     if is_generator(value):
         return {"generator": copy.deepcopy(value)}
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biufcU" or value.nbytes > MOST_BYTES:
-            return None
-        held: dict[str, Any] = {"array": value.copy()}
-        if value.dtype.kind == "U":
-            held = {"texts": json.dumps(value.tolist()), "dtype": value.dtype.str}
-    else:
-        held = {"tuple": 1} if type(value) is tuple else {}
-        value = list(value) if held else value.item() if isinstance(value, np.generic) else value
-        an_order = isinstance(value, list) and not renewed
-        text = _text(value, _scalar if an_order else os.fspath)
-        # From the text alone, tuples in it would come back as lists: an order is put together from what is there.
-        if text is None or (not an_order and json.loads(text) != value):
-            return None
-        held |= {"text": text}
-    return held | {"renewed": int(renewed)}
+    if isinstance(value, np.generic):
+        held = _stored_array(np.asarray(value))
+        return held | {"scalar": 1} if held and "array" in held else None
+    if type(value) is np.ndarray:
+        return _stored_array(value)
+    if type(value) not in (*_PLAIN, list, tuple, dict) or isinstance(value, (bytes, complex)):
+        return None
+    if isinstance(value, (list, tuple)) and len(value) > MOST_ELEMENTS:
+        return None
+    try:
+        text = json.dumps(value, default=_element)
+        # From the text alone, tuples would come back as lists: then only an order of what is there can be made of it.
+        as_it_is = int(json.loads(text) == (list(value) if type(value) is tuple else value))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    held = {"text": text, "as_it_is": as_it_is, "tuple": int(type(value) is tuple)}
+    return held if as_it_is or is_sequence(value) else None
 
 
-def put(now: Any, value: Any) -> bool:
-    """Puts the elements into a list or array that is there, since others may hold it, too; False where that is not possible."""
-    if type(now) is list and type(value) is list:
-        now[:] = value
-        return True
-    if not isinstance(now, np.ndarray) or type(now) is not type(value) or _is_of_a_file(now):
-        return False
-    if now.shape != value.shape or now.dtype != value.dtype or not now.flags.writeable:
-        return False
-    now[...] = value
-    return True
+def _stored_array(value: np.ndarray) -> dict[str, Any] | None:
+    if value.dtype.kind not in "biufcU" or value.nbytes > MOST_BYTES:
+        return None
+    if value.dtype.kind in "fc" and value.dtype.itemsize > {"f": 8, "c": 16}[value.dtype.kind]:
+        return None  # long double
+    if value.dtype.kind == "U":
+        return {"texts": json.dumps(value.tolist()), "dtype": value.dtype.str}
+    return {"array": value.copy()}
 
 
-def _is_of_a_file(value: Any) -> bool:
-    while isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
-        value = value.base
-    return value is not None
-
-
-def why_not(value: Any) -> str:
-    """Why ``stored`` has no form for it, after "and"."""
-    if isinstance(value, np.ndarray) and value.nbytes > MOST_BYTES:
-        return f"is an array of {value.nbytes >> 20} MiB"
-    if isinstance(value, list) and len(value) > MOST_ELEMENTS:
-        return f"is a list of {len(value):,} elements"
-    return f"is a {type(value).__name__}"
-
-
-def restored(held: Mapping[str, Any], now: Any) -> Any:
-    """The value that ``stored`` took, for an attribute that is ``now`` there.
+def restored(held: Mapping[str, Any], now: Any, *, renewed: bool = False) -> Any:
+    """The value that ``stored`` took, for an attribute that is ``now`` there; ``renewed``: the program makes it anew.
 
     Raises ValueError if that is another kind of value, or has other elements, so that the saved order is none of them.
     """
+    value = _value_in(held)
+    if type(value) in (list, tuple) and type(now) is type(value):
+        ordered = _in_order(value, now) if len(value) else None
+        if ordered is not None:
+            return type(value)(ordered)
+        if not held["as_it_is"]:
+            raise ValueError("its elements are not those that were saved")
+    numbers = {type(value), type(now)} <= {int, float}
+    as_now = type(value) is type(now) or numbers or value is None or now is None
+    if type(value) is np.ndarray and type(now) is np.ndarray:
+        as_now = value.dtype == now.dtype or value.dtype.kind == now.dtype.kind == "U"
+    if not (as_now or renewed):
+        raise ValueError(f"it is a {type(now).__name__}")
+    return value
+
+
+def _value_in(held: Mapping[str, Any]) -> Any:
     if "generator" in held:
-        return _continued(now, held["generator"])
+        return held["generator"]
     if "text" in held:
         value = json.loads(held["text"])
-        if held.get("tuple"):
-            if type(now) is not tuple:
-                raise ValueError(f"it is a {type(now).__name__}")
-            return tuple(value if held["renewed"] else _in_order(value, list(now)))
-        if isinstance(now, list) and not held["renewed"]:
-            return _in_order(value, now)
-        if isinstance(now, np.generic):
-            return type(now)(value)
-        if type(value) is not type(now) and value is not None and now is not None:
-            raise ValueError(f"it is a {type(now).__name__}")
-        return value
-    value = np.array(json.loads(held["texts"]), held["dtype"]) if "texts" in held else held["array"]
-    if not isinstance(now, np.ndarray) or now.dtype.kind != value.dtype.kind:
-        raise ValueError(f"it is a {type(now).__name__}")
-    if not held["renewed"] and _crc_of_sorted(now) != _crc_of_sorted(value):
-        raise ValueError(f"{now.size} elements are no order of the {value.size} that were saved")
-    return np.array(value, now.dtype)
+        return tuple(value) if held.get("tuple") else value
+    if "texts" in held:
+        return np.array(json.loads(held["texts"]), held["dtype"])
+    return held["array"][()] if held.get("scalar") else held["array"]
 
 
-def _continued(generator: Any, saved: Any) -> Any:
-    """The generator with the saved state, set in place: other objects may hold it, too."""
-    if type(generator) is not type(saved):
-        raise ValueError(f"it is a {type(generator).__name__}")
+def _in_order(wanted: Any, now: Any) -> list[Any] | None:
+    """The elements of ``now`` in the order of their texts, if they are the same."""
+    places: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
+    for text, element in zip(reversed(_texts(now) or ()), reversed(now), strict=False):
+        places[text].append(element)
+    ordered = [places[text].pop() for text in _texts(wanted) or () if places[text]]
+    return ordered if len(ordered) == len(wanted) == len(now) else None
+
+
+def put(attribute: Attribute, value: Any, *, in_place: bool) -> None:
+    """Sets an attribute; in place, as others may hold its value, too, if that is asked for and possible. A generator always is."""
+    now: Any = attribute.value
+    is_list = type(now) is list and type(value) is list
+    if is_generator(now):
+        _set_state(now, value)
+    elif in_place and is_list:
+        now[:] = value
+    elif in_place and isinstance(now, np.ndarray) and _fits_into(value, now):
+        now[...] = value
+    elif attribute.value is not value:
+        attribute.set(value)
+
+
+def _fits_into(value: Any, now: np.ndarray) -> bool:
+    if type(now) is not type(value) or not now.flags.writeable:
+        return False
+    if (now.shape, now.dtype) != (value.shape, value.dtype):
+        return False
+    base: Any = now
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    return base is None  # not of a file
+
+
+def _set_state(generator: Any, saved: Any) -> None:
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = saved.bit_generator.state
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(saved.get_state())
     else:
         generator.setstate(saved.getstate())
-    return generator
 
 
-def _in_order(wanted: list[Any], now: list[Any]) -> list[Any]:
-    """The elements of a list in the order of their texts."""
-    texts = _texts(now)
-    places: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
-    for text, element in zip(reversed(texts or ()), reversed(now), strict=False):
-        places[text].append(element)
-    ordered = [places[text].pop() for text in _texts(wanted) or () if places[text]]
-    if len(ordered) != len(wanted) or len(ordered) != len(now):
-        raise ValueError(f"{len(now)} elements are no order of the {len(wanted)} that were saved")
-    return ordered
+def put_back(attribute: Attribute, before: Any) -> None:
+    """Undoes `put`: ``before`` is what `copied` gave."""
+    put(attribute, before, in_place=True)
+    if getattr(attribute.owner, attribute.name) is not attribute.value:
+        attribute.set(attribute.value)
 
 
-def _seen_elements(value: Any) -> Seen:
-    kind, parts = type(value).__name__, value.items() if isinstance(value, dict) else value
-    try:
-        hashes = [hash(part) for part in parts]
-    except TypeError:  # of lists, say
-        if len(value) <= MOST_ELEMENTS:
-            texts = None if isinstance(value, dict) else _texts(value)
-            if texts is not None:
-                hashes = [hash(text) for text in texts]
-                return Seen([kind, hash(tuple(hashes))], [kind, len(hashes), sum(hashes)])
-            if (text := _text(value)) is not None:
-                return Seen([kind, text])
-        held = value.values() if isinstance(value, dict) else value
-        return Seen([kind, len(value), *map(_Same, list(held)[:_SAMPLES])])
-    return Seen([kind, hash(tuple(hashes))], [kind, len(hashes), sum(hashes)])
+def copied(value: Any) -> Any:
+    """What `put_back` needs of a value that may be changed in place."""
+    if is_generator(value):
+        return copy.deepcopy(value)
+    return copy.copy(value) if type(value) in (list, np.ndarray) else value
 
 
-def _seen_array(value: np.ndarray) -> Seen:
-    how = f"{value.dtype} {value.shape}"
-    if _holds_objects(value):
-        return Seen([how, _seen_elements(value.reshape(-1).tolist())])
-    if value.nbytes <= MOST_BYTES:
-        return Seen([how, _crc(value)], [how, _crc_of_sorted(value)])
-    rows = range(0, len(value), max(1, len(value) // _SAMPLES))
-    crc = 0
-    for row in rows:
-        crc = _crc(_sample(np.asarray(value[row]), 64), crc)
-    return Seen([how, crc], how)
-
-
-def _crc(value: np.ndarray, crc: int = 0) -> int:
-    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, crc)
-
-
-def _crc_of_sorted(value: np.ndarray) -> int:
-    return _crc(np.sort(value, axis=None))
-
-
-def _holds_objects(value: np.ndarray) -> bool:
-    return value.dtype.hasobject or value.dtype.kind == "T"
-
-
-def _reduced(value: Any, depth: int = 0) -> Any:
-    """A value for JSON with what a fingerprint compares."""
-    if isinstance(value, np.generic):
-        return _reduced(value.item(), depth)
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value if depth else None
-    if isinstance(value, (bytes, complex, os.PathLike)):
-        return repr(value) if depth else None
+def is_small(value: Any) -> bool:
+    """Whether a step would hold as much, if it has a form for it."""
     if isinstance(value, np.ndarray):
-        if _holds_objects(value):
-            return [value.shape, _reduced(value.reshape(-1).tolist(), depth + 1)]
-        if value.ndim == 1 and depth < 2 and not _is_of_a_file(value):  # labels may be rare
-            return [value.shape, str(value.dtype), _crc(value)]
-        return repr(
-            _seen_array(value).content if depth < 2 else (value.shape, _crc(_sample(value)))
-        )
-    if _package(value) == "keras" or is_generator(value) or isinstance(value, _CODE):
-        return None
-    if _is_array_in_memory(value):
-        return _reduced(np.asarray(value), depth) if _size(value) <= MOST_BYTES else _OPAQUE
-    if depth > _DEEPEST:
-        return _OPAQUE
-    if isinstance(value, (list, tuple)):
-        found = [(one, _reduced(one, depth + 1)) for one in _some(value, depth)]
-        return [len(value), [_OPAQUE if r is None is not one else r for one, r in found]]
-    if isinstance(value, dict):
-        # Under names, numbers are settings; under numbers, they may be of samples.
-        parts = {key: value[key] for key in _some(list(value), depth)}
-        found = {
-            repr(key): _reduced(one, depth + 1)
-            for key, one in parts.items()
-            if not (_is_plain(one) and isinstance(key, str))
-        }
-        return [len(value), found] if found else None
-    if hasattr(type(value), "__len__"):
-        return _OPAQUE
-    found = {
-        name: _reduced(part, depth + 1)
-        for name, part in _parts(value).items()
-        if not _is_plain(part)
-    }
-    return {name: part for name, part in found.items() if part is not None} or None
+        return value.nbytes <= MOST_BYTES
+    return not isinstance(value, (list, tuple)) or len(value) <= MOST_ELEMENTS
 
 
-def _package(value: Any) -> str:
-    return type(value).__module__.partition(".")[0]
+def why_not(value: Any) -> str:
+    """Why ``stored`` has no form for it, after "and"."""
+    if isinstance(value, np.ndarray) and value.nbytes > MOST_BYTES:
+        return f"is an array of {value.nbytes >> 20} MiB"
+    if isinstance(value, (list, tuple)) and len(value) > MOST_ELEMENTS:
+        return f"is a {type(value).__name__} of {len(value):,} elements"
+    return f"is a {type(value).__name__}"
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN)
-
-
-def _is_array_in_memory(value: Any) -> bool:
-    return _package(value) in _ARRAYS_IN_MEMORY and hasattr(type(value), "__array__")
-
-
-def _parts(value: Any) -> dict[str, Any]:
-    """The attributes of an object, those in slots, too; nothing of one that does not let us look."""
-    parts: dict[str, Any] = {}
-    with contextlib.suppress(Exception):
-        parts |= getattr(value, "__dict__", {})
-        for cls in type(value).__mro__:
-            slots = vars(cls).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                    parts[name] = getattr(value, name)
-    return parts
-
-
-def _some(value: Any, depth: int) -> Any:
-    """All elements of a flat list; of others, and inside others, some of them."""
-    if depth == 0 and len(value) <= _MOST_COMPARED and all(map(_is_plain, value)):
-        return value
-    most = _SOME[min(depth, len(_SOME) - 1)]
-    return value if len(value) <= most else value[:: -(-len(value) // most)]
-
-
-def _size(value: Any) -> int:
-    size = getattr(value, "nbytes", None)
-    if not isinstance(size, int):
-        size = getattr(value, "size", None)
-        return size * 16 if isinstance(size, int) else MOST_BYTES + 1  # of a table, in elements
-    return size
-
-
-def _scalar(value: Any) -> Any:
+def _element(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else os.fspath(value)
-
-
-def _sample(value: np.ndarray, count: int = 4096) -> np.ndarray:
-    """Elements from all over it: what is at the beginning may be a white border."""
-    return value.reshape(-1)[:: max(1, value.size // count)]
 
 
 def _texts(value: Any) -> list[str] | None:
     if all(type(part) is str for part in value):
         return [json.encoder.encode_basestring_ascii(part) for part in value]
     try:
-        return [json.dumps(part, default=_scalar) for part in value]
+        return [json.dumps(part, default=_element) for part in value]
     except (TypeError, ValueError, RecursionError):
         return None
-
-
-def _text(value: Any, other: Callable[[Any], Any] = os.fspath) -> str | None:
-    if isinstance(value, (list, tuple)) and len(value) > MOST_ELEMENTS:
-        return None
-    if not isinstance(value, (*_PLAIN, list, tuple, dict)):
-        return None
-    try:
-        return json.dumps(value, default=other)
-    except (TypeError, ValueError, RecursionError):
-        return None
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return (
-        generator.get_state()
-        if isinstance(generator, np.random.RandomState)
-        else generator.getstate()
-    )

@@ -1,25 +1,27 @@
 """What a ``keras.utils.PyDataset`` keeps from epoch to epoch: the order in which it shuffles itself, a generator.
 
 Such a dataset reorders an attribute in ``on_epoch_end``. A new process would begin with the order of the first
-epoch, so what changes is saved: attributes that were seen to change, generators, and, before the first epoch is over,
-what is an order of places. What changes and cannot be saved is named in a warning.
+epoch, so a step holds what changes, generators, and orders of places, and fingerprints of all attributes.
 
 Samples and their labels may be shuffled alike in two attributes, of which one alone can be set: then each sample would
-get the label of another. After the first epoch it is known what changes, and all of it is set, or, where a part has
-no form for a step, only places of samples (``is_order``). Before, nobody knows what belongs together: places are set if all
-else has the same fingerprint as in the step, and otherwise nothing. What is not as it was is named in a warning.
+get the label of another. Nobody can know what belongs together. So **a dataset is made exactly what it was at the step, or it is left as
+it is**: when all that the step holds has been set, each attribute must have the fingerprint of the step, except for numbers and
+texts and for what is filled or opened when it is used (``may_differ``). Otherwise all is put back, and a warning names what differs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
+import json
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from ckpt_core import Stateful
 from ckpt_keras import _attributes
-from ckpt_keras._attributes import Seen
+from ckpt_keras._attributes import Attribute
 
 
 class Kept:
@@ -30,30 +32,34 @@ class Kept:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._seen: dict[str, Seen] = {name: _attributes.seen(v) for name, v in self._own()}
+        own = self._own()
+        self._prints = self._fingerprints(own)
+        self._began = {
+            name: dataclasses.replace(one, value=_attributes.copied(one.value))
+            for name, one in own.items()
+            if _is_small(one)
+        }
+        self._rows_began: dict[tuple[str, ...], str] = {}
+        self._made_later = {name for name, one in own.items() if _attributes.is_empty(one.value)}
         self._changing: set[str] = set()
         self._renewed: set[str] = set()  # of these, what got other elements, not only another order
-        self._warned: set[str] = set()
-        self._first_epoch = True
-        self._fingerprints: dict[str, str | None] = {}  # of what does not change
-        self._at_state: dict[str, Seen] | None = None
+        self._counts: dict[str, Any] | None = None  # of the first epoch
 
     def ended(self) -> None:
         """An epoch is over: notes which attributes have changed, and warns of those that cannot be saved."""
-        self._first_epoch = False
-        for name, value in self._own():
-            before, now = self._seen.get(name), _attributes.seen(value)
-            self._seen[name] = now
-            if before is None or before.content == now.content:
+        own = self._own()
+        before, self._prints = self._prints, self._fingerprints(own)
+        for name in (own.keys() & before.keys()) - self._made_later:
+            one = own[name]
+            if self._prints[name] == before[name] or _attributes.is_closed(one.value):
                 continue
-            self._changing.add(name)
-            if before.elements is None or before.elements != now.elements:
+            if not self._keeps_rows(own, name):
                 self._renewed.add(name)
-            if self._stored(name, value) is None and name not in self._warned:
-                self._warned.add(name)
+            if name not in self._changing and _attributes.stored(one.value) is None:
                 self._warn(
-                    f"{self._named([name])} changes from epoch to epoch and {_attributes.why_not(value)}, which no step holds"
+                    f"{self._named([name])} changes from epoch to epoch and {_attributes.why_not(one.value)}, which no step holds"
                 )
+            self._changing.add(name)
 
     def state(self) -> dict[str, Any]:
         """What to save of the dataset; call it where no epoch is running."""
@@ -63,45 +69,57 @@ class Kept:
             return {
                 "state": copy.deepcopy(self._dataset.get_state())
             }  # the next epoch may change it
-        held: dict[str, Any] = {}
-        constant: dict[str, str] = {}
-        changing: dict[str, str] = {}
-        for name, value in self._own():
-            stored = self._stored(name, value) if self._is_kept(name, value) else None
-            if stored is not None:
-                held[name] = stored
-            elif name in self._changing:
-                reordered = "" if name in self._renewed else _REORDERED
-                changing[name] = f"{_attributes.fingerprint(value)}{reordered}"
-            else:
-                if name not in self._fingerprints:
-                    self._fingerprints[name] = _attributes.fingerprint(value)
-                if (text := self._fingerprints[name]) is not None:
-                    constant[name] = text
-        if self._first_epoch and self._at_state is None:
-            self._at_state = {name: _attributes.seen(value) for name, value in self._own()}
-        first = int(self._first_epoch)
+        own, held = self._own(), dict[str, Any]()
+        for name, one in own.items():
+            kept = name in self._changing or _attributes.is_generator(one.value)
+            if kept or _attributes.is_order(one.value):
+                stored = _attributes.stored(one.value)
+                held |= {name: stored} if stored is not None else {}
+        if self._counts is None:
+            counts = {
+                name: one.value for name, one in own.items() if _attributes.is_count(one.value)
+            }
+            self._counts = {
+                name: _attributes.stored(value)
+                for name, value in counts.items()
+                if name not in held
+            }
+        together: dict[int, list[str]] = {}
+        for name in sorted(self._changing & held.keys() & self._began.keys() - self._renewed):
+            together.setdefault(len(own[name].value), []).append(name)
         return {
             "attributes": held,
-            "constant": constant,
-            "changing": changing,
-            "first_epoch": first,
+            "fingerprints": self._fingerprints(own),
+            "changing": dict.fromkeys(self._changing, 1),
+            "renewed": dict.fromkeys(self._renewed, 1),
+            # of what was always reordered together, and not each by itself
+            "rows": {
+                json.dumps(names): _rows(own, *names)
+                for names in together.values()
+                if self._keeps_rows(own, *names)
+            },
         }
 
-    def leave_out_scratch(self, state: dict[str, Any]) -> None:
-        """Leaves out of the first epoch's ``state`` what that epoch has changed, and not only reordered: counts and caches."""
-        if self._at_state is None or not state.get("first_epoch"):
-            return
-        before, self._at_state = self._at_state, {}
-        for name, value in self._own() if before else ():
-            if name in before and name in state["constant"]:
-                now = _attributes.seen(value)
-                renewed = now.elements is None or now.elements != before[name].elements
-                if now.content != before[name].content and renewed:
-                    del state["constant"][name]
+    def _keeps_rows(self, own: dict[str, Attribute], *names: str) -> bool:
+        """Whether sequences have the rows with which fit began, in any order."""
+        if any(name not in self._began or not _is_small(own[name]) for name in names):
+            return False
+        if names not in self._rows_began:
+            self._rows_began[names] = _rows(self._began, *names)
+        return _rows(own, *names) == self._rows_began[names]
+
+    def hold_counts(self, state: dict[str, Any]) -> None:
+        """Adds to the ``state`` of the first epoch the arrays of numbers that this epoch has changed, as they were when it began."""
+        counts, self._counts = self._counts or {}, {}
+        for name, one in self._own().items() if counts else ():
+            now = _attributes.fingerprint(one.value, self._dataset) if name in counts else ""
+            if now and now != state["fingerprints"].get(name):
+                state["attributes"][name], state["changing"][name] = counts[name], 1
+                self._changing.add(name)
+                self._renewed.add(name)
 
     def set(self, state: dict[str, Any]) -> None:
-        """Sets the result of ``state``; warns of an attribute that no longer fits, which keeps its value."""
+        """Sets the result of ``state``, all of it or nothing, and warns of what differs."""
         if not state or self._dataset is None:
             return
         if isinstance(self._dataset, Stateful) != ("state" in state):
@@ -112,82 +130,102 @@ class Kept:
             self._set_attributes(state)
 
     def _set_attributes(self, state: dict[str, Any]) -> None:
-        own, saved = dict(self._own()), state.get("attributes", {})
-        values, refused = self._restored(own, saved)
-        moved = {
-            name for name, value in values.items() if _attributes.fingerprint(value) is not None
-        }
-        # A step of an older version is of the first epoch if it says what was drawn for it, and does not say what else there was.
-        first = bool(state.get("first_epoch", "drawn" in state))
-        others = state.get("constant", {}) if first else state.get("changing", {})
-        differing = {
-            name: text
-            for name, text in others.items()
-            if name in own and _differs(text, _attributes.fingerprint(own[name]))
-        }
-        if first:
-            sure = "constant" in state and not differing and not refused
-            apart = set() if sure else moved
-        elif differing or refused:
-            shuffled = any(text.endswith(_REORDERED) for text in differing.values())
-            apart = {name for name in moved if shuffled or not _attributes.is_order(values[name])}
-        else:
-            apart = set[str]()
-        self._first_epoch = first
-        self._changing |= (saved.keys() | state.get("changing", {}).keys()) & own.keys()
-        self._renewed |= {name for name, held in saved.items() if held.get("renewed")}
-        for name in values.keys() - apart:
-            if not (name in moved and _attributes.put(own[name], values[name])):
-                setattr(self._dataset, name, values[name])
-        for name in values:
-            self._seen[name] = _attributes.seen(getattr(self._dataset, name))
-        if apart:
-            beside = self._named(differing.keys() | refused) or "what the step does not hold"
+        own, held = self._own(), state.get("attributes", {})
+        saved = state.get("fingerprints", {})
+        differing = self._differing(own, saved, held)
+        values = self._restored(own, {name: held[name] for name in differing & held.keys()}, state)
+        why = differing - values.keys() or self._of_other_rows(own, state)
+        if not why and values:
+            why = self._set_all(own, values, saved, held)
+        if not why:
+            self._changing |= state.get("changing", {}).keys()
+            self._renewed |= state.get("renewed", {}).keys()
+        elif not state.get("of_other_processes"):
+            others = differing - why
+            stay = (
+                f", and {self._named(others)} cannot be put in the order of the checkpoint without it"
+                if others
+                else ""
+            )
             self._warn(
-                f"{self._named(apart)} cannot be put in the order of the checkpoint together with {beside}, and all stay as they "
+                f"{self._named(why)} had other elements or another order when the step was saved{stay}. All stay as they "
                 "are, so that samples keep their labels"
             )
-        elif not state.get("of_other_processes"):
-            constant = state.get("constant", {})
-            now = {name: _attributes.fingerprint(own[name]) for name in constant if name in own}
-            if others := {name for name, text in now.items() if text != constant[name]}:
-                self._warn(
-                    f"{self._named(others)} had other elements or another order when the step was saved"
-                )
+        self._prints = self._fingerprints(self._own())
+
+    def _differing(
+        self, own: dict[str, Attribute], saved: dict[str, str], held: dict[str, Any]
+    ) -> set[str]:
+        """The names of what is not as in the step, or nobody can tell."""
+        now = self._fingerprints(own)
+        differing = set[str]()
+        for name in now.keys() | saved.keys():
+            text = saved.get(name, "")
+            if name in now and _attributes.same(now[name], text):
+                continue
+            value = own[name].value if name in own else None
+            if name in held or not _attributes.may_differ(value, text):
+                differing.add(name)
+        return differing
 
     def _restored(
-        self, own: dict[str, Any], saved: dict[str, Any]
-    ) -> tuple[dict[str, Any], set[str]]:
-        """The values to set, of what is not as in the step, and the names of what does not fit."""
+        self, own: dict[str, Attribute], held: dict[str, Any], state: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The values to set, of what fits."""
         values: dict[str, Any] = {}
-        refused = set[str]()
-        for name, held in saved.items():
+        for name, one in held.items():
             try:
-                value = _attributes.restored(held, own[name])
-            except (KeyError, ValueError) as error:
-                why = "there is none" if isinstance(error, KeyError) else str(error)
-                self._warn(
-                    f"{self._named([name])} is not as in the checkpoint ({why}), and is left as it is"
-                )
-                refused.add(name)
+                renewed = name in state.get("renewed", {})
+                values[name] = _attributes.restored(one, own[name].value, renewed=renewed)
+            except (KeyError, ValueError):  # there is none, or it is something else
                 continue
-            text = _attributes.fingerprint(value)
-            if text is None or _differs(text, _attributes.fingerprint(own[name])):
-                values[name] = value
-        return values, refused
+            # Places of a longer dataset, or of the part of another process, are none of this one.
+            fixed = name not in state.get("renewed", {}) or state.get("of_other_processes")
+            now = own[name].value
+            if fixed and _attributes.is_sequence(now) and len(now) != len(values[name]):
+                del values[name]
+        return values
 
-    def _is_kept(self, name: str, value: Any) -> bool:
-        if name in self._changing or _attributes.is_generator(value):
-            return True
-        return self._first_epoch and _attributes.is_order(value)
+    def _of_other_rows(self, own: dict[str, Attribute], state: dict[str, Any]) -> set[str]:
+        """What was only reordered together, and has not the same rows in this program: files with other labels."""
+        for names, rows in state.get("rows", {}).items():
+            if _rows(own, *json.loads(names)) != rows:
+                return set(json.loads(names))
+        return set()
 
-    def _stored(self, name: str, value: Any) -> dict[str, Any] | None:
-        return _attributes.stored(value, renewed=name in self._renewed)
+    def _set_all(
+        self,
+        own: dict[str, Attribute],
+        values: dict[str, Any],
+        saved: dict[str, str],
+        held: dict[str, Any],
+    ) -> set[str]:
+        """Sets them, in place if that leaves all else as it was at the step; what still differs, for which all is put back."""
+        before = {name: _attributes.copied(own[name].value) for name in values}
+        left = set[str]()
+        for in_place in (True, False):
+            try:
+                for name, value in values.items():
+                    _attributes.put(own[name], value, in_place=in_place)
+                left = self._differing(self._own(), saved, held)
+            except Exception:  # of a class that does not let itself be set
+                left = set(values)
+            if not left:
+                return left
+            for name, value in before.items():
+                with contextlib.suppress(Exception):
+                    _attributes.put_back(own[name], value)
+        return left
 
-    def _own(self) -> Iterable[tuple[str, Any]]:
-        if isinstance(self._dataset, Stateful):
-            return ()
-        return list(getattr(self._dataset, "__dict__", {}).items())
+    def _own(self) -> dict[str, Attribute]:
+        if self._dataset is None or isinstance(self._dataset, Stateful):
+            return {}
+        return _attributes.attributes(self._dataset)
+
+    def _fingerprints(self, own: dict[str, Attribute]) -> dict[str, str]:
+        return {
+            name: _attributes.fingerprint(one.value, self._dataset) for name, one in own.items()
+        }
 
     def _named(self, names: Iterable[str]) -> str:
         kind, named = type(self._dataset).__name__, sorted(names)
@@ -215,9 +253,13 @@ class Kept:
         )
 
 
-_REORDERED = " reordered"
+def _is_small(one: Attribute) -> bool:
+    return _attributes.is_sequence(one.value) and _attributes.is_small(one.value)
 
 
-def _differs(saved: str, now: str | None) -> bool:
-    """Whether a fingerprint is of something else, as far as anybody knows."""
-    return saved.removesuffix(_REORDERED) != now or now == _attributes.UNKNOWN
+def _rows(own: dict[str, Attribute], *names: str) -> str:
+    """The same for any order of the same rows; empty where there are none."""
+    values: list[Any] = [own[name].value if name in own else None for name in names]
+    if not all(map(_attributes.is_sequence, values)) or len({len(value) for value in values}) != 1:
+        return ""
+    return _attributes.rows(values)
