@@ -219,9 +219,15 @@ def test_what_cannot_be_looked_into_may_belong_to_an_order(value: Any):
 
 
 def test_what_is_filled_or_opened_when_it_is_used_holds_nothing_back(tmp_path: Path):
-    with open(tmp_path / "file", "w") as file:
+    """Keras draws the first batch before fit begins: a cache is not empty then."""
+
+    def make() -> Any:
         dataset: Any = Batches()
-        dataset.cache, dataset.file, dataset.lock, dataset.count = {}, None, threading.Lock(), 0
+        dataset.cache, dataset.file, dataset.lock, dataset.count = {0: 1}, None, threading.Lock(), 0
+        return dataset
+
+    with open(tmp_path / "file", "w") as file:
+        dataset = make()
         kept = Kept(dataset)
         np.random.shuffle(dataset.order)
         dataset.cache[3], dataset.file, dataset.count = np.ones(3), file, 5
@@ -229,12 +235,24 @@ def test_what_is_filled_or_opened_when_it_is_used_holds_nothing_back(tmp_path: P
             warnings.simplefilter("error")
             kept.ended()
         state = kept.state()
-    again = copy.copy(dataset)
-    again.order = np.arange(ALL)
-    again.cache, again.file, again.lock, again.count = {}, None, threading.Lock(), 0
+    again = make()
     assert made_as(state, again) == []
     assert np.array_equal(again.order, dataset.order)
-    assert (again.cache, again.file, again.count) == ({}, None, 5)
+    assert (again.cache, again.file, again.count) == ({0: 1}, None, 5)
+
+
+def test_a_dict_that_is_filled_anew_is_no_cache():
+    dataset: Any = Batches()
+    dataset.labels = {0: np.ones(1)}
+    kept = Kept(dataset)
+    dataset.labels = {1: np.ones(1), 0: np.ones(1)}
+    np.random.shuffle(dataset.order)
+    with pytest.warns(UserWarning, match=r"Batches.labels changes from epoch to epoch"):
+        kept.ended()
+    again: Any = Batches()
+    again.labels = {0: np.ones(1)}
+    assert made_as(kept.state(), again)[0].startswith("Batches.labels had")
+    assert np.array_equal(again.order, np.arange(ALL))
 
 
 class Nested(keras.utils.PyDataset):

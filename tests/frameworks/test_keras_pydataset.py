@@ -29,6 +29,19 @@ class OwnGenerator(Batches):
         self.rng.shuffle(self.order)
 
 
+class Caching(Global):
+    """Keeps in a dict what it has read; Keras draws the first batch before fit begins."""
+
+    def __init__(self, workers: int = 1) -> None:
+        super().__init__(workers)
+        self.cache: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        for place in self.order[index * 4 : index * 4 + 4]:
+            self.cache.setdefault(int(place), self.x[place].copy())
+        return super().__getitem__(index)
+
+
 class Noisy(Batches):
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
@@ -75,7 +88,7 @@ def goes_on(directory: Any, make: Any, stop: int, save_freq: Any = 5) -> None:
     km.assert_same(km.values(straight), km.values(resumed))
 
 
-@pytest.mark.parametrize("kind", [Global, Names, Says])
+@pytest.mark.parametrize("kind", [Global, Names, Caching, Says])
 def test_what_it_shuffles_itself_goes_on(tmp_path, kind):
     """20 of 23 variables had other bits: the order of the first epoch was taken again."""
     goes_on(tmp_path, kind, 17)
@@ -284,7 +297,7 @@ def test_methods_that_came_or_went_are_said(tmp_path, first, then):
     ("kind", "stop"),
     [
         (kind, stop)
-        for kind in (Global, OwnGenerator, Drawn, Names, Noisy, Says)
+        for kind in (Global, OwnGenerator, Drawn, Names, Caching, Noisy, Says)
         for stop in (*IN_THE_FIRST_EPOCH, 17, 30)
         # in the first epoch, what they draw or shuffle differs with the seed, and is named
         if kind not in (Drawn, Names) or stop not in IN_THE_FIRST_EPOCH

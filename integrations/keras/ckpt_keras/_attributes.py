@@ -37,7 +37,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _PLAIN_NAMES = tuple(f"{one.__name__} " for one in _PLAIN)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _ORDERED = (list, tuple, np.ndarray)
-_MADE_LATER = (dict, collections.OrderedDict, collections.defaultdict)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _CLOSED_PACKAGES = {
     *[
         "_thread",
@@ -254,17 +254,26 @@ def same(now: str, saved: str) -> bool:
 
 def may_differ(now: Any, saved: str) -> bool:
     """Whether an attribute may be ``now`` what it is in this program, whatever it was in the step: a number or text, which no order
-    belongs to, or what is filled or opened only when it is used."""
+    belongs to, or what is opened only when it is used."""
     if now is None or is_closed(now):
         return saved.startswith((OPAQUE, *_PLAIN_NAMES))
-    if is_empty(now):
-        return saved.startswith(type(now).__name__ + " ")
     return isinstance(now, (*_PLAIN, np.generic, os.PathLike))
 
 
-def is_empty(value: Any) -> bool:
-    """Whether it is a dict that somebody will fill."""
-    return type(value) in _MADE_LATER and not value
+def is_dict(value: Any) -> bool:
+    """Whether it is a dict, which may be a cache."""
+    return type(value) in _DICTS
+
+
+def began_as(value: Any, count: int, text: str, dataset: Any) -> bool:
+    """Whether the first ``count`` entries of a dict have this fingerprint: then it has only grown, as a cache does."""
+    try:
+        beginning = copy.copy(value)
+        for key in list(beginning)[count:]:
+            del beginning[key]
+    except Exception:  # another thread fills it
+        return False
+    return len(beginning) == count and same(fingerprint(beginning, dataset), text)
 
 
 def is_generator(value: Any) -> bool:

@@ -6,7 +6,7 @@ epoch, so a step holds what changes, generators, and orders of places, and finge
 Samples and their labels may be shuffled alike in two attributes, of which one alone can be set: then each sample would
 get the label of another. Nobody can know what belongs together. So **a dataset is made exactly what it was at the step, or it is left as
 it is**: when all that the step holds has been set, each attribute must have the fingerprint of the step, except for numbers and
-texts and for what is filled or opened when it is used (``may_differ``). Otherwise all is put back, and a warning names what differs.
+texts, for what is opened when it is used (``may_differ``), and for caches: dicts that have only grown. Otherwise all is put back, and a warning names what differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Kept:
             if _is_small(one)
         }
         self._rows_began: dict[tuple[str, ...], str] = {}
-        self._made_later = {name for name, one in own.items() if _attributes.is_empty(one.value)}
+        self._counts_of_entries = _entries(own)
+        self._caches: set[str] = set()  # dicts that have only grown
         self._changing: set[str] = set()
         self._renewed: set[str] = set()  # of these, what got other elements, not only another order
         self._counts: dict[str, Any] | None = None  # of the first epoch
@@ -49,10 +50,20 @@ class Kept:
         """An epoch is over: notes which attributes have changed, and warns of those that cannot be saved."""
         own = self._own()
         before, self._prints = self._prints, self._fingerprints(own)
-        for name in (own.keys() & before.keys()) - self._made_later:
+        counts, self._counts_of_entries = self._counts_of_entries, _entries(own)
+        for name in own.keys() & before.keys():
             one = own[name]
             if self._prints[name] == before[name] or _attributes.is_closed(one.value):
                 continue
+            may_grow = (
+                name in counts and name not in self._changing and _attributes.is_dict(one.value)
+            )
+            if may_grow and _attributes.began_as(
+                one.value, counts[name], before[name], self._dataset
+            ):
+                self._caches.add(name)
+                continue
+            self._caches.discard(name)
             if not self._keeps_rows(own, name):
                 self._renewed.add(name)
             if name not in self._changing and _attributes.stored(one.value) is None:
@@ -92,6 +103,7 @@ class Kept:
             "fingerprints": self._fingerprints(own),
             "changing": dict.fromkeys(self._changing, 1),
             "renewed": dict.fromkeys(self._renewed, 1),
+            "caches": dict.fromkeys(self._caches, 1),
             # of what was always reordered together, and not each by itself
             "rows": {
                 json.dumps(names): _rows(own, *names)
@@ -132,6 +144,8 @@ class Kept:
     def _set_attributes(self, state: dict[str, Any]) -> None:
         own, held = self._own(), state.get("attributes", {})
         saved = state.get("fingerprints", {})
+        dicts = {name for name, one in own.items() if _attributes.is_dict(one.value)}
+        self._caches |= state.get("caches", {}).keys() & dicts
         differing = self._differing(own, saved, held)
         values = self._restored(own, {name: held[name] for name in differing & held.keys()}, state)
         why = differing - values.keys() or self._of_other_rows(own, state)
@@ -161,7 +175,7 @@ class Kept:
         differing = set[str]()
         for name in now.keys() | saved.keys():
             text = saved.get(name, "")
-            if name in now and _attributes.same(now[name], text):
+            if name in self._caches or (name in now and _attributes.same(now[name], text)):
                 continue
             value = own[name].value if name in own else None
             if name in held or not _attributes.may_differ(value, text):
@@ -251,6 +265,10 @@ class Kept:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _entries(own: dict[str, Attribute]) -> dict[str, int]:
+    return {name: len(one.value) for name, one in own.items() if _attributes.is_dict(one.value)}
 
 
 def _is_small(one: Attribute) -> bool:
