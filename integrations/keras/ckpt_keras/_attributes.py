@@ -37,7 +37,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _PLAIN_NAMES = tuple(f"{one.__name__} " for one in _PLAIN)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _ORDERED = (list, tuple, np.ndarray)
+_OF_CLASSES = (list, dict, set, tuple, str, bytes, np.ndarray, collections.deque, *_GENERATORS)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_SHARED = ("multiprocessing.sharedctypes", "multiprocessing.shared_memory")
 _CLOSED_PACKAGES = {
     *[
         "_thread",
@@ -109,6 +111,7 @@ def _walk(value: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Attrib
 def _parts(value: Any) -> Iterator[tuple[Any, str, Any]]:
     own = value.__dict__ if hasattr(value, "__dict__") else {}
     yield from ((value, name, part) for name, part in list(own.items()))
+    of_classes = set[str]()
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -117,8 +120,9 @@ def _parts(value: Any) -> Iterator[tuple[Any, str, Any]]:
         if _package(cls.__module__) in ("builtins", "keras", "abc", "typing"):
             continue
         for name, part in list(vars(cls).items()):
-            changes = type(part) in (list, dict, set, np.ndarray)
-            if changes and name not in own and not name.startswith("__"):
+            changes = type(part) in _OF_CLASSES
+            if changes and name not in of_classes | own.keys() and not name.startswith("__"):
+                of_classes.add(name)  # hides that of a base
                 yield cls, name, part
 
 
@@ -142,6 +146,8 @@ def _is_open(value: Any) -> bool:
 
 def is_closed(value: Any) -> bool:
     """Whether it is a lock, a file, a model or the like, which holds no samples and is known by its class alone."""
+    if type(value) in (io.BytesIO, io.StringIO) or type(value).__module__ in _SHARED:
+        return False
     if (
         _package(type(value).__module__) in _CLOSED_PACKAGES
     ):  # asked first: a weak reference to what is gone answers no more
@@ -150,7 +156,7 @@ def is_closed(value: Any) -> bool:
         # one of Keras' own; one of the user's may hold labels
         return f"{os.sep}keras{os.sep}src{os.sep}" in value.gi_code.co_filename
     if isinstance(value, np.memmap):
-        return value.mode != "c"
+        return value.mode == "r"
     return isinstance(value, _of_keras())
 
 
@@ -253,11 +259,11 @@ def same(now: str, saved: str) -> bool:
 
 
 def may_differ(now: Any, saved: str) -> bool:
-    """Whether an attribute may be ``now`` what it is in this program, whatever it was in the step: a number or text, which no order
+    """Whether an attribute may be ``now`` what it is in this program, whatever it was in the step: a number, which no order
     belongs to, or what is opened only when it is used."""
     if now is None or is_closed(now):
         return saved.startswith((OPAQUE, *_PLAIN_NAMES))
-    return isinstance(now, (*_PLAIN, np.generic, os.PathLike))
+    return isinstance(now, (int, float, complex, np.number, np.bool_))
 
 
 def is_dict(value: Any) -> bool:

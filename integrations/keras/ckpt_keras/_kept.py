@@ -5,8 +5,8 @@ epoch, so a step holds what changes, generators, and orders of places, and finge
 
 Samples and their labels may be shuffled alike in two attributes, of which one alone can be set: then each sample would
 get the label of another. Nobody can know what belongs together. So **a dataset is made exactly what it was at the step, or it is left as
-it is**: when all that the step holds has been set, each attribute must have the fingerprint of the step, except for numbers and
-texts, for what is opened when it is used (``may_differ``), and for caches: dicts that have only grown. Otherwise all is put back, and a warning names what differs.
+it is**: when all that the step holds has been set, each attribute must have the fingerprint of the step, except for
+numbers, for what is opened when it is used (``may_differ``), and for caches: dicts that have only grown. Otherwise all is put back, and a warning names what differs.
 """
 
 from __future__ import annotations
