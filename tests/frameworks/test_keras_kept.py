@@ -485,6 +485,13 @@ def test_an_array_of_a_file_is_not_written(tmp_path: Path):
         assert not file.any() and dataset.order.all()
 
 
+def test_parts_of_an_array_of_a_file_differ(tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.arange(8))
+    file = np.load(tmp_path / "x.npy", mmap_mode="r")
+    one, other = _attributes.fingerprint(file[:4]), _attributes.fingerprint(file[4:])
+    assert one != other and one == _attributes.fingerprint(file[:4])
+
+
 def after_an_epoch(dataset: Any) -> dict[str, Any]:
     dataset.on_epoch_end()
     kept = Kept(dataset)

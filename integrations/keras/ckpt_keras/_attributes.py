@@ -225,7 +225,8 @@ class _Pickler(pickle.Pickler):
             return _made_of, (f"{getattr(value, '__module__', '')}.{value.__name__}",)
         if isinstance(value, types.FunctionType):
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            return _made_of, (value.__qualname__, value.__defaults__, value.__kwdefaults__, cells)
+            named = value.__defaults__, value.__kwdefaults__, value.__dict__
+            return _made_of, (value.__qualname__, *named, cells)
         other: Any = value
         if _package(type(value).__module__) == "torch" and hasattr(value, "detach"):
             return _made_of, (np.asarray(other.detach().cpu()),)
@@ -249,7 +250,22 @@ def _made_of(*what: Any) -> Any:
 
 
 def _closed(value: Any) -> str:
-    where = (str(value.filename), value.offset, value.shape) if isinstance(value, np.memmap) else ""
+    where: Any = ""
+    if isinstance(value, np.memmap):
+        root: Any = value
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        start = (
+            value.ctypes.data - root.ctypes.data
+        )  # of a part, whose `offset` is that of the whole
+        where = (
+            str(value.filename),
+            value.offset,
+            start,
+            value.shape,
+            value.strides,
+            value.dtype.str,
+        )
     return f"{type(value).__module__}.{type(value).__qualname__} {where}"
 
 
