@@ -102,3 +102,16 @@ class Large(Labelled):
 
 
 Large.labels[:, 0] = np.arange(ALL)
+
+
+class Sub(list):  # type: ignore[type-arg]
+    """A list of another class, whose elements alone are not all of it."""
+
+
+class Table:
+    """Holds what it has in slots."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: Any) -> None:
+        self.columns = columns

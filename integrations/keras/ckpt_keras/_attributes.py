@@ -34,14 +34,15 @@ UNKNOWN = " ?"
 
 _DEPTH = 4
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_PLAIN_NAMES = tuple(f"{one.__name__} " for one in _PLAIN)
+_SETTINGS = (bool, float, np.bool_, np.floating)
+_OPENED_LATER = (OPAQUE, "NoneType ", "bool ", "int ", "float ")
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _ORDERED = (list, tuple, np.ndarray)
 _OF_CLASSES = (list, dict, set, tuple, str, bytes, np.ndarray, collections.deque, *_GENERATORS)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_SHARED = ("multiprocessing.sharedctypes", "multiprocessing.shared_memory")
-_CLOSED_PACKAGES = {
-    *[
+_SHARED = tuple(f"multiprocessing.{one}" for one in ("sharedctypes", "shared_memory", "managers"))
+_CLOSED_PACKAGES = frozenset(
+    [
         "_thread",
         "threading",
         "concurrent",
@@ -55,9 +56,14 @@ _CLOSED_PACKAGES = {
         "socket",
         "_socket",
         "tempfile",
-    ],
-    *["sqlite3", "h5py", "lmdb", "zarr", "tensorstore", "ckpt_core"],
-}
+        "sqlite3",
+        "h5py",
+        "lmdb",
+        "zarr",
+        "tensorstore",
+        "ckpt_core",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,11 @@ def _of_keras() -> tuple[type, ...]:
     return *named, *others, keras.callbacks.Callback
 
 
+@functools.cache
+def _arguments_of_keras() -> frozenset[str]:
+    return frozenset(vars(_keras().utils.PyDataset()))
+
+
 def attributes(dataset: Any) -> dict[str, Attribute]:
     """All attributes, by dotted names: those of objects in it, of slots and of its classes, if they can change, too."""
     return dict(_walk(dataset, "", {id(dataset)}))
@@ -100,8 +111,7 @@ def attributes(dataset: Any) -> dict[str, Attribute]:
 
 def _walk(value: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Attribute]]:
     for owner, name, part in _parts(value):
-        yield_whole = not _is_open(part) or prefix.count(".") >= _DEPTH
-        if yield_whole:
+        if not _is_open(part) or prefix.count(".") >= _DEPTH:
             yield prefix + name, Attribute(owner, name, part)
         elif id(part) not in seen:
             seen.add(id(part))
@@ -110,6 +120,10 @@ def _walk(value: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Attrib
 
 def _parts(value: Any) -> Iterator[tuple[Any, str, Any]]:
     own = value.__dict__ if hasattr(value, "__dict__") else {}
+    if isinstance(
+        value, _keras().utils.PyDataset
+    ):  # without the arguments of Keras' own class: workers, a queue
+        own = {name: part for name, part in own.items() if name not in _arguments_of_keras()}
     yield from ((value, name, part) for name, part in list(own.items()))
     of_classes = set[str]()
     for cls in type(value).__mro__:
@@ -135,22 +149,27 @@ def _is_open(value: Any) -> bool:
         return False
     if any(one.__module__ == "builtins" and one is not object for one in cls.__mro__):
         return False  # a list with attributes of its own, say
-    plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
-    silent = getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None)
     try:
         list(_parts(value))
     except Exception:  # it does not let anybody look
         return False
-    return plain and silent
+    return not _says_how(cls)
+
+
+def _says_how(cls: type) -> bool:
+    """Whether a class says how its objects are copied, and may leave something out."""
+    plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
+    return not plain or getattr(cls, "__getstate__", None) is not getattr(
+        object, "__getstate__", None
+    )
 
 
 def is_closed(value: Any) -> bool:
     """Whether it is a lock, a file, a model or the like, which holds no samples and is known by its class alone."""
     if type(value) in (io.BytesIO, io.StringIO) or type(value).__module__ in _SHARED:
         return False
-    if (
-        _package(type(value).__module__) in _CLOSED_PACKAGES
-    ):  # asked first: a weak reference to what is gone answers no more
+    # Asked first: a weak reference to what is gone answers no more.
+    if _package(type(value).__module__) in _CLOSED_PACKAGES:
         return True
     if isinstance(value, types.GeneratorType):
         # one of Keras' own; one of the user's may hold labels
@@ -232,6 +251,12 @@ class _Pickler(pickle.Pickler):
             return _made_of, (np.asarray(other.detach().cpu()),)
         if isinstance(value, _keras().random.SeedGenerator):
             return _made_of, (np.asarray(other.state),)
+        if _says_how(type(value)) and getattr(value, "__dict__", None):
+            # What `__getstate__` leaves out may be the labels.
+            said = value.__reduce_ex__(5)
+            parts = [said] if isinstance(said, str) else said
+            listed = [list(part) if hasattr(part, "__next__") else part for part in parts]
+            return _made_of, (listed, vars(value))
         return NotImplemented
 
 
@@ -255,12 +280,10 @@ def _closed(value: Any) -> str:
         root: Any = value
         while isinstance(root.base, np.ndarray):
             root = root.base
-        start = (
-            value.ctypes.data - root.ctypes.data
-        )  # of a part, whose `offset` is that of the whole
+        # `offset` of a part is that of the whole.
+        start = value.offset + value.ctypes.data - root.ctypes.data
         where = (
-            str(value.filename),
-            value.offset,
+            os.path.basename(str(value.filename)),
             start,
             value.shape,
             value.strides,
@@ -275,11 +298,15 @@ def same(now: str, saved: str) -> bool:
 
 
 def may_differ(now: Any, saved: str) -> bool:
-    """Whether an attribute may be ``now`` what it is in this program, whatever it was in the step: a number, which no order
-    belongs to, or what is opened only when it is used."""
+    """Whether an attribute may be ``now`` what it is in this program, whatever it was in the step: a switch or a fraction, by which no
+    sample is found, or what is opened or counted only when the dataset is used."""
+    if isinstance(now, np.memmap):  # another part of the file
+        return False
     if now is None or is_closed(now):
-        return saved.startswith((OPAQUE, *_PLAIN_NAMES))
-    return isinstance(now, (int, float, complex, np.number, np.bool_))
+        return saved.startswith(_OPENED_LATER)
+    return isinstance(now, _SETTINGS) and saved.startswith(
+        (f"{type(now).__name__} ", "int ", "float ")
+    )
 
 
 def is_dict(value: Any) -> bool:
@@ -317,7 +344,9 @@ def is_order(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is an array of numbers that a step can hold: drawing batches may count in it."""
+    """Whether it is a number, or an array of numbers that a step can hold: drawing batches may count in it."""
+    if type(value) in (int, float):
+        return True
     return type(value) is np.ndarray and value.dtype.kind in "biuf" and value.nbytes <= MOST_BYTES
 
 
@@ -496,6 +525,8 @@ def _element(value: Any) -> Any:
 
 
 def _texts(value: Any) -> list[str] | None:
+    if all(type(part) is int for part in value):
+        return list(map(repr, value))
     if all(type(part) is str for part in value):
         return [json.encoder.encode_basestring_ascii(part) for part in value]
     try:

@@ -25,10 +25,7 @@ from ckpt_keras._attributes import Attribute
 
 
 class Kept:
-    """The state of a PyDataset between epochs, for as long as ``fit`` runs; of None it is empty.
-
-    The dataset's ``on_epoch_end`` was called once, as Keras does before training.
-    """
+    """The state of a PyDataset between epochs, for as long as ``fit`` runs; of None it is empty."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -40,9 +37,11 @@ class Kept:
             if _is_small(one)
         }
         self._rows_began: dict[tuple[str, ...], str] = {}
+        self._objects = {name: one.value for name, one in own.items()}
         self._counts_of_entries = _entries(own)
         self._caches: set[str] = set()  # dicts that have only grown
         self._changing: set[str] = set()
+        self._in_place: set[str] = set()  # of these, what has always been the same object
         self._renewed: set[str] = set()  # of these, what got other elements, not only another order
         self._counts: dict[str, Any] | None = None  # of the first epoch
 
@@ -64,7 +63,11 @@ class Kept:
                 self._caches.add(name)
                 continue
             self._caches.discard(name)
-            if not self._keeps_rows(own, name):
+            if one.value is self._objects.get(name) and name not in self._changing - self._in_place:
+                self._in_place.add(name)
+            else:
+                self._in_place.discard(name)
+            if name not in self._renewed and not self._keeps_rows(own, name):
                 self._renewed.add(name)
             if name not in self._changing and _attributes.stored(one.value) is None:
                 self._warn(
@@ -102,6 +105,7 @@ class Kept:
             "attributes": held,
             "fingerprints": self._fingerprints(own),
             "changing": dict.fromkeys(self._changing, 1),
+            "in_place": dict.fromkeys(self._in_place, 1),
             "renewed": dict.fromkeys(self._renewed, 1),
             "caches": dict.fromkeys(self._caches, 1),
             # of what was always reordered together, and not each by itself
@@ -121,7 +125,7 @@ class Kept:
         return _rows(own, *names) == self._rows_began[names]
 
     def hold_counts(self, state: dict[str, Any]) -> None:
-        """Adds to the ``state`` of the first epoch the arrays of numbers that this epoch has changed, as they were when it began."""
+        """Adds to the ``state`` of the first epoch the numbers and arrays of numbers that this epoch has changed, as they were when it began."""
         counts, self._counts = self._counts or {}, {}
         for name, one in self._own().items() if counts else ():
             now = _attributes.fingerprint(one.value, self._dataset) if name in counts else ""
@@ -148,11 +152,13 @@ class Kept:
         self._caches |= state.get("caches", {}).keys() & dicts
         differing = self._differing(own, saved, held)
         values = self._restored(own, {name: held[name] for name in differing & held.keys()}, state)
-        why = differing - values.keys() or self._of_other_rows(own, state)
-        if not why and values:
-            why = self._set_all(own, values, saved, held)
+        why = differing - values.keys()
+        if values and not why:
+            why = self._of_other_rows(own, state) or self._set_all(own, values, state)
         if not why:
             self._changing |= state.get("changing", {}).keys()
+            self._in_place |= state.get("in_place", {}).keys()
+            self._objects = {name: one.value for name, one in self._own().items()}
             self._renewed |= state.get("renewed", {}).keys()
         elif not state.get("of_other_processes"):
             others = differing - why
@@ -208,19 +214,22 @@ class Kept:
         return set()
 
     def _set_all(
-        self,
-        own: dict[str, Attribute],
-        values: dict[str, Any],
-        saved: dict[str, str],
-        held: dict[str, Any],
+        self, own: dict[str, Attribute], values: dict[str, Any], state: dict[str, Any]
     ) -> set[str]:
-        """Sets them, in place if that leaves all else as it was at the step; what still differs, for which all is put back."""
+        """Sets them, in place where the program does or may; what still differs from the step, for which all is put back."""
+        saved, held = state.get("fingerprints", {}), state.get("attributes", {})
+        # What the program replaces may be a list that somebody has passed, and uses elsewhere.
+        replaced = state.get("changing", {}).keys() - state.get("in_place", {}).keys()
         before = {name: _attributes.copied(own[name].value) for name in values}
         left = set[str]()
-        for in_place in (True, False):
+        for in_place in (values.keys() - replaced, values.keys(), set[str]()):
+            instead: dict[int, Any] = {}
             try:
                 for name, value in values.items():
-                    _attributes.put(own[name], value, in_place=in_place)
+                    now = id(own[name].value)
+                    # Two attributes that hold one object go on sharing it.
+                    chosen = instead.setdefault(now, value) if in_place else value
+                    _attributes.put(own[name], chosen, in_place=name in in_place)
                 left = self._differing(self._own(), saved, held)
             except Exception:  # of a class that does not let itself be set
                 left = set(values)
