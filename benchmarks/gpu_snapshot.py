@@ -227,11 +227,12 @@ def beside(
     def waited_for(arrays: Any) -> threading.Thread:
         return threading.Thread(target=jax.block_until_ready, args=(arrays,))
 
-    def sent(at_a_time: int) -> threading.Thread:
+    def sent(at_a_time: int, late_secs: float = 0.0) -> threading.Thread:
         arrays = copied([*training.state.values()])
 
         def send() -> None:
             there: list[Any] = []
+            time.sleep(late_secs)
             for start in range(0, len(arrays), at_a_time):
                 there += jax.device_put(arrays[start : start + at_a_time], locked)
                 jax.block_until_ready(there)
@@ -242,6 +243,7 @@ def beside(
         "nothing": lambda: waited_for([]),
         "copies on the device": lambda: waited_for(copied([*training.state.values()])),
         "copies, which are sent": lambda: sent(leaves),
+        "copies, sent 80 ms later": lambda: sent(leaves, 0.08),
         "copies, sent 8 at a time": lambda: sent(8),
         "copies, sent 2 at a time": lambda: sent(2),
         "copies, sent one by one": lambda: sent(1),

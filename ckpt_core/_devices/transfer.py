@@ -80,19 +80,28 @@ def _groups(arrays: dict[Any, Any], names: Collection[Any]) -> Iterator[tuple[li
 
 
 def _send(arrays: dict[Any, Any], names: Collection[Any], staged: bool, has_room: bool) -> bool:
-    """Starts the transfers from accelerators to the host; does not wait. Gives whether jax still has page-locked memory."""
+    """Starts the transfers from accelerators to the host; does not wait. Gives whether jax still has page-locked memory.
+
+    One call sends all: what is sent after the caller has enqueued a step is sent when that has ended, and the step's
+    result, which the caller reads, after it.
+    """
+    targets: dict[Any, Any] = {}
     for name in names:
         value = arrays[name]
         target = _page_locked(*value.sharding.device_set)
         if target and not staged and value.sharding.memory_kind == target.memory_kind:
-            arrays[name] = value = copies([value])[0]  # a view would be of the caller's buffer
+            arrays[name] = copies([value])[0]  # a view would be of the caller's buffer
         if target and has_room:
-            try:
-                arrays[name] = jax.device_put(value, target)
-                continue
-            except jax.errors.JaxRuntimeError:  # jax has waited 10 s for room
-                has_room = False
-        value.copy_to_host_async()
+            targets[name] = target
+    if targets:
+        try:
+            sent = jax.device_put([arrays[name] for name in targets], [*targets.values()])
+            arrays |= zip(targets, sent, strict=True)
+        except jax.errors.JaxRuntimeError:  # jax has waited 10 s for room
+            has_room, targets = False, {}
+    for name in names:
+        if name not in targets:
+            arrays[name].copy_to_host_async()
     return has_room
 
 

@@ -23,9 +23,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Makes devices accelerators; gets the memory kind and size of each transfer to the host."""
     found: list[tuple[str, int]] = []
 
-    def put(array: Any, target: Any, **arguments: Any) -> Any:
-        found.append((target.memory_kind, array.nbytes))
-        return PUT(array, target, **arguments)
+    def put(arrays: Any, targets: Any, **arguments: Any) -> Any:
+        for array, target in zip(*map(jax.tree.leaves, (arrays, targets)), strict=True):
+            found.append((target.memory_kind, array.nbytes))
+        return PUT(arrays, targets, **arguments)
 
     def page_locked(device: Any) -> Any:
         return jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
@@ -85,6 +86,26 @@ def test_arrays_pass_through_page_locked_memory(
     puts = [kind for kind, _ in sent]
     # of what is staged in that memory already, device_put gives the same array
     assert puts == ["pinned_host"] * shards * (2 if place == "pinned_host" else 1)
+    assert_saved(tmp_path / "a", want)
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_one_call_sends_all(
+    tmp_path: Path, sent: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, place: Any
+) -> None:
+    """What is sent after the caller's next step was enqueued is sent when that has ended."""
+    calls: list[int] = []
+    counted = jax.device_put
+
+    def put(arrays: Any, targets: Any, **arguments: Any) -> Any:
+        calls.append(len(jax.tree.leaves(arrays)))
+        return counted(arrays, targets, **arguments)
+
+    tree = [jnp.full((n + 1,), n, jnp.float32) for n in range(40)]
+    want = values(tree)
+    monkeypatch.setattr(jax, "device_put", put)
+    saved(tmp_path / "a", tree, place)
+    assert calls == [40]
     assert_saved(tmp_path / "a", want)
 
 
