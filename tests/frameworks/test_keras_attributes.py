@@ -8,8 +8,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from ckpt_keras import _attributes
 from tests.support import keras_models as km
@@ -123,3 +125,41 @@ from ckpt_keras import _attributes
 print(json.dumps(_attributes.fingerprint({"a", "b", "c", "d"})))
 """
     assert run_python(code) == run_python(code) == _attributes.fingerprint({"a", "b", "c", "d"})
+
+
+COLUMNS = st.sampled_from(
+    [
+        ["a", "b", "a"],
+        ["b", "a", "a"],
+        ("a", "b", "a"),
+        [1, 2, 1],
+        [2, 1, 1],
+        [1, 1, 2],
+        [True, 2, 1],
+        [1.0, 2.0, 1.0],
+        [np.int64(1), 2, 1],
+        ["1", "2", "1"],
+        [1, "a", None],
+        ["a", "b"],
+        [object(), object(), object()],
+        np.array([1, 2, 1]),
+        np.array([1, 1, 2], np.int32),
+        np.array([[1, 2], [2, 1], [1, 2]]),
+        np.array(["a", "b", "a"]),
+    ]
+)
+
+
+def of_one_length(columns: list[Any]) -> bool:
+    return len({len(column) for column in columns}) == 1
+
+
+SIDES = st.lists(COLUMNS, min_size=1, max_size=2).filter(of_one_length)
+
+
+@hypothesis.settings(max_examples=400)
+@hypothesis.given(SIDES, SIDES)
+def test_rows_are_compared_as_their_sums_are(now: list[Any], before: list[Any]) -> None:
+    hypothesis.assume(len(now) == len(before))
+    sums = [_attributes.rows(side) for side in (now, before)]
+    assert _attributes.same_rows(now, before) == (sums[0] == sums[1])

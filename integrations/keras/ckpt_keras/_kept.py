@@ -110,7 +110,7 @@ class Kept:
             "caches": dict.fromkeys(self._caches, 1),
             # of what was always reordered together, and not each by itself
             "rows": {
-                json.dumps(names): _rows(own, *names)
+                json.dumps(names): self._rows_of_beginning(*names)
                 for names in together.values()
                 if self._keeps_rows(own, *names)
             },
@@ -120,9 +120,15 @@ class Kept:
         """Whether sequences have the rows with which fit began, in any order."""
         if any(name not in self._began or not _is_small(own[name]) for name in names):
             return False
-        if names not in self._rows_began:
-            self._rows_began[names] = _rows(self._began, *names)
-        return _rows(own, *names) == self._rows_began[names]
+        now, began = _columns(own, names), _columns(self._began, names)
+        if not now or not began:
+            return not now and not began
+        return _attributes.same_rows(now, began)
+
+    def _rows_of_beginning(self, *names: str) -> str:
+        if names not in self._rows_began:  # they stay the same, and take 3 s of a million
+            self._rows_began[names] = _rows(self._began, names)
+        return self._rows_began[names]
 
     def hold_counts(self, state: dict[str, Any]) -> None:
         """Adds to the ``state`` of the first epoch the numbers and arrays of numbers that this epoch has changed, as they were when it began."""
@@ -209,7 +215,7 @@ class Kept:
     def _of_other_rows(self, own: dict[str, Attribute], state: dict[str, Any]) -> set[str]:
         """What was only reordered together, and has not the same rows in this program: files with other labels."""
         for names, rows in state.get("rows", {}).items():
-            if _rows(own, *json.loads(names)) != rows:
+            if _rows(own, json.loads(names)) != rows:
                 return set(json.loads(names))
         return set()
 
@@ -284,9 +290,15 @@ def _is_small(one: Attribute) -> bool:
     return _attributes.is_sequence(one.value) and _attributes.is_small(one.value)
 
 
-def _rows(own: dict[str, Attribute], *names: str) -> str:
-    """The same for any order of the same rows; empty where there are none."""
+def _columns(own: dict[str, Attribute], names: Iterable[str]) -> list[Any]:
+    """What has rows; empty if they have none."""
     values: list[Any] = [own[name].value if name in own else None for name in names]
     if not all(map(_attributes.is_sequence, values)) or len({len(value) for value in values}) != 1:
-        return ""
-    return _attributes.rows(values)
+        return []
+    return values
+
+
+def _rows(own: dict[str, Attribute], names: Iterable[str]) -> str:
+    """The same for any order of the same rows; empty where there are none."""
+    columns = _columns(own, names)
+    return _attributes.rows(columns) if columns else ""
