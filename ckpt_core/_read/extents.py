@@ -61,7 +61,6 @@ from ckpt_core._tree.leaves import LeafSpec
 _SMALL_BYTES = 64 * KIB
 """Arrays up to this size that are one chunk are read whole, together with their neighbours in the file."""
 _JOIN_LIMIT_BYTES = 8 * MIB
-_AHEAD_BYTES = 256 * MIB
 _FEW_OF = 8
 """If fewer than 1/8 of the leaves are wanted, read index and checksums partially."""
 _UNVERIFIED_BLOCK_BYTES = 4 * MIB
@@ -300,7 +299,6 @@ class ExtentReader:
     def __init__(self, stored: StoredChunks | StoredTensors, specs: Sequence[LeafSpec]) -> None:
         self._stored = stored
         self._specs = specs
-        self._ahead: dict[int, tuple[list[Region], dict[str, Chunk]]] = {}
         self._views: set[tuple[str, int]] = set()  # mapped places, so that no two arrays share one
 
     def close(self) -> None:
@@ -410,32 +408,10 @@ class ExtentReader:
 
     def _plan_regions(self, want: Want, jobs: list[_Job]) -> dict[Region, Array]:
         """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
-        regions, found = self._ahead.pop(want.leaf, ([], {}))
-        if regions != want.regions:
-            found = self._find_all(want.leaf, want.regions)  # before there is memory for it
+        found = self._find_all(want.leaf, want.regions)  # before there is memory for it
         parts = buffers(want, self._specs[want.leaf].numpy_dtype)
         jobs += self._jobs(want.leaf, list(parts.items()), found)
         return parts
-
-    def ahead(self, wants: Sequence[Want]) -> None:
-        """Has the system read the first that leaves need, 256 MiB, if it is not in memory yet; does not wait for it."""
-        ranges: dict[str, list[tuple[int, int]]] = {}
-        left_bytes = _AHEAD_BYTES
-        for want in wants:
-            if left_bytes <= 0:
-                break
-            found = self._find_all(want.leaf, want.regions)
-            self._ahead[want.leaf] = want.regions, found
-            for chunk in found.values():
-                file, offset, size = chunk.extent[:3]
-                ranges.setdefault(file, []).append((offset, min(size, max(0, left_bytes))))
-                left_bytes -= size
-        ranges.pop("", None)  # values inside the index
-        for file, some in ranges.items():
-            for offset, size, _ in coalesce(
-                some, gap_bytes=self._stored.gap_bytes, limit_bytes=_AHEAD_BYTES
-            ):
-                self._stored.files.ahead(file, offset, size)
 
     def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[_Job]:
         """Jobs that read what the shares, of regions of an array, need; each part once for all of them."""

@@ -127,7 +127,7 @@ def _reader(
 def _with_memory(reader: _Reader, item: SavedItem, wants: Sequence[Want]) -> Iterator[Want]:
     """The leaves; those that XLA shall own have memory of it, if there is enough of them to be worth a program that gives it.
 
-    All of it is taken at once, for nothing of it is touched yet. A disk begins to read meanwhile.
+    All of it is taken at once, for nothing of it is touched yet.
     """
     casts = not isinstance(reader, OrbaxReader)
     large = {
@@ -141,8 +141,6 @@ def _with_memory(reader: _Reader, item: SavedItem, wants: Sequence[Want]) -> Ite
         yield from wants
         return
     allocation = allocate(devices.pop(), shapes)
-    if isinstance(reader, ExtentReader):
-        reader.ahead([wants[n] for n in large])
     memory = dict(zip(large, allocation.result(), strict=False))
     for n, want in enumerate(wants):
         yield want._replace(memory=memory.pop(n)) if n in memory else want

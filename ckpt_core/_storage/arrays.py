@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import math
@@ -185,10 +184,6 @@ class Files(Protocol):
         """
         ...
 
-    def ahead(self, file: str, offset: int, size_bytes: int) -> None:
-        """Has the system read a range into its cache, if it is not there; does not wait for the data."""
-        ...
-
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
         """All bytes of a file, memory-mapped; None if that is not possible."""
         ...
@@ -229,9 +224,6 @@ class StoreFiles:
         data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
         target[: data.size] = data
         return data.size
-
-    def ahead(self, file: str, offset: int, size_bytes: int) -> None:
-        pass
 
     def mapped(self, file: str) -> None:
         return None
@@ -342,16 +334,6 @@ class DataFiles:
         except OSError as error:
             name_file(error, f"{self._location.path}/{file}")
             raise
-
-    def ahead(self, file: str, offset: int, size_bytes: int) -> None:
-        if self._past_cache is not None:
-            return
-        opened = self._opened(file)
-        with contextlib.suppress(AttributeError, OSError):  # a system or file system without it
-            try:
-                os.preadv(opened.descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-            except BlockingIOError:
-                os.posix_fadvise(opened.descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
 
     def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
         """preadv where the system has none (Windows, macOS before 11): one read after the other."""
