@@ -143,28 +143,35 @@ def stage(arrays: dict[Any, Any], where: str) -> None:
         stack_small(arrays, arrays.keys())
         if where == "device":
             return copy_there(arrays, arrays.keys())
-        stacks: dict[int, Any] = {}
+        stacks = {id(row.stack): row.stack for row in arrays.values() if isinstance(row, Row)}
+        single = {name: one for name, one in arrays.items() if isinstance(one, jax.Array)}
+        moved = _moved(stacks | single, where)
         for name, value in arrays.items():
             if isinstance(value, Row):
-                one = id(value.stack)
-                if one not in stacks:
-                    stacks[one] = _moved(value.stack, where)
-                arrays[name] = replace(value, stack=stacks[one])
-            elif isinstance(value, jax.Array):
-                arrays[name] = _moved(value, where)
+                arrays[name] = replace(value, stack=moved[id(value.stack)])
+            elif name in single:
+                arrays[name] = moved[name]
 
 
-def _moved(value: Any, where: str) -> Any:
-    """A copy in another memory of the array's device."""
-    (device,) = value.sharding.device_set
-    if all(memory.kind != where for memory in device.addressable_memories()):
-        kinds = ", ".join(memory.kind for memory in device.addressable_memories())
-        raise CheckpointError(
-            f"Options.snapshot={where!r}: {device} has no such memory, it has {kinds}; use 'host'"
-        )
-    if value.sharding.memory_kind == where:
-        return copies([value])[0]  # device_put would return the same buffer
-    return jax.device_put(value, jax.sharding.SingleDeviceSharding(device, memory_kind=where))
+def _moved(arrays: dict[Any, Any], where: str) -> dict[Any, Any]:
+    """Copies in another memory of each array's device."""
+    there: dict[Any, Any] = {}
+    targets: dict[Any, Any] = {}
+    for name, value in arrays.items():
+        (device,) = value.sharding.device_set
+        if all(memory.kind != where for memory in device.addressable_memories()):
+            kinds = ", ".join(memory.kind for memory in device.addressable_memories())
+            raise CheckpointError(
+                f"Options.snapshot={where!r}: {device} has no such memory, it has {kinds}; use 'host'"
+            )
+        if value.sharding.memory_kind == where:
+            there[name] = copies([value])[0]  # device_put would return the same buffer
+        else:
+            targets[name] = jax.sharding.SingleDeviceSharding(device, memory_kind=where)
+    if targets:
+        put = jax.device_put([arrays[name] for name in targets], [*targets.values()])
+        there |= zip(targets, put, strict=True)
+    return there
 
 
 @contextlib.contextmanager
