@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 import ckpt_core as ckpt
 from tests.support.command_line import LOADED
+from tests.support.meshes import explicit_mesh
 
 # Calls each of the functions, and prints which of them imported jax.
 CALLS = """
@@ -56,7 +57,7 @@ class Pair(NamedTuple):
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every kind of leaf and container, as one state, as items, as steps and as safetensors."""
     folder = tmp_path_factory.mktemp("saved")
-    mesh = jax.make_mesh((8,), ("d",))
+    mesh = explicit_mesh((8,), ("d",))
     sharded = jax.device_put(
         jnp.arange(64.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     )

@@ -16,6 +16,7 @@ from orbax.checkpoint import v1 as theirs_v1
 import ckpt_core as ckpt
 import ckpt_orbax as ours
 from ckpt_orbax import flax_checkpoints
+from tests.support.meshes import explicit_mesh
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.trees import assert_same
 
@@ -160,7 +161,7 @@ def test_arrays_in_files_of_their_own_are_refused_as_in_v1(make):
 
 def test_a_tree_is_replicated_as_it_was(tmp_path):
     """A sharded array comes back at the path as it does from the item."""
-    mesh = jax.make_mesh((4,), ("x",))
+    mesh = explicit_mesh((4,), ("x",))
     spread = jax.NamedSharding(mesh, jax.P("x"))
     tree = {"w": jax.device_put(jnp.arange(8.0), spread)}
     ours.PyTreeCheckpointer().save(tmp_path / "one", tree)

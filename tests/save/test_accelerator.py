@@ -13,6 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._devices import alike, transfer
+from tests.support.meshes import explicit_mesh
 
 PLACES = ("host", "device", "pinned_host")
 PUT = jax.device_put
@@ -38,7 +39,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def state() -> dict[str, Any]:
-    sharded = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.P("x"))
+    sharded = jax.sharding.NamedSharding(explicit_mesh((8,), ("x",)), jax.P("x"))
     return {
         "small": [jnp.full((5,), n) for n in range(20)],
         "large": jnp.arange(40_000.0),
@@ -171,7 +172,7 @@ def test_without_such_memory_nothing_is_copied_twice(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("sent")
 def test_what_the_caller_has_set_does_not_matter(tmp_path: Path, place: Any, kind: str) -> None:
     """A mesh would place copies on all of its devices, or refuse arrays of one; a NaN of the state is no error."""
-    mesh = jax.make_mesh((8,), ("x",))
+    mesh = explicit_mesh((8,), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.P("x"), memory_kind=kind)
     one = jax.sharding.SingleDeviceSharding(jax.devices()[3], memory_kind=kind)
     with jax.set_mesh(mesh), jax.debug_nans(True):
@@ -302,7 +303,7 @@ def test_a_device_without_room_for_stacks_sends_each(
 def test_stacks_of_several_devices_under_a_mesh(
     tmp_path: Path, sent: list[tuple[str, int]], place: Any
 ) -> None:
-    mesh = jax.make_mesh((8,), ("x",))
+    mesh = explicit_mesh((8,), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
     with jax.set_mesh(mesh), jax.debug_nans(True):
         tree = [
