@@ -18,7 +18,16 @@ import pytest
 from ckpt_keras import _attributes
 from ckpt_keras._kept import Kept
 from tests.support import keras_models as km
-from tests.support.py_datasets import ALL, Batches, Global, Labelled, Names, Sub, Table
+from tests.support.py_datasets import (
+    ALL,
+    Batches,
+    Global,
+    Labelled,
+    Names,
+    Sub,
+    Table,
+    made_as,
+)
 
 keras = km.keras
 
@@ -39,15 +48,6 @@ def test_the_data_itself_is_not_saved():
         assert set(saved) == {"order", "rng"}
     _, saved = kept_after(Batches, 2)
     assert set(saved) == {"order", "rng"}
-
-
-def made_as(state: dict[str, Any], dataset: Any) -> list[str]:
-    """Sets the state; the warnings, at most one."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Kept(dataset).set(state)
-    assert len(caught) <= 1
-    return [str(one.message) for one in caught]
 
 
 def test_an_order_is_one_of_what_is_there():
@@ -191,14 +191,14 @@ def test_what_is_filled_or_opened_when_it_is_used_holds_nothing_back(tmp_path: P
 
     def make() -> Any:
         dataset: Any = Batches()
-        dataset.cache, dataset.file, dataset.lock, dataset.count = {0: 1}, None, threading.Lock(), 0
+        dataset.cache, dataset.file, dataset.lock = {0: 1}, None, threading.Lock()
         return dataset
 
     with open(tmp_path / "file", "w") as file:
         dataset = make()
         kept = Kept(dataset)
         np.random.shuffle(dataset.order)
-        dataset.cache[3], dataset.file, dataset.count = np.ones(3), file, 5
+        dataset.cache[3], dataset.file = np.ones(3), file
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             kept.ended()
@@ -206,7 +206,7 @@ def test_what_is_filled_or_opened_when_it_is_used_holds_nothing_back(tmp_path: P
     again = make()
     assert made_as(state, again) == []
     assert np.array_equal(again.order, dataset.order)
-    assert (again.cache, again.file, again.count) == ({0: 1}, None, 5)
+    assert (again.cache, again.file) == ({0: 1}, None)
 
 
 def test_a_dict_that_is_filled_anew_is_no_cache():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import Any
 
 import numpy as np
 
+from ckpt_keras._kept import Kept
 from tests.support import keras_models as km
 
 keras = km.keras
@@ -115,3 +117,12 @@ class Table:
 
     def __init__(self, columns: Any) -> None:
         self.columns = columns
+
+
+def made_as(state: dict[str, Any], dataset: Any) -> list[str]:
+    """Sets the state; the warnings, at most one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Kept(dataset).set(state)
+    assert len(caught) <= 1
+    return [str(one.message) for one in caught]

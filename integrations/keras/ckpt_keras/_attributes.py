@@ -6,12 +6,13 @@ import collections
 import copy
 import functools
 import hashlib
-import importlib
 import io
 import json
 import os
 import pickle
 import random
+import sys
+import sysconfig
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from typing import Any
 
 import crc32c
 import numpy as np
+
+from ckpt_keras._closed import description, is_closed, keras_module, package
 
 MOST_BYTES = 16 << 20
 """Larger arrays are the data itself: they are compared, but no step holds them."""
@@ -32,6 +35,7 @@ OPAQUE = "opaque "
 UNKNOWN = " ?"
 """What the fingerprints of what cannot be looked into end with; they are never the same."""
 
+_LARGE_BYTES = 1 << 16
 _DEPTH = 4
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SETTINGS = (bool, float, np.bool_, np.floating)
@@ -40,30 +44,6 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _ORDERED = (list, tuple, np.ndarray)
 _OF_CLASSES = (list, dict, set, tuple, str, bytes, np.ndarray, collections.deque, *_GENERATORS)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_SHARED = tuple(f"multiprocessing.{one}" for one in ("sharedctypes", "shared_memory", "managers"))
-_CLOSED_PACKAGES = frozenset(
-    [
-        "_thread",
-        "threading",
-        "concurrent",
-        "multiprocessing",
-        "asyncio",
-        "logging",
-        "weakref",
-        "_weakref",
-        "io",
-        "_io",
-        "socket",
-        "_socket",
-        "tempfile",
-        "sqlite3",
-        "h5py",
-        "lmdb",
-        "zarr",
-        "tensorstore",
-        "ckpt_core",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -85,23 +65,8 @@ class Attribute:
 
 
 @functools.cache
-def _keras() -> Any:
-    """Imported when it is needed: the adapter is found without it."""
-    return importlib.import_module("keras")
-
-
-@functools.cache
-def _of_keras() -> tuple[type, ...]:
-    """Classes whose objects have an item of their own, or hold nothing of samples."""
-    keras = _keras()
-    named = keras.Model, keras.Layer, keras.Optimizer, keras.Metric, keras.Loss
-    others = keras.initializers.Initializer, keras.regularizers.Regularizer
-    return *named, *others, keras.callbacks.Callback
-
-
-@functools.cache
 def _arguments_of_keras() -> frozenset[str]:
-    return frozenset(vars(_keras().utils.PyDataset()))
+    return frozenset(vars(keras_module().utils.PyDataset()))
 
 
 def attributes(dataset: Any) -> dict[str, Attribute]:
@@ -121,17 +86,19 @@ def _walk(value: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Attrib
 def _parts(value: Any) -> Iterator[tuple[Any, str, Any]]:
     own = value.__dict__ if hasattr(value, "__dict__") else {}
     if isinstance(
-        value, _keras().utils.PyDataset
+        value, keras_module().utils.PyDataset
     ):  # without the arguments of Keras' own class: workers, a queue
         own = {name: part for name, part in own.items() if name not in _arguments_of_keras()}
     yield from ((value, name, part) for name, part in list(own.items()))
     of_classes = set[str]()
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for said in (slots,) if isinstance(slots, str) else slots:
+            hidden = said.startswith("__") and not said.endswith("__")
+            name = f"_{cls.__name__.lstrip('_')}{said}" if hidden else said
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 yield value, name, getattr(value, name)
-        if _package(cls.__module__) in ("builtins", "keras", "abc", "typing"):
+        if package(cls.__module__) in ("builtins", "keras", "abc", "typing"):
             continue
         for name, part in list(vars(cls).items()):
             changes = type(part) in _OF_CLASSES
@@ -145,7 +112,7 @@ def _is_open(value: Any) -> bool:
     cls = type(value)
     if is_closed(value) or isinstance(value, (*_PLAIN, *_GENERATORS, type, types.ModuleType)):
         return False
-    if _package(cls.__module__) == "keras" and not isinstance(value, _keras().utils.PyDataset):
+    if package(cls.__module__) == "keras" and not isinstance(value, keras_module().utils.PyDataset):
         return False
     if any(one.__module__ == "builtins" and one is not object for one in cls.__mro__):
         return False  # a list with attributes of its own, say
@@ -164,23 +131,13 @@ def _says_how(cls: type) -> bool:
     )
 
 
-def is_closed(value: Any) -> bool:
-    """Whether it is a lock, a file, a model or the like, which holds no samples and is known by its class alone."""
-    if type(value) in (io.BytesIO, io.StringIO) or type(value).__module__ in _SHARED:
-        return False
-    # Asked first: a weak reference to what is gone answers no more.
-    if _package(type(value).__module__) in _CLOSED_PACKAGES:
-        return True
-    if isinstance(value, types.GeneratorType):
-        # one of Keras' own; one of the user's may hold labels
-        return f"{os.sep}keras{os.sep}src{os.sep}" in value.gi_code.co_filename
-    if isinstance(value, np.memmap):
-        return value.mode == "r"
-    return isinstance(value, _of_keras())
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Whether it is a module of a library, and not of the program."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return any(
+        file.startswith(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")
+    )
 
 
 # ---- what an attribute is ------------------------------------------------------------------------
@@ -196,7 +153,7 @@ def fingerprint(value: Any, dataset: Any = None) -> str:
     name = type(value).__name__
     try:
         if is_closed(value):
-            return OPAQUE + _closed(value)
+            return OPAQUE + description(value)
         if type(value) in (set, frozenset):
             value = sorted(map(repr, value))  # whose order differs from process to process
         into = _Sum()
@@ -222,20 +179,24 @@ class _Sum(io.RawIOBase):
 class _Pickler(pickle.Pickler):
     """Writes what pickle would, without memory of what it has written: equal values are equal, whether they share parts or not."""
 
-    def __init__(self, into: _Sum, dataset: Any) -> None:
+    def __init__(self, into: _Sum, dataset: Any, whole: Any = None) -> None:
         super().__init__(
             into, protocol=5, buffer_callback=lambda part: into.write(part.raw()) and None
         )
         self.fast = True
         self._dataset = dataset
+        self._whole = whole  # a large array, which is written
+        self._arrays: dict[int, tuple[Any, str]] = {}  # that stay where they are meanwhile
 
     def reducer_override(self, value: Any) -> Any:
         if value is _made_of:
             return NotImplemented
         if value is self._dataset:
             return _made_of, ("the dataset",)
+        if type(value) is np.ndarray:
+            return self._of_array(value)
         if is_closed(value):
-            return _made_of, (_closed(value),)
+            return _made_of, (description(value),)
         if hasattr(type(value), "__next__"):
             raise TypeError("looking at what is left in an iterator may take it")
         if isinstance(value, _GENERATORS):  # whose seed need not be the same
@@ -247,17 +208,41 @@ class _Pickler(pickle.Pickler):
             named = value.__defaults__, value.__kwdefaults__, value.__dict__
             return _made_of, (value.__qualname__, *named, cells)
         other: Any = value
-        if _package(type(value).__module__) == "torch" and hasattr(value, "detach"):
+        if package(type(value).__module__) == "torch" and hasattr(value, "detach"):
             return _made_of, (np.asarray(other.detach().cpu()),)
-        if isinstance(value, _keras().random.SeedGenerator):
+        if isinstance(value, keras_module().random.SeedGenerator):
             return _made_of, (np.asarray(other.state),)
-        if _says_how(type(value)) and getattr(value, "__dict__", None):
-            # What `__getstate__` leaves out may be the labels.
-            said = value.__reduce_ex__(5)
-            parts = [said] if isinstance(said, str) else said
-            listed = [list(part) if hasattr(part, "__next__") else part for part in parts]
-            return _made_of, (listed, vars(value))
-        return NotImplemented
+        if not _says_how(type(value)) or _is_installed(type(value).__module__):
+            return NotImplemented
+        return self._with_what_is_left_out(value)
+
+    def _with_what_is_left_out(self, value: Any) -> Any:
+        """What `__getstate__` leaves out may be the labels; in a library's class it is no data, and often cannot be written."""
+        own = getattr(value, "__dict__", None)
+        if not own:
+            return NotImplemented
+        try:
+            _Pickler(_Sum(), self._dataset).dump(own)
+        except Exception:
+            return NotImplemented
+        said = value.__reduce_ex__(5)
+        parts = [said] if isinstance(said, str) else said
+        return _made_of, (
+            [list(part) if hasattr(part, "__next__") else part for part in parts],
+            own,
+        )
+
+    def _of_array(self, value: np.ndarray) -> Any:
+        """Of equal arrays the same, whatever their strides; a large one is read once, however many refer to it."""
+        if value.nbytes >= _LARGE_BYTES and not value.dtype.hasobject and value is not self._whole:
+            if id(value) not in self._arrays:
+                into = _Sum()
+                _Pickler(into, self._dataset, value).dump(value)
+                self._arrays[id(value)] = value, f"{into.crc:08x}-{into.size_bytes:x}"
+            return _made_of, (self._arrays[id(value)][1],)
+        if value.flags.c_contiguous:
+            return NotImplemented
+        return np.ascontiguousarray(value).__reduce_ex__(5)
 
 
 def _state_of(generator: Any) -> Any:
@@ -272,24 +257,6 @@ def _state_of(generator: Any) -> Any:
 def _made_of(*what: Any) -> Any:
     """What the pickle of something is made of; nobody reads it."""
     return what
-
-
-def _closed(value: Any) -> str:
-    where: Any = ""
-    if isinstance(value, np.memmap):
-        root: Any = value
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        # `offset` of a part is that of the whole.
-        start = value.offset + value.ctypes.data - root.ctypes.data
-        where = (
-            os.path.basename(str(value.filename)),
-            start,
-            value.shape,
-            value.strides,
-            value.dtype.str,
-        )
-    return f"{type(value).__module__}.{type(value).__qualname__} {where}"
 
 
 def same(now: str, saved: str) -> bool:
@@ -363,27 +330,20 @@ def rows(values: list[Any]) -> str:
     return f"{total % 2**64:x}"
 
 
+def is_plain(value: Any) -> bool:
+    """Whether all its elements are texts, or integers: they stay what they are, and one call compares them."""
+    return not isinstance(value, np.ndarray) and set(map(type, value)) in ({str}, {int})
+
+
 def same_rows(values: list[Any], others: list[Any]) -> bool:
-    """Whether columns have the rows of ``others`` in any order, or neither has rows: as ``rows`` says, in a tenth of its time."""
-    pairs = [_comparable(*pair) for pair in zip(values, others, strict=True)]
-    lacks = [any(column is None for column in side) for side in zip(*pairs, strict=True)]
-    if any(lacks):
-        return all(lacks)
-    now, before = (_counted(list(side)) for side in zip(*pairs, strict=True))
-    return dict.__eq__(now, before)  # Counter's own asks for each key in Python
+    """Whether plain columns have the rows of ``others`` in any order: as ``rows`` says, in a tenth of its time."""
+    # Counter's own comparison asks for each key in Python.
+    return dict.__eq__(_counted(values), _counted(others))
 
 
 def _counted(columns: list[Any]) -> collections.Counter[Any]:
     """How often there is each row."""
     return collections.Counter(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
-
-
-def _comparable(value: Any, other: Any) -> tuple[Any, Any]:
-    """Two columns as elements that are equal if their texts are."""
-    kinds = {*map(type, value), *map(type, other)}
-    if kinds == {str} or kinds == {int}:
-        return value, other
-    return _column(value), _column(other)
 
 
 def _column(value: Any) -> list[bytes] | None:
@@ -424,8 +384,14 @@ def stored(value: Any) -> dict[str, Any] | None:
         as_it_is = int(json.loads(text) == (list(value) if type(value) is tuple else value))
     except (TypeError, ValueError, RecursionError):
         return None
+    if type(value) is dict:  # numbers of numpy would come back as others
+        as_it_is = int(as_it_is and same(fingerprint(json.loads(text)), fingerprint(value)))
     held = {"text": text, "as_it_is": as_it_is, "tuple": int(type(value) is tuple)}
-    return held if as_it_is or is_sequence(value) else None
+    if as_it_is or is_sequence(value):
+        return held
+    pairs = stored([*map(list, value.items())]) if type(value) is dict and value else None
+    as_it_was = pairs is not None and same(fingerprint(_dict_in(pairs)), fingerprint(value))
+    return pairs | {"pairs": 1} if pairs is not None and as_it_was else None
 
 
 def _stored_array(value: np.ndarray) -> dict[str, Any] | None:
@@ -462,12 +428,19 @@ def restored(held: Mapping[str, Any], now: Any, *, renewed: bool = False) -> Any
 def _value_in(held: Mapping[str, Any]) -> Any:
     if "generator" in held:
         return held["generator"]
+    if held.get("pairs"):
+        return _dict_in(held)
     if "text" in held:
         value = json.loads(held["text"])
         return tuple(value) if held.get("tuple") else value
     if "texts" in held:
         return np.array(json.loads(held["texts"]), held["dtype"])
     return held["array"][()] if held.get("scalar") else held["array"]
+
+
+def _dict_in(held: Mapping[str, Any]) -> dict[Any, Any]:
+    """A dict with keys that are no texts, from its keys and values."""
+    return dict(json.loads(held["text"]))
 
 
 def _in_order(wanted: Any, now: Any) -> list[Any] | None:
@@ -482,11 +455,15 @@ def _in_order(wanted: Any, now: Any) -> list[Any] | None:
 def put(attribute: Attribute, value: Any, *, in_place: bool) -> None:
     """Sets an attribute; in place, as others may hold its value, too, if that is asked for and possible. A generator always is."""
     now: Any = attribute.value
-    is_list = type(now) is list and type(value) is list
+    kind = type(now) if type(now) is type(value) else None
     if is_generator(now):
         _set_state(now, value)
-    elif in_place and is_list:
+    elif in_place and kind is list:
         now[:] = value
+    elif in_place and kind is dict:
+        entries = dict(value)
+        now.clear()
+        now.update(entries)
     elif in_place and isinstance(now, np.ndarray) and _fits_into(value, now):
         now[...] = value
     elif attribute.value is not value:
@@ -524,7 +501,7 @@ def copied(value: Any) -> Any:
     """What `put_back` needs of a value that may be changed in place."""
     if is_generator(value):
         return copy.deepcopy(value)
-    return copy.copy(value) if type(value) in (list, np.ndarray) else value
+    return copy.copy(value) if type(value) in (list, dict, np.ndarray) else value
 
 
 def is_small(value: Any) -> bool:

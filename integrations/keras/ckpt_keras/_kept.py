@@ -22,6 +22,7 @@ from typing import Any
 from ckpt_core import Stateful
 from ckpt_keras import _attributes
 from ckpt_keras._attributes import Attribute
+from ckpt_keras._closed import is_closed
 
 
 class Kept:
@@ -52,7 +53,7 @@ class Kept:
         counts, self._counts_of_entries = self._counts_of_entries, _entries(own)
         for name in own.keys() & before.keys():
             one = own[name]
-            if self._prints[name] == before[name] or _attributes.is_closed(one.value):
+            if self._prints[name] == before[name] or is_closed(one.value):
                 continue
             may_grow = (
                 name in counts and name not in self._changing and _attributes.is_dict(one.value)
@@ -79,13 +80,13 @@ class Kept:
         """What to save of the dataset; call it where no epoch is running."""
         if self._dataset is None:
             return {}
-        if isinstance(self._dataset, Stateful):
+        if _says_its_state(self._dataset):
             return {
                 "state": copy.deepcopy(self._dataset.get_state())
             }  # the next epoch may change it
         own, held = self._own(), dict[str, Any]()
         for name, one in own.items():
-            kept = name in self._changing or _attributes.is_generator(one.value)
+            kept = name in self._changing | self._caches or _attributes.is_generator(one.value)
             if kept or _attributes.is_order(one.value):
                 stored = _attributes.stored(one.value)
                 held |= {name: stored} if stored is not None else {}
@@ -98,9 +99,6 @@ class Kept:
                 for name, value in counts.items()
                 if name not in held
             }
-        together: dict[int, list[str]] = {}
-        for name in sorted(self._changing & held.keys() & self._began.keys() - self._renewed):
-            together.setdefault(len(own[name].value), []).append(name)
         return {
             "attributes": held,
             "fingerprints": self._fingerprints(own),
@@ -108,22 +106,35 @@ class Kept:
             "in_place": dict.fromkeys(self._in_place, 1),
             "renewed": dict.fromkeys(self._renewed, 1),
             "caches": dict.fromkeys(self._caches, 1),
-            # of what was always reordered together, and not each by itself
             "rows": {
                 json.dumps(names): self._rows_of_beginning(*names)
-                for names in together.values()
-                if self._keeps_rows(own, *names)
+                for names in self._reordered_together(own, held)
             },
         }
+
+    def _reordered_together(
+        self, own: dict[str, Attribute], held: dict[str, Any]
+    ) -> list[list[str]]:
+        """Names of what has always been in the same order, if in another one than at the beginning."""
+        groups: list[list[str]] = []
+        for name in sorted(self._changing & held.keys() & self._began.keys() - self._renewed):
+            for group in groups:
+                same_length = len(own[name].value) == len(own[group[0]].value)
+                if same_length and self._keeps_rows(own, *group, name):
+                    group.append(name)
+                    break
+            else:
+                groups.append([name])
+        return groups
 
     def _keeps_rows(self, own: dict[str, Attribute], *names: str) -> bool:
         """Whether sequences have the rows with which fit began, in any order."""
         if any(name not in self._began or not _is_small(own[name]) for name in names):
             return False
         now, began = _columns(own, names), _columns(self._began, names)
-        if not now or not began:
-            return not now and not began
-        return _attributes.same_rows(now, began)
+        if now and began and all(map(_attributes.is_plain, (*now, *began))):
+            return _attributes.same_rows(now, began)
+        return _rows(own, names) == self._rows_of_beginning(*names)
 
     def _rows_of_beginning(self, *names: str) -> str:
         if names not in self._rows_began:  # they stay the same, and take 3 s of a million
@@ -144,7 +155,7 @@ class Kept:
         """Sets the result of ``state``, all of it or nothing, and warns of what differs."""
         if not state or self._dataset is None:
             return
-        if isinstance(self._dataset, Stateful) != ("state" in state):
+        if _says_its_state(self._dataset) != ("state" in state):
             self._warn_of_methods()
         elif "state" in state:
             self._dataset.set_state(state["state"])
@@ -158,7 +169,7 @@ class Kept:
         self._caches |= state.get("caches", {}).keys() & dicts
         differing = self._differing(own, saved, held)
         values = self._restored(own, {name: held[name] for name in differing & held.keys()}, state)
-        why = differing - values.keys()
+        why = differing - values.keys() or self._without_entries(own, values, state)
         if values and not why:
             why = self._of_other_rows(own, state) or self._set_all(own, values, state)
         if not why:
@@ -187,7 +198,9 @@ class Kept:
         differing = set[str]()
         for name in now.keys() | saved.keys():
             text = saved.get(name, "")
-            if name in self._caches or (name in now and _attributes.same(now[name], text)):
+            if name in now and _attributes.same(now[name], text):
+                continue
+            if name in self._caches and name not in held:
                 continue
             value = own[name].value if name in own else None
             if name in held or not _attributes.may_differ(value, text):
@@ -211,6 +224,26 @@ class Kept:
             if fixed and _attributes.is_sequence(now) and len(now) != len(values[name]):
                 del values[name]
         return values
+
+    def _without_entries(
+        self, own: dict[str, Attribute], values: dict[str, Any], state: dict[str, Any]
+    ) -> set[str]:
+        """Caches that no step holds, beside something that may say what is in them: a switch, a counter, what was read so far."""
+        changing, renewed = state.get("changing", {}), state.get("renewed", {})
+        say_more = [
+            name
+            for name, value in values.items()
+            if name in changing
+            and not (_attributes.is_generator(value) or _attributes.is_order(value))
+            and (name in renewed or not _attributes.is_sequence(value))
+        ]
+        prints, saved = self._fingerprints(own), state.get("fingerprints", {})
+        lost = {
+            name
+            for name in self._caches - state.get("attributes", {}).keys()
+            if not _attributes.same(prints.get(name, ""), saved.get(name, ""))
+        }
+        return lost if say_more else set()
 
     def _of_other_rows(self, own: dict[str, Attribute], state: dict[str, Any]) -> set[str]:
         """What was only reordered together, and has not the same rows in this program: files with other labels."""
@@ -247,7 +280,7 @@ class Kept:
         return left
 
     def _own(self) -> dict[str, Attribute]:
-        if self._dataset is None or isinstance(self._dataset, Stateful):
+        if self._dataset is None or _says_its_state(self._dataset):
             return {}
         return _attributes.attributes(self._dataset)
 
@@ -272,7 +305,7 @@ class Kept:
 
     def _warn_of_methods(self) -> None:
         kind = type(self._dataset).__name__
-        has = isinstance(self._dataset, Stateful)
+        has = _says_its_state(self._dataset)
         warnings.warn(
             f"the step was saved {'before' if has else 'when'} {kind} had get_state() and set_state(state): what it kept from epoch "
             "to epoch is not restored, and fit may train on other batches than without the restart. "
@@ -280,6 +313,13 @@ class Kept:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _says_its_state(dataset: Any) -> bool:
+    try:
+        return isinstance(dataset, Stateful)
+    except Exception:  # its __getattr__ raises something else than AttributeError
+        return False
 
 
 def _entries(own: dict[str, Attribute]) -> dict[str, int]:
