@@ -502,7 +502,7 @@ def test_a_kind_of_memory_that_is_not_there(tmp_path: Path, monkeypatch: pytest.
 
     state = {"w": jnp.arange(4.0)}
     with told("_devices/transfer.py: ; use 'host'") as said:
-        _moved(state["w"], "no_such_memory")
+        _moved(state, "no_such_memory")
     snapshot = eval(said.text.rpartition("use ")[2])
     options = ckpt.Options(durable=False, snapshot=snapshot)
     ckpt.save_async(tmp_path / "a", state, options=options).result()

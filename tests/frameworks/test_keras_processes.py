@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.children import with_devices
+from tests.support.launch import free_port
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 pytest.importorskip("keras")
@@ -54,9 +54,7 @@ def start(
     directory: Path, epochs: int, seed: int, count: int, frequency: str = "epoch", stopped: int = -1
 ) -> list[Any]:
     """What each of ``count`` processes reported; the last one gets SIGTERM in the epoch ``stopped``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = with_devices(2)
     directory.parent.mkdir(exist_ok=True)
     files = [directory.parent / f"{directory.name}.{port}.{index}" for index in range(count)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.launch import free_port
 from tests.support.paths import EXAMPLES, ROOT
 from tests.support.units import MIB
 
@@ -213,9 +213,7 @@ os._exit(0)  # the first process holds the coordinator, so both go at once
 
 
 def test_two_processes_save_and_restore_their_shards(tmp_path: Path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     directory = tmp_path / "run"
     children = [
         subprocess.Popen(
