@@ -23,7 +23,7 @@ Piece = tuple[Region, np.ndarray[Any, Any]]
 _PAGE_LOCKED = "pinned_host"
 _MOST_PAGE_LOCKED_BYTES = 24 * GIB
 """For each item of a save. jax keeps what it takes, and takes 64 GiB in all, or XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB: if items
-need more, it waits 10 s for room, and the rest of the item is fetched the slow way."""
+need more, it waits 10 s for room, and all of the item that was to be sent then is fetched the slow way."""
 _AT_A_TIME_BYTES = GIB
 
 
