@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.children import with_devices
-from tests.support.launch import free_port
+from tests.support.ports import free_port
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 pytest.importorskip("keras")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.launch import free_port
 from tests.support.paths import EXAMPLES, ROOT
+from tests.support.ports import free_port
 from tests.support.units import MIB
 
 pytest.importorskip("torch")

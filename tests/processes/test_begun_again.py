@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.launch import free_port, launch, reports
+from tests.support.launch import launch, reports
+from tests.support.ports import free_port
 
 CODE = """
 import jax.extend.backend

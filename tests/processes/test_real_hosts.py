@@ -19,8 +19,9 @@ import pytest
 
 from tests.support import hosts
 from tests.support.hosts import Hosts, Job
-from tests.support.launch import PRELUDE, free_port
+from tests.support.launch import PRELUDE
 from tests.support.local_tiers import ON_ALL
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.linux("network namespaces")
 

@@ -6,11 +6,7 @@ The children run code that finds these names: ``index``, ``count``, ``directory`
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +17,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.children import with_devices
+from tests.support.ports import free_port
 
 LIMIT_SECS = 90.0
 
@@ -83,25 +80,6 @@ class Ended:
     status: int
     told: dict[str, Any] | None
     text: str
-
-
-# Below those that Linux gives to connections: one of these had taken the port before the coordinator of jax did.
-_PORTS_OF_A_WORKER = 500
-_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
-_first = 16_000 + _PORTS_OF_A_WORKER * _worker
-_ports = itertools.cycle(range(_first, _first + _PORTS_OF_A_WORKER))
-for _ in range(os.getpid() % _PORTS_OF_A_WORKER):  # of other sessions on this machine
-    next(_ports)
-
-
-def free_port() -> int:
-    """A port that nobody listens at, and that neither a connection nor another worker of this session gets meanwhile."""
-    for _ in range(_PORTS_OF_A_WORKER):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            port = next(_ports)
-            probe.bind(("", port))
-            return port
-    raise RuntimeError("no port is free")
 
 
 def launch(

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.support import forked
 from tests.support.children import compiling_once, with_devices
-from tests.support.launch import free_port
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 LIMIT_SECS = 300.0
 THEIRS, ONE_IMPORT, NATIVE = "train.py", "train.py, one import", "train.py, natively"

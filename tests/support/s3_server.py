@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 BUCKET = "tests"
 USER = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
@@ -41,8 +41,13 @@ def running(home: Path, volume_mib: int = 64) -> Iterator[str]:
     ]
     config = {"identities": [{**user, "actions": ["Admin"]} for user in users]}
     (home / "s3.json").write_text(json.dumps(config))
-    master, volume, filer, s3 = _free_ports(4)
-    (home / _MASTER).write_text(f"http://127.0.0.1:{master}")
+    # Where SeaweedFS puts gRPC by itself, 10,000 higher, are the ports of connections.
+    ports = {
+        f"{server}.{port}": free_port()
+        for server in ("master", "volume", "filer", "s3")
+        for port in ("port", "port.grpc")
+    }
+    (home / _MASTER).write_text(f"http://127.0.0.1:{ports['master.port']}")
     command = [
         weed,
         f"-logdir={home}",
@@ -51,12 +56,12 @@ def running(home: Path, volume_mib: int = 64) -> Iterator[str]:
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
     ]
-    command += ["-s3", f"-s3.port={s3}", f"-s3.config={home}/s3.json", f"-master.port={master}"]
-    command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}"]
+    command += ["-filer", "-s3", f"-s3.config={home}/s3.json"]
+    command += [f"-{name}={port}" for name, port in ports.items()]
     command += [f"-master.volumeSizeLimitMB={volume_mib}", "-volume.max=20"]
     command += ["-master.telemetry=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # fixed ports: two servers would collide
-    url = f"http://127.0.0.1:{s3}"
+    url = f"http://127.0.0.1:{ports['s3.port']}"
     with (
         (home / "log").open("wb") as log,
         _ended(subprocess.Popen(command, stdout=log, stderr=log)),
@@ -79,19 +84,6 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         process.kill()  # what it keeps is thrown away; told to end, it takes ten seconds
         process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of which the one that is 10,000 higher, where SeaweedFS has gRPC, is free as well."""
-    found: list[int] = []
-    for port in range(20_000 + os.getpid() % 5_000, 45_000, 7):
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10_000))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
 
 
 def _make_bucket(url: str, log: Path) -> None:
