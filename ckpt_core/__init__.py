@@ -15,6 +15,7 @@ Names are imported at first use (PEP 562), so ``import ckpt_core`` does not impo
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -118,13 +119,27 @@ _MODULES = {
 __all__ = sorted([*_HOME_OF, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+def _imported(module: str) -> Any:
+    """The module, imported without passes of the garbage collector.
+
+    What an import makes stays. After jax's import a pass over all objects takes 50 ms, and would come with the first load.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if collects:
+            gc.enable()
+
+
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
-            value = importlib.import_module(_MODULES[name])
+            value = _imported(_MODULES[name])
         elif name in _HOME_OF:
-            value = getattr(importlib.import_module(f"ckpt_core.{_HOME_OF[name]}"), name)
+            value = getattr(_imported(f"ckpt_core.{_HOME_OF[name]}"), name)
         else:
             raise AttributeError(f"module 'ckpt_core' has no attribute {name!r}")
         globals()[name] = value

@@ -29,8 +29,9 @@ import os
 import signal
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeVar
+
+from ckpt_core._frozen import frozen
 
 T = TypeVar("T", bound=BaseException)
 
@@ -86,7 +87,7 @@ class NewerFormat(CheckpointError, ValueError):
     """
 
 
-@dataclass(frozen=True)
+@frozen
 class Mismatch:
     """One difference between checkpoint and target.
 

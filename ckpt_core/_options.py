@@ -6,9 +6,9 @@ import difflib
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from ckpt_core._frozen import frozen
 from ckpt_core.arguments import answering
 
 KIB = 1024
@@ -16,7 +16,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True)
 class Options:
     """Settings of saves, loads and Checkpointers; every default is the safe choice.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
+
+from ckpt_core._frozen import frozen
 
 _ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
 MAX_STEP = 2**63 - 1
@@ -21,7 +22,7 @@ def is_file_name(name: object) -> bool:
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class StepNames:
     """How new steps are named; ``parse`` accepts every combination.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.bounded_read import read_bounded
@@ -13,11 +12,12 @@ from ckpt_core._directory.locks import is_locked
 from ckpt_core._directory.owner import is_dead, lives
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import most_bytes
+from ckpt_core._frozen import frozen
 
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
-@dataclass(frozen=True)
+@frozen
 class Trace:
     """One directory entry that is not a step, but shows the state of a save or a deletion.
 

@@ -8,10 +8,11 @@ during that write falls back to the step before it, so that half of an interval 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from ckpt_core._frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Tier:
     """What one place for checkpoints costs.
 
@@ -37,7 +38,7 @@ class Tier:
         return self.blocking_secs + self.slowdown * self.write_secs
 
 
-@dataclass(frozen=True)
+@frozen
 class Interval:
     """How often to save into one tier, and what share of all time that loses.
 

@@ -7,17 +7,18 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckpt_core._directory import SIGNS
+from ckpt_core._frozen import frozen
 from ckpt_core._storage import KeyValues
 from ckpt_core._storage.location import Location
 
 _REQUESTS = 5
 
 
-@dataclass(frozen=True)
+@frozen
 class Store:
     """What a place in a bucket can do.
 

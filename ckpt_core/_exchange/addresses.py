@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from ckpt_core._frozen import frozen
 
 _LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
@@ -26,7 +27,7 @@ def route_to(host: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True)
+@frozen
 class Networks:
     """What a process must know of the networks of all to choose its address.
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import MARKER, parse_json
+from ckpt_core._frozen import frozen
 from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
 
 _SEQUENCE = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class OrbaxLeaf:
     """One leaf of a tree that Orbax wrote: path, array name and Orbax's ``value_type``."""
 
@@ -22,7 +22,7 @@ class OrbaxLeaf:
     value_type: str
 
 
-@dataclass(frozen=True)
+@frozen
 class OrbaxTree:
     """A tree that Orbax wrote.
 

@@ -15,7 +15,7 @@ import operator
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import crc32c
@@ -44,6 +44,7 @@ from ckpt_core._format.untrusted import (
     token_name,
 )
 from ckpt_core._format.untrusted import parse_json as parse_json
+from ckpt_core._frozen import frozen
 from ckpt_core._options import MIB, codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from_name, leaf_spec
@@ -67,7 +68,7 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Overf
 such: what they interrupted may be sound."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class FileRecord:
     """Size and digest of one file.
 
@@ -100,7 +101,7 @@ class LeafColumns(NamedTuple):
     codecs: list[str | None]
 
 
-@dataclass(frozen=True)
+@frozen
 class ItemRecord:
     """One item of a checkpoint.
 
@@ -150,7 +151,7 @@ class ItemRecord:
         return dump_json(_dump_item(self))
 
 
-@dataclass(frozen=True)
+@frozen
 class Record:
     """The content of ckpt.json.
 

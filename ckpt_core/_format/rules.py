@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
+
+from ckpt_core._frozen import frozen
 
 PLACE = re.compile(r"\{(\w+)\}")
 """A place in a name, that stands for any text without the separator."""
@@ -19,7 +21,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _Region = Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """How some saved tensors become some wanted leaves.
 
@@ -168,7 +170,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-@dataclass(frozen=True)
+@frozen
 class View:
     """A leaf, without its stacked dimensions, as the view of a tensor that it is by a rule; taken both ways.
 
@@ -242,7 +244,7 @@ def resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :]) if shape else shape
 
 
-@dataclass(frozen=True)
+@frozen
 class Bound:
     """A rule with the names that fit it, for one setting of the places that are not stacked.
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._format.rules import PLACE, Rule, dimensions, resized, view_of
+from ckpt_core._frozen import frozen
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
 
 
-@dataclass(frozen=True)
+@frozen
 class Export:
     """One tensor to write, and of which leaves it is made.
 

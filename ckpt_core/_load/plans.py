@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_core._frozen import frozen
 from ckpt_core._load.targets import Target
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import Path
@@ -17,7 +18,7 @@ Make = Callable[[list[Any]], Any]
 """A function from the leaves of the result, in order, to the value of the item."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LiveTarget:
     """The live objects in a target. ``ItemPlan.make`` sets them; this says which they are, and how to undo that.
 

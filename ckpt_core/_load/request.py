@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
+from ckpt_core._frozen import frozen
 from ckpt_core._options import (
     METRICS_ARE_NUMBERS,
     RESTORE_ARGUMENTS,
@@ -39,7 +40,7 @@ NOT_SAVED = object()
 """Stands for a target that the caller did not pass, since None is a valid target."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """What a load or restore is asked for, but for the checkpoint.
 

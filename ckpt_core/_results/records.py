@@ -5,10 +5,11 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FrameType
 from typing import Any
 
+from ckpt_core._frozen import frozen
 from ckpt_core._results import notebook
 from ckpt_core._tree import Node, importable_type, unflatten
 
@@ -23,7 +24,7 @@ def _shown(values: tuple[Any, ...]) -> str:
     return f"({', '.join(map(repr, values[:3]))}, ... {len(values)} in all)"
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class RestoreReport:
     """What a restore did with each leaf; paths are ``item/path``, as in ``state/w``.
 
@@ -155,7 +156,7 @@ class RestoredStep(Restored):
     step: int
 
 
-@dataclass(frozen=True)
+@frozen
 class LeafInfo:
     """One leaf of a checkpoint: path, type, sharding (JSON, or None) and uncompressed bytes."""
 
@@ -167,7 +168,7 @@ class LeafInfo:
     bytes: int
 
 
-@dataclass(frozen=True, repr=False)
+@frozen
 class ItemInfo:
     """One item of a checkpoint.
 
@@ -209,7 +210,7 @@ class ItemInfo:
         return sum(leaf.bytes for leaf in self.leaves) + sum(self.files.values())
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckpointInfo:
     """A checkpoint without its arrays; the result of ``inspect``.
 
@@ -246,7 +247,7 @@ class CheckpointInfo:
         return notebook.of_checkpoint(self)
 
 
-@dataclass(frozen=True)
+@frozen
 class Problem:
     """One defect of a checkpoint: the file, what is wrong, and the leaf if known."""
 
@@ -258,7 +259,7 @@ class Problem:
         return f"{self.file}{f' ({self.leaf})' if self.leaf else ''}: {self.what}"
 
 
-@dataclass(frozen=True)
+@frozen
 class VerifyReport:
     """The result of ``verify``: whether every byte of a checkpoint is as it was saved.
 

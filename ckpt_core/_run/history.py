@@ -8,10 +8,11 @@ taken from a listing; nothing here remembers it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointExists
+from ckpt_core._frozen import frozen
 
 _ANY_STEP = 2**63 - 1
 """No step has a greater number."""
@@ -31,7 +32,7 @@ class Identity(NamedTuple):
     token: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Trail:
     """The steps that one Checkpointer saved, restored or rolled back to, and where it stands.
 

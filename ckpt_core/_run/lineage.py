@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._frozen import frozen
 
 RUN_FILE = ".ckpt-run"
 """File in the persistent directory; each on a line: name of the run, its lineage, the earlier ones as JSON, and, if there
@@ -38,7 +39,7 @@ Order = tuple[int, int, float]
 _NO_ORDER: Order = (-1, -1, 0.0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Lineage:
     """The lineages of a run.
 
@@ -179,7 +180,7 @@ class Left(NamedTuple):
     into: str | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Leaving:
     """What ``.ckpt-leaving`` says.
 

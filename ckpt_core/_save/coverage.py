@@ -14,12 +14,13 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._format.part import Runs, progressions, runs_of
+from ckpt_core._frozen import frozen
 from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite
@@ -37,7 +38,7 @@ States = dict[str, dict[str, str]]
 """Item -> file name -> content."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Holding:
     """What one process holds, as it tells the others before a save.
 
@@ -102,7 +103,7 @@ def _digest(array: ArrayToWrite) -> str:
     return found.hexdigest()
 
 
-@dataclass(frozen=True)
+@frozen
 class Shares:
     """What the processes of a save hold, as process 0 finds it.
 

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_core import _processes
@@ -16,6 +16,7 @@ from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
+from ckpt_core._frozen import frozen
 from ckpt_core._options import Options, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
@@ -53,7 +54,7 @@ class Guard(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordFields:
     """What the record (ckpt.json) holds besides the items.
 
@@ -77,7 +78,7 @@ class RecordFields:
         return RecordFields(self.single, frozen_metadata(self.metadata), dict(self.metrics))
 
 
-@dataclass(frozen=True)
+@frozen
 class SaveJob:
     """What one save has to do.
 
@@ -123,7 +124,7 @@ Landed = tuple[tuple[ArrayToWrite, ...], dict[str, str]]
 """What is written, and what is compared; see ``PreparedItem``."""
 
 
-@dataclass(frozen=True)
+@frozen
 class PreparedItem:
     """One item after the snapshot: later changes by the caller do not reach it.
 

@@ -6,7 +6,7 @@ import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from ckpt_core._directory import Backend
@@ -15,6 +15,7 @@ from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.record import RECORD_FILE, Record
 from ckpt_core._format.rules import View
 from ckpt_core._format.untrusted import most_bytes
+from ckpt_core._frozen import frozen
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import whole
 from ckpt_core._storage import Location
@@ -22,7 +23,7 @@ from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
 
-@dataclass(frozen=True)
+@frozen
 class SavedItem:
     """One item of a checkpoint.
 
@@ -73,7 +74,7 @@ class SavedItem:
         return list(zip(self.paths, self.specs, strict=True))
 
 
-@dataclass(frozen=True)
+@frozen
 class NativeItem(SavedItem):
     """An item that ckpt wrote; all of this comes from the record.
 
@@ -98,7 +99,7 @@ class NativeItem(SavedItem):
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class OrbaxItem(SavedItem):
     """An item that Orbax wrote; ``specs`` is empty until its arrays have been opened.
 
@@ -111,7 +112,7 @@ class OrbaxItem(SavedItem):
     value: Any = None
 
 
-@dataclass(frozen=True)
+@frozen
 class ExtentItem(SavedItem):
     """A flat dictionary of arrays that each lie in C order at one place of a file, as in safetensors.
 
@@ -155,7 +156,7 @@ class Recipe(NamedTuple):
     view: View
 
 
-@dataclass(frozen=True)
+@frozen
 class DerivedItem(ExtentItem):
     """What rules make of the tensors of a file; its leaves are those that are wanted.
 
@@ -168,7 +169,7 @@ class DerivedItem(ExtentItem):
     recipes: Sequence[Recipe] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Checkpoint:
     """A checkpoint whose metadata has been read, and none of its arrays.
 
@@ -229,7 +230,7 @@ class Checkpoint:
         return self.path.rpartition("/")[2]
 
 
-@dataclass(frozen=True)
+@frozen
 class NativeCheckpoint(Checkpoint):
     """A checkpoint that ckpt wrote.
 

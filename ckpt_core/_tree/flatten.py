@@ -13,12 +13,13 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree.code import code_name
 from ckpt_core._tree.fields import dataclass_maker, refuse_contents, refuse_more_than_fields
@@ -35,7 +36,7 @@ MAX_DEPTH = 300
 _PRIMITIVES = (int, float, bool, complex, str, bytes, type(None))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Node:
     """One node of a tree's structure: the type of the container, and how to rebuild it.
 
@@ -86,7 +87,7 @@ def leaf_below(key: str) -> Node:
     return Node("leaf", (), (), key)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class FlatTree:
     """A flattened tree: parallel lists of paths and leaves, and the structure."""
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -29,6 +28,7 @@ import ml_dtypes
 import numpy as np
 
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, function_name
@@ -79,7 +79,7 @@ KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 """Size of one key of each PRNG implementation, in uint32 words."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LeafSpec:
     """Kind, dtype and shape of a leaf.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from ckpt_core._frozen import frozen
 from ckpt_core.bench._yaml import (
     Is,
     LinedDict,
@@ -56,7 +57,7 @@ _Degrees: TypeAlias = Annotated[
 _SOME = Is("a list of at least one", bool)
 
 
-@dataclass(frozen=True)
+@frozen
 class ArraySpec:
     """A synthetic array, or ``count`` of them; ``sharding`` has for each dimension a mesh axis, several, or None."""
 
@@ -66,14 +67,14 @@ class ArraySpec:
     count: Positive | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class PlainSpec:
     """A leaf that is not an array: ``int`` or ``str``."""
 
     kind: str
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckpointConfig:
     """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
 
@@ -84,7 +85,7 @@ class CheckpointConfig:
     sharding_config_path: Text | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class MeshConfig:
     """A mesh of devices; skipped unless the product of its axes is the number of devices."""
 
@@ -102,7 +103,7 @@ class MeshConfig:
         return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-@dataclass(frozen=True)
+@frozen
 class BenchmarkConfig:
     """One entry of ``benchmarks``: a generator by its import path, and its options."""
 
@@ -111,7 +112,7 @@ class BenchmarkConfig:
     line: int = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class SuiteConfig:
     """A suite file.
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_core._errors import CheckpointError
+from ckpt_core._frozen import frozen
 
 if TYPE_CHECKING:
     from ckpt_core.bench._measure import Metrics
 
 
-@dataclass(frozen=True)
+@frozen
 class BenchmarkOptions:
     """Base class for the options of a generator: a frozen dataclass with a default for every field.
 
@@ -47,7 +48,7 @@ class Skipped(CheckpointError):
     """Raise this in a ``test_fn`` that cannot run here: the results list it as skipped, not failed."""
 
 
-@dataclass(frozen=True)
+@frozen
 class TestContext:
     """The argument of a ``test_fn``.
 
@@ -76,7 +77,7 @@ class TestContext:
         return None if self.trace_root is None else f"{self.trace_root}__{operation}"
 
 
-@dataclass(frozen=True)
+@frozen
 class TestResult:
     """The result of a ``test_fn``.
 

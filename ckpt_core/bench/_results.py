@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Any
 
+from ckpt_core._frozen import frozen
 from ckpt_core.bench._stats import Summary, summarize
 from ckpt_core.bench._tags import is_rate
 
@@ -15,7 +16,7 @@ Values = Mapping[str, Mapping[str, list[float]]]
 WARM_UP, TRACED, COUNTED = "warm-up", "traced", "counted"
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """One run of one case.
 
@@ -39,7 +40,7 @@ class Run:
     skipped: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class CaseResult:
     """One case with all of its runs."""
 
@@ -85,7 +86,7 @@ class CaseResult:
         ]
 
 
-@dataclass(frozen=True)
+@frozen
 class SuiteResult:
     """A whole run of a suite; ``interrupted``: Ctrl-C or a kill ended it, and the result holds the runs that had ended."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO, Any
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
 from ckpt_core._format.treedef import TreeBounds, letters_of
+from ckpt_core._frozen import frozen
 from ckpt_core._tree import Node, Path, flatten
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name, leaf_spec
 
@@ -34,7 +35,7 @@ class Slot:
         self.spec, self.place, self.refused = spec, place, refused
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """A tree, part by part.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from ckpt_core._directory import Trace
+from ckpt_core._frozen import frozen
 from ckpt_core._look.statistics import LeafStatistics
 from ckpt_core._results import CheckpointInfo, VerifyReport
 from ckpt_core.report._table import Table, shortened
@@ -32,7 +33,7 @@ class ItemFacts(NamedTuple):
     files: int
 
 
-@dataclass(frozen=True)
+@frozen
 class StepFacts:
     """One step, as its metadata describes it.
 
@@ -76,7 +77,7 @@ class StepFacts:
         return not self.verified[0].ok
 
 
-@dataclass(frozen=True)
+@frozen
 class Report:
     """All that a page shows.
 

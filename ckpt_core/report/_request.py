@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ckpt_core._frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """What a report reads beside the metadata.
 

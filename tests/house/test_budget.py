@@ -43,6 +43,8 @@ def profile(frame, event, argument):
     name = code.co_filename
     if not name.startswith(package) or code.co_name in INLINED:
         return
+    if name == package + "_frozen.py":
+        return  # `==` and `hash` of records, as when `dataclass` compiled them for each
     thread = threading.get_ident()
     if getattr(threading._active.get(thread), "name", "") == "ckpt-slow":
         return  # whether the one that reports what takes long wakes up meanwhile is chance

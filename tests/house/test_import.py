@@ -1,8 +1,14 @@
-"""``import ckpt_core`` costs little beside jax: it imports seven modules of its own, and nothing that jax does not."""
+"""``import ckpt_core`` costs little beside jax: it imports eight modules of its own, and nothing that jax does not."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
 
 LOADED = """
 import json, sys
@@ -17,5 +23,50 @@ def test_the_modules_that_the_import_adds(run_python: Any) -> None:
     """Counted, not timed: it is 2 to 4 ms on a quiet machine."""
     added = run_python(LOADED)
     ours = [name for name in added if name.startswith("ckpt_core")]
-    assert len(ours) <= 8, ours
+    assert len(ours) <= 9, ours
     assert {name.partition(".")[0] for name in added} <= {"ckpt_core", "queue", "_queue"}, added
+
+
+PASSES = """
+import gc, json
+import jax
+import ckpt_core as ckpt
+
+gc.set_threshold(1)
+gc.collect()
+before = [of["collections"] for of in gc.get_stats()]
+ckpt.load
+print(json.dumps([of["collections"] - at for of, at in zip(gc.get_stats(), before)]))
+"""
+
+
+def test_the_modules_of_a_load_come_without_a_pass_over_all_objects(run_python: Any) -> None:
+    """With a threshold of 1, and 100 modules: 1,000 passes of each kind else."""
+    assert sum(run_python(PASSES)) < 10
+
+
+@pytest.fixture
+def first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ckpt.inspect`` as if nobody had used it."""
+    monkeypatch.delitem(vars(ckpt), "inspect", raising=False)
+
+
+@pytest.mark.usefixtures("first_use")
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_is_as_it_was(collects: bool) -> None:
+    (gc.enable if collects else gc.disable)()
+    try:
+        assert callable(ckpt.inspect)
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("first_use")
+def test_the_garbage_collector_is_on_again_after_an_import_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ckpt_core._verify", None)
+    with pytest.raises(ImportError):
+        _ = ckpt.inspect
+    assert gc.isenabled()

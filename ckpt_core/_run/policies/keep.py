@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
+from ckpt_core._frozen import frozen
 from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
 
 _POLICIES = (
@@ -33,7 +34,7 @@ def __dir__() -> list[str]:
     return list(_POLICIES)  # tab completion shows only the policies
 
 
-@dataclass(frozen=True)
+@frozen
 class StepFacts:
     """What a keep policy gets to know about one step.
 
@@ -57,7 +58,7 @@ Chooser = Callable[[Sequence[StepFacts]], Iterable[int]]
 _NO_TIME = "when it was written is not known"
 
 
-@dataclass(frozen=True)
+@frozen
 class KeepPolicy:
     """Called with all steps, ascending: returns ``{step: reason}`` for those to keep.
 

@@ -10,8 +10,8 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from ckpt_core._frozen import frozen
 from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
 
 _POLICIES = ("at_steps", "continuously", "every_secs", "every_steps", "first", "preempted")
@@ -21,7 +21,7 @@ def __dir__() -> list[str]:
     return list(_POLICIES)  # tab completion shows only the policies
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class SaveContext:
     """What a save policy gets to know besides the step number.
 
@@ -42,7 +42,7 @@ class SaveContext:
 Decision = Callable[[int, SaveContext], bool]
 
 
-@dataclass(frozen=True)
+@frozen
 class SavePolicy:
     """Called with a step and a ``SaveContext``: True to save; ``a | b`` saves if either does."""
 

@@ -13,7 +13,6 @@ import shlex
 import stat
 import time
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass
 
 from ckpt_core._directory import (
     LockFile,
@@ -26,6 +25,7 @@ from ckpt_core._directory import (
     remove_empty,
 )
 from ckpt_core._errors import CheckpointError, raised_by_a_handler
+from ckpt_core._frozen import frozen
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
 from ckpt_core._run.lineage import RUN_FILE
@@ -39,7 +39,7 @@ _LEVELS = 3
 """Folders of processes, of steps and copies, and of copied steps."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LocalRun:
     """What one run left in a local directory of this host.
 
@@ -122,7 +122,7 @@ def remove_run(run: LocalRun) -> bool:
     return not os.path.lexists(path)
 
 
-@dataclass(frozen=True)
+@frozen
 class Room:
     """What ``make_room`` did.
 

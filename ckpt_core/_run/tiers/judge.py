@@ -15,11 +15,12 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from ckpt_core._format.part import Runs, contains, progressions, runs_of
+from ckpt_core._frozen import frozen
 from ckpt_core._run.lineage import Order
 
 _NAMED = 5
@@ -85,7 +86,7 @@ class Source(NamedTuple):
     writer: int
 
 
-@dataclass(frozen=True)
+@frozen
 class WholeStep:
     """A step that every process has or can get.
 
@@ -106,7 +107,7 @@ class WholeStep:
     rest: dict[int, list[Source]] = field(default_factory=dict[int, list[Source]])
 
 
-@dataclass(frozen=True)
+@frozen
 class Judgement:
     """Which steps are whole in the local directories.
 
@@ -146,7 +147,7 @@ class Judgement:
         return _dumps([publish(rows), steps, list(self.partial.items()), self.lost, self.unread])
 
 
-@dataclass(frozen=True)
+@frozen
 class StepHere:
     """A whole step, as one process knows it.
 
@@ -167,7 +168,7 @@ class StepHere:
     piece: Callable[[int], list[Source]]
 
 
-@dataclass(frozen=True)
+@frozen
 class LocalSteps:
     """A judgement, as one process knows it.
 
@@ -226,7 +227,7 @@ def _order(value: Sequence[Any]) -> Order:
     return position, count, created
 
 
-@dataclass(frozen=True)
+@frozen
 class LocalParts:
     """What one process tells the others.
 

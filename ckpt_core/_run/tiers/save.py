@@ -6,12 +6,13 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.part import Part
+from ckpt_core._frozen import frozen
 from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.judge import CopyState, judge_copies
@@ -27,7 +28,7 @@ class NotReplaced(CheckpointError):
     """An overwrite has failed in the persistent directory, so the fast one keeps the old step, too."""
 
 
-@dataclass(frozen=True)
+@frozen
 class StepToSave:
     """The items of one step and the fields of its record; see ``Checkpointer.save``.
 
@@ -47,7 +48,7 @@ class StepToSave:
     ended: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True)
+@frozen
 class Saved:
     """What all processes agreed on in a save.
 

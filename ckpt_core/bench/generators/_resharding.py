@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
+from ckpt_core._frozen import frozen
 from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._data import abstract, load_onto, total_bytes
 from ckpt_core.bench.generators._save_load import (
@@ -21,7 +21,7 @@ from ckpt_core.bench.generators._save_load import (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class ReshardingOptions(SaveLoadOptions):
     """Those of ``SaveLoad``, and what to load.
 
@@ -97,7 +97,7 @@ def _turned(leaf: Any, mesh: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=turned)
 
 
-@dataclass(frozen=True)
+@frozen
 class LoadAndBroadcastOptions(ReshardingOptions):
     """Those of ``Resharding``, with broadcast turned on."""
 
