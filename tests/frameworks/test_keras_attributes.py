@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ckpt_keras import _attributes
+from ckpt_keras._owners import Found, attributes
 from tests.support import keras_models as km
 from tests.support.py_datasets import Batches, Sub, Table
 
@@ -82,7 +83,7 @@ def test_an_array_of_a_file_is_not_written(tmp_path: Path):
     for value in (np.asarray(file)[:], file):
         dataset: Any = Batches()
         dataset.order = value
-        one = _attributes.attributes(dataset)["order"]
+        one = attributes(dataset, Found(dataset))["order"]
         _attributes.put(one, np.ones(4, np.int64), in_place=True)
         assert not file.any() and dataset.order.all()
 
@@ -131,6 +132,7 @@ def test_equal_values_are_equal_in_every_process(run_python: Any):
     code = """
 import json
 from ckpt_keras import _attributes
+from ckpt_keras._owners import Found, attributes
 print(json.dumps(_attributes.fingerprint({"a", "b", "c", "d"})))
 """
     assert run_python(code) == run_python(code) == _attributes.fingerprint({"a", "b", "c", "d"})

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import collections
 import copy
-import functools
 import hashlib
 import io
+import itertools
 import json
 import os
 import pickle
 import random
+import re
 import sys
-import sysconfig
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import crc32c
 import numpy as np
 
-from ckpt_keras._closed import description, is_closed, keras_module, package
+from ckpt_keras._closed import description, is_closed, is_library, keras_module, package
+from ckpt_keras._owners import Attribute, Found, says_how
 
 MOST_BYTES = 16 << 20
 """Larger arrays are the data itself: they are compared, but no step holds them."""
@@ -36,119 +36,24 @@ UNKNOWN = " ?"
 """What the fingerprints of what cannot be looked into end with; they are never the same."""
 
 _LARGE_BYTES = 1 << 16
-_DEPTH = 4
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SETTINGS = (bool, float, np.bool_, np.floating)
 _OPENED_LATER = (OPAQUE, "NoneType ", "bool ", "int ", "float ")
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _ORDERED = (list, tuple, np.ndarray)
-_OF_CLASSES = (list, dict, set, tuple, str, bytes, np.ndarray, collections.deque, *_GENERATORS)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """One attribute of a dataset, or of an object in it.
-
-    Attributes:
-        owner: the object or the class that has it.
-        name: of the attribute.
-        value: what it is now.
-    """
-
-    owner: Any
-    name: str
-    value: Any
-
-    def set(self, value: Any) -> None:
-        setattr(self.owner, self.name, value)
-
-
-@functools.cache
-def _arguments_of_keras() -> frozenset[str]:
-    return frozenset(vars(keras_module().utils.PyDataset()))
-
-
-def attributes(dataset: Any) -> dict[str, Attribute]:
-    """All attributes, by dotted names: those of objects in it, of slots and of its classes, if they can change, too."""
-    return dict(_walk(dataset, "", {id(dataset)}))
-
-
-def _walk(value: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Attribute]]:
-    for owner, name, part in _parts(value):
-        if not _is_open(part) or prefix.count(".") >= _DEPTH:
-            yield prefix + name, Attribute(owner, name, part)
-        elif id(part) not in seen:
-            seen.add(id(part))
-            yield from _walk(part, f"{prefix}{name}.", seen)
-
-
-def _parts(value: Any) -> Iterator[tuple[Any, str, Any]]:
-    own = value.__dict__ if hasattr(value, "__dict__") else {}
-    if isinstance(
-        value, keras_module().utils.PyDataset
-    ):  # without the arguments of Keras' own class: workers, a queue
-        own = {name: part for name, part in own.items() if name not in _arguments_of_keras()}
-    yield from ((value, name, part) for name, part in list(own.items()))
-    of_classes = set[str]()
-    for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        for said in (slots,) if isinstance(slots, str) else slots:
-            hidden = said.startswith("__") and not said.endswith("__")
-            name = f"_{cls.__name__.lstrip('_')}{said}" if hidden else said
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield value, name, getattr(value, name)
-        if package(cls.__module__) in ("builtins", "keras", "abc", "typing"):
-            continue
-        for name, part in list(vars(cls).items()):
-            changes = type(part) in _OF_CLASSES
-            if changes and name not in of_classes | own.keys() and not name.startswith("__"):
-                of_classes.add(name)  # hides that of a base
-                yield cls, name, part
-
-
-def _is_open(value: Any) -> bool:
-    """Whether it is an object of a class written in Python that says nothing of how it is copied: its attributes are all of it."""
-    cls = type(value)
-    if is_closed(value) or isinstance(value, (*_PLAIN, *_GENERATORS, type, types.ModuleType)):
-        return False
-    if package(cls.__module__) == "keras" and not isinstance(value, keras_module().utils.PyDataset):
-        return False
-    if any(one.__module__ == "builtins" and one is not object for one in cls.__mro__):
-        return False  # a list with attributes of its own, say
-    try:
-        list(_parts(value))
-    except Exception:  # it does not let anybody look
-        return False
-    return not _says_how(cls)
-
-
-def _says_how(cls: type) -> bool:
-    """Whether a class says how its objects are copied, and may leave something out."""
-    plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
-    return not plain or getattr(cls, "__getstate__", None) is not getattr(
-        object, "__getstate__", None
-    )
-
-
-@functools.cache
-def _is_installed(module: str) -> bool:
-    """Whether it is a module of a library, and not of the program."""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return any(
-        file.startswith(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")
-    )
 
 
 # ---- what an attribute is ------------------------------------------------------------------------
 
 
-def fingerprint(value: Any, dataset: Any = None) -> str:
+def fingerprint(value: Any, dataset: Any = None, found: Found | None = None) -> str:
     """What tells a value from any other one, in every process, or `UNKNOWN` after its class. All of it is read, nothing is sampled.
 
     Args:
         value: of an attribute.
         dataset: whose it is: a reference to it says nothing.
+        found: takes the classes and modules of the program that are met: they count by their names alone.
     """
     name = type(value).__name__
     try:
@@ -157,7 +62,7 @@ def fingerprint(value: Any, dataset: Any = None) -> str:
         if type(value) in (set, frozenset):
             value = sorted(map(repr, value))  # whose order differs from process to process
         into = _Sum()
-        _Pickler(into, dataset).dump(value)
+        _Pickler(into, dataset, found).dump(value)
         return f"{name} {into.crc:08x}-{into.size_bytes:x}"
     except Exception:  # whatever a class of the user's raises
         return name + UNKNOWN
@@ -179,12 +84,13 @@ class _Sum(io.RawIOBase):
 class _Pickler(pickle.Pickler):
     """Writes what pickle would, without memory of what it has written: equal values are equal, whether they share parts or not."""
 
-    def __init__(self, into: _Sum, dataset: Any, whole: Any = None) -> None:
+    def __init__(self, into: _Sum, dataset: Any, found: Found | None, whole: Any = None) -> None:
         super().__init__(
             into, protocol=5, buffer_callback=lambda part: into.write(part.raw()) and None
         )
         self.fast = True
         self._dataset = dataset
+        self._found = found
         self._whole = whole  # a large array, which is written
         self._arrays: dict[int, tuple[Any, str]] = {}  # that stay where they are meanwhile
 
@@ -195,15 +101,21 @@ class _Pickler(pickle.Pickler):
             return _made_of, ("the dataset",)
         if type(value) is np.ndarray:
             return self._of_array(value)
+        if isinstance(value, (type, types.ModuleType)):
+            if self._found is not None:
+                self._found.add(value)
+            return _made_of, (f"{getattr(value, '__module__', '')}.{value.__name__}",)
         if is_closed(value):
             return _made_of, (description(value),)
+        if type(value) is itertools.count:
+            return _made_of, (repr(value),)
         if hasattr(type(value), "__next__"):
             raise TypeError("looking at what is left in an iterator may take it")
         if isinstance(value, _GENERATORS):  # whose seed need not be the same
             return _made_of, (type(value).__name__, _state_of(value))
-        if isinstance(value, (type, types.ModuleType)):
-            return _made_of, (f"{getattr(value, '__module__', '')}.{value.__name__}",)
         if isinstance(value, types.FunctionType):
+            if _is_named_in_library(value):
+                return _made_of, (value.__module__, value.__qualname__)
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
             named = value.__defaults__, value.__kwdefaults__, value.__dict__
             return _made_of, (value.__qualname__, *named, cells)
@@ -212,7 +124,7 @@ class _Pickler(pickle.Pickler):
             return _made_of, (np.asarray(other.detach().cpu()),)
         if isinstance(value, keras_module().random.SeedGenerator):
             return _made_of, (np.asarray(other.state),)
-        if not _says_how(type(value)) or _is_installed(type(value).__module__):
+        if not says_how(type(value)) or is_library(type(value).__module__):
             return NotImplemented
         return self._with_what_is_left_out(value)
 
@@ -222,7 +134,7 @@ class _Pickler(pickle.Pickler):
         if not own:
             return NotImplemented
         try:
-            _Pickler(_Sum(), self._dataset).dump(own)
+            _Pickler(_Sum(), self._dataset, self._found).dump(own)
         except Exception:
             return NotImplemented
         said = value.__reduce_ex__(5)
@@ -237,12 +149,22 @@ class _Pickler(pickle.Pickler):
         if value.nbytes >= _LARGE_BYTES and not value.dtype.hasobject and value is not self._whole:
             if id(value) not in self._arrays:
                 into = _Sum()
-                _Pickler(into, self._dataset, value).dump(value)
+                _Pickler(into, self._dataset, None, value).dump(value)
                 self._arrays[id(value)] = value, f"{into.crc:08x}-{into.size_bytes:x}"
             return _made_of, (self._arrays[id(value)][1],)
         if value.flags.c_contiguous:
             return NotImplemented
         return np.ascontiguousarray(value).__reduce_ex__(5)
+
+
+def _is_named_in_library(function: Any) -> bool:
+    """Whether it is what a library has under this name, and no function that one has made for the program."""
+    if not is_library(str(function.__module__)):
+        return False
+    there: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        there = getattr(there, name, None)
+    return there is function
 
 
 def _state_of(generator: Any) -> Any:
@@ -369,6 +291,9 @@ def stored(value: Any) -> dict[str, Any] | None:
     """The value for a step, or None where it has no form for it."""
     if is_generator(value):
         return {"generator": copy.deepcopy(value)}
+    if type(value) is itertools.count:
+        numbers = re.fullmatch(r"count\((-?\d+)(?:, (-?\d+))?\)", repr(value))
+        return {"next": [int(one or 1) for one in numbers.groups()]} if numbers else None
     if isinstance(value, np.generic):
         held = _stored_array(np.asarray(value))
         return held | {"scalar": 1} if held and "array" in held else None
@@ -428,6 +353,8 @@ def restored(held: Mapping[str, Any], now: Any, *, renewed: bool = False) -> Any
 def _value_in(held: Mapping[str, Any]) -> Any:
     if "generator" in held:
         return held["generator"]
+    if "next" in held:
+        return itertools.count(*held["next"])
     if held.get("pairs"):
         return _dict_in(held)
     if "text" in held:
@@ -456,7 +383,9 @@ def put(attribute: Attribute, value: Any, *, in_place: bool) -> None:
     """Sets an attribute; in place, as others may hold its value, too, if that is asked for and possible. A generator always is."""
     now: Any = attribute.value
     kind = type(now) if type(now) is type(value) else None
-    if is_generator(now):
+    if attribute.is_of_class:
+        attribute.set(value)
+    elif is_generator(now):
         _set_state(now, value)
     elif in_place and kind is list:
         now[:] = value
@@ -492,6 +421,8 @@ def _set_state(generator: Any, saved: Any) -> None:
 
 def put_back(attribute: Attribute, before: Any) -> None:
     """Undoes `put`: ``before`` is what `copied` gave."""
+    if attribute.is_of_class:
+        return delattr(attribute.owner, attribute.name)
     put(attribute, before, in_place=True)
     if getattr(attribute.owner, attribute.name) is not attribute.value:
         attribute.set(attribute.value)

@@ -6,6 +6,8 @@ import functools
 import importlib
 import io
 import os
+import sys
+import sysconfig
 import types
 from typing import Any
 
@@ -72,6 +74,25 @@ def description(value: Any) -> str:
 
 def package(module: str) -> str:
     return module.partition(".")[0]
+
+
+@functools.cache
+def is_library(module: str) -> bool:
+    """Whether it is a module of a library, and not of the program."""
+    return any(map(_is_installed, {module, package(module)}))
+
+
+def _is_installed(module: str) -> bool:
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None) or ""
+    if not file:
+        return getattr(getattr(found, "__spec__", None), "origin", "") in ("built-in", "frozen")
+    parts = file.split(os.sep)
+    return (
+        "site-packages" in parts
+        or "dist-packages" in parts
+        or file.startswith((sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")))
+    )
 
 
 @functools.cache

@@ -21,8 +21,8 @@ from typing import Any
 
 from ckpt_core import Stateful
 from ckpt_keras import _attributes
-from ckpt_keras._attributes import Attribute
 from ckpt_keras._closed import is_closed
+from ckpt_keras._owners import Attribute, Found, attributes, class_of
 
 
 class Kept:
@@ -30,8 +30,8 @@ class Kept:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        own = self._own()
-        self._prints = self._fingerprints(own)
+        self._found = Found(dataset)
+        own, self._prints = self._look()
         self._began = {
             name: dataclasses.replace(one, value=_attributes.copied(one.value))
             for name, one in own.items()
@@ -48,8 +48,7 @@ class Kept:
 
     def ended(self) -> None:
         """An epoch is over: notes which attributes have changed, and warns of those that cannot be saved."""
-        own = self._own()
-        before, self._prints = self._prints, self._fingerprints(own)
+        before, (own, self._prints) = self._prints, self._look()
         counts, self._counts_of_entries = self._counts_of_entries, _entries(own)
         for name in own.keys() & before.keys():
             one = own[name]
@@ -84,7 +83,7 @@ class Kept:
             return {
                 "state": copy.deepcopy(self._dataset.get_state())
             }  # the next epoch may change it
-        own, held = self._own(), dict[str, Any]()
+        (own, prints), held = self._look(), dict[str, Any]()
         for name, one in own.items():
             kept = name in self._changing | self._caches or _attributes.is_generator(one.value)
             if kept or _attributes.is_order(one.value):
@@ -101,7 +100,10 @@ class Kept:
             }
         return {
             "attributes": held,
-            "fingerprints": self._fingerprints(own),
+            "fingerprints": prints,
+            "found": dict.fromkeys(self._found.names(), 1),
+            # The default of a class has become an attribute of the object, which others of its class have not.
+            "of_objects": {name: 1 for name in held if own[name].owner is own[name].holder},
             "changing": dict.fromkeys(self._changing, 1),
             "in_place": dict.fromkeys(self._in_place, 1),
             "renewed": dict.fromkeys(self._renewed, 1),
@@ -164,10 +166,13 @@ class Kept:
 
     def _set_attributes(self, state: dict[str, Any]) -> None:
         own, held = self._own(), state.get("attributes", {})
-        saved = state.get("fingerprints", {})
+        own = {
+            name: one.of_object() if name in state.get("of_objects", {}) else one
+            for name, one in own.items()
+        }
         dicts = {name for name, one in own.items() if _attributes.is_dict(one.value)}
         self._caches |= state.get("caches", {}).keys() & dicts
-        differing = self._differing(own, saved, held)
+        differing = self._differing(own, state)
         values = self._restored(own, {name: held[name] for name in differing & held.keys()}, state)
         why = differing - values.keys() or self._without_entries(own, values, state)
         if values and not why:
@@ -188,15 +193,18 @@ class Kept:
                 f"{self._named(why)} had other elements or another order when the step was saved{stay}. All stay as they "
                 "are, so that samples keep their labels"
             )
-        self._prints = self._fingerprints(self._own())
+        self._prints = self._look()[1]
 
-    def _differing(
-        self, own: dict[str, Attribute], saved: dict[str, str], held: dict[str, Any]
-    ) -> set[str]:
+    def _differing(self, own: dict[str, Attribute], state: dict[str, Any]) -> set[str]:
         """The names of what is not as in the step, or nobody can tell."""
-        now = self._fingerprints(own)
+        now, saved = self._fingerprints(own), state.get("fingerprints", {})
+        held = state.get("attributes", {})
+        # A class that is met in one of them alone: what leads to it differs, or is a cache.
+        alone = self._found.names() ^ state.get("found", {}).keys()
         differing = set[str]()
         for name in now.keys() | saved.keys():
+            if class_of(name) in alone:
+                continue
             text = saved.get(name, "")
             if name in now and _attributes.same(now[name], text):
                 continue
@@ -256,7 +264,6 @@ class Kept:
         self, own: dict[str, Attribute], values: dict[str, Any], state: dict[str, Any]
     ) -> set[str]:
         """Sets them, in place where the program does or may; what still differs from the step, for which all is put back."""
-        saved, held = state.get("fingerprints", {}), state.get("attributes", {})
         # What the program replaces may be a list that somebody has passed, and uses elsewhere.
         replaced = state.get("changing", {}).keys() - state.get("in_place", {}).keys()
         before = {name: _attributes.copied(own[name].value) for name in values}
@@ -269,7 +276,7 @@ class Kept:
                     # Two attributes that hold one object go on sharing it.
                     chosen = instead.setdefault(now, value) if in_place else value
                     _attributes.put(own[name], chosen, in_place=name in in_place)
-                left = self._differing(self._own(), saved, held)
+                left = self._differing(self._own(), state)
             except Exception:  # of a class that does not let itself be set
                 left = set(values)
             if not left:
@@ -282,17 +289,29 @@ class Kept:
     def _own(self) -> dict[str, Attribute]:
         if self._dataset is None or _says_its_state(self._dataset):
             return {}
-        return _attributes.attributes(self._dataset)
+        return attributes(self._dataset, self._found)
+
+    def _look(self) -> tuple[dict[str, Attribute], dict[str, str]]:
+        """All attributes and their fingerprints, also those of classes that are met only while they are read."""
+        own, prints = self._own(), dict[str, str]()
+        while own.keys() - prints.keys():
+            prints |= self._fingerprints(
+                {name: one for name, one in own.items() if name not in prints}
+            )
+            own |= self._own()
+        return own, prints
 
     def _fingerprints(self, own: dict[str, Attribute]) -> dict[str, str]:
         return {
-            name: _attributes.fingerprint(one.value, self._dataset) for name, one in own.items()
+            name: _attributes.fingerprint(one.value, self._dataset, self._found)
+            for name, one in own.items()
         }
 
     def _named(self, names: Iterable[str]) -> str:
-        kind, named = type(self._dataset).__name__, sorted(names)
+        kind = f"{type(self._dataset).__name__}."
+        named = sorted(name.replace(":", ".") if class_of(name) else kind + name for name in names)
         more = f" and {len(named) - 5} more" if len(named) > 5 else ""
-        return ", ".join(f"{kind}.{name}" for name in named[:5]) + more
+        return ", ".join(named[:5]) + more
 
     def _warn(self, what: str) -> None:
         kind = type(self._dataset).__name__
