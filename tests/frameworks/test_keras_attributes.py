@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from ckpt_keras import _attributes
+from ckpt_keras import _attributes, _rows
 from ckpt_keras._owners import Found, attributes
 from tests.support import keras_models as km
 from tests.support.py_datasets import Batches, Sub, Table
@@ -33,6 +33,8 @@ VALUES = [
     [3, 1, 2],
     (3, 1, 2),
     {"a": [1, 2]},
+    {"a": np.ones(3), 1: ["b"]},
+    [(np.ones(2), np.array(["b"])), 1],
     random.Random(3),
     np.random.default_rng(3),
     np.random.RandomState(3),
@@ -53,8 +55,8 @@ def test_values_come_back_with_their_types(value):
     [
         *(
             Sub([1, 2]),
-            [np.ones(2)],
-            {1: np.ones(2)},
+            [np.ones(2), {1}],
+            {1: np.ones(3 << 20)},
             {1, 2},
             b"bytes",
             10**5000,
@@ -131,7 +133,7 @@ def test_equal_values_are_equal_in_every_process(run_python: Any):
     assert _attributes.fingerprint([one]) == _attributes.fingerprint([other])
     code = """
 import json
-from ckpt_keras import _attributes
+from ckpt_keras import _attributes, _rows
 from ckpt_keras._owners import Found, attributes
 print(json.dumps(_attributes.fingerprint({"a", "b", "c", "d"})))
 """
@@ -149,17 +151,17 @@ SIDES = st.lists(PLAIN, min_size=2, max_size=2)
 @hypothesis.given(SIDES, SIDES)
 def test_rows_are_compared_as_their_sums_are(now: list[Any], before: list[Any]) -> None:
     for columns in ((now[:1], before[:1]), (now, before)):
-        sums = [_attributes.rows(side) for side in columns]
-        assert _attributes.same_rows(*columns) == (sums[0] == sums[1])
+        sums = [_rows.sum_of(side) for side in columns]
+        assert _rows.same(*columns) == (sums[0] == sums[1])
 
 
 @pytest.mark.parametrize(
     "value", [[True, 1], [1, "a"], [1.0], [np.int64(1)], np.arange(3), [[1]]], ids=range(6)
 )
 def test_what_may_be_changed_in_place_or_equals_another_is_not_plain(value: Any) -> None:
-    assert not _attributes.is_plain(value)
-    assert _attributes.is_plain(["a", "b"])
-    assert _attributes.is_plain((1, 2))
+    assert not _rows.is_plain(value)
+    assert _rows.is_plain(["a", "b"])
+    assert _rows.is_plain((1, 2))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import hashlib
 import io
 import itertools
 import json
@@ -29,6 +28,9 @@ MOST_BYTES = 16 << 20
 MOST_ELEMENTS = 1 << 20
 """The same for lists."""
 
+MOST_PARTS = 16
+"""More sequences in one are no columns."""
+
 OPAQUE = "opaque "
 """What the fingerprints of locks, files, models and the like begin with, which differ by their class alone."""
 
@@ -41,6 +43,7 @@ _SETTINGS = (bool, float, np.bool_, np.floating)
 _OPENED_LATER = (OPAQUE, "NoneType ", "bool ", "int ", "float ")
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _ORDERED = (list, tuple, np.ndarray)
+_KINDS = {"list": list, "tuple": tuple}
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
@@ -239,42 +242,6 @@ def is_count(value: Any) -> bool:
     return type(value) is np.ndarray and value.dtype.kind in "biuf" and value.nbytes <= MOST_BYTES
 
 
-def rows(values: list[Any]) -> str:
-    """The same for any order of the same rows, of which each value has a column; empty if one has no text."""
-    columns = [column for value in values if (column := _column(value)) is not None]
-    if len(columns) != len(values):
-        return ""
-    total = 0
-    for row in zip(*columns, strict=True):
-        # No checksum: the sum over rows of one would be the same for labels that were exchanged.
-        digest = hashlib.blake2b(b"\n".join(row), digest_size=8).digest()
-        total += int.from_bytes(digest, "little")
-    return f"{total % 2**64:x}"
-
-
-def is_plain(value: Any) -> bool:
-    """Whether all its elements are texts, or integers: they stay what they are, and one call compares them."""
-    return not isinstance(value, np.ndarray) and set(map(type, value)) in ({str}, {int})
-
-
-def same_rows(values: list[Any], others: list[Any]) -> bool:
-    """Whether plain columns have the rows of ``others`` in any order: as ``rows`` says, in a tenth of its time."""
-    # Counter's own comparison asks for each key in Python.
-    return dict.__eq__(_counted(values), _counted(others))
-
-
-def _counted(columns: list[Any]) -> collections.Counter[Any]:
-    """How often there is each row."""
-    return collections.Counter(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
-
-
-def _column(value: Any) -> list[bytes] | None:
-    if isinstance(value, np.ndarray):
-        return [np.ascontiguousarray(row).tobytes() for row in value]
-    texts = _texts(value)
-    return None if texts is None else [text.encode() for text in texts]
-
-
 def is_sequence(value: Any) -> bool:
     """Whether its elements may be those of samples, one after the other."""
     return (
@@ -287,8 +254,8 @@ def is_sequence(value: Any) -> bool:
 # ---- in a step -----------------------------------------------------------------------------------
 
 
-def stored(value: Any) -> dict[str, Any] | None:
-    """The value for a step, or None where it has no form for it."""
+def stored(value: Any, *, is_cache: bool = False) -> dict[str, Any] | None:
+    """The value for a step, or None where it has no form for it; of a cache no arrays, of which it gets more and more."""
     if is_generator(value):
         return {"generator": copy.deepcopy(value)}
     if type(value) is itertools.count:
@@ -308,7 +275,7 @@ def stored(value: Any) -> dict[str, Any] | None:
         # From the text alone, tuples would come back as lists: then only an order of what is there can be made of it.
         as_it_is = int(json.loads(text) == (list(value) if type(value) is tuple else value))
     except (TypeError, ValueError, RecursionError):
-        return None
+        return None if is_cache else _stored_parts(value)
     if type(value) is dict:  # numbers of numpy would come back as others
         as_it_is = int(as_it_is and same(fingerprint(json.loads(text)), fingerprint(value)))
     held = {"text": text, "as_it_is": as_it_is, "tuple": int(type(value) is tuple)}
@@ -316,7 +283,24 @@ def stored(value: Any) -> dict[str, Any] | None:
         return held
     pairs = stored([*map(list, value.items())]) if type(value) is dict and value else None
     as_it_was = pairs is not None and same(fingerprint(_dict_in(pairs)), fingerprint(value))
-    return pairs | {"pairs": 1} if pairs is not None and as_it_was else None
+    if pairs is not None and as_it_was:
+        return pairs | {"pairs": 1}
+    return None if is_cache else _stored_parts(value)
+
+
+def _stored_parts(value: Any) -> dict[str, Any] | None:
+    """Of a few arrays or lists: columns in a dict or a tuple."""
+    if type(value) not in (dict, list, tuple) or len(value) > MOST_PARTS:
+        return None
+    keys = list(value) if type(value) is dict else list(range(len(value)))
+    size_bytes = sum(getattr(value[key], "nbytes", 0) for key in keys)
+    if size_bytes > MOST_BYTES or not all(type(key) in (str, int) for key in keys):
+        return None
+    parts = [stored(value[key]) for key in keys]
+    if any(part is None or "generator" in part or not part.get("as_it_is", 1) for part in parts):
+        return None
+    numbered = {str(place): part for place, part in enumerate(parts)}
+    return {"parts": numbered, "keys": json.dumps(keys), "kind": type(value).__name__}
 
 
 def _stored_array(value: np.ndarray) -> dict[str, Any] | None:
@@ -339,7 +323,7 @@ def restored(held: Mapping[str, Any], now: Any, *, renewed: bool = False) -> Any
         ordered = _in_order(value, now) if len(value) else None
         if ordered is not None:
             return type(value)(ordered)
-        if not held["as_it_is"]:
+        if not held.get("as_it_is", 1):
             raise ValueError("its elements are not those that were saved")
     numbers = {type(value), type(now)} <= {int, float}
     as_now = type(value) is type(now) or numbers or value is None or now is None
@@ -355,6 +339,11 @@ def _value_in(held: Mapping[str, Any]) -> Any:
         return held["generator"]
     if "next" in held:
         return itertools.count(*held["next"])
+    if "parts" in held:
+        keys, parts = json.loads(held["keys"]), held["parts"]
+        values = [_value_in(parts[str(place)]) for place in range(len(keys))]
+        kind = held["kind"]
+        return dict(zip(keys, values, strict=True)) if kind == "dict" else _KINDS[kind](values)
     if held.get("pairs"):
         return _dict_in(held)
     if "text" in held:
@@ -373,9 +362,9 @@ def _dict_in(held: Mapping[str, Any]) -> dict[Any, Any]:
 def _in_order(wanted: Any, now: Any) -> list[Any] | None:
     """The elements of ``now`` in the order of their texts, if they are the same."""
     places: collections.defaultdict[str, list[Any]] = collections.defaultdict(list)
-    for text, element in zip(reversed(_texts(now) or ()), reversed(now), strict=False):
+    for text, element in zip(reversed(texts(now) or ()), reversed(now), strict=False):
         places[text].append(element)
-    ordered = [places[text].pop() for text in _texts(wanted) or () if places[text]]
+    ordered = [places[text].pop() for text in texts(wanted) or () if places[text]]
     return ordered if len(ordered) == len(wanted) == len(now) else None
 
 
@@ -455,7 +444,8 @@ def _element(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else os.fspath(value)
 
 
-def _texts(value: Any) -> list[str] | None:
+def texts(value: Any) -> list[str] | None:
+    """One for each element, the same for equal ones; None if one has none."""
     kinds = set(map(type, value))
     if kinds <= {int}:
         return list(map(repr, value))

@@ -20,9 +20,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckpt_core import Stateful
-from ckpt_keras import _attributes
+from ckpt_keras import _attributes, _rows
 from ckpt_keras._closed import is_closed
 from ckpt_keras._owners import Attribute, Found, attributes, class_of
+from ckpt_keras._rows import Column
 
 
 class Kept:
@@ -33,11 +34,12 @@ class Kept:
         self._found = Found(dataset)
         own, self._prints = self._look()
         self._began = {
-            name: dataclasses.replace(one, value=_attributes.copied(one.value))
+            name: dataclasses.replace(one, value=_rows.copied(one.value))
             for name, one in own.items()
-            if _is_small(one)
+            if _rows.is_small(one.value)
         }
-        self._rows_began: dict[tuple[str, ...], str] = {}
+        self._prints_began = dict(self._prints)
+        self._rows_began: dict[tuple[Column, ...], str] = {}
         self._objects = {name: one.value for name, one in own.items()}
         self._counts_of_entries = _entries(own)
         self._caches: set[str] = set()  # dicts that have only grown
@@ -67,7 +69,7 @@ class Kept:
                 self._in_place.add(name)
             else:
                 self._in_place.discard(name)
-            if name not in self._renewed and not self._keeps_rows(own, name):
+            if name not in self._renewed and not self._has_kept_rows(own, name):
                 self._renewed.add(name)
             if name not in self._changing and _attributes.stored(one.value) is None:
                 self._warn(
@@ -87,7 +89,7 @@ class Kept:
         for name, one in own.items():
             kept = name in self._changing | self._caches or _attributes.is_generator(one.value)
             if kept or _attributes.is_order(one.value):
-                stored = _attributes.stored(one.value)
+                stored = _attributes.stored(one.value, is_cache=name in self._caches)
                 held |= {name: stored} if stored is not None else {}
         if self._counts is None:
             counts = {
@@ -109,39 +111,60 @@ class Kept:
             "renewed": dict.fromkeys(self._renewed, 1),
             "caches": dict.fromkeys(self._caches, 1),
             "rows": {
-                json.dumps(names): self._rows_of_beginning(*names)
-                for names in self._reordered_together(own, held)
+                json.dumps(columns): self._rows_of_beginning(*columns)
+                for columns in self._reordered_together(own, held)
             },
         }
 
     def _reordered_together(
         self, own: dict[str, Attribute], held: dict[str, Any]
-    ) -> list[list[str]]:
-        """Names of what has always been in the same order, if in another one than at the beginning."""
-        groups: list[list[str]] = []
-        for name in sorted(self._changing & held.keys() & self._began.keys() - self._renewed):
-            for group in groups:
-                same_length = len(own[name].value) == len(own[group[0]].value)
-                if same_length and self._keeps_rows(own, *group, name):
-                    group.append(name)
-                    break
-            else:
-                groups.append([name])
+    ) -> list[list[Column]]:
+        """Columns that have always been in the same order, if in another one than at the beginning."""
+        found = [
+            column
+            for name in self._changing & held.keys() & self._began.keys()
+            if name not in self._renewed or _rows.has_columns(own[name].value)
+            for column in _rows.columns(own[name].value, name)
+            if len(column) == 1 or self._keeps_rows(own, column)
+        ]
+        groups: list[list[Column]] = []
+        # Of the shorter ones each has a row, of which a flat one may have more elements.
+        for column in sorted(found, key=lambda one: (_length(own, one), json.dumps(one))):
+            if not any(self._joins(own, group, column) for group in groups):
+                groups.append([column])
         return groups
 
-    def _keeps_rows(self, own: dict[str, Attribute], *names: str) -> bool:
-        """Whether sequences have the rows with which fit began, in any order."""
-        if any(name not in self._began or not _is_small(own[name]) for name in names):
-            return False
-        now, began = _columns(own, names), _columns(self._began, names)
-        if now and began and all(map(_attributes.is_plain, (*now, *began))):
-            return _attributes.same_rows(now, began)
-        return _rows(own, names) == self._rows_of_beginning(*names)
+    def _joins(self, own: dict[str, Attribute], group: list[Column], column: Column) -> bool:
+        """Adds a column to those whose order it has, if it has it."""
+        for parts in _rows.parts(column, _length(own, column), _length(own, group[0])):
+            if self._keeps_rows(own, *group, *parts):
+                group += parts
+                return True
+        return False
 
-    def _rows_of_beginning(self, *names: str) -> str:
-        if names not in self._rows_began:  # they stay the same, and take 3 s of a million
-            self._rows_began[names] = _rows(self._began, names)
-        return self._rows_began[names]
+    def _has_kept_rows(self, own: dict[str, Attribute], name: str) -> bool:
+        """Whether all that is in it is only in another order."""
+        columns = [*_rows.columns(own[name].value, name)]
+        return bool(columns) and all(self._keeps_rows(own, column) for column in columns)
+
+    def _keeps_rows(self, own: dict[str, Attribute], *columns: Column) -> bool:
+        """Whether columns have the rows with which fit began, in any order."""
+        names = {name for name, *_ in columns}
+        if any(name not in self._began or not _rows.is_small(own[name].value) for name in names):
+            return False
+        now, began = _values(own, columns), _values(self._began, columns)
+        if now and began and all(map(_rows.is_plain, (*now, *began))):
+            return _rows.same(now, began)
+        rows = _sum_of(own, columns)
+        return rows != "" and rows == self._rows_of_beginning(*columns)
+
+    def _rows_of_beginning(self, *columns: Column) -> str:
+        """Empty if elements have changed in place since, so that nobody knows them."""
+        if columns not in self._rows_began:  # they stay the same, and take 3 s of a million
+            began = {name: self._began[name] for name, *_ in columns}
+            stayed = self._fingerprints(began).items() <= self._prints_began.items()
+            self._rows_began[columns] = _sum_of(began, columns) if stayed else ""
+        return self._rows_began[columns]
 
     def hold_counts(self, state: dict[str, Any]) -> None:
         """Adds to the ``state`` of the first epoch the numbers and arrays of numbers that this epoch has changed, as they were when it began."""
@@ -255,9 +278,9 @@ class Kept:
 
     def _of_other_rows(self, own: dict[str, Attribute], state: dict[str, Any]) -> set[str]:
         """What was only reordered together, and has not the same rows in this program: files with other labels."""
-        for names, rows in state.get("rows", {}).items():
-            if _rows(own, json.loads(names)) != rows:
-                return set(json.loads(names))
+        for columns, rows in state.get("rows", {}).items():
+            if _sum_of(own, json.loads(columns)) != rows:
+                return {name for name, *_ in json.loads(columns)}
         return set()
 
     def _set_all(
@@ -345,19 +368,22 @@ def _entries(own: dict[str, Attribute]) -> dict[str, int]:
     return {name: len(one.value) for name, one in own.items() if _attributes.is_dict(one.value)}
 
 
-def _is_small(one: Attribute) -> bool:
-    return _attributes.is_sequence(one.value) and _attributes.is_small(one.value)
-
-
-def _columns(own: dict[str, Attribute], names: Iterable[str]) -> list[Any]:
+def _values(own: dict[str, Attribute], columns: Iterable[Column]) -> list[Any]:
     """What has rows; empty if they have none."""
-    values: list[Any] = [own[name].value if name in own else None for name in names]
+    try:
+        values = [_rows.column(own[name].value, steps) for name, *steps in columns]
+    except (KeyError, IndexError, TypeError):
+        return []
     if not all(map(_attributes.is_sequence, values)) or len({len(value) for value in values}) != 1:
         return []
     return values
 
 
-def _rows(own: dict[str, Attribute], names: Iterable[str]) -> str:
+def _length(own: dict[str, Attribute], column: Column) -> int:
+    return len(_values(own, [column])[0])
+
+
+def _sum_of(own: dict[str, Attribute], columns: Iterable[Column]) -> str:
     """The same for any order of the same rows; empty where there are none."""
-    columns = _columns(own, names)
-    return _attributes.rows(columns) if columns else ""
+    values = _values(own, columns)
+    return _rows.sum_of(values) if values else ""

@@ -1,0 +1,136 @@
+"""Columns that a PyDataset shuffles together: in dicts and tuples, in a flat array, in elements that change in place."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckpt_keras import _rows
+from ckpt_keras._kept import Kept
+from tests.support.py_datasets import ALL, Batches, made_as
+
+FILES = [f"file {place}" for place in range(ALL)]
+LABELS = list(range(ALL))
+
+FORMS = {
+    "dict": lambda x, y: {"x": x, "y": y},
+    "arrays": lambda x, y: {"x": np.array(x), "y": np.array(y)},
+    "tuple": lambda x, y: (x, y),
+    "array in a tuple": lambda x, y: (x, np.array(y)),
+    "list": lambda x, y: [x, y],
+    "axis": lambda x, y: np.array([[FILES.index(one) for one in x], y]),
+    "nested": lambda x, y: {"train": (x, y), "classes": ["a", "b"], "size": 3},
+    "counter": lambda x, y: {0: x, 1: y, "drawn": random.random()},
+    "apart": lambda x, y: {"x": x, "y": y, "partners": random.sample(range(ALL), ALL)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_in_one_attribute_come_back_or_are_held(form: str):
+    """A label that was corrected between the runs was undone without a word."""
+
+    def make(order: Any, *corrected: int) -> Any:
+        labels = [one + 100 * (one in corrected) for one in LABELS]
+        return FORMS[form](*([of[place] for place in order] for of in (FILES, labels)))
+
+    dataset: Any = Batches()
+    dataset.data = make(range(ALL))
+    kept = Kept(dataset)
+    for _ in range(2):
+        dataset.data = make(random.sample(range(ALL), ALL))
+        kept.ended()
+    state = kept.state()
+    again: Any = Batches()
+    again.data = make(range(ALL))
+    assert made_as(state, again) == []
+    assert str(again.data) == str(dataset.data)
+    again.data = corrected = make(range(ALL), 3)
+    (said,) = made_as(state, again)
+    assert said.startswith("Batches.data had other elements")
+    assert again.data is corrected
+
+
+def test_columns_that_are_shuffled_in_place_are_compared_with_what_they_were():
+    dataset: Any = Batches()
+    dataset.data = {"x": list(FILES), "y": np.array(LABELS)}
+    kept = Kept(dataset)
+    order = random.sample(range(ALL), ALL)
+    dataset.data["x"][:] = [FILES[place] for place in order]
+    dataset.data["y"][:] = order
+    kept.ended()
+    (columns,) = kept.state()["rows"]
+    assert columns == '[["data", ["key", "x"]], ["data", ["key", "y"]]]'
+    again: Any = Batches()
+    again.data = {"x": list(FILES), "y": np.array([LABELS[1], LABELS[0], *LABELS[2:]])}
+    assert made_as(kept.state(), again)[0].startswith("Batches.data had other elements")
+    assert again.data["x"] == FILES
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_labels_in_a_flat_array_belong_to_rows(kind: Any, beside: bool):
+    """Two labels were exchanged between the runs: its elements are the same, but not its rows."""
+
+    def flat(labels: list[int]) -> Any:
+        pairs = np.array([labels, [0] * ALL])
+        return kind((pairs.T if beside else pairs).ravel().tolist())
+
+    def make(order: Any, labels: list[int]) -> Any:
+        dataset: Any = Batches()
+        dataset.order = None
+        dataset.a_flat = flat([labels[place] for place in order])
+        dataset.files = [FILES[place] for place in order]
+        return dataset
+
+    dataset = make(range(ALL), LABELS)
+    kept = Kept(dataset)
+    shuffled = make(random.sample(range(ALL), ALL), LABELS)
+    dataset.a_flat, dataset.files = shuffled.a_flat, shuffled.files
+    kept.ended()
+    again = make(range(ALL), LABELS)
+    assert made_as(kept.state(), again) == []
+    assert again.files == dataset.files and list(again.a_flat) == list(dataset.a_flat)
+    again = make(range(ALL), [LABELS[1], LABELS[0], *LABELS[2:]])
+    (said,) = made_as(kept.state(), again)
+    assert said.startswith("Batches.a_flat, Batches.files had other elements")
+    assert again.files == FILES
+
+
+def test_elements_that_change_in_place_in_the_first_epoch_are_other_elements():
+    """What fit began with was read only after it had changed, and held all back after a restart."""
+
+    def make() -> Any:
+        dataset: Any = Batches()
+        dataset.samples = [[place, place * 2, 1.0] for place in range(ALL)]
+        return dataset
+
+    dataset = make()
+    kept = Kept(dataset)
+    random.shuffle(dataset.samples)
+    for sample in dataset.samples:
+        sample[2] *= 0.5
+    kept.ended()
+    again = make()
+    assert made_as(kept.state(), again) == []
+    assert again.samples == dataset.samples
+
+
+@pytest.mark.parametrize(
+    ("value", "columns"),
+    [
+        ([], []),
+        ([1, 2], [()]),
+        ([[1, 2], [3, 4]], [()]),
+        ({"a": 1}, []),
+        ({"a": [1, 2], (1, 2): [3, 4]}, [(("key", "a"),)]),
+        ({place: [1, 2] for place in range(17)}, []),
+        (np.ones((17, 2)), [()]),
+        ((np.ones(17), np.ones((17, 3))), [(("key", 0),), (("key", 1),)]),
+    ],
+    ids=range(8),
+)
+def test_where_columns_are(value: Any, columns: Any):
+    assert [steps for _, *steps in _rows.columns(value, "name")] == [list(one) for one in columns]
