@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import enum
 import functools
+import importlib
 import itertools
 import logging
 import random
 import sys
 import types
 import warnings
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -240,3 +242,17 @@ def test_a_package_of_the_program_may_be_installed(monkeypatch: pytest.MonkeyPat
     assert Found(Batches()).is_of_program(Batches)
     assert not Found(keras.utils.PyDataset()).is_of_program(Batches)
     assert not Found(Batches()).is_of_program(np.ndarray)
+
+
+def test_a_library_may_be_in_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`pip install --target` leaves a note beside it."""
+    for name in ("a_library_of_a_test", "a_package_of_a_test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("from . import part")
+        (tmp_path / name / "part.py").write_text("class Thing: pass")
+    (tmp_path / "a_library_of_a_test-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, expected in (("a_library_of_a_test", False), ("a_package_of_a_test", True)):
+        part = importlib.import_module(f"{name}.part")
+        assert Found(Batches()).is_of_program(part.Thing) == expected
+        assert Found(Batches()).is_of_program(part) == expected

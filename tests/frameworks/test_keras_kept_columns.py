@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import random
 from typing import Any
 
@@ -126,11 +128,56 @@ def test_elements_that_change_in_place_in_the_first_epoch_are_other_elements():
         ([[1, 2], [3, 4]], [()]),
         ({"a": 1}, []),
         ({"a": [1, 2], (1, 2): [3, 4]}, [(("key", "a"),)]),
-        ({place: [1, 2] for place in range(17)}, []),
+        ({place: [1, 2] for place in range(1025)}, []),
+        ({np.int64(3): [1, 2]}, [(("key", 3),)]),
         (np.ones((17, 2)), [()]),
         ((np.ones(17), np.ones((17, 3))), [(("key", 0),), (("key", 1),)]),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_where_columns_are(value: Any, columns: Any):
     assert [steps for _, *steps in _rows.columns(value, "name")] == [list(one) for one in columns]
+
+
+CLASSES = np.arange(ALL) % 6
+
+
+def as_lists() -> Any:
+    places: Any = collections.defaultdict(list)
+    for place, label in enumerate(CLASSES.tolist()):
+        places[label].append(place)
+    return places
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        as_lists,
+        lambda: {label: np.flatnonzero(label == CLASSES) for label in np.unique(CLASSES)},
+        lambda: {label: np.arange(label % 7) for label in range(100)},
+        lambda: collections.OrderedDict((str(label), [label, 3]) for label in range(100)),
+    ],
+    ids=["defaultdict", "numbers of numpy", "many", "OrderedDict"],
+)
+def test_places_of_each_class_come_back(make: Any):
+    """Only plain dicts with keys of Python came back; all others held the order back."""
+    dataset: Any = Batches()
+    dataset.by_class = make()
+    kept = Kept(dataset)
+    for places in dataset.by_class.values():
+        np.random.shuffle(places)
+    np.random.shuffle(dataset.order)
+    kept.ended()
+    again: Any = Batches()
+    again.by_class = its_own = make()
+    assert made_as(kept.state(), again) == []
+    assert again.by_class is its_own
+    assert str(its_own) == str(dataset.by_class)
+    assert np.array_equal(again.order, dataset.order)
+
+    label = next(key for key, places in its_own.items() if len(places) > 1)
+    again.by_class = make()
+    again.by_class[label][0] = 1000
+    before = copy.deepcopy(again.by_class)
+    assert made_as(kept.state(), again)[0].startswith("Batches.by_class")
+    assert str(again.by_class) == str(before)

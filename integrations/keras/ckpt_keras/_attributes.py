@@ -266,6 +266,8 @@ def stored(value: Any, *, is_cache: bool = False) -> dict[str, Any] | None:
         return held | {"scalar": 1} if held and "array" in held else None
     if type(value) is np.ndarray:
         return _stored_array(value)
+    if is_dict(value):
+        value = dict(value)
     if type(value) not in (*_PLAIN, list, tuple, dict) or isinstance(value, (bytes, complex)):
         return None
     if isinstance(value, (list, tuple)) and len(value) > MOST_ELEMENTS:
@@ -289,18 +291,32 @@ def stored(value: Any, *, is_cache: bool = False) -> dict[str, Any] | None:
 
 
 def _stored_parts(value: Any) -> dict[str, Any] | None:
-    """Of a few arrays or lists: columns in a dict or a tuple."""
-    if type(value) not in (dict, list, tuple) or len(value) > MOST_PARTS:
+    """Of a few arrays or lists, columns in a dict or a tuple; of any number of arrays of numbers, such as the places of each class."""
+    if type(value) not in (dict, list, tuple) or not value:
         return None
-    keys = list(value) if type(value) is dict else list(range(len(value)))
-    size_bytes = sum(getattr(value[key], "nbytes", 0) for key in keys)
-    if size_bytes > MOST_BYTES or not all(type(key) in (str, int) for key in keys):
+    keys = _stored_keys([*value] if type(value) is dict else [*range(len(value))])
+    values = [*value.values()] if type(value) is dict else [*value]
+    if keys is None or sum(getattr(one, "nbytes", 0) for one in values) > MOST_BYTES:
         return None
-    parts = [stored(value[key]) for key in keys]
+    held = keys | {"kind": type(value).__name__}
+    if len(values) > MOST_PARTS:
+        kinds = {one.dtype if type(one) is np.ndarray and one.ndim == 1 else None for one in values}
+        if len(kinds) > 1 or getattr(kinds.pop(), "kind", "") not in [*"biu"]:
+            return None
+        lengths = json.dumps([*map(len, values)])
+        return held | {"array": np.concatenate(values), "lengths": lengths}
+    parts = [stored(one) for one in values]
     if any(part is None or "generator" in part or not part.get("as_it_is", 1) for part in parts):
         return None
-    numbered = {str(place): part for place, part in enumerate(parts)}
-    return {"parts": numbered, "keys": json.dumps(keys), "kind": type(value).__name__}
+    return held | {"parts": {str(place): part for place, part in enumerate(parts)}}
+
+
+def _stored_keys(keys: list[Any]) -> dict[str, Any] | None:
+    if all(type(key) in (str, int) for key in keys):
+        return {"keys": json.dumps(keys), "dtype_of_keys": ""}
+    if isinstance(keys[0], np.integer) and len({type(key) for key in keys}) == 1:
+        return {"keys": json.dumps([*map(int, keys)]), "dtype_of_keys": keys[0].dtype.str}
+    return None
 
 
 def _stored_array(value: np.ndarray) -> dict[str, Any] | None:
@@ -319,6 +335,10 @@ def restored(held: Mapping[str, Any], now: Any, *, renewed: bool = False) -> Any
     Raises ValueError if that is another kind of value, or has other elements, so that the saved order is none of them.
     """
     value = _value_in(held)
+    if is_dict(now) and type(value) is dict and type(now) is not dict:
+        entries, value = value, copy.copy(now)
+        value.clear()
+        value.update(entries)
     if type(value) in (list, tuple) and type(now) is type(value):
         ordered = _in_order(value, now) if len(value) else None
         if ordered is not None:
@@ -339,11 +359,8 @@ def _value_in(held: Mapping[str, Any]) -> Any:
         return held["generator"]
     if "next" in held:
         return itertools.count(*held["next"])
-    if "parts" in held:
-        keys, parts = json.loads(held["keys"]), held["parts"]
-        values = [_value_in(parts[str(place)]) for place in range(len(keys))]
-        kind = held["kind"]
-        return dict(zip(keys, values, strict=True)) if kind == "dict" else _KINDS[kind](values)
+    if "kind" in held:
+        return _value_of_parts(held)
     if held.get("pairs"):
         return _dict_in(held)
     if "text" in held:
@@ -352,6 +369,18 @@ def _value_in(held: Mapping[str, Any]) -> Any:
     if "texts" in held:
         return np.array(json.loads(held["texts"]), held["dtype"])
     return held["array"][()] if held.get("scalar") else held["array"]
+
+
+def _value_of_parts(held: Mapping[str, Any]) -> Any:
+    keys, kind = json.loads(held["keys"]), held["kind"]
+    if held["dtype_of_keys"]:
+        keys = list(np.array(keys, held["dtype_of_keys"]))
+    if "lengths" in held:
+        ends = np.cumsum(json.loads(held["lengths"]))
+        values = [one.copy() for one in np.split(held["array"], ends[:-1])]
+    else:
+        values = [_value_in(held["parts"][str(place)]) for place in range(len(keys))]
+    return dict(zip(keys, values, strict=True)) if kind == "dict" else _KINDS[kind](values)
 
 
 def _dict_in(held: Mapping[str, Any]) -> dict[Any, Any]:
@@ -378,7 +407,7 @@ def put(attribute: Attribute, value: Any, *, in_place: bool) -> None:
         _set_state(now, value)
     elif in_place and kind is list:
         now[:] = value
-    elif in_place and kind is dict:
+    elif in_place and kind in _DICTS:
         entries = dict(value)
         now.clear()
         now.update(entries)
@@ -421,7 +450,7 @@ def copied(value: Any) -> Any:
     """What `put_back` needs of a value that may be changed in place."""
     if is_generator(value):
         return copy.deepcopy(value)
-    return copy.copy(value) if type(value) in (list, dict, np.ndarray) else value
+    return copy.copy(value) if type(value) in (list, np.ndarray, *_DICTS) else value
 
 
 def is_small(value: Any) -> bool:

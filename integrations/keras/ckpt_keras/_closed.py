@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import glob
 import importlib
 import io
 import os
 import sys
 import sysconfig
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,8 +93,16 @@ def _is_installed(module: str) -> bool:
     return (
         "site-packages" in parts
         or "dist-packages" in parts
+        or _is_unpacked(file, module)
         or file.startswith((sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")))
     )
+
+
+def _is_unpacked(file: str, module: str) -> bool:
+    """Whether an installer has noted the package beside it: `pip install --target` into any directory."""
+    path = Path(file)
+    root = path.parents[path.name == "__init__.py"] if len(path.parents) > 1 else path.parent
+    return "." not in module and any(root.glob(f"{glob.escape(module)}-*.dist-info"))
 
 
 @functools.cache

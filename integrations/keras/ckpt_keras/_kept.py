@@ -130,7 +130,10 @@ class Kept:
         groups: list[list[Column]] = []
         # Of the shorter ones each has a row, of which a flat one may have more elements.
         for column in sorted(found, key=lambda one: (_length(own, one), json.dumps(one))):
-            if not any(self._joins(own, group, column) for group in groups):
+            few = (
+                len(groups) <= _attributes.MOST_PARTS
+            )  # the places of each class belong to nothing
+            if not few or not any(self._joins(own, group, column) for group in groups):
                 groups.append([column])
         return groups
 

@@ -13,6 +13,9 @@ import numpy as np
 from ckpt_keras import _attributes
 
 _DEPTH = 3
+"""Of dicts and tuples in each other."""
+
+_MOST_KEYS = 1024
 
 Column = tuple[Any, ...]
 """Where a column is: the name of an attribute, and steps into it: ("key", of what is in it) or ("part", begin, end, stride)."""
@@ -41,7 +44,7 @@ def copied(value: Any, depth: int = 0) -> Any:
 def has_columns(value: Any) -> bool:
     """Whether a few sequences are in it, of a column each, and it is none itself."""
     if _attributes.is_dict(value):
-        return 0 < len(value) <= _attributes.MOST_PARTS and any(map(_may_be_in, value.values()))
+        return 0 < len(value) <= _MOST_KEYS and any(map(_may_be_in, value.values()))
     few = _attributes.is_sequence(value) and len(value) <= _attributes.MOST_PARTS
     return few and any(_may_be_in(one) and len(one) > _attributes.MOST_PARTS for one in value)
 
@@ -64,8 +67,9 @@ def _steps(value: Any, depth: int) -> Iterator[tuple[Any, ...]]:
     if depth < _DEPTH and has_columns(value):
         keys = value.keys() if _attributes.is_dict(value) else range(len(value))
         for key in keys:
-            if type(key) in (str, int):
-                yield from ((("key", key), *steps) for steps in _steps(value[key], depth + 1))
+            if isinstance(key, (str, int, np.integer)):
+                step = "key", key if isinstance(key, str) else int(key)
+                yield from ((step, *steps) for steps in _steps(value[key], depth + 1))
     elif _attributes.is_sequence(value):
         yield ()
 
