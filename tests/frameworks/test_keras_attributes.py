@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ VALUES = [
     (3, 1, 2),
     {"a": [1, 2]},
     {"a": np.ones(3), 1: ["b"]},
+    [np.int64(3), np.int64(1)],
+    (np.str_("bb"), np.str_("a")),
     [(np.ones(2), np.array(["b"])), 1],
     random.Random(3),
     np.random.default_rng(3),
@@ -196,3 +199,26 @@ def test_a_large_array_that_many_share_is_read_once(monkeypatch: pytest.MonkeyPa
     print_of = _attributes.fingerprint(samples)
     assert sum(counted) < 2 * shared.nbytes
     assert print_of == _attributes.fingerprint([Table((shared.copy(), n)) for n in range(50)])
+
+
+def test_functions_of_the_global_random_state_stay_the_same() -> None:
+    """`self.shuffle = np.random.shuffle` held all back: the state is no part of the dataset."""
+    for function in (random.shuffle, np.random.shuffle):
+        before = _attributes.fingerprint([function])
+        function([1, 2, 3])
+        assert _attributes.fingerprint([function]) == before
+    generator = np.random.RandomState(3)
+    before = _attributes.fingerprint([generator.bytes])
+    generator.shuffle([1, 2, 3])
+    assert _attributes.fingerprint([generator.bytes]) != before
+
+
+def test_functions_that_remember_results_are_what_they_compute() -> None:
+    """`self.load = functools.lru_cache(8)(self.read)` could not be looked into."""
+    read = Table([1, 2]).columns.index
+    load = functools.lru_cache(8)(read)
+    before = _attributes.fingerprint(load)
+    load(2)
+    assert _attributes.same(_attributes.fingerprint(load), before)
+    other = functools.lru_cache(8)(Table([2, 1]).columns.index)
+    assert _attributes.fingerprint(other) != before

@@ -114,8 +114,12 @@ class _Pickler(pickle.Pickler):
             return _made_of, (repr(value),)
         if hasattr(type(value), "__next__"):
             raise TypeError("looking at what is left in an iterator may take it")
+        if isinstance(value, _GENERATORS) and _is_global(value):
+            return _made_of, ("global random state",)  # which steps hold for themselves
         if isinstance(value, _GENERATORS):  # whose seed need not be the same
             return _made_of, (type(value).__name__, _state_of(value))
+        if type(value).__name__ == "_lru_cache_wrapper":
+            return _made_of, ("cached", getattr(value, "__wrapped__", None))
         if isinstance(value, types.FunctionType):
             if _is_named_in_library(value):
                 return _made_of, (value.__module__, value.__qualname__)
@@ -168,6 +172,12 @@ def _is_named_in_library(function: Any) -> bool:
     for name in function.__qualname__.split("."):
         there = getattr(there, name, None)
     return there is function
+
+
+def _is_global(generator: Any) -> bool:
+    """Whether the functions of `random` or `np.random` draw from it."""
+    functions: Any = random.seed, np.random.shuffle
+    return any(generator is getattr(one, "__self__", None) for one in functions)
 
 
 def _state_of(generator: Any) -> Any:
@@ -268,6 +278,8 @@ def stored(value: Any, *, is_cache: bool = False) -> dict[str, Any] | None:
         return _stored_array(value)
     if is_dict(value):
         value = dict(value)
+    if type(value) in (list, tuple) and (held := _stored_scalars(value)):
+        return held
     if type(value) not in (*_PLAIN, list, tuple, dict) or isinstance(value, (bytes, complex)):
         return None
     if isinstance(value, (list, tuple)) and len(value) > MOST_ELEMENTS:
@@ -309,6 +321,15 @@ def _stored_parts(value: Any) -> dict[str, Any] | None:
     if any(part is None or "generator" in part or not part.get("as_it_is", 1) for part in parts):
         return None
     return held | {"parts": {str(place): part for place, part in enumerate(parts)}}
+
+
+def _stored_scalars(value: Any) -> dict[str, Any] | None:
+    """Of a list of numbers or texts of numpy, which JSON would make those of Python."""
+    kinds = set(map(type, value)) if len(value) <= MOST_ELEMENTS else set[type]()
+    if len(kinds) != 1 or not issubclass(kinds.pop(), (np.number, np.str_)):
+        return None
+    held = _stored_array(np.array(value))
+    return held and held | {"list": type(value).__name__}
 
 
 def _stored_keys(keys: list[Any]) -> dict[str, Any] | None:
@@ -359,6 +380,9 @@ def _value_in(held: Mapping[str, Any]) -> Any:
         return held["generator"]
     if "next" in held:
         return itertools.count(*held["next"])
+    if "list" in held:
+        array = {key: part for key, part in held.items() if key != "list"}
+        return _KINDS[held["list"]](_value_in(array))
     if "kind" in held:
         return _value_of_parts(held)
     if held.get("pairs"):
