@@ -125,8 +125,8 @@ def _imported(module: str) -> Any:
     What an import makes stays. After jax's import a pass over all objects takes 50 ms, and would come with the first load.
     """
     collects = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         return importlib.import_module(module)
     finally:
         if collects:
