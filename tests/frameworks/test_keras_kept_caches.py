@@ -99,3 +99,66 @@ def test_a_dataset_that_raises_another_error_for_what_it_has_not():
     np.random.shuffle(dataset.order)
     kept.ended()
     assert made_as(kept.state(), Closed()) == []
+
+
+class Sampler:
+    """Holds a list of the dataset."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.files = files
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_one_list_in_two_attributes_stays_one(in_place: bool):
+    """Counters that are 0 in the new process, one object, and differ in the step made two lists of it: others came with each label."""
+
+    def make() -> Any:
+        dataset: Any = Batches()
+        dataset.files = [f"file {place}" for place in range(ALL)]
+        dataset.labels = list(range(ALL))
+        dataset.sampler = Sampler(dataset.files)
+        dataset.stage, dataset.cycle = 0, 0
+        return dataset
+
+    dataset = make()
+    kept = Kept(dataset)
+    for _ in range(2):
+        order = random.sample(range(ALL), ALL)
+        files = [dataset.files[place] for place in order]
+        if in_place:
+            dataset.files[:] = files
+        else:
+            dataset.files = dataset.sampler.files = files
+        dataset.labels = [dataset.labels[place] for place in order]
+        dataset.stage, dataset.cycle = dataset.stage + 1, dataset.cycle + 2
+        kept.ended()
+    again = make()
+    assert made_as(kept.state(), again) == []
+    assert again.sampler.files is again.files
+    assert (again.files, again.labels) == (dataset.files, dataset.labels)
+    assert (again.stage, again.cycle) == (2, 4)
+
+
+def test_one_list_in_two_attributes_that_hold_two_in_the_step():
+    dataset: Any = Batches()
+    dataset.files = dataset.sorted = list(range(100, 100 + ALL))
+    kept = Kept(dataset)
+    dataset.files = random.sample(dataset.files, ALL)
+    kept.ended()
+    again: Any = Batches()
+    again.files = again.sorted = list(range(100, 100 + ALL))
+    assert made_as(kept.state(), again) == []
+    assert (again.files, again.sorted) == (dataset.files, dataset.sorted)
+
+
+def test_an_object_of_a_class_without_a_module():
+    kind: Any = type("Settings", (), {"__module__": None})
+    dataset: Any = Batches()
+    dataset.settings = kind()
+    kept = Kept(dataset)
+    np.random.shuffle(dataset.order)
+    kept.ended()
+    again: Any = Batches()
+    again.settings = kind()
+    assert made_as(kept.state(), again) == []
+    assert np.array_equal(again.order, dataset.order)

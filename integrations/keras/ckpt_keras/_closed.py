@@ -74,8 +74,8 @@ def description(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__} {where}"
 
 
-def package(module: str) -> str:
-    return module.partition(".")[0]
+def package(module: str | None) -> str:
+    return (module or "").partition(".")[0]  # a class may have no module
 
 
 @functools.cache

@@ -292,15 +292,16 @@ class Kept:
         """Sets them, in place where the program does or may; what still differs from the step, for which all is put back."""
         # What the program replaces may be a list that somebody has passed, and uses elsewhere.
         replaced = state.get("changing", {}).keys() - state.get("in_place", {}).keys()
+        prints = state.get("fingerprints", {})
         before = {name: _attributes.copied(own[name].value) for name in values}
         left = set[str]()
         for in_place in (values.keys() - replaced, values.keys(), set[str]()):
-            instead: dict[int, Any] = {}
+            instead: dict[tuple[int, str], Any] = {}
             try:
                 for name, value in values.items():
-                    now = id(own[name].value)
-                    # Two attributes that hold one object go on sharing it.
-                    chosen = instead.setdefault(now, value) if in_place else value
+                    # Two attributes that hold one object go on sharing it, if the step has one value of them.
+                    shared = id(own[name].value), prints.get(name, name)
+                    chosen = instead.setdefault(shared, value)
                     _attributes.put(own[name], chosen, in_place=name in in_place)
                 left = self._differing(self._own(), state)
             except Exception:  # of a class that does not let itself be set
