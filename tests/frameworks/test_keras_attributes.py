@@ -222,3 +222,24 @@ def test_functions_that_remember_results_are_what_they_compute() -> None:
     assert _attributes.same(_attributes.fingerprint(load), before)
     other = functools.lru_cache(8)(Table([2, 1]).columns.index)
     assert _attributes.fingerprint(other) != before
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_numbers_of_numpy_is_read_as_an_array(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pickle took 25 s for a million, several times in each epoch."""
+    asked: list[Any] = []
+    real = _attributes._Pickler.reducer_override
+    monkeypatch.setattr(
+        _attributes._Pickler,
+        "reducer_override",
+        lambda self, value: asked.append(value) or real(self, value),
+    )
+    order = kind(np.random.default_rng(0).permutation(10_000))
+    print_of = _attributes.fingerprint(order)
+    assert len(asked) < 10
+    assert print_of != _attributes.fingerprint(kind(sorted(order)))
+    assert print_of != _attributes.fingerprint(kind(map(np.int32, order)))
+    mixed = kind([np.int64(1), np.float64(2.5)])
+    assert _attributes.fingerprint(mixed) != _attributes.fingerprint(kind([np.int64(1), 2.5]))

@@ -64,11 +64,19 @@ def fingerprint(value: Any, dataset: Any = None, found: Found | None = None) -> 
             return OPAQUE + description(value)
         if type(value) in (set, frozenset):
             value = sorted(map(repr, value))  # whose order differs from process to process
+        elif type(value) in (list, tuple) and _is_of_numbers_of_numpy(value):
+            value = np.array(value)  # pickle takes 25 us for each
         into = _Sum()
         _Pickler(into, dataset, found).dump(value)
         return f"{name} {into.crc:08x}-{into.size_bytes:x}"
     except Exception:  # whatever a class of the user's raises
         return name + UNKNOWN
+
+
+def _is_of_numbers_of_numpy(value: Any) -> bool:
+    """Whether all elements are numbers of one dtype, as ``list(rng.permutation(n))`` has them."""
+    kinds = set(map(type, value))
+    return len(kinds) == 1 and issubclass(kinds.pop(), (np.number, np.bool_))
 
 
 class _Sum(io.RawIOBase):
