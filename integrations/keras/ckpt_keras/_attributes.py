@@ -510,9 +510,11 @@ def texts(value: Any) -> list[str] | None:
     kinds = set(map(type, value))
     if kinds <= {int}:
         return list(map(repr, value))
+    if kinds <= {float}:
+        return list(map(repr, value))
     if kinds <= {str}:
         return list(map(json.encoder.encode_basestring_ascii, value))
     try:
-        return [json.dumps(part, default=_element) for part in value]
+        return list(map(json.JSONEncoder(default=_element).encode, value))
     except (TypeError, ValueError, RecursionError):
         return None

@@ -107,8 +107,11 @@ def sum_of(values: list[Any]) -> str:
 
 
 def _texts_of(value: Any) -> list[bytes] | None:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
         return [np.ascontiguousarray(row).tobytes() for row in value]
+    if isinstance(value, np.ndarray):
+        data, size_bytes = value.tobytes(), value.nbytes // len(value) if len(value) else 0
+        return [data[at * size_bytes : (at + 1) * size_bytes] for at in range(len(value))]
     texts = _attributes.texts(value)
     return None if texts is None else [text.encode() for text in texts]
 
