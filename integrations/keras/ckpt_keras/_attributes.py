@@ -20,7 +20,7 @@ import crc32c
 import numpy as np
 
 from ckpt_keras._closed import description, is_closed, is_library, keras_module, package
-from ckpt_keras._owners import Attribute, Found, says_how
+from ckpt_keras._owners import GENERATORS, PLAIN, Attribute, Found, says_how
 
 MOST_BYTES = 16 << 20
 """Larger arrays are the data itself: they are compared, but no step holds them."""
@@ -38,10 +38,8 @@ UNKNOWN = " ?"
 """What the fingerprints of what cannot be looked into end with; they are never the same."""
 
 _LARGE_BYTES = 1 << 16
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SETTINGS = (bool, float, np.bool_, np.floating)
 _OPENED_LATER = (OPAQUE, "NoneType ", "bool ", "int ", "float ")
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _ORDERED = (list, tuple, np.ndarray)
 _KINDS = {"list": list, "tuple": tuple}
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -64,7 +62,7 @@ def fingerprint(value: Any, dataset: Any = None, found: Found | None = None) -> 
             return OPAQUE + description(value)
         if type(value) in (set, frozenset):
             value = sorted(map(repr, value))  # whose order differs from process to process
-        elif type(value) in (list, tuple) and _is_of_numbers_of_numpy(value):
+        elif type(value) in (list, tuple) and _is_of_one_kind(value, np.number, np.bool_):
             value = np.array(value)  # pickle takes 25 us for each
         into = _Sum()
         _Pickler(into, dataset, found).dump(value)
@@ -73,10 +71,10 @@ def fingerprint(value: Any, dataset: Any = None, found: Found | None = None) -> 
         return name + UNKNOWN
 
 
-def _is_of_numbers_of_numpy(value: Any) -> bool:
-    """Whether all elements are numbers of one dtype, as ``list(rng.permutation(n))`` has them."""
+def _is_of_one_kind(value: Any, *scalars: type) -> bool:
+    """Whether all elements are of one class, one of these of numpy: ``list(rng.permutation(n))`` is of numbers."""
     kinds = set(map(type, value))
-    return len(kinds) == 1 and issubclass(kinds.pop(), (np.number, np.bool_))
+    return len(kinds) == 1 and issubclass(kinds.pop(), scalars)
 
 
 class _Sum(io.RawIOBase):
@@ -122,9 +120,9 @@ class _Pickler(pickle.Pickler):
             return _made_of, (repr(value),)
         if hasattr(type(value), "__next__"):
             raise TypeError("looking at what is left in an iterator may take it")
-        if isinstance(value, _GENERATORS) and _is_global(value):
+        if isinstance(value, GENERATORS) and _is_global(value):
             return _made_of, ("global random state",)  # which steps hold for themselves
-        if isinstance(value, _GENERATORS):  # whose seed need not be the same
+        if isinstance(value, GENERATORS):  # whose seed need not be the same
             return _made_of, (type(value).__name__, _state_of(value))
         if type(value).__name__ == "_lru_cache_wrapper":
             return _made_of, ("cached", getattr(value, "__wrapped__", None))
@@ -288,7 +286,7 @@ def stored(value: Any, *, is_cache: bool = False) -> dict[str, Any] | None:
         value = dict(value)
     if type(value) in (list, tuple) and (held := _stored_scalars(value)):
         return held
-    if type(value) not in (*_PLAIN, list, tuple, dict) or isinstance(value, (bytes, complex)):
+    if type(value) not in (*PLAIN, list, tuple, dict) or isinstance(value, (bytes, complex)):
         return None
     if isinstance(value, (list, tuple)) and len(value) > MOST_ELEMENTS:
         return None
@@ -333,8 +331,7 @@ def _stored_parts(value: Any) -> dict[str, Any] | None:
 
 def _stored_scalars(value: Any) -> dict[str, Any] | None:
     """Of a list of numbers or texts of numpy, which JSON would make those of Python."""
-    kinds = set(map(type, value)) if len(value) <= MOST_ELEMENTS else set[type]()
-    if len(kinds) != 1 or not issubclass(kinds.pop(), (np.number, np.str_)):
+    if len(value) > MOST_ELEMENTS or not _is_of_one_kind(value, np.number, np.str_):
         return None
     held = _stored_array(np.array(value))
     return held and held | {"list": type(value).__name__}

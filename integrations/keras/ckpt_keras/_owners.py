@@ -16,9 +16,9 @@ import numpy as np
 from ckpt_keras._closed import is_closed, is_library, keras_module, package
 
 _DEPTH = 4
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
-_OF_LIBRARIES = (list, dict, set, tuple, str, bytes, np.ndarray, collections.deque, *_GENERATORS)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_OF_LIBRARIES = (list, dict, set, tuple, str, bytes, np.ndarray, collections.deque, *GENERATORS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _is_code(name: str, value: Any) -> bool:
 def _is_open(value: Any, found: Found) -> bool:
     """Whether it is an object of a class written in Python that says nothing of how it is copied: its attributes are all of it."""
     cls = type(value)
-    if is_closed(value) or isinstance(value, (*_PLAIN, *_GENERATORS, type, types.ModuleType)):
+    if is_closed(value) or isinstance(value, (*PLAIN, *GENERATORS, type, types.ModuleType)):
         return False
     if package(cls.__module__) == "keras" and not isinstance(value, keras_module().utils.PyDataset):
         return False
