@@ -71,6 +71,65 @@ def test_columns_that_are_shuffled_in_place_are_compared_with_what_they_were():
     assert again.data["x"] == FILES
 
 
+BESIDE = {
+    "map of labels": ({"a": 0, "b": 1}, {"a": 1, "b": 0}),
+    "text": ("train", "test"),
+    "only one": ([FILES[0]], [FILES[1]]),
+    "other names": ({"a": 0}, {"a": 0, "b": 0}),
+    "one array": (np.zeros(1), np.ones(1)),
+}
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("kind", BESIDE)
+def test_what_is_corrected_beside_the_columns_holds_them_back(kind: str, nested: bool):
+    """The step's came back without a word: the map of labels that was wrong."""
+
+    def make(beside: Any) -> Any:
+        dataset: Any = Batches()
+        inner = {"x": list(FILES), "y": np.array(LABELS), "beside": copy.copy(beside), "epoch": 0}
+        dataset.data = {"train": inner, "size": 3} if nested else inner
+        return dataset
+
+    def change(dataset: Any) -> None:
+        inner = dataset.data["train"] if nested else dataset.data
+        order = random.sample(range(ALL), ALL)
+        inner["x"][:] = [inner["x"][place] for place in order]
+        inner["y"] = inner["y"][order]
+        inner["epoch"] += 1
+
+    was, corrected = BESIDE[kind]
+    dataset = make(was)
+    kept = Kept(dataset)
+    change(dataset)
+    kept.ended()
+    again = make(was)
+    assert made_as(kept.state(), again) == []
+    assert str(again.data) == str(dataset.data)
+    kept = Kept(again)
+    change(again)
+    kept.ended()
+    other = make(corrected)
+    before = copy.deepcopy(other.data)
+    assert made_as(kept.state(), other)[0].startswith("Batches.data had other elements")
+    assert str(other.data) == str(before)
+
+
+def test_what_changes_beside_the_columns_comes_back():
+    """A history that grows differs from the program's whenever fit begins anew."""
+    dataset: Any = Batches()
+    dataset.data = {"x": list(FILES), "history": {}}
+    kept = Kept(dataset)
+    for epoch in range(2):
+        random.shuffle(dataset.data["x"])
+        dataset.data["history"] |= {f"{epoch}": f"{epoch}"}
+        kept.ended()
+    again: Any = Batches()
+    again.data = {"x": list(FILES), "history": {"by": "hand"}}
+    assert made_as(kept.state(), again) == []
+    assert again.data == dataset.data
+
+
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_labels_in_a_flat_array_belong_to_rows(kind: Any, beside: bool):

@@ -114,7 +114,19 @@ class Kept:
                 json.dumps(columns): self._rows_of_beginning(*columns)
                 for columns in self._reordered_together(own, held)
             },
+            "beside": {
+                name: text
+                for name in self._changing & held.keys() & self._began.keys()
+                if (text := self._beside(own[name])) and text == self._beside(self._began[name])
+            },
         }
+
+    def _beside(self, one: Attribute) -> str:
+        """A fingerprint of what is beside the columns in it; empty if it has none."""
+        if not _rows.has_columns(one.value):
+            return ""
+        text = _attributes.fingerprint(_rows.beside(one.value), self._dataset)
+        return text if _attributes.same(text, text) else ""
 
     def _reordered_together(
         self, own: dict[str, Attribute], held: dict[str, Any]
@@ -280,7 +292,11 @@ class Kept:
         return lost if say_more else set()
 
     def _of_other_rows(self, own: dict[str, Attribute], state: dict[str, Any]) -> set[str]:
-        """What was only reordered together, and has not the same rows in this program: files with other labels."""
+        """What was only reordered together, and has not the same rows in this program, files with other labels; or not the same
+        beside them, where that stayed what it was: a map of labels."""
+        for name, text in state.get("beside", {}).items():
+            if name in own and self._beside(own[name]) != text:
+                return {name}
         for columns, rows in state.get("rows", {}).items():
             if _sum_of(own, json.loads(columns)) != rows:
                 return {name for name, *_ in json.loads(columns)}

@@ -74,6 +74,18 @@ def _steps(value: Any, depth: int) -> Iterator[tuple[Any, ...]]:
         yield ()
 
 
+def beside(value: Any, depth: int = 0) -> Any:
+    """The same without its columns, and without the numbers beside them, of which some are counters: texts, the names of classes."""
+    if depth < _DEPTH and has_columns(value):
+        keys = value.keys() if _attributes.is_dict(value) else range(len(value))
+        return [
+            (key, beside(value[key], depth + 1))
+            for key in keys
+            if not isinstance(value[key], (int, float, np.number, np.bool_))
+        ]
+    return None if _attributes.is_sequence(value) else value
+
+
 def parts(of: Column, length: int, rows: int) -> list[list[Column]]:
     """Ways in which a flat sequence may have a few columns of so many ``rows``: side by side, or one after the other."""
     count = length // rows
