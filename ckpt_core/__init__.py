@@ -124,9 +124,10 @@ def _imported(module: str) -> Any:
 
     What an import makes stays. After jax's import a pass over all objects takes 50 ms, and would come with the first load.
     """
-    collects = gc.isenabled()
+    collects = gc.isenabled()  # not while another thread is here, which enables it
     try:
-        gc.disable()
+        if collects:
+            gc.disable()
         return importlib.import_module(module)
     finally:
         if collects:

@@ -1,14 +1,27 @@
-"""Detects forked children, in which the first use of TensorStore would abort the process."""
+"""Detects forked children in which the first use of TensorStore would abort the process, or wait for ever."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 
 from ckpt_core._errors import ForkedProcess
 
-HOME_PID = os.getpid()
-"""Id of the process that imported ckpt; in a forked child, os.getpid() differs."""
+
+class _Home:
+    """The process that uses ckpt; in a forked child, os.getpid() differs.
+
+    Attributes:
+        pid: of the process that imported ckpt, or of a child that was forked before anything was used.
+        is_used: whether a save, a load or a Checkpointer has begun.
+    """
+
+    pid = os.getpid()
+    is_used = False
+
+
+HOME = _Home()
 
 
 def around_forks(
@@ -28,9 +41,20 @@ def around_forks(
 
 
 def forked() -> ForkedProcess:
-    """The error to raise in a child that was forked after ckpt was imported."""
+    """The error to raise in a child that was forked from a process that had used ckpt or jax."""
     return ForkedProcess(
-        f"process {os.getpid()} was forked from {HOME_PID}, which had imported ckpt_core; "
-        "TensorStore and JAX do not survive a fork. Save and load in the parent, or start "
-        "the child with multiprocessing's 'spawn' or 'forkserver' method."
+        f"process {os.getpid()} was forked from {HOME.pid}, which had used ckpt_core or jax; "
+        "TensorStore and JAX do not survive a fork. Save and load in the parent, or start the child with "
+        "multiprocessing's 'spawn' method, or with 'forkserver' if nothing that is preloaded uses them."
     )
+
+
+def _become_home() -> None:
+    """In a child: a fork server often has imported what the program imports, and used nothing of it."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    # Read without jax's lock, which a thread may have held at the fork. A jax that hides it counts as used.
+    if not HOME.is_used and not (bridge and getattr(bridge, "_backends", True)):
+        HOME.pid = os.getpid()
+
+
+around_forks(after_in_child=_become_home)

@@ -11,7 +11,7 @@ import operator
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform, overload
+from typing import Any, NamedTuple, TypeVar, dataclass_transform, overload
 
 _T = TypeVar("_T")
 
@@ -37,33 +37,53 @@ def frozen(
     own = vars(cls)
     made: Any = dataclass(frozen=True, eq=False, repr=False, kw_only=kw_only, slots=slots)(cls)
     if "__repr__" not in own:
-        made.__repr__ = _repr
+        made.__repr__ = __repr__
     if "__eq__" not in own:
-        made.__eq__ = _eq
+        made.__eq__ = __eq__
     if own.get("__hash__") is None:
-        made.__hash__ = _hash
+        made.__hash__ = __hash__
     return made
 
 
-@functools.cache
-def _compared(cls: type[Any]) -> Callable[[Any], Any]:
-    """What gives the compared fields of an object of this class."""
-    names = [one.name for one in fields(cls) if one.compare]
+class _Compared(NamedTuple):
+    """What gives the fields of an object by which it is compared, and those by which it is hashed."""
+
+    equal: Callable[[Any], Any]
+    hashed: Callable[[Any], Any]
+
+
+def _compared(cls: type[Any]) -> _Compared:
+    """Kept by the class: a user's may end before the process does."""
+    found = cls.__dict__.get("_frozen_compared")
+    if found is None:
+        equal = [one.name for one in fields(cls) if one.compare]
+        hashed = [
+            one.name for one in fields(cls) if (one.compare if one.hash is None else one.hash)
+        ]
+        found = _Compared(_getter(equal), _getter(hashed))
+        cls._frozen_compared = found
+    return found
+
+
+def _getter(names: list[str]) -> Callable[[Any], Any]:
+    """Gives a tuple, also of one field: it compares an array by what it is, not element by element."""
+    if len(names) == 1:
+        return lambda of, name=names[0]: (getattr(of, name),)
     return operator.attrgetter(*names) if names else lambda _: ()
 
 
-def _eq(self: Any, other: object) -> Any:
+def __eq__(self: Any, other: object) -> Any:
     if other.__class__ is not self.__class__:
         return NotImplemented
-    of = _compared(self.__class__)
+    of = _compared(self.__class__).equal
     return of(self) == of(other)
 
 
-def _hash(self: Any) -> int:
-    return hash(_compared(self.__class__)(self))
+def __hash__(self: Any) -> int:
+    return hash(_compared(self.__class__).hashed(self))
 
 
 @reprlib.recursive_repr()
-def _repr(self: Any) -> str:
+def __repr__(self: Any) -> str:
     shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
     return f"{self.__class__.__qualname__}({', '.join(shown)})"

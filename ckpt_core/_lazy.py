@@ -22,7 +22,9 @@ class LazyModule:
         if names is not None:
             if name.startswith("__"):
                 raise AttributeError(name)  # introspection must not trigger the import
-            module, *_ = map(importlib.import_module, names)
+            module, *inner = map(importlib.import_module, names)
+            for one in inner:  # found already, if an earlier import of the module was interrupted, which then set no attribute
+                vars(module).setdefault(one.__name__.rpartition(".")[2], one)
             # Share the module's __dict__, so that later lookups do not reach __getattr__.
             self.__dict__ = module.__dict__
             self.__class__ = _Imported  # pyright: ignore[reportAttributeAccessIssue]

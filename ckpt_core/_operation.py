@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckpt_core._errors import passed_a_handler
-from ckpt_core._fork import HOME_PID
+from ckpt_core._fork import HOME
 from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaited
@@ -205,7 +205,7 @@ class Operation:
     def watched(self, phase: str) -> Generator[None]:
         """Reports on it while the block runs, if it takes long."""
         self.phase = phase
-        if self.report_secs is None or os.getpid() != HOME_PID:
+        if self.report_secs is None or os.getpid() != HOME.pid:
             yield
             return
         self.thread = threading.get_ident()

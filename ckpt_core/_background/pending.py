@@ -17,7 +17,7 @@ from typing import Any
 from ckpt_core._background.priority import LOWEST_NICE, give_way, nice_of_this_thread, set_nice
 from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError, drop_locals
-from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._fork import HOME, forked
 
 _HEAD_START_SECS = 0.1
 """Maximum wait of a new thread for its starter to continue; an interrupt may prevent the flag."""
@@ -150,7 +150,7 @@ class Pending:
         """
         if self.ended:
             return True
-        if os.getpid() != HOME_PID:
+        if os.getpid() != HOME.pid:
             raise forked()
         if self.is_this_thread():
             raise CheckpointError(
@@ -323,7 +323,7 @@ def _finish() -> None:
     The first interrupt (Ctrl-C, or a signal handler that calls ``sys.exit``) prints which saves are
     still running; the second one abandons them and exits with code 1.
     """
-    if os.getpid() != HOME_PID:
+    if os.getpid() != HOME.pid:
         return  # in a forked child: the saves belong to its parent
     interrupted = False
     while running := [one for one in list(_unfinished) if _is_running(one)]:
@@ -348,7 +348,7 @@ def _is_running(pending: Pending) -> bool:
 
 def _finish_last() -> None:
     _finish()
-    if os.getpid() == HOME_PID:
+    if os.getpid() == HOME.pid:
         _report_failures()
     _at_exit.append("over")
 

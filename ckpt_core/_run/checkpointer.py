@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpt_core._directory import StepNames, check_step, read_run_metadata, write_run_metadata
 from ckpt_core._errors import CheckpointError
-from ckpt_core._fork import HOME_PID
+from ckpt_core._fork import HOME, forked
 from ckpt_core._load import NO_STATE, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
@@ -97,6 +97,9 @@ class Checkpointer:
         local_directory: str | os.PathLike[str] | None = None,
         options: Options | None = None,
     ) -> None:
+        HOME.is_used = True
+        if os.getpid() != HOME.pid:
+            raise forked()
         with this_run().leaving_if_interrupted():
             run = open_run_directory(
                 directory,
@@ -391,7 +394,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if os.getpid() == HOME_PID:  # a forked child must not close what its parent still uses
+        if os.getpid() == HOME.pid:  # a forked child must not close what its parent still uses
             self._leave(error)
 
     @in_turn

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
-from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._fork import HOME, forked
 from ckpt_core._processes import Processes, next_tag
 
 P = ParamSpec("P")
@@ -238,7 +238,7 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
         if unnamed_step and "step" in kwargs and not args:
             step = kwargs["step"]
             raise TypeError(f"the step comes first, without a name: write {name}({step!r}, ...)")
-        if os.getpid() != HOME_PID:
+        if os.getpid() != HOME.pid:
             raise forked()  # a lock that was held at the fork stays locked forever in the child
         turns = self._turns  # pyright: ignore[reportPrivateUsage]
         if any(save.is_this_thread for save in turns.saves):

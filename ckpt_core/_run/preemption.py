@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from ckpt_core._fork import around_forks
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, preemption_service_listens, preemption_sync_point
@@ -20,6 +21,8 @@ _NEXT_SAVE_SECS = 10.0
 """So long after the signal a loop goes on for the next save, if the last step was declined just before it."""
 _SEEN_BEFORE = [True]
 """Stack, one entry per nested handler call: True if every listener so far had seen the signal."""
+_heard: set[int] = set()
+"""Signals that somebody has listened for."""
 
 
 class StopSignal:
@@ -28,8 +31,8 @@ class StopSignal:
     ``listen`` installs the handler, in the main thread only (a rule of Python). If there was no
     handler before, the first signal is only recorded, so that the run can save and exit; the second
     one ends the process. Several listening objects form a chain and act as one: a signal counts as
-    the first one as long as any of them has not seen one yet. In a forked child, and after
-    ``close``, the handler records nothing and only calls the previous one.
+    the first one as long as any of them has not seen one yet. A forked child has the
+    earlier handlers. There, and after ``close``, the handler records nothing and only calls the previous one.
 
     Args:
         names: signals to listen for, such as ``"SIGTERM"``.
@@ -64,6 +67,7 @@ class StopSignal:
                     threading.current_thread().name,
                 )
             return
+        _heard.update(self._numbers)
         for number in self._numbers:
             native = _native_handler(number)
             self._previous[number] = signal.signal(number, self._on_signal)
@@ -73,7 +77,7 @@ class StopSignal:
                 self._native[number] = native
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        chain = self._chain(number)
+        chain = self.chain(number)
         listening = [listener for listener in chain if listener._is_active()]
         # Only a signal that every listener has already seen ends the process: a listener left open
         # by an earlier run must not end a run that began to listen later. _SEEN_BEFORE carries this
@@ -108,7 +112,7 @@ class StopSignal:
             name = signal.Signals(number).name
             logger.warning("%s: the run is asked to stop after the next save", name)
 
-    def _chain(self, number: int) -> list[StopSignal]:
+    def chain(self, number: int) -> list[StopSignal]:
         """This listener and the ones it replaced, newest first; may include closed ones."""
         chain: list[StopSignal] = [self]
         while number not in chain[-1]._native:
@@ -119,7 +123,7 @@ class StopSignal:
         return chain
 
     def _is_active(self) -> bool:
-        # A forked child, such as a data worker, never saves: let the signal end it as usual.
+        # A forked child, such as a data worker, never saves; where another handler calls this one, it is still there.
         return not self._closed and os.getpid() == self._pid
 
     def _is_installed(self, number: int) -> bool:
@@ -146,6 +150,45 @@ class StopSignal:
                     ctypes.pythonapi.PyOS_setsig(number, ctypes.c_void_p(self._native[number]))
                 del self._previous[number]
 
+
+class _Blocked(threading.local):
+    """The signals that a thread blocked before it began to fork; None if it does not."""
+
+    mask: set[Any] | None = None
+
+
+_blocked = _Blocked()
+
+
+def _listeners() -> dict[int, StopSignal]:
+    """Those that Python calls when a signal comes, by its number."""
+    owners = {number: getattr(signal.getsignal(number), "__self__", None) for number in _heard}
+    return {number: one for number, one in owners.items() if isinstance(one, StopSignal)}
+
+
+def _before_fork() -> None:
+    """Python forgets a signal that reaches a child before it has begun: whoever ends his workers by one would wait for ever."""
+    if listening := _listeners():
+        _blocked.mask = signal.pthread_sigmask(signal.SIG_BLOCK, listening)
+
+
+def _after_fork() -> None:
+    if _blocked.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.mask)
+        _blocked.mask = None
+
+
+def _begin_child() -> None:
+    """The earlier handlers of a child: it never saves, and one of ours does not end what waits for a lock."""
+    try:
+        for number, newest in _listeners().items():
+            for one in newest.chain(number):
+                one.close()
+    finally:
+        _after_fork()
+
+
+around_forks(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_child)
 
 _DEFAULT, _IGNORE = 0, 1
 

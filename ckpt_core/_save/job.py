@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ckpt_core import _processes
 from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, resolve
 from ckpt_core._errors import RefusedArgument
-from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
@@ -201,7 +201,8 @@ def make_job(
     **more: Any,
 ) -> SaveJob:
     """``save_job`` where it is known already what the path means, and who saves."""
-    if os.getpid() != HOME_PID:
+    HOME.is_used = True
+    if os.getpid() != HOME.pid:
         raise forked()
     if options.flat and not (local and fields.single):
         what = "named items" if local else "a bucket"

@@ -15,7 +15,7 @@ import numpy as np
 
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._fork import HOME_PID
+from ckpt_core._fork import HOME
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._layout.regions import whole
 from ckpt_core._operation import Operation
@@ -227,7 +227,7 @@ class CheckpointWriter:
     ) -> None:
         writing, operation = self._writing, self._operation
         try:
-            if os.getpid() != HOME_PID or writing is None or operation is None:
+            if os.getpid() != HOME.pid or writing is None or operation is None:
                 return
             with self._turn, operation.failing("save_failed", "beginning"):
                 self._writing = None

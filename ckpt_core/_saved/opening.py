@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpt_core._directory import Backend, refuse_file, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, raised_by_a_handler
-from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_read, orbax_write
 from ckpt_core._format.metrics import numbers_in
 from ckpt_core._format.orbax_read import OrbaxTree
@@ -55,7 +55,8 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
         CheckpointCorrupt: its metadata is damaged.
         ForkedProcess: called in a forked child.
     """
-    if os.getpid() != HOME_PID:
+    HOME.is_used = True
+    if os.getpid() != HOME.pid:
         raise forked()
     text, local = resolve(path)
     return open_in(backend_of(local, options), text, local, options)

@@ -16,7 +16,7 @@ from typing import Any
 from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._directory.mounted_files import Done, MountedFiles
 from ckpt_core._errors import CheckpointError
-from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._fork import HOME, forked
 from ckpt_core._frozen import frozen
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import Options
@@ -185,7 +185,8 @@ def new_context(*, durable: bool = True) -> StoreContext:
     Raises:
         ForkedProcess: called in a forked child.
     """
-    if os.getpid() != HOME_PID:
+    HOME.is_used = True
+    if os.getpid() != HOME.pid:
         raise forked()
     settings = {
         "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
@@ -303,7 +304,8 @@ def counters() -> dict[str, float]:
     Raises:
         ForkedProcess: called in a forked child.
     """
-    if os.getpid() != HOME_PID:
+    HOME.is_used = True
+    if os.getpid() != HOME.pid:
         raise forked()
     found: dict[str, float] = {}
     for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):

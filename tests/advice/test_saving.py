@@ -535,7 +535,7 @@ def test_a_default_dict_with_its_own_factory(tmp_path: Path):
 def test_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As if in a child: a real fork of a process with JAX warns, and hangs now and then."""
     with monkeypatch.context() as child:
-        child.setattr("ckpt_core._save.job.HOME_PID", 1)
+        child.setattr("ckpt_core._fork.HOME.pid", 1)
         with told("_fork.py: Save and load in the parent, or start the child with"):
             save(tmp_path / "a", STATE)
     save(tmp_path / "a", STATE)

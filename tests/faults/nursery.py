@@ -44,7 +44,6 @@ def fork(request: dict[str, Any]) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
         code = 1
-        forked.become_home()
         try:
             code = call(request)
         finally:

@@ -21,6 +21,11 @@ class Fields:
     sizes: tuple[int, ...] = ()
     note: object = field(default=None, compare=False)
     secret: int = field(default=7, repr=False)
+    options: dict[str, int] = field(default_factory=dict, hash=False)
+
+
+class One:
+    value: Any
 
 
 class NoFields:
@@ -80,8 +85,10 @@ VALUES: dict[str, tuple[type[Any], list[dict[str, Any]]]] = {
             {"name": "a", "note": 3},
             {"name": "a", "secret": 8},
             {"name": "b", "sizes": (1, 2)},
+            {"name": "b", "sizes": (1, 2), "options": {"a": 1}},
         ],
     ),
+    "one field": (One, [{"value": float("nan")}, {"value": 3}, {"value": (3,)}]),
     "no fields": (NoFields, [{}, {}]),
     "own methods": (Own, [{"name": "a"}, {"name": "b"}]),
     "own comparison": (OwnEq, [{"name": "a"}, {"name": "b"}]),

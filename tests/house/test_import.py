@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.children import environment
 
 LOADED = """
 import json, sys
@@ -96,3 +99,83 @@ print(json.dumps([gc.isenabled(), failed]))
 
 def test_threads_that_import_at_once_leave_the_garbage_collector_on(run_python: Any) -> None:
     assert run_python(AT_ONCE) == [True, []]
+
+
+INTERRUPTED = """
+import json, sys
+import ckpt_core as ckpt
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1] and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+path = sys.argv[2]
+sys.meta_path.insert(0, Interrupts())
+try:
+    ckpt.save(path, {"n": 1})
+except KeyboardInterrupt:
+    import jax.numpy as jnp
+    ckpt.save(path, {"x": jnp.arange(4)})
+    print(json.dumps(ckpt.load(path)["x"].tolist()))
+"""
+
+
+@pytest.mark.parametrize("module", ["jax.numpy", "jax.random", "jax.sharding", "jax.tree_util"])
+def test_an_interrupted_import_of_jax_is_made_again(
+    run_python: Any, tmp_path: Any, module: str
+) -> None:
+    """Submodules that had been imported were no attributes of the new jax, and every later call failed."""
+    assert run_python(INTERRUPTED, module, str(tmp_path / "a")) == [0, 1, 2, 3]
+
+
+SERVED = """
+import multiprocessing, os
+{first}
+
+def load(path):
+    return ckpt.load(path)["n"]
+
+def main(method, path):
+    multiprocessing.set_forkserver_preload([__name__])  # as from 3.12.8 on it does by itself with the program
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        pool.apply(os.getpid)
+        ckpt.save(path, {{"n": 7}})
+        return pool.apply(load, (path,))
+"""
+FIRSTS = ["import ckpt_core as ckpt", "import jax, ckpt_core as ckpt\nckpt.load, ckpt.Checkpointer"]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.parametrize("first", FIRSTS, ids=["import", "names"])
+def test_a_child_of_a_process_that_has_only_imported_it_can_load(
+    run_python: Any, tmp_path: Path, method: str, first: str
+) -> None:
+    """A fork server imports the program; all its children were refused, and sent to a fork server."""
+    (tmp_path / "program_of_test.py").write_text(SERVED.format(first=first))
+    code = (
+        "import json, sys, program_of_test; print(json.dumps(program_of_test.main(*sys.argv[1:])))"
+    )
+    found_in = os.pathsep.join(
+        [str(tmp_path), *environment().get("PYTHONPATH", "").split(os.pathsep)]
+    )
+    assert run_python(code, method, str(tmp_path / "a"), PYTHONPATH=found_in) == 7
+
+
+def test_a_child_of_a_process_that_has_used_jax_is_refused(run_python: Any, tmp_path: Path) -> None:
+    code = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore")  # jax warns of every fork
+import jax, ckpt_core as ckpt
+jax.devices()
+child = os.fork()
+if child == 0:
+    try:
+        ckpt.save(sys.argv[1], {"n": 1})
+    except ckpt.ForkedProcess:
+        os._exit(7)
+    os._exit(3)
+print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+"""
+    assert run_python(code, str(tmp_path / "a")) == 7

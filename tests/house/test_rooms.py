@@ -37,9 +37,12 @@ STATE = {
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
+    "ckpt_core._fork": {
+        "HOME"
+    },  # the process that has used ckpt, for those that are forked from it
     "ckpt_core._operation": {"_watcher"},  # one thread reports on all operations
     "ckpt_core._processes.awaiting": {"_absent"},  # for whom this process waits, for those reports
-    "ckpt_core._run.preemption": {"_SEEN_BEFORE"},  # signals of this process
+    "ckpt_core._run.preemption": {"_SEEN_BEFORE", "_blocked", "_heard"},  # signals of this process
     "ckpt_core._storage.arrays": {"_alive"},  # files that a forked child must close
     "ckpt_keras._assets": {"_saved_beside"},  # Keras' hooks get no argument of ours
     "ckpt_keras._session": {"_RUNNING"},  # one fit at a time may write a directory
@@ -56,7 +59,7 @@ _CHANGES = (
     r"(\.(append|add|update|pop|setdefault|clear|discard|extend|remove)\(|\[[^\]\n]*\] = |\.set\()"
 )
 _CHANGING = re.compile(
-    r"(Lock|RLock|WeakSet|ContextVar|Registry|_Watcher|_FastPath|_Allocator|Event|deque)$"
+    r"(Lock|RLock|WeakSet|ContextVar|Registry|_Watcher|_FastPath|_Allocator|_Home|_Blocked|Event|deque)$"
 )
 
 

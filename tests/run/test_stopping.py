@@ -390,6 +390,75 @@ with ckpt.Checkpointer(sys.argv[1]) as checkpointer:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_forked_child_loses_no_signal(tmp_path: Path) -> None:
+    """Python forgot one that came before the child had begun, or as it began to wait: who ends a `Pool` waited for ever."""
+    code = """
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
+
+def blocked():
+    return signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+seen = []
+os.register_at_fork(after_in_child=lambda: seen.append(blocked()))  # before anything else does
+import ckpt_core as ckpt
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        found = signal.SIGTERM in seen[-1], signal.getsignal(signal.SIGTERM), blocked()
+        os._exit(0 if found == (True, first, {signal.SIGUSR1}) else 3)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+for first in (signal.SIG_DFL, lambda *_: None):
+    signal.signal(signal.SIGTERM, first)
+    with ckpt.Checkpointer(sys.argv[1]) as one, ckpt.Checkpointer(sys.argv[1] + "-2") as other:
+        assert not one.should_stop and not other.should_stop
+        assert fork() == 0
+        assert blocked() == {signal.SIGUSR1}
+        signal.raise_signal(signal.SIGTERM)
+        assert one.should_stop and other.should_stop
+"""
+    arguments = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path / "run"),
+    ]  # which has not imported ckpt_core yet
+    done = subprocess.run(arguments, env=environment(), text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_pools_of_workers_end_beside_a_run_that_listens(tmp_path: Path) -> None:
+    """One of 70 to 400 did not."""
+    code = """
+import multiprocessing, os, sys, threading
+import ckpt_core as ckpt
+
+def work(number):
+    return number
+
+def use_pool():
+    pool = multiprocessing.get_context("fork").Pool(2)
+    for ended in [pool.apply_async(work, (number,)) for number in range(6)][:4]:
+        ended.get()
+    pool.terminate()
+
+with ckpt.Checkpointer(sys.argv[1]) as checkpointer:
+    assert not checkpointer.should_stop
+    for _ in range(600):
+        thread = threading.Thread(target=use_pool)
+        thread.start()
+        thread.join(20)
+        if thread.is_alive():
+            os._exit(3)
+"""
+    done = in_new_process(code, str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_handler_that_python_does_not_know_still_hears_it() -> None:
     """jax's preemption service has one of these: without it processes could not agree."""
     code = """

@@ -273,13 +273,6 @@ def import_all(*more: str) -> None:
     gc.freeze()  # or each child walks through all objects of jax several times: a third of what it takes to begin
 
 
-def become_home() -> None:
-    """In a child: ckpt_core, which its parent imported but never used, takes this process for the one that imported it."""
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("ckpt_core.") and "HOME_PID" in vars(module):
-            vars(module)["HOME_PID"] = os.getpid()
-
-
 def main() -> None:
     """Serves requests until its input ends; each child returns from here and runs its code."""
     import_all(*sys.argv[1:])
@@ -294,7 +287,6 @@ def main() -> None:
             continue
         pid = os.fork()
         if pid == 0:
-            become_home()
             _become(request)
             return
         print(pid, flush=True)
