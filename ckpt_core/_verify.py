@@ -179,7 +179,7 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
             "safetensors, a format without checksums: header and sizes are as they must be, and no more can "
             "be verified"
         )
-    return VerifyReport(False, (Problem(opened.path, note),), 0)
+    return VerifyReport(False, (Problem(opened.path, note),), 0, has_checksums=False)
 
 
 def _verified_at_once(opened: NativeCheckpoint) -> VerifyReport | None:

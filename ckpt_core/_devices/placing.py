@@ -183,11 +183,12 @@ def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec[:-1]))
         data_sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
     with_words = {(*region, (0, words)): part for region, part in parts.items()}
-    key = jax.random.wrap_key_data(
-        place(data_shape, data_sharding, with_words, np.dtype(np.uint32)), impl=impl
-    )
-    if isinstance(sharding, jax.sharding.NamedSharding) and key.sharding != sharding:
-        key = jax.device_put(key, sharding)
+    with jax.ensure_compile_time_eval():  # where a function is being traced, as for other arrays
+        key = jax.random.wrap_key_data(
+            place(data_shape, data_sharding, with_words, np.dtype(np.uint32)), impl=impl
+        )
+        if isinstance(sharding, jax.sharding.NamedSharding) and key.sharding != sharding:
+            key = jax.device_put(key, sharding)
     return key
 
 

@@ -28,7 +28,7 @@ from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
 from ckpt_core._load.matching import WITHOUT_VALUE, find_item, plan_item
 from ckpt_core._load.plans import ItemPlan
-from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
+from ckpt_core._load.renames import advice_on, idle_renames, proposed, refuse_idle
 from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import SavedLeaf, Target, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
@@ -429,13 +429,15 @@ def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)
     if mismatches:
-        advice = _advice(mismatches, request.rules, idle)
+        advice = _advice(mismatches, request.rules, idle, proposed(mismatches, plans))
         raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
     refuse_idle(checkpoint, idle)
 
 
-def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> str:
-    """The arguments that would allow the differences, less those that the caller passed already."""
+def _advice(
+    mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: Mapping[str, str]
+) -> str:
+    """The arguments that would allow the differences, less those that the caller passed already; ``renames`` may be what is meant."""
     kinds = {entry.kind for entry in mismatches}
     hints: list[str] = []
     missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
@@ -451,8 +453,13 @@ def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> 
         hints.append('unexpected="ignore" keeps the functions of the target')
     both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
     if both_sides and (rules.rename is None or idle):
-        hints.append("rename= maps saved paths to wanted ones")
+        such_as = f", such as rename={dict(renames)}" if renames else ""
+        hints.append("rename= maps saved paths to wanted ones" + such_as)
     lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
+    if "shape" in kinds:
+        lines.append(
+            "No argument changes a shape: change the target, or load what fits with only= and convert the rest."
+        )
     if idle:
         lines.append(advice_on(idle))
     if without_value or ("missing" in kinds and rules.missing != "error"):

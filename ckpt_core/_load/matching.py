@@ -92,8 +92,9 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         elif close:
             hint = f": did you mean {close[0]!r}?"
         else:
+            named = f" ({by_name})" if by_name else ""
             hint = (
-                ": leave it out to restore what is there, or use another directory, if this one belongs to another "
+                f": restore what is there by its name{named}, or use another directory, if this one belongs to another "
                 "program"
             )
         raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}{hint}")
@@ -460,7 +461,10 @@ WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
 
 
 def _is_deleted(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+    # one that is traced cannot say it, and is refused where it is described
+    return (
+        isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
+    )
 
 
 def _refuse_abstract_kept(

@@ -184,7 +184,8 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
         # Orbax does not record the PRNG implementation: take it from the number of key words, which
         # tells threefry2x32 (2) from rbg (4), but not rbg from unsafe_rbg
         impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"
-        return jax.random.wrap_key_data(jax.device_put(array), impl=impl)
+        with jax.ensure_compile_time_eval():
+            return jax.random.wrap_key_data(jax.device_put(array), impl=impl)
     return jax.device_put(array)
 
 

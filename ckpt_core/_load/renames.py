@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -158,6 +158,36 @@ def advice_on(idle: list[Idle]) -> str:
         for entry in idle
     )
     return f"No saved path begins with these entries of rename=: {listed}."
+
+
+_MOST_PROPOSED = 6
+
+
+def proposed(mismatches: Iterable[Mismatch], plans: Iterable[ItemPlan]) -> dict[str, str]:
+    """Entries of ``rename=`` for leaves that have another name in the target, and the same shape and dtype; none if they are many.
+
+    Not where an adapter reads the entries in a way of its own.
+    """
+    if any(adapter_of_renames(plan.live_objects) is not None for plan in plans):
+        return {}
+    wanted = {(one.item, one.path): one for one in mismatches if one.kind == "missing"}
+    found: dict[str, str] = {}
+    for one in mismatches:
+        other = wanted.get((one.item, one.nearest or "")) if one.kind == "unexpected" else None
+        if other is None or other.nearest != one.path:
+            continue
+        if one.saved == (other.wanted or "").partition(" (")[0]:
+            old, new = _without_common_end(one.path, other.path)
+            found[old] = new
+    return found if len(found) <= _MOST_PROPOSED else {}
+
+
+def _without_common_end(old: str, new: str) -> tuple[str, str]:
+    """Two paths without the last entries that they share, of which each keeps one."""
+    olds, news = old.split("/"), new.split("/")
+    while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
+        del olds[-1], news[-1]
+    return "/".join(olds), "/".join(news)
 
 
 def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:

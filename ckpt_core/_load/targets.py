@@ -63,6 +63,12 @@ def describe_target(leaf: Any, path: Path) -> LeafSpec:
     try:
         return describe(leaf, path)
     except UnsupportedLeaf as error:
+        if isinstance(leaf, jax.core.Tracer):
+            raise UnsupportedLeaf(
+                f"{error.leaf}: it is being traced: load outside of jit and grad",
+                leaf=error.leaf,
+                type_name=error.type_name,
+            ) from None
         raise UnsupportedLeaf(
             f"{error.leaf}: a {error.type_name} cannot be a target, as no checkpoint holds one: give an array, "
             "a jax.ShapeDtypeStruct or a plain value of what was saved there, or load without a target",

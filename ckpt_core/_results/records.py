@@ -269,9 +269,12 @@ class VerifyReport:
         checked_bytes: total size of the checked files.
         others: files that somebody else has put into the directory, such as a configuration; no load reads
             them, so they are no problem.
+        has_checksums: False of what Orbax wrote and of safetensors: then it is not ``ok``, and ``problems`` says why, but
+            nothing was found to be wrong.
     """
 
     ok: bool
     problems: tuple[Problem, ...]
     checked_bytes: int
     others: tuple[str, ...] = ()
+    has_checksums: bool = True

@@ -51,7 +51,14 @@ class Lease:
         except CheckpointCorrupt:  # only used in the warning below; the claim replaces the file
             before = None
         text = f"{self._token} {introduction()}\n{this_owner()}\n{self._persistent}"
-        self._claim = self._backend.claim(self._directory, OWNER_FILE, text.encode())
+        try:
+            self._claim = self._backend.claim(self._directory, OWNER_FILE, text.encode())
+        except OSError as error:
+            error.add_note(
+                f"ckpt: {self._directory} could not be claimed for this run, which changes nothing there without: let this "
+                "user write there, or pass read_only=True to a Checkpointer that only restores"
+            )
+            raise
         if self._claim.contested:
             logger.warning(
                 "%s: taken over from %s, which is %s: its next save here will fail",

@@ -221,7 +221,8 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
             classes.add(type(leaf))
             alike[id(aval)] = aval, spec
         if spec.kind == "key":
-            data[position] = jax.random.key_data(leaf)
+            with jax.ensure_compile_time_eval():  # where a function is being traced
+                data[position] = jax.random.key_data(leaf)
             bound = _bound(data[position])
         stored.append(bound)
     signature = TreeSignature(

@@ -9,6 +9,7 @@ unlike the window, need not be aligned to the sectors of the disk.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import threading
@@ -42,12 +43,16 @@ class PastCache:
     def __init__(self) -> None:
         self._window = _Window()
         self._never: set[str] = set()
+        self._own: set[str] = set()  # the system says of these what is in its cache
 
     def opened(self, file: str, descriptor: int, *, local: bool) -> None:
         """A file was opened; one that is not ``local`` is read through the cache."""
         if not local:
             self._never.add(file)
             return
+        user = os.geteuid()
+        if user in (0, os.fstat(descriptor).st_uid):
+            self._own.add(file)
         # Else the system reads on from what is read through the cache, and finds more in it each time.
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -79,12 +84,8 @@ class PastCache:
         cached, start, stop = self._window.cached
         if file in self._never or (file == cached and start <= offset < stop):
             return True
-        try:
-            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-        except BlockingIOError:
+        if not (_is_resident if file in self._own else _is_read_at_once)(descriptor, offset):
             return False
-        except OSError:  # a file system that cannot say
-            pass
         self._window.cached = file, offset, end
         return True
 
@@ -110,3 +111,29 @@ class PastCache:
         except (OSError, MemoryError):
             return
         window.start, window.stop, window.file = start, start + found, file
+
+
+def _is_resident(descriptor: int, offset: int) -> bool:
+    """Whether a page of a file of this user is in the page cache; the system is not asked to read it."""
+    try:
+        page = mmap.mmap(
+            descriptor, 1, prot=mmap.PROT_READ, offset=offset - offset % mmap.ALLOCATIONGRANULARITY
+        )
+        found, mincore = ctypes.c_ubyte(), ctypes.CDLL(None).mincore
+        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        if mincore(np.frombuffer(page, np.uint8).ctypes.data, 1, ctypes.byref(found)) == 0:
+            return bool(found.value & 1)
+    except (OSError, ValueError):  # no further descriptor or memory; beyond the file's end
+        pass
+    return _is_read_at_once(descriptor, offset)
+
+
+def _is_read_at_once(descriptor: int, offset: int) -> bool:
+    """The same of any file. If it is not there, Linux begins to read the page, and may have it before it looks."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot say
+        pass
+    return True

@@ -201,20 +201,30 @@ def _dtype_group(name: str) -> str:
 
 
 def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
-    """Adds to each missing or unexpected leaf the most similar unmatched path of the other side."""
-    missing = [entry.path for entry in mismatches if entry.kind == "missing"]
-    unexpected = [entry.path for entry in mismatches if entry.kind == "unexpected"]
+    """Adds to each missing or unexpected leaf the most similar unmatched path of the other side: one that ends alike, or has
+    the same shape and dtype."""
+    missing = [entry for entry in mismatches if entry.kind == "missing"]
+    unexpected = [entry for entry in mismatches if entry.kind == "unexpected"]
     if len(missing) + len(unexpected) > 200:
         return mismatches  # difflib takes quadratic time
-    saved_names, wanted_names = unexpected, missing
     found: list[Mismatch] = []
     for entry in mismatches:
         if entry.kind in ("missing", "unexpected"):
-            names = saved_names if entry.kind == "missing" else wanted_names
-            nearest = _closest(entry.path, names)
+            others = unexpected if entry.kind == "missing" else missing
+            nearest = _closest(
+                entry.path, [one.path for one in others if _may_be_meant(entry, one)]
+            )
             entry = Mismatch(entry.path, entry.kind, entry.saved, entry.wanted, nearest, entry.item)
         found.append(entry)
     return found
+
+
+def _may_be_meant(one: Mismatch, other: Mismatch) -> bool:
+    last, same = (
+        one.path.rpartition("/")[2],
+        (one.saved or one.wanted) == (other.saved or other.wanted),
+    )
+    return same or last == other.path.rpartition("/")[2]
 
 
 def positions_of(

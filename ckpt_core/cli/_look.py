@@ -156,8 +156,12 @@ def verify(path: str, *, as_json: bool) -> int:
     if as_json:
         print_json({"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows})
     else:
+        unknown = sum(not row["has_checksums"] for row in rows)
+        others = {"damaged": len(rows) - sound - unknown, "without checksums": unknown}
+        more = "".join(f", {count} {what}" for what, count in others.items() if count)
+        head = "ok" if ok else "not ok" if others["damaged"] else "not verified"
         print(
-            f"{'ok' if ok else 'not ok'}: {sound} of {counted(len(rows), 'step', 'steps')}, {size(checked)}"
+            f"{head}: {sound} of {counted(len(rows), 'step', 'steps')} ok{more}, {size(checked)} checked"
         )
     return 0 if ok else DAMAGED
 
@@ -168,7 +172,8 @@ def _checked(path: str) -> tuple[dict[str, Any], VerifyReport]:
     problems = [asdict(problem) for problem in report.problems]
     found = {"path": path, "ok": report.ok, "checked_bytes": report.checked_bytes}
     found |= {"secs": time.monotonic() - started, "problems": problems}
-    return {**found, "others": list(report.others)}, report
+    found |= {"others": list(report.others), "has_checksums": report.has_checksums}
+    return found, report
 
 
 def _print_report(found: dict[str, Any], report: VerifyReport) -> None:
@@ -177,7 +182,7 @@ def _print_report(found: dict[str, Any], report: VerifyReport) -> None:
         if report.others:
             print(f"  not of the checkpoint: {one_line(', '.join(report.others))}")
         return
-    print(f"not ok: {found['path']}")
+    print(f"{'not ok' if report.has_checksums else 'not verified'}: {found['path']}")
     of_leaves = {problem.file for problem in report.problems if problem.leaf}
     for problem in report.problems:
         if problem.leaf is None and problem.file in of_leaves:

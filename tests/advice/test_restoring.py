@@ -160,8 +160,11 @@ def test_an_item_that_is_not_there(tmp_path: Path):
             run.restore_latest(modle=like)
         restored = run.restore_latest(**{said.between("did you mean '", "'?"): like})
         assert restored and right(restored["model"]["w"])
-        with told("_load/matching.py: : leave it out to restore what is there, or use another dir"):
+        with told("_load/matching.py: : restore what is there by its name") as said:
             run.restore_latest(model=like, opt=like, ema=like)
+        named = said.between("by its name (", "), or use").replace("...", "like")
+        restored = eval(f"run.restore_latest({named})")
+        assert restored and right(restored["opt"]["w"])
     with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
         restored = run.restore_latest(model=like, opt=like)
         assert restored
@@ -241,6 +244,26 @@ def test_what_a_difference_may_be(tmp_path: Path):
     assert right(ckpt.load(path, other, rename={"b": "bias"})["bias"])
     both = eval(f"dict({arguments[0]}, {arguments[1]})")
     assert right(ckpt.load(path, other, **both)["w"])
+
+
+def test_a_target_that_is_traced(tmp_path: Path):
+    save(tmp_path / "a", STATE)
+    with told("_load/targets.py: : it is being traced: load outside of jit and grad"):
+        jax.jit(lambda w: ckpt.load(tmp_path / "a", {"w": w}))(jnp.zeros(4))
+    assert right(jax.jit(lambda w: w + 0)(ckpt.load(tmp_path / "a", {"w": jnp.zeros(4)})["w"]))
+
+
+def test_a_shape_that_differs(tmp_path: Path):
+    save(tmp_path / "a", {"w": W, "b": W})
+    path, like = tmp_path / "a", {"w": jnp.zeros(4), "b": jnp.zeros(6)}
+    with told(
+        "_load/loading.py: No argument changes a shape: change the target, or load what fits with only="
+    ):
+        ckpt.load(path, like)
+    assert right(ckpt.load(path, {**like, "b": jnp.zeros(4)})["b"])
+    fitting = ckpt.load(path, like, only="w")
+    assert right(fitting["w"])
+    assert np.array_equal(jnp.pad(ckpt.load(path, only="b")["b"], (0, 2))[:4], W)
 
 
 def test_functions_that_differ(tmp_path: Path):

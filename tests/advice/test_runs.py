@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shlex
 import shutil
 import threading
@@ -14,6 +16,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core import when
+from ckpt_core._directory import PosixBackend
 from ckpt_core._directory.locks import reading
 from tests.advice.said import logged, told
 from tests.faults.crafted.signed import read_record, write_record
@@ -85,6 +88,25 @@ def resumes_unchanged(directory: Path, steps: list[int]) -> bool:
             np.array_equal(run.restore(step, state(0))["state"]["w"], state(step)["w"])
             for step in steps
         )
+
+
+def test_a_directory_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved(tmp_path, [0, 1])
+    with monkeypatch.context() as refused:
+
+        def no_permission(*_: Any) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        refused.setattr(PosixBackend, "claim", no_permission)
+        key = (
+            "_run/lease.py: could not be claimed for this run, which changes nothing there without"
+        )
+        with told(key, of=PermissionError) as said, runs(tmp_path) as run:
+            run.save(2, state(2))
+        assert "pass read_only=True to a Checkpointer that only restores" in said.text
+        assert resumes_unchanged(tmp_path, [0, 1])
+    saved(tmp_path, [2])
+    assert resumes(tmp_path, 2)
 
 
 def test_a_step_that_is_there_after_a_restore(tmp_path: Path):

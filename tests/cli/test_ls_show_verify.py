@@ -118,10 +118,14 @@ def test_metadata_is_shown_as_it_was_written(call, tmp_path: Path):
 def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
     save_run(tmp_path / "run", (1, 2, 3))
     code, out, _ = call("verify", tmp_path / "run")
-    assert code == 0 and out.count("ok: ") == 4 and "ok: 3 of 3 steps" in out
+    assert code == 0 and out.count("ok: ") == 4 and "ok: 3 of 3 steps ok, " in out
     turn_a_bit(tmp_path / "run/2")
     code, out, _ = call("verify", tmp_path / "run")
-    assert code == 1 and "not ok: 2 of 3 steps" in out and f"not ok: {tmp_path}/run/2\n" in out
+    assert (
+        code == 1
+        and "not ok: 2 of 3 steps ok, 1 damaged, " in out
+        and f"not ok: {tmp_path}/run/2\n" in out
+    )
     code, out, _ = call("verify", tmp_path / "run", "--json")
     reported = strict(out)
     assert code == 1 and reported["ok"] is False
@@ -277,6 +281,21 @@ def test_bytes_on_disk_are_of_what_links_lead_to(call, tmp_path: Path):
     rows = strict(call("ls", tmp_path / "run", "--json")[1])["steps"]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(8000 < row["disk_bytes"] < 100_000 for row in rows)
+
+
+def test_what_orbax_wrote_is_not_verified_and_not_damaged(call, tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    code, out, _ = call("verify", tmp_path / "run")
+    assert code == 1 and out.startswith(f"not verified: {tmp_path}/run/3\n")
+    assert "not verified: 0 of 1 step ok, 1 without checksums, " in out and "damaged" not in out
+    report = ckpt.verify(tmp_path / "run/3")
+    assert not report.ok and not report.has_checksums
+    ckpt.save(tmp_path / "run/4", {"w": jnp.ones(3)})
+    turn_a_bit(tmp_path / "run/4")
+    code, out, _ = call("verify", tmp_path / "run")
+    assert code == 1 and "\nnot ok: 0 of 2 steps ok, 1 damaged, 1 without checksums, " in out
 
 
 def test_a_time_of_orbax_may_be_any_number(call, tmp_path: Path):

@@ -1,10 +1,13 @@
-"""Entries of ``rename=`` that fit nothing are told, whatever else fits."""
+"""What a mismatch says of ``rename=``: entries that fit nothing, whatever else fits, and those that would fit."""
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -74,3 +77,55 @@ def test_an_entry_needs_to_fit_in_one_item_only(tmp_path: Path):
     assert found["other"] == {"x": 1}
     with pytest.raises(ckpt.StructureMismatch, match="nearest name: blocks"):
         ckpt.restore(tmp_path / "one", model=BLOCKS, other={"x": 0}, rename={"bloks": "layers"})
+
+
+def proposal(path: Path, like: Any) -> dict[str, str] | None:
+    with pytest.raises(ckpt.StructureMismatch) as refused:
+        ckpt.load(path, like)
+    found = re.search(r"such as rename=(\{.*?\})", str(refused.value))
+    return found and ast.literal_eval(found[1])
+
+
+def layer(size: int) -> dict[str, Any]:
+    return {"kernel": jnp.full((size, size), size), "bias": jnp.ones(size)}
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_what_would_fit_is_written_out(tmp_path: Path, abstract: bool):
+    """From old to new; moments of an optimizer have their own entries."""
+    saved = {"l1": layer(2), "l2": layer(3), "opt": [{"mu": {"l1": layer(2)}}]}
+    wanted = {"fc1": layer(2), "l2": layer(3), "opt": [{"mu": {"fc1": layer(2)}}]}
+    ckpt.save(tmp_path / "a", saved)
+    like = jax.eval_shape(lambda: wanted) if abstract else wanted
+    rename = proposal(tmp_path / "a", like)
+    assert rename == {"l1": "fc1", "opt/0/mu/l1": "opt/0/mu/fc1"}
+    loaded = ckpt.load(tmp_path / "a", like, rename=rename)
+    assert loaded["fc1"]["kernel"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_nothing_is_written_out_where_shapes_differ_or_much_does(tmp_path: Path):
+    ckpt.save(tmp_path / "a", {"l1": layer(2)})
+    assert proposal(tmp_path / "a", {"fc1": layer(4)}) is None
+    ckpt.save(tmp_path / "b", {f"l{place}": {"w": jnp.ones(place + 1)} for place in range(9)})
+    assert (
+        proposal(tmp_path / "b", {f"m{place}": {"w": jnp.ones(place + 1)} for place in range(9)})
+        is None
+    )
+
+
+def test_the_nearest_name_ends_alike_or_has_the_same_shape(tmp_path: Path):
+    ckpt.save(tmp_path / "a", {"opt_state": [{"count": jnp.zeros((), int), "mu": jnp.ones(3)}]})
+    with pytest.raises(ckpt.StructureMismatch) as refused:
+        ckpt.load(tmp_path / "a", {"opt_state": [{"trace": jnp.ones(3), "out": jnp.ones(2)}]})
+    nearest = {entry.path: entry.nearest for entry in refused.value.mismatches}
+    assert nearest["opt_state/0/count"] is None and nearest["opt_state/0/out"] is None
+    assert nearest["opt_state/0/trace"] == "opt_state/0/mu"
+
+
+def test_a_shape_says_what_to_do(tmp_path: Path):
+    ckpt.save(tmp_path / "a", {"w": jnp.ones(3), "b": jnp.ones(2)})
+    like = {"w": jnp.zeros(4), "b": jnp.zeros(2)}
+    with pytest.raises(ckpt.StructureMismatch, match="load what fits with only= and convert"):
+        ckpt.load(tmp_path / "a", like)
+    assert ckpt.load(tmp_path / "a", like, only="b")["b"].tolist() == [1, 1]
+    assert ckpt.load(tmp_path / "a", only="w")["w"].shape == (3,)
