@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -49,6 +50,24 @@ def forked() -> ForkedProcess:
     )
 
 
+def _look_for_threads() -> None:
+    """Before a fork: somebody else may have used TensorStore, whose threads the child would wait for."""
+    if not HOME.is_used and "tensorstore" in sys.modules and _runs_tensorstore():
+        HOME.is_used = True
+
+
+def _runs_tensorstore() -> bool:
+    try:
+        threads = os.listdir("/proc/self/task")
+    except OSError:  # a system that does not say it
+        return True
+    for thread in threads:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
+            if file.read().startswith("ts_"):
+                return True
+    return False
+
+
 def _become_home() -> None:
     """In a child: a fork server often has imported what the program imports, and used nothing of it."""
     bridge = sys.modules.get("jax._src.xla_bridge")
@@ -57,4 +76,4 @@ def _become_home() -> None:
         HOME.pid = os.getpid()
 
 
-around_forks(after_in_child=_become_home)
+around_forks(before=_look_for_threads, after_in_child=_become_home)

@@ -429,7 +429,9 @@ def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)
     if mismatches:
-        advice = _advice(mismatches, request.rules, idle, proposed(mismatches, plans))
+        advice = _advice(
+            mismatches, request.rules, idle, proposed(mismatches, plans, request.rules)
+        )
         raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
     refuse_idle(checkpoint, idle)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -163,23 +163,32 @@ def advice_on(idle: list[Idle]) -> str:
 _MOST_PROPOSED = 6
 
 
-def proposed(mismatches: Iterable[Mismatch], plans: Iterable[ItemPlan]) -> dict[str, str]:
+def proposed(
+    mismatches: Sequence[Mismatch], plans: Sequence[ItemPlan], rules: MatchRules
+) -> dict[str, str]:
     """Entries of ``rename=`` for leaves that have another name in the target, and the same shape and dtype; none if they are many.
 
-    Not where an adapter reads the entries in a way of its own.
+    They move no other leaf of any item. None beside entries of the caller, or where an adapter reads them in a way of its own.
     """
-    if any(adapter_of_renames(plan.live_objects) is not None for plan in plans):
+    if rules.rename or any(adapter_of_renames(plan.live_objects) is not None for plan in plans):
         return {}
     wanted = {(one.item, one.path): one for one in mismatches if one.kind == "missing"}
-    found: dict[str, str] = {}
+    moves: dict[tuple[str | None, str], str] = {}
     for one in mismatches:
         other = wanted.get((one.item, one.nearest or "")) if one.kind == "unexpected" else None
         if other is None or other.nearest != one.path:
             continue
         if one.saved == (other.wanted or "").partition(" (")[0]:
-            old, new = _without_common_end(one.path, other.path)
-            found[old] = new
-    return found if len(found) <= _MOST_PROPOSED else {}
+            moves[one.item, one.path] = other.path
+    saved = [
+        (plan.item.name or None, format_path(path)) for plan in plans for path in plan.item.paths
+    ]
+    by_beginnings = dict(_without_common_end(old, new) for (_, old), new in moves.items())
+    for entries in (by_beginnings, {old: new for (_, old), new in moves.items()}):
+        now, few = Renames(entries), len(entries) <= _MOST_PROPOSED
+        if few and all(now(path) == moves.get((item, path), path) for item, path in saved):
+            return entries
+    return {}
 
 
 def _without_common_end(old: str, new: str) -> tuple[str, str]:

@@ -104,7 +104,9 @@ class StopSignal:
             finally:
                 _SEEN_BEFORE.pop()
         elif (
-            previous == signal.SIG_DFL and seen_before and (listening or self._is_installed(number))
+            previous == signal.SIG_DFL
+            and seen_before
+            and (listening or self._is_installed(number) or os.getpid() != first._pid)
         ):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -123,7 +125,8 @@ class StopSignal:
         return chain
 
     def _is_active(self) -> bool:
-        # A forked child, such as a data worker, never saves; where another handler calls this one, it is still there.
+        # A forked child, such as a data worker, never saves; where the user's handler calls this one, it is still there, and
+        # the signal ends the child as usual.
         return not self._closed and os.getpid() == self._pid
 
     def _is_installed(self, number: int) -> bool:
@@ -162,20 +165,24 @@ _blocked = _Blocked()
 
 def _listeners() -> dict[int, StopSignal]:
     """Those that Python calls when a signal comes, by its number."""
-    owners = {number: getattr(signal.getsignal(number), "__self__", None) for number in _heard}
+    owners = {
+        number: getattr(signal.getsignal(number), "__self__", None) for number in tuple(_heard)
+    }
     return {number: one for number, one in owners.items() if isinstance(one, StopSignal)}
 
 
 def _before_fork() -> None:
     """Python forgets a signal that reaches a child before it has begun: whoever ends his workers by one would wait for ever."""
     if listening := _listeners():
-        _blocked.mask = signal.pthread_sigmask(signal.SIG_BLOCK, listening)
+        # Asked first: a handler that raises in the second call would leave nobody who knows what to restore.
+        _blocked.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, listening)
 
 
 def _after_fork() -> None:
-    if _blocked.mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.mask)
-        _blocked.mask = None
+    mask, _blocked.mask = _blocked.mask, None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _begin_child() -> None:

@@ -77,6 +77,8 @@ BESIDE = {
     "only one": ([FILES[0]], [FILES[1]]),
     "other names": ({"a": 0}, {"a": 0, "b": 0}),
     "one array": (np.zeros(1), np.ones(1)),
+    "order of names": (["cat", "dog"], ["dog", "cat"]),
+    "order of an array": (np.array(["cat", "dog"]), np.array(["dog", "cat"])),
 }
 
 
@@ -88,6 +90,7 @@ def test_what_is_corrected_beside_the_columns_holds_them_back(kind: str, nested:
     def make(beside: Any) -> Any:
         dataset: Any = Batches()
         inner = {"x": list(FILES), "y": np.array(LABELS), "beside": copy.copy(beside), "epoch": 0}
+        inner |= {"last": "", "seen": []}
         dataset.data = {"train": inner, "size": 3} if nested else inner
         return dataset
 
@@ -97,6 +100,8 @@ def test_what_is_corrected_beside_the_columns_holds_them_back(kind: str, nested:
         inner["x"][:] = [inner["x"][place] for place in order]
         inner["y"] = inner["y"][order]
         inner["epoch"] += 1
+        inner["last"] = inner["x"][0]
+        inner["seen"].append(inner["last"])
 
     was, corrected = BESIDE[kind]
     dataset = make(was)

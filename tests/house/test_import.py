@@ -163,12 +163,21 @@ def test_a_child_of_a_process_that_has_only_imported_it_can_load(
     assert run_python(code, method, str(tmp_path / "a"), PYTHONPATH=found_in) == 7
 
 
-def test_a_child_of_a_process_that_has_used_jax_is_refused(run_python: Any, tmp_path: Path) -> None:
+USES = {
+    "jax": "jax.devices()",
+    "tensorstore": "ts.open({'driver': 'zarr3', 'kvstore': 'memory://'}, dtype='int32', shape=[4], create=True).result().write(1).result()",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_child_of_a_process_that_has_used_another_library_is_refused(
+    run_python: Any, tmp_path: Path, use: str
+) -> None:
     code = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore")  # jax warns of every fork
-import jax, ckpt_core as ckpt
-jax.devices()
+import jax, tensorstore as ts, ckpt_core as ckpt
+exec(sys.argv[2])
 child = os.fork()
 if child == 0:
     try:
@@ -178,4 +187,4 @@ if child == 0:
     os._exit(3)
 print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 """
-    assert run_python(code, str(tmp_path / "a")) == 7
+    assert run_python(code, str(tmp_path / "a"), USES[use]) == 7

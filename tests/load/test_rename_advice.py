@@ -113,6 +113,45 @@ def test_nothing_is_written_out_where_shapes_differ_or_much_does(tmp_path: Path)
     )
 
 
+V, W = jnp.ones(3), jnp.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "rename"),
+    [
+        ({"enc": {"w": W, "v": V}}, {"enc": {"v": V}, "encoder": {"w": W}}, {"enc/w": "encoder/w"}),
+        (
+            {"layer": {"w": W, "v": V}},
+            {"layer1": {"w": W}, "layer2": {"v": V}},
+            {"layer/w": "layer1/w", "layer/v": "layer2/v"},
+        ),
+        ({"m": {"wei": W}, "o": {"wei": W}}, {"m": {"weig": W}, "o": {"wei": W}}, None),
+        ({"m": {"wei": W}, "o": {"wei": W}}, {"m": {"weight": W}, "o": {"weigh": W}}, None),
+    ],
+    ids=["other leaf below", "two ends", "item that stays", "two items"],
+)
+def test_what_is_written_out_moves_no_other_leaf(
+    tmp_path: Path, saved: Any, wanted: Any, rename: Any
+):
+    if "m" in saved:
+        ckpt.save(tmp_path / "a", **saved)
+    else:
+        ckpt.save(tmp_path / "a", saved)
+    assert proposal(tmp_path / "a", wanted) == rename
+    if rename is not None:
+        loaded = ckpt.load(tmp_path / "a", wanted, rename=rename)
+        assert jax.tree.structure(loaded) == jax.tree.structure(wanted)
+
+
+def test_nothing_is_written_out_beside_entries_of_the_caller(tmp_path: Path):
+    ckpt.save(tmp_path / "a", {"alpha": V, "kern": W})
+    with pytest.raises(ckpt.StructureMismatch) as refused:
+        ckpt.load(
+            tmp_path / "a", {"beta": V, "kernel": W}, rename={"alpha": "beta", "kernn": "kernel"}
+        )
+    assert "such as rename=" not in str(refused.value)
+
+
 def test_the_nearest_name_ends_alike_or_has_the_same_shape(tmp_path: Path):
     ckpt.save(tmp_path / "a", {"opt_state": [{"count": jnp.zeros((), int), "mu": jnp.ones(3)}]})
     with pytest.raises(ckpt.StructureMismatch) as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -428,6 +429,58 @@ for first in (signal.SIG_DFL, lambda *_: None):
     ]  # which has not imported ckpt_core yet
     done = subprocess.run(arguments, env=environment(), text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_whose_handler_calls_the_earlier_one_ends(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time, warnings
+warnings.simplefilter("ignore")
+import ckpt_core as ckpt
+with ckpt.Checkpointer(sys.argv[1]) as checkpointer:
+    assert not checkpointer.should_stop
+    earlier = signal.signal(signal.SIGTERM, lambda *of: earlier(*of))
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    signal.raise_signal(signal.SIGTERM)
+    assert checkpointer.should_stop
+"""
+    done = in_new_process(code, str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("at", [signal.SIG_BLOCK, signal.SIG_SETMASK])
+def test_a_handler_that_raises_while_a_process_forks_leaves_no_signal_blocked(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """It is called in the call that changes the mask; nobody knew any more what to restore, and SIGTERM stayed blocked for good."""
+    plain, before = signal.pthread_sigmask, signal.getsignal(signal.SIGTERM)
+    listener = preemption.StopSignal()
+    listener.listen()
+
+    def interrupted(how: int, numbers: Any) -> Any:
+        found = plain(how, numbers)
+        if how == at and numbers != ():
+            raise KeyboardInterrupt
+        return found
+
+    try:
+        monkeypatch.setattr(preemption.signal, "pthread_sigmask", interrupted)
+        for hook in (preemption._before_fork, preemption._after_fork):
+            with contextlib.suppress(KeyboardInterrupt):  # Python ignores what a hook raises
+                hook()
+        monkeypatch.undo()
+        assert plain(signal.SIG_BLOCK, ()) == set()
+        plain(signal.SIG_BLOCK, [signal.SIGUSR1])
+        preemption._after_fork()
+        assert plain(signal.SIG_BLOCK, ()) == {signal.SIGUSR1}, "an old mask was kept"
+    finally:
+        plain(signal.SIG_SETMASK, ())
+        listener.close()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.slow

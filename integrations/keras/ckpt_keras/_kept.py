@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from ckpt_core import Stateful
@@ -40,6 +40,7 @@ class Kept:
         }
         self._prints_began = dict(self._prints)
         self._rows_began: dict[tuple[Column, ...], str] = {}
+        self._stayed: dict[str, dict[str, str]] = {}
         self._objects = {name: one.value for name, one in own.items()}
         self._counts_of_entries = _entries(own)
         self._caches: set[str] = set()  # dicts that have only grown
@@ -115,18 +116,31 @@ class Kept:
                 for columns in self._reordered_together(own, held)
             },
             "beside": {
-                name: text
+                name: json.dumps(prints)
                 for name in self._changing & held.keys() & self._began.keys()
-                if (text := self._beside(own[name])) and text == self._beside(self._began[name])
+                if (prints := self._stayed_beside(name, own[name]))
             },
         }
 
-    def _beside(self, one: Attribute) -> str:
-        """A fingerprint of what is beside the columns in it; empty if it has none."""
+    def _stayed_beside(self, name: str, one: Attribute) -> dict[str, str]:
+        """Fingerprints of what has not changed in an attribute that has, since fit began: a map of labels beside columns."""
+        if name not in self._stayed:
+            began = self._began[name]
+            as_it_was = self._fingerprints({name: began}).items() <= self._prints_began.items()
+            self._stayed[name] = self._beside(began) if as_it_was else {}
+        if self._stayed[name]:
+            now = self._beside(one, self._stayed[name])
+            self._stayed[name] = dict(self._stayed[name].items() & now.items())
+        return self._stayed[name]
+
+    def _beside(self, one: Attribute, only: Container[str] | None = None) -> dict[str, str]:
+        """The fingerprints of what is in an attribute, by the steps to it."""
         if not _rows.has_columns(one.value):
-            return ""
-        text = _attributes.fingerprint(_rows.beside(one.value), self._dataset)
-        return text if _attributes.same(text, text) else ""
+            return {}
+        named = ((json.dumps(steps), part) for steps, part in _rows.inner(one.value))
+        wanted = ((steps, part) for steps, part in named if only is None or steps in only)
+        prints = {steps: _attributes.fingerprint(part, self._dataset) for steps, part in wanted}
+        return {steps: text for steps, text in prints.items() if _attributes.same(text, text)}
 
     def _reordered_together(
         self, own: dict[str, Attribute], held: dict[str, Any]
@@ -292,10 +306,11 @@ class Kept:
         return lost if say_more else set()
 
     def _of_other_rows(self, own: dict[str, Attribute], state: dict[str, Any]) -> set[str]:
-        """What was only reordered together, and has not the same rows in this program, files with other labels; or not the same
-        beside them, where that stayed what it was: a map of labels."""
+        """What was only reordered together, and has not the same rows in this program, files with other labels; or something else in
+        what has stayed beside them: a map of labels."""
         for name, text in state.get("beside", {}).items():
-            if name in own and self._beside(own[name]) != text:
+            stayed = json.loads(text)
+            if name in own and not stayed.items() <= self._beside(own[name], stayed).items():
                 return {name}
         for columns, rows in state.get("rows", {}).items():
             if _sum_of(own, json.loads(columns)) != rows:

@@ -65,25 +65,25 @@ def columns(value: Any, name: str) -> Iterator[Column]:
 
 def _steps(value: Any, depth: int) -> Iterator[tuple[Any, ...]]:
     if depth < _DEPTH and has_columns(value):
-        keys = value.keys() if _attributes.is_dict(value) else range(len(value))
-        for key in keys:
-            if isinstance(key, (str, int, np.integer)):
-                step = "key", key if isinstance(key, str) else int(key)
-                yield from ((step, *steps) for steps in _steps(value[key], depth + 1))
+        for step in _keys(value):
+            yield from ((step, *steps) for steps in _steps(value[step[1]], depth + 1))
     elif _attributes.is_sequence(value):
         yield ()
 
 
-def beside(value: Any, depth: int = 0) -> Any:
-    """The same without its columns, and without the numbers beside them, of which some are counters: texts, the names of classes."""
+def _keys(value: Any) -> Iterator[tuple[str, Any]]:
+    for key in value.keys() if _attributes.is_dict(value) else range(len(value)):
+        if isinstance(key, (str, int, np.integer)):
+            yield "key", key if isinstance(key, str) else int(key)
+
+
+def inner(value: Any, depth: int = 0) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What lies beside columns, and these, each with the steps to it; but no numbers, of which some are counters."""
     if depth < _DEPTH and has_columns(value):
-        keys = value.keys() if _attributes.is_dict(value) else range(len(value))
-        return [
-            (key, beside(value[key], depth + 1))
-            for key in keys
-            if not isinstance(value[key], (int, float, np.number, np.bool_))
-        ]
-    return None if _attributes.is_sequence(value) else value
+        for step in _keys(value):
+            yield from (((step, *steps), one) for steps, one in inner(value[step[1]], depth + 1))
+    elif not isinstance(value, (int, float, np.number, np.bool_)):
+        yield (), value
 
 
 def parts(of: Column, length: int, rows: int) -> list[list[Column]]:
