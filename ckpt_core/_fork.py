@@ -15,7 +15,7 @@ class _Home:
 
     Attributes:
         pid: of the process that imported ckpt, or of a child that was forked before anything was used.
-        is_used: whether a save, a load or a Checkpointer has begun.
+        is_used: whether a save, a load or a Checkpointer has begun, or somebody else has used TensorStore.
     """
 
     pid = os.getpid()
@@ -42,10 +42,10 @@ def around_forks(
 
 
 def forked() -> ForkedProcess:
-    """The error to raise in a child that was forked from a process that had used ckpt or jax."""
+    """The error to raise in a child that was forked from a process that had used what does not survive it."""
     return ForkedProcess(
-        f"process {os.getpid()} was forked from {HOME.pid}, which had used ckpt_core or jax; "
-        "TensorStore and JAX do not survive a fork. Save and load in the parent, or start the child with "
+        f"process {os.getpid()} was forked from {HOME.pid}, which had used ckpt_core, jax or TensorStore; "
+        "they do not survive a fork. Save and load in the parent, or start the child with "
         "multiprocessing's 'spawn' method, or with 'forkserver' if nothing that is preloaded uses them."
     )
 
