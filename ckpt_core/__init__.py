@@ -124,7 +124,7 @@ def _imported(module: str) -> Any:
 
     What an import makes stays. After jax's import a pass over all objects takes 50 ms, and would come with the first load.
     """
-    collects = gc.isenabled()  # not while another thread is here, which enables it
+    collects = gc.isenabled()  # False while another thread is here, which enables it again
     try:
         if collects:
             gc.disable()

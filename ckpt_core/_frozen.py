@@ -72,6 +72,7 @@ def _getter(names: list[str]) -> Callable[[Any], Any]:
     return operator.attrgetter(*names) if names else lambda _: ()
 
 
+# By these names ``help`` shows them in each class.
 def __eq__(self: Any, other: object) -> Any:
     if other.__class__ is not self.__class__:
         return NotImplemented

@@ -437,7 +437,7 @@ def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request
 
 
 def _advice(
-    mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: Mapping[str, str]
+    mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: dict[str, str]
 ) -> str:
     """The arguments that would allow the differences, less those that the caller passed already; ``renames`` may be what is meant."""
     kinds = {entry.kind for entry in mismatches}
@@ -455,7 +455,7 @@ def _advice(
         hints.append('unexpected="ignore" keeps the functions of the target')
     both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
     if both_sides and (rules.rename is None or idle):
-        such_as = f", such as rename={dict(renames)}" if renames else ""
+        such_as = f", such as rename={renames}" if renames else ""
         hints.append("rename= maps saved paths to wanted ones" + such_as)
     lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
     if "shape" in kinds:

@@ -220,11 +220,9 @@ def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
 
 
 def _may_be_meant(one: Mismatch, other: Mismatch) -> bool:
-    last, same = (
-        one.path.rpartition("/")[2],
-        (one.saved or one.wanted) == (other.saved or other.wanted),
-    )
-    return same or last == other.path.rpartition("/")[2]
+    if (one.saved or one.wanted) == (other.saved or other.wanted):
+        return True
+    return one.path.rpartition("/")[2] == other.path.rpartition("/")[2]
 
 
 def positions_of(

@@ -263,7 +263,7 @@ def test_a_shape_that_differs(tmp_path: Path):
     assert right(ckpt.load(path, {**like, "b": jnp.zeros(4)})["b"])
     fitting = ckpt.load(path, like, only="w")
     assert right(fitting["w"])
-    assert np.array_equal(jnp.pad(ckpt.load(path, only="b")["b"], (0, 2))[:4], W)
+    assert right(ckpt.load(path, only="b")["b"])
 
 
 def test_functions_that_differ(tmp_path: Path):
