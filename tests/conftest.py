@@ -54,6 +54,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 # Of the whole session, and of it only if all tests take them from here: a server starts in seconds.
+from tests.support.cpu_seconds import (  # noqa: E402, F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+)
 from tests.support.stores import make_s3_url, make_server, make_store  # noqa: E402, F401
 
 
