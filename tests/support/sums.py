@@ -109,5 +109,5 @@ def private_docstrings_with_sections() -> list[str]:
             visit(child, full, shown and isinstance(child, ast.ClassDef))
 
     for name, tree in trees.items():
-        visit(tree, name, not re.search(r"(^|\.)_", name))
+        visit(tree, name, name in public or not re.search(r"(^|\.)_", name))
     return found
