@@ -70,7 +70,7 @@ lint: $(STAMP)  ## style and types of everything; CI runs it beside the tests
 # compiles as users do.
 test: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 test: $(STAMP)  ## what CI runs: all but what tests/cpu_seconds.txt calls slow
-	@"$(PYTHON)" $(TESTS) --quick -m "not soak" $(PYTEST_ARGS)
+	@"$(PYTHON)" $(TESTS) --quick -m "not slow and not soak" $(PYTEST_ARGS)
 
 test-all: lint  ## all but soak; writes tests/cpu_seconds.txt
 	@"$(PYTHON)" $(TESTS) --measure -m "not soak" $(LONG) $(PYTEST_ARGS)
