@@ -120,10 +120,7 @@ __all__ = sorted([*_HOME_OF, *_MODULES])  # pyright: ignore[reportUnsupportedDun
 
 
 def _imported(module: str) -> Any:
-    """The module, imported without passes of the garbage collector.
-
-    What an import makes stays. After jax's import a pass over all objects takes 50 ms, and would come with the first load.
-    """
+    """The module, imported without passes of the garbage collector: after jax's import one takes 50 ms, and would come with the first load."""
     collects = gc.isenabled()  # False while another thread is here, which enables it again
     try:
         if collects:

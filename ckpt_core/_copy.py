@@ -17,20 +17,9 @@ from ckpt_core._verify import verify
 
 
 def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """The number of bytes of a checkpoint that was copied; it appears at ``target`` when all of it is there.
-
-    Every byte of the source is verified before anything is written. The copy is the same save: it has the token of the source, so ``same_save`` knows it.
-    Holds one data file in memory at a time. Any process may call it alone.
-
-    Args:
-        source: path or URL of a checkpoint of ckpt.
-        target: path or URL, where nothing may be.
-
-    Raises:
-        CheckpointNotFound: there is no checkpoint at ``source``.
-        CheckpointCorrupt: a byte of it is not as it was saved; nothing was copied.
-        CheckpointExists: there is something at ``target``.
-        CheckpointError: ckpt did not write it, so that nothing can be verified.
+    """The number of bytes of a checkpoint that was copied; it appears at ``target``, where nothing may be, when
+    all of it is there. Every byte of the source is verified before anything is written. The copy has the token of
+    the source, so ``same_save`` knows it. Any process may call it alone. One data file is in memory at a time.
     """
     opened = open_checkpoint(source)
     if not isinstance(opened, NativeCheckpoint):
@@ -61,11 +50,7 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
 
 
 def same_save(one: str, other: str) -> bool:
-    """Whether the checkpoints at two places come from one save, each of them whole as far as its record says.
-
-    Raises:
-        CheckpointNotFound, CheckpointCorrupt: as for ``load``.
-    """
+    """Whether two checkpoints come from one save, each whole as far as its record says; raises what ``load`` does if there is none."""
     both = [open_checkpoint(path) for path in (one, other)]
     known = all(isinstance(opened, NativeCheckpoint) for opened in both)
     return known and both[0].attempt == both[1].attempt

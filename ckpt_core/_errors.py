@@ -40,9 +40,8 @@ VISIBLE = "visible, durability unknown"
 
 
 def is_visible(error: BaseException) -> bool:
-    """Whether a save that failed with this error has nevertheless made the checkpoint visible.
-
-    Checks the text, because other processes of the save receive only the text of the error.
+    """Whether a save that failed with this error has made the checkpoint visible; the
+    text says it, since other processes get nothing else of an error.
     """
     return any(VISIBLE in text for text in (str(error), *getattr(error, "__notes__", ())))
 
@@ -52,10 +51,7 @@ class CheckpointError(Exception):
 
 
 class RefusedArgument(CheckpointError, ValueError):
-    """A path or name that no checkpoint or item can have.
-
-    Has no public name: callers catch ``ValueError``, and the command line tells it as any error of ckpt.
-    """
+    """A path or name that no checkpoint or item can have. It has no public name: callers catch ``ValueError``."""
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
@@ -81,10 +77,7 @@ class CheckpointCorrupt(CheckpointError, ValueError):
 
 
 class NewerFormat(CheckpointError, ValueError):
-    """A checkpoint that a later version of ckpt wrote: to be read with that one, and not damaged.
-
-    Has no public name: callers catch ``CheckpointError``.
-    """
+    """A checkpoint that a later version of ckpt wrote; it is not damaged. It has no public name: callers catch ``CheckpointError``."""
 
 
 @frozen
@@ -202,14 +195,9 @@ class ForkedProcess(CheckpointError, RuntimeError):
 
 
 def raised_by_another(kind: str, message: str) -> CheckpointError:
-    """The error to raise here for one that another process of the run raised, so that all catch the same class.
-
-    Only text travels between processes, so attributes such as ``file`` stay with the process that failed. An error of
-    the system, or of the user's code, is one here that no handler takes for one of this process: CheckpointError.
-
-    Args:
-        kind: name of its class.
-        message: its text, with the process that it comes from.
+    """The error to raise here for one that another process raised, so that all catch the same
+    class. Only text travels between processes: attributes stay behind, and an error of the system
+    or of the user's code becomes a CheckpointError, which no handler takes for one of this process.
     """
     if kind == "StructureMismatch":
         return _rebuild_mismatch((), message)
@@ -251,11 +239,7 @@ def at_the_call(error: T) -> T:
 
 
 def drop_locals(error: BaseException) -> None:
-    """Clears the locals of the frames in the tracebacks of an error and its causes.
-
-    The locals may keep a whole training state alive. The traceback's text stays. Frames that are
-    still running are not cleared.
-    """
+    """Clears the locals, which may hold a whole training state, of the tracebacks of an error and its causes; running frames stay."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -274,12 +258,9 @@ _LIBRARIES = ("crc32c", "jax", "jaxlib", "ml_dtypes", "numpy", "tensorstore")
 
 
 def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
-    """The exception, among an error and its causes, that a signal handler raised; None if none did.
-
-    Python runs a handler between any two lines of the main thread, and its exception looks as if
-    that line had raised it. For example, a handler's ValueError while a file is parsed must not be
-    reported as damage of that file. The traceback of such an exception ends in code that belongs
-    neither to ckpt nor to its libraries nor to the standard library.
+    """The exception, among an error and its causes, that a signal handler raised; None if none did. Python runs a handler between
+    any two lines of the main thread, and its ValueError while a file is parsed must not count as damage of that file. The
+    traceback of a handler's exception ends in code that belongs neither to ckpt nor to its libraries nor to the standard library.
     """
     while error is not None:
         trace = error.__traceback__
@@ -308,12 +289,7 @@ def known_to_all(error: BaseException) -> bool:
 
 
 def mark_known_to_all(error: BaseException, kind: str) -> None:
-    """Notes that every process learned of a failure.
-
-    Args:
-        error: what this process raises for it.
-        kind: name of the class for which all take it, which may be that of another process's error.
-    """
+    """Notes that every process learned of a failure, and takes it for one of class ``kind``, which may be that of another process's error."""
     with contextlib.suppress(AttributeError):  # an error with slots
         setattr(error, _KNOWN, kind)
 
@@ -325,14 +301,8 @@ def mark_if_interrupt(error: BaseException) -> None:
 
 
 def all_take_for(error: BaseException, cls: type[Exception], alone: bool) -> bool:
-    """Whether a failed load counts as one of this class, in every process alike: what is done next depends on it.
-
-    Processes may fail in one load for different reasons. If they did not all learn of the failure, it counts as none.
-
-    Args:
-        error: of this process.
-        cls: CheckpointCorrupt, CheckpointNotFound, or OSError.
-        alone: whether this process is the only one.
+    """Whether a failed load counts as one of this class, in every process alike: what is done next depends on it. Processes
+    may fail for different reasons; if they did not all learn of the failure, it counts only for a process that is alone.
     """
     kind = _agreed_kind(error)
     if not kind:
@@ -373,10 +343,8 @@ def mark_of_target(error: BaseException) -> None:
 
 
 def passed_a_handler(error: BaseException) -> bool:
-    """Whether an error's traceback contains a currently installed signal handler.
-
-    Used around calls of the user's functions, because ``raised_by_a_handler`` cannot distinguish
-    their errors from those of a handler. Only the main thread runs handlers.
+    """Whether an error's traceback contains a currently installed signal handler. For calls of the
+    user's functions, where ``raised_by_a_handler`` cannot tell their errors from those of a handler.
     """
     codes = set[object]()
     for number in signal.valid_signals():

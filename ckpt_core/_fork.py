@@ -11,15 +11,10 @@ from ckpt_core._errors import ForkedProcess
 
 
 class _Home:
-    """The process that uses ckpt; in a forked child, os.getpid() differs.
+    """The process that uses ckpt; in a forked child, os.getpid() differs."""
 
-    Attributes:
-        pid: of the process that imported ckpt, or of a child that was forked before anything was used.
-        is_used: whether a save, a load or a Checkpointer has begun, or somebody else has used TensorStore.
-    """
-
-    pid = os.getpid()
-    is_used = False
+    pid = os.getpid()  # of the process that imported ckpt, or of a child forked before any use
+    is_used = False  # by a save, a load or a Checkpointer; or somebody else uses TensorStore
 
 
 HOME = _Home()

@@ -28,9 +28,8 @@ def frozen(*, kw_only: bool = False, slots: bool = False) -> Callable[[type[_T]]
 def frozen(
     cls: type[_T] | None = None, /, *, kw_only: bool = False, slots: bool = False
 ) -> type[_T] | Callable[[type[_T]], type[_T]]:
-    """The class as ``dataclass(frozen=True)`` makes it, but for code that is compiled for it: ``__init__`` alone.
-
-    A ``__repr__``, ``__eq__`` or ``__hash__`` of its own stays.
+    """The class as ``dataclass(frozen=True)`` makes it, with only ``__init__`` compiled
+    for it; its own ``__repr__``, ``__eq__``, ``__hash__`` stay.
     """
     if cls is None:
         return functools.partial(frozen, kw_only=kw_only, slots=slots)  # pyright: ignore[reportReturnType]

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class LazyModule:
-    """Proxy of a module that imports it at first use; from then on as fast as the module.
-
-    Args:
-        name: name of the module.
-        submodules: submodules to import with it.
-    """
+    """Proxy of a module that imports it, and these submodules, at first use; from then on as fast as the module."""
 
     def __init__(self, name: str, *submodules: str) -> None:
         self._lazy_names = (name, *submodules)

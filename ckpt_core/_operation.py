@@ -82,10 +82,8 @@ Listener = Callable[[Event], None]
 
 
 def tell(event: Event, listener: Listener | None) -> None:
-    """Sends an event to jax.monitoring and to the listener; their errors are only logged.
-
-    jax.monitoring gets the duration ``/ckpt/<kind>`` and the scalar ``/ckpt/<kind>/bytes``, and neither
-    progress nor slow events.
+    """Sends an event to the listener and, unless it is a progress or slow event, to jax.monitoring:
+    the duration ``/ckpt/<kind>`` and the scalar ``/ckpt/<kind>/bytes``. Their errors are only logged.
     """
     if event.kind not in ("progress", "slow"):
         _call_listener(_record, event, "a listener of jax.monitoring")
@@ -132,31 +130,19 @@ _OUR_THREADS = "ckpt-"
 
 @dataclass(eq=False)
 class Operation:
-    """One save or load, as far as it has come; the thread that works writes it, the watcher reads it.
+    """One save or load, as far as it has come; the thread that works writes it, the watcher reads it."""
 
-    Attributes:
-        what: ``save`` or ``load``.
-        path, step: of the checkpoint.
-        report_secs: interval of the reports; None for none.
-        listener: gets the events.
-        phase: what is done from here on, in words; whoever begins something else sets it.
-        done_bytes, total_bytes: of the arrays that this process writes or reads, as far as known.
-        began: monotonic seconds.
-        thread: that works.
-        is_over: no further report is wanted.
-    """
-
-    what: str
+    what: str  # ``save`` or ``load``
     path: str
     step: int | None
-    report_secs: float | None
+    report_secs: float | None  # None: no reports
     listener: Listener | None
-    phase: str = ""
+    phase: str = ""  # what is done from here on, in words; whoever begins something else sets it
     done_bytes: int = 0
-    total_bytes: int = 0
-    began: float = field(default_factory=time.monotonic)
-    thread: int = 0
-    is_over: bool = False
+    total_bytes: int = 0  # of the arrays that this process writes or reads, as far as known
+    began: float = field(default_factory=time.monotonic)  # monotonic seconds
+    thread: int = 0  # ident of the one that works
+    is_over: bool = False  # no further report is wanted
     _told_secs: float = 0.0  # when the last progress event was sent
     _reports: int = 0
     _told_bytes: int = 0
@@ -182,9 +168,8 @@ class Operation:
         logger.info(text, self.path, written_bytes, blocking_secs, secs, rate)
 
     def tell_progress(self, done_bytes: int) -> None:
-        """Sends a progress event, unless the last one was less than ``PROGRESS_SECS`` ago.
-
-        What was announced is never taken back: a load reads ahead of what it has counted, and a file of a save can shrink.
+        """Sends a progress event, unless the last one was less than ``PROGRESS_SECS`` ago. The bytes never
+        decrease, although a load reads ahead of what it has counted and a file of a save can shrink.
         """
         now = time.monotonic()
         if self.listener is None or now - max(self._told_secs, self.began) < PROGRESS_SECS:
@@ -306,10 +291,8 @@ def resident_bytes() -> int:
 
 
 class _Watcher:
-    """One thread that reports every operation that is overdue. It ends when nothing has been watched for a while.
-
-    Threads that save or load take no lock here: a signal handler that raises between taking and releasing it would leave
-    it held, and every later save would wait without end.
+    """One thread that reports every overdue operation, and ends when nothing has been watched for a while. Threads that save or load take no
+    lock here: a signal handler that raises between taking and releasing it would leave it held, and every later save would wait without end.
     """
 
     def __init__(self) -> None:

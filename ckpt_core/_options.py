@@ -221,11 +221,7 @@ _STORAGE_OPTIONS: dict[str, tuple[type, ...]] = {
 
 
 def _storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``Options.storage_options``.
-
-    Raises:
-        ValueError: an unknown name, or a value of the wrong type.
-    """
+    """A copy of ``Options.storage_options``; ValueError for an unknown name or a value of the wrong type."""
     for name, value in given.items():
         if name in ("key", "secret", "token"):
             raise ValueError(
@@ -290,11 +286,7 @@ _BLOSC_NAMES = ("lz4", "lz4hc", "blosclz", "snappy", "zlib", "zstd")
 
 
 def codec_parts(codec: str) -> tuple[str, str, int]:
-    """Name, compressor and level of a codec: ``blosc:lz4:5`` gives ``("blosc", "lz4", 5)``.
-
-    Raises:
-        ValueError: the codec is unknown.
-    """
+    """Name, compressor and level of a codec: ``blosc:lz4:5`` gives ``("blosc", "lz4", 5)``; ValueError for an unknown one."""
     name, *rest = codec.split(":") if isinstance(codec, str) else ("",)
     if name == "zstd" and len(rest) <= 1 and _is_level(level := "".join(rest) or "1", 22):
         return name, name, int(level)
@@ -317,11 +309,7 @@ DEFAULTS = Options()
 
 
 def checked_options(options: Options | None) -> Options:
-    """The options, or the defaults for None.
-
-    Raises:
-        TypeError: ``options`` is something else.
-    """
+    """The options, or the defaults for None; TypeError for anything else."""
     if options is None:
         return DEFAULTS
     if not isinstance(options, Options):
@@ -420,17 +408,9 @@ def unnamed(items: object) -> TypeError:
 def refuse_arguments(
     names: Iterable[str], arguments: Iterable[str], cutoff: float, *, beside_a_state: bool = False
 ) -> None:
-    """Refuses names of items, given by keyword, that were meant as arguments.
-
-    Args:
-        names: the keywords.
-        arguments: those of the called function, which a name may not resemble.
-        cutoff: how alike, from 0 to 1.
-        beside_a_state: a state without a name was passed, too, so that an item needs a name for that as well.
-
-    Raises:
-        TypeError: a name is one of a field of ``Options`` or of an argument of ``Checkpointer`` or of a restore, or
-            almost that of an argument.
+    """Raises TypeError for a name of an item, given by keyword, that is a setting or an argument of
+    another call, or resembles one. ``arguments`` are those of the called function, ``cutoff`` (0 to
+    1) is how alike; ``beside_a_state``: an unnamed state was passed, too, and would need a name.
     """
     for name in names:
         state = "'state': ..., " if beside_a_state else ""

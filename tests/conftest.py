@@ -54,11 +54,32 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 # Of the whole session, and of it only if all tests take them from here: a server starts in seconds.
+from tests.support.cpu_seconds import (  # noqa: E402, F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+)
 from tests.support.stores import make_s3_url, make_server, make_store  # noqa: E402, F401
+
+
+class _Extras:
+    """Found last: a file of tests that imports a package which only `make test` installs is skipped, and says why."""
+
+    NAMES = ("equinox", "flax", "grain", "h5py", "keras", "matplotlib", "optax", "orbax", "psutil")
+    NAMES += ("rich", "safetensors", "sklearn", "tensorboard", "torch", "torchax", "typer", "yaml")
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in self.NAMES:
+            pytest.skip(f"needs {name}: `make test` installs it", allow_module_level=True)
+
+
+def pytest_collection() -> None:
+    sys.meta_path.append(_Extras())  # type: ignore[arg-type]
 
 
 def pytest_collection_finish() -> None:
     """Has the garbage collector leave out what lives as long as the session: each full pass over it takes up to half a second."""
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Extras)]
     gc.collect()
     gc.freeze()
 

@@ -217,11 +217,7 @@ def _for_class(cls: type) -> Any:
 
 
 def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
-    """The only adapter of a class; which of two saves an object must not be chance.
-
-    Raises:
-        CheckpointError: there are several.
-    """
+    """The only adapter of a class; raises CheckpointError if there are several: which of two saves an object must not be chance."""
     if len(found) > 1:
         raise CheckpointError(
             f"{len(found)} adapters are {how} for {cls.__module__}.{cls.__qualname__}: {', '.join(sorted(found))}. "
@@ -288,10 +284,8 @@ def is_filter(adapter: Any, only: Any) -> bool:
 
 
 def is_held_by_reference(obj: Any) -> bool:
-    """Whether setting the object replaces its leaves and never writes to them.
-
-    Then the leaves of ``get_state`` can be set back after a failed restore without copying them
-    before.
+    """Whether setting the object replaces its leaves and never writes to them. Then the leaves of ``get_state`` can be set back
+    after a failed restore without copying them before.
     """
     adapter = adapter_for(obj)
     return isinstance(adapter, verbs.SetsLeaves) and not isinstance(adapter, verbs.Wants)
@@ -313,19 +307,11 @@ def expander(
     live: list[tuple[Any, bool]] | None = None,
     stored: bool = False,
 ) -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
-    """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states.
-
-    Make a new one for each tree: it remembers shared parts. It returns the state of an object and
-    the function that sets a new state.
-
-    Args:
-        target: target of the item; its adapter may request a state from what was saved (``Wants``).
-        saved: returns the description of the saved tree.
-        stand_in: returns the copy to use in place of a live object.
-        live: list to which each object is added, with True if it may occur twice in a tree: if its
-            adapter has ``shares``, or if its state is a single array, such as a tied weight.
-        stored: wrap values that Orbax's trees have one key deeper (``get_stored``), for array
-            names.
+    """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states. Make a new one for each
+    tree: it remembers shared parts. The adapter of ``target`` may request a state from ``saved``, the description of the saved
+    tree (``Wants``). ``stand_in`` gives the copy to use in place of a live object. Each object is added to ``live``, with True
+    if it may occur twice in a tree: its adapter has ``shares``, or its state is a single array, like a tied weight. ``stored``
+    wraps values that Orbax's trees have one key deeper, for array names.
     """
     seen: dict[int, Any] = {}
 

@@ -64,14 +64,9 @@ class Aligns(Protocol):
     def align(
         self, obj: Any, saved: Mapping[str, Any], /, *, ordered: bool
     ) -> tuple[Mapping[str, str], Set[str]]:
-        """The mapping saved path -> path in ``get_state(obj)``, and the paths to ignore.
-
-        Ignored paths, of either side, are neither restored nor reported as missing or unexpected.
-
-        Args:
-            obj: the object.
-            saved: path -> saved leaf (with ``shape`` and ``dtype``).
-            ordered: whether ``saved`` is in the order of the saved tree.
+        """The mapping saved path -> path in ``get_state(obj)``, and paths to ignore: those, of either side, are neither
+        restored nor reported. Each leaf in ``saved`` has ``shape`` and ``dtype``; ``ordered`` if they are in the order of the
+        saved tree.
         """
         ...
 
@@ -90,12 +85,8 @@ class Wants(Protocol):
     """Creates its state lazily, so that the saved tree determines what to restore."""
 
     def wanted(self, obj: Any, saved: Any, /) -> Any:
-        """The state to restore, instead of ``get_state``, if the object is the target of an item.
-
-        Args:
-            obj: the object.
-            saved: the saved tree; each leaf is a description with ``kind``, ``shape`` and
-                ``dtype``. Return such a description as a leaf to request that leaf as it was saved.
+        """The state to restore, instead of ``get_state``, if the object is the target of an item. Each leaf of the saved tree
+        is a description with ``kind``, ``shape`` and ``dtype``; return it as a leaf to request that leaf as it was saved.
         """
         ...
 
@@ -105,10 +96,8 @@ class SetsLeaves(Protocol):
     """Can be set in parts, so that old and new state are never in memory together."""
 
     def set_leaves(self, obj: Any, leaves: Mapping[Path, Any], /) -> list[Any]:
-        """Sets some leaves of ``get_state(obj)``, by path; returns the arrays that it now holds.
-
-        If the restore fails later, these arrays are deleted. At the end, ``set_state`` is called
-        with the whole state.
+        """Sets some leaves of ``get_state(obj)``, by path; returns the arrays that it now holds. If the restore fails later,
+        these arrays are deleted. At the end, ``set_state`` is called with the whole state.
         """
         ...
 
@@ -118,9 +107,8 @@ class Copies(Protocol):
     """Can copy its objects, so that ``load(path, like=obj)`` does not change the original."""
 
     def copy(self, objects: Sequence[Any], /) -> Sequence[Any]:
-        """A copy of each object, or None for one that cannot be copied.
-
-        Parts that the originals share are shared by the copies too.
+        """A copy of each object, or None for one that cannot be copied; parts that the originals share are shared by the
+        copies, too.
         """
         ...
 
@@ -130,9 +118,8 @@ class StoresBelow(Protocol):
     """Knows which of its values Orbax's own trees have one key deeper."""
 
     def get_stored(self, obj: Any, below: type[Below], seen: dict[int, Any], /) -> Any:
-        """Like ``get_state(obj, seen)``, with each such value wrapped as ``below(key, value)``.
-
-        Paths stay those of ``get_state``. Stored array names get the key, so that Orbax can restore
-        our checkpoints into its targets, and we can restore its checkpoints.
+        """Like ``get_state(obj, seen)``, with each value that Orbax has one key deeper wrapped as ``below(key, value)``. Paths
+        stay those of ``get_state``. Stored array names get the key, so that Orbax can restore our checkpoints into its targets,
+        and we can restore its checkpoints.
         """
         ...

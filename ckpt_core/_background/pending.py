@@ -24,20 +24,9 @@ _HEAD_START_SECS = 0.1
 
 
 class Pending:
-    """Work in a thread of its own; the thread itself sets the flag that it is done.
-
-    The thread is not a daemon, so interpreter exit waits for it. An error is raised once, to the
-    first caller that asks; afterwards this object holds no reference to it.
-
-    Args:
-        path: for messages.
-        work: called once, in the thread.
-        name: name of the thread; begins with ``ckpt-``.
-        low: give the thread the lowest priority, until somebody waits for it.
-
-    Attributes:
-        ended: whether the work has ended, successfully or not; ``done`` for those who ask often.
-        unreported: the error with which it has ended, if no caller has received it.
+    """Work in a thread of its own, which is not a daemon: interpreter exit waits for it. With ``low`` the thread has
+    the lowest priority until somebody waits for it. The first caller that asks gets the error of the work, and this
+    object lets go of it; ``result`` keeps a copy for its next caller.
     """
 
     def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:
@@ -45,8 +34,8 @@ class Pending:
         self._work: Callable[[], Any] | None = work
         self._value: Any = None
         self._error: BaseException | None = None
-        self.unreported: BaseException | None = None
-        self.ended = self._failed = False
+        self.unreported: BaseException | None = None  # the error, until a caller has received it
+        self.ended = self._failed = False  # ended: as done(), for those who ask often
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
         self._abandoned = self._launched = False
         self._ident: int | None = None
@@ -57,11 +46,9 @@ class Pending:
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
 
     def start(self) -> None:
-        """Starts the thread; at interpreter exit, when no thread can start, runs the work here.
-
-        If it raises (``RuntimeError`` if the system has no more threads, or the exception of a
-        signal handler), the work may still have started: the caller must ask ``abandon``, or interpreter
-        exit waits for a thread that never was.
+        """Starts the thread; at interpreter exit, when no thread can start, runs the work here. If it raises
+        (``RuntimeError`` without more threads, or the exception of a signal handler), the work may still have
+        started. The caller must then ask ``abandon``, or interpreter exit waits for a thread that never was.
         """
         _remember(self)
         if _last_call_over():
@@ -140,13 +127,9 @@ class Pending:
         return self.ended
 
     def wait(self, timeout_secs: float | None = None) -> bool:
-        """Blocks until the work has ended or the timeout; whether it has ended.
-
-        Does not raise the error of the work.
-
-        Raises:
-            CheckpointError: called in the thread of the work, such as by a listener: a deadlock.
-            ForkedProcess: called in a forked child, where the thread does not exist.
+        """Blocks until the work has ended or the timeout; returns whether it has ended, and does not raise its error.
+        Raises CheckpointError in the thread of the work, as in a listener: a deadlock; ForkedProcess in a forked
+        child, where the thread does not exist.
         """
         if self.ended:
             return True
@@ -174,11 +157,7 @@ class Pending:
         return threading.get_ident() == self._ident and not self.ended
 
     def raise_unreported(self, note: str) -> None:
-        """Raises the error of the work, if no caller has received it; drops the reference to it.
-
-        Args:
-            note: note to add to the error.
-        """
+        """Raises the error of the work with ``note`` added, if no caller has received it; drops the reference to it."""
         error = self.unreported
         if error is None:
             return
@@ -199,11 +178,8 @@ class Pending:
         return error
 
     def result(self, timeout_secs: float | None = None) -> Any:
-        """Blocks until the work has ended; returns its result.
-
-        Raises:
-            TimeoutError: the work did not end in time; it continues.
-            Exception: the error of the work, with its own type.
+        """Blocks until the work has ended; returns its result, or raises its error with its own type. After a
+        TimeoutError the work continues.
         """
         if not self.wait(timeout_secs):
             raise TimeoutError(f"{self.path}: not done after {timeout_secs:g} s; it goes on")
@@ -265,9 +241,8 @@ class PendingLoad(Pending):
 
 
 def _copied(error: BaseException) -> BaseException:
-    """A copy of the error for the next caller of ``result``.
-
-    Raising the original adds the caller's frames to its traceback, which keep their locals alive.
+    """A copy of the error for the next caller of ``result``: raising the original adds the caller's frames to its
+    traceback, which keep their locals alive.
     """
     try:
         again = copy.copy(error)
@@ -318,10 +293,8 @@ def nobody_is_left() -> bool:
 
 
 def _finish() -> None:
-    """Exit handler: blocks until no save or load is running.
-
-    The first interrupt (Ctrl-C, or a signal handler that calls ``sys.exit``) prints which saves are
-    still running; the second one abandons them and exits with code 1.
+    """Exit handler: blocks until no save or load is running. The first interrupt (Ctrl-C, or a signal handler that
+    calls ``sys.exit``) prints which saves are still running; the second one abandons them and exits with code 1.
     """
     if os.getpid() != HOME.pid:
         return  # in a forked child: the saves belong to its parent

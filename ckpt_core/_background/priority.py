@@ -34,11 +34,8 @@ def give_way() -> None:
 
 
 def set_nice(thread: int | None, nice: int) -> None:
-    """Sets the nice value of a thread and of TensorStore's threads, as far as permitted.
-
-    Args:
-        thread: its native id; None: only TensorStore's.
-        nice: the value; 19 is the lowest priority.
+    """Sets the nice value of TensorStore's threads, and of the thread with this native id if one is given, as far as
+    permitted.
     """
     try:
         threads = os.listdir("/proc/self/task") if LINUX else []

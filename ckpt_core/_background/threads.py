@@ -57,12 +57,9 @@ class Flag:
 
 
 def start_daemon(work: Callable[[], object], name: str) -> Flag:
-    """Begins ``work`` in a daemon thread; the flag is set at its end.
-
-    ``Thread.start`` waits for the thread in Python code: a thread that no handler interrupts calls it.
-
-    Raises:
-        RuntimeError: no thread can start: there are too many, or the interpreter is about to end.
+    """Begins ``work`` in a daemon thread; the flag is set at its end. ``Thread.start`` waits for the thread in Python
+    code, so a helper thread, which no signal handler interrupts, calls it. Raises RuntimeError if no thread can
+    start.
     """
     ended = Flag()
 
@@ -83,11 +80,8 @@ def start_daemon(work: Callable[[], object], name: str) -> Flag:
 
 
 class Job:
-    """One function call that a worker thread makes; see ``Workers.submit``.
-
-    Args:
-        work: the function.
-        owner: the pool; a strong reference would keep it alive while its threads see the queue.
+    """One function call that a worker thread makes; see ``Workers.submit``. A strong reference to the pool would keep
+    it alive while its threads see the queue.
     """
 
     def __init__(self, work: Callable[[], Any], owner: weakref.ref[Workers]) -> None:
@@ -118,14 +112,9 @@ class Job:
 
 
 class Workers:
-    """A thread pool for the duration of a ``with`` block, whose end waits for the threads.
-
-    At interpreter exit, when no thread can start, ``submit`` runs each job itself: a save that is
-    pending at exit, or that an ``atexit`` handler begins, needs this pool too.
-
-    Args:
-        count: number of threads; they start with the first job.
-        name: name of the threads; begins with ``ckpt-``.
+    """A thread pool for the duration of a ``with`` block, which waits for the threads at its end. At interpreter
+    exit, when no thread can start, ``submit`` runs each job itself: a save that is pending at exit, or that an
+    ``atexit`` handler begins, needs this pool too.
     """
 
     def __init__(self, count: int, name: str) -> None:

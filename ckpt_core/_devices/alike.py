@@ -21,17 +21,12 @@ _SMALL_BYTES = 64 * 1024
 
 @frozen
 class Row:
-    """A copy of a small array, which lies with others in one array of the device: each transfer has a price.
+    """A copy of a small array, which lies with others in one array of the device: each transfer has a price."""
 
-    Attributes:
-        stack: the array; of unsigned integers instead of floats, since on a CPU a signalling NaN becomes a quiet one otherwise.
-        index: of this copy on its first axis.
-        dtype: of the copied array.
-    """
-
+    # Of unsigned integers instead of floats, since on a CPU a signalling NaN becomes a quiet one otherwise.
     stack: Any
-    index: int
-    dtype: np.dtype[Any]
+    index: int  # on the first axis of the stack
+    dtype: np.dtype[Any]  # of the copied array
 
     def of(self, stack: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """This copy, as a view of the stack on the host."""

@@ -30,21 +30,10 @@ def room(size_bytes: int) -> Bytes:
 
 
 def join(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
-    """The union of the buffers of all ``holders``; exactly these processes must call it; blocks.
-
-    At most one process has set each byte, and it is zero in the others, so the sum of the buffers
-    as integers is exact, bit by bit. One device of each process takes part.
-
-    Args:
-        filled: buffer from ``room``, of the same size on all holders; must not be changed
-            afterwards.
-        holders: process indices, ascending.
-
-    Returns:
-        A read-only array.
-
-    Raises:
-        CheckpointError: the collective failed. The time limit is jax's, not ``timeout_secs``.
+    """The union of the buffers of all ``holders``, read-only; exactly these processes must call it; blocks. At most one process
+    has set each byte, and it is zero in the others, so the sum of the buffers as integers is exact. ``filled`` is a buffer from
+    ``room``, equally large on all holders, and must not change afterwards; ``holders`` are ascending. One device of each
+    process takes part. Raises CheckpointError if the collective failed; the time limit is jax's, not ``timeout_secs``.
     """
     add, mesh = _adder(holders)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))

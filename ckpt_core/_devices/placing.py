@@ -68,15 +68,9 @@ _fast_path = _FastPath()
 
 
 def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
-    """A jax array with ``sharding``, or uncommitted on the default device, from host arrays.
-
-    Args:
-        shape: global shape of the array.
-        sharding: sharding of the array; None for uncommitted.
-        parts: region -> values, for every region on this process's devices; empty if it has none.
-            On CPU the array may take over their memory: do not use them afterwards. Of one region on one device an array of
-            jax there is taken over, too.
-        dtype: dtype of the array, required if ``parts`` is empty.
+    """A jax array with ``sharding``, or uncommitted on the default device, from host arrays. ``parts`` has a value for every
+    region on this process's devices; ``dtype`` is required if it is empty. On CPU the array may take over their memory: do not
+    use them afterwards. An array of jax that is the one region, on its one device, is taken over, too.
     """
     if sharding is None or (parts and isinstance(sharding, jax.sharding.SingleDeviceSharding)):
         (part,) = parts.values()
@@ -116,9 +110,8 @@ def owning_device(sharding: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """One host array on one device, at a tenth of the cost of ``jax.device_put``.
-
-    ``jax.device_put`` takes about 80 us per array, nearly all of it Python code.
+    """One host array on one device, at a tenth of the cost of ``jax.device_put``: about 80 us per array, nearly all of it
+    Python code.
     """
     target = _on(_default_device()) if sharding is None else sharding
     made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
@@ -165,13 +158,8 @@ def _default_device() -> Any:
 
 
 def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
-    """A typed PRNG key array from its key data.
-
-    Args:
-        shape: shape of the key array, without the words of a key.
-        impl: PRNG implementation.
-        sharding: sharding of the key array; None for uncommitted.
-        parts: region of the key array -> key data; empty if this process holds no part of it.
+    """A typed PRNG key array from its key data, uncommitted without ``sharding``. ``shape`` and the regions of ``parts`` are
+    those of the key array, without the words of a key; ``parts`` is empty if this process holds none.
     """
     words = KEY_WORDS[impl]
     data_shape = (*shape, words)
@@ -193,9 +181,8 @@ def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
 
 
 def place_weak(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """A weakly typed scalar; None if jax cannot create one of this dtype on that sharding.
-
-    A weak type determines the dtype of ``scalar * array``, so losing it would change results.
+    """A weakly typed scalar; None if jax cannot create one of this dtype on that sharding. A weak type determines the dtype of
+    ``scalar * array``, so losing it would change results.
     """
     target = _on(_default_device()) if sharding is None else sharding
     aval = jax.core.ShapedArray((), part.dtype, weak_type=True)

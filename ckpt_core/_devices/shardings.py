@@ -16,29 +16,17 @@ from ckpt_core._lazy import jax
 
 @frozen(slots=True)
 class LocalShards:
-    """The shards of an array, and those that this process holds.
+    """The shards of an array, and those that this process holds."""
 
-    Attributes:
-        cuts: a few regions that together have the boundaries of all shards, per dimension.
-        mine: for each distinct region on this process: the region, the indices of all processes
-            that hold it, and one device of this process that does (None if the array is local).
-        most_holders: maximum number of processes that hold one region.
-    """
-
+    # A few regions that together have the boundaries of all shards, per dimension.
     cuts: tuple[Region, ...]
+    # Each distinct region here, the indices of all processes that hold it, and a device here that does (None: a local array).
     mine: tuple[tuple[Region, tuple[int, ...], Any], ...]
-    most_holders: int
+    most_holders: int  # of one region
 
 
 def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> LocalShards:
-    """The shards of an array that this process holds.
-
-    Args:
-        sharding: sharding of the array.
-        committed: whether the array is committed to its devices.
-        shape: global shape of the array.
-        process: index of this process.
-    """
+    """The shards of an array of this global shape, and those that ``process``, the index of this process, holds."""
     single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     if sharding.is_fully_addressable and (single or sharding.is_fully_replicated):
         region = whole(shape)
@@ -110,13 +98,9 @@ def rebuild_sharding(
     *,
     elsewhere: bool = False,
 ) -> Any:
-    """The sharding from its JSON; None if the current devices do not allow it.
-
-    Args:
-        described: JSON of ``describe_sharding``.
-        mesh: mesh to use instead of the saved one; dimensions sharded only over axes that it lacks
-            become replicated.
-        elsewhere: a single device may be that of another process, which then holds the array.
+    """The sharding from the JSON of ``describe_sharding``; None if the current devices do not allow it. With ``mesh`` instead
+    of the saved one, dimensions sharded only over axes that it lacks become replicated. With ``elsewhere`` a single device may
+    be that of another process, which then holds the array.
     """
     try:
         if described is None:
@@ -198,10 +182,8 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
 
 
 def concrete(sharding: Any) -> Any:
-    """The sharding with real devices: replaces an abstract mesh by the one of ``jax.set_mesh``.
-
-    Raises:
-        ValueError: the mesh is abstract, and no mesh with its axes is set.
+    """The sharding with real devices: replaces an abstract mesh by the one of ``jax.set_mesh``. Raises ValueError if no mesh
+    with its axes is set.
     """
     if isinstance(sharding, jax.sharding.NamedSharding) and not isinstance(
         sharding.mesh, jax.sharding.Mesh
@@ -224,13 +206,8 @@ def wanted_sharding(leaf: Any) -> Any:
 
 
 def where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
-    """Which device holds which part of an array, as text that is equal on all processes.
-
-    Args:
-        sharding: sharding of the array.
-        committed: whether the array is committed to its devices.
-        shape: shape of the array.
-        own: leave out which process it is that holds all of the array.
+    """Which device holds which part of an array, as text that is equal on all processes. With ``own`` a process that holds all
+    of the array is not named.
     """
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
     if isinstance(sharding, jax.sharding.SingleDeviceSharding) and not committed:

@@ -13,19 +13,12 @@ Copy = Callable[[Array], Array]
 
 
 class Staging:
-    """Copies arrays into buffers that successive saves reuse.
-
-    New memory costs a page fault per 4 KiB, which takes several times as long as the copy itself.
-
-    Args:
-        limit_bytes: maximum memory to keep between saves.
-
-    Attributes:
-        lent: the buffers in use since the last ``release``.
+    """Copies arrays into buffers that successive saves reuse; keeps at most ``limit_bytes`` of them between saves. New memory
+    costs a page fault per 4 KiB, which takes several times as long as the copy itself.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self.lent: list[Array] = []
+        self.lent: list[Array] = []  # in use since the last ``release``
         self._limit_bytes = limit_bytes
         self._free: dict[tuple[np.dtype[Any], tuple[int, ...]], list[Array]] = {}
 
@@ -38,9 +31,8 @@ class Staging:
         return buffer
 
     def lend(self, users: int) -> Callable[[], None]:
-        """Begins a snapshot; each of so many saves that read it calls the result after its last read.
-
-        The saves that read the previous one have ended, or never began.
+        """Begins a snapshot; each of the ``users`` saves that read it calls the result after its last read. The saves that read
+        the previous one have ended, or never began.
         """
         if self.lent:
             self.release()

@@ -30,17 +30,11 @@ _AT_A_TIME_BYTES = GIB
 def bring_to_host(
     arrays: dict[Any, Any], names: Collection[Any], copy: Copy | None = None, *, staged: bool
 ) -> None:
-    """Replaces these arrays of single devices by host arrays that no later step changes; blocks until they are there.
-
-    On CPU, ``np.asarray`` is a view of the array's buffer and keeps a reference to it. A later step that donates the array
-    then gets a new buffer. An accelerator copies to page-locked memory, which is then viewed: that runs at the speed of its
-    bus, where a copy to memory that the system has to give first runs at a thirtieth of it.
-
-    Args:
-        arrays: changed in place.
-        names: keys of the arrays.
-        copy: also copies what is on the host, if its owner could write to it.
-        staged: the arrays are copies, which ``stage`` made.
+    """Replaces these arrays of single devices by host arrays that no later step changes; blocks until they are there. On CPU,
+    ``np.asarray`` is a view of the array's buffer and keeps a reference to it: a later step that donates the array gets a new
+    buffer. An accelerator copies to page-locked memory, which is then viewed. That runs at the speed of its bus; a copy to
+    memory that the system has to give first runs at a thirtieth of it. ``copy`` also copies what is on the host, if its owner
+    could write to it; ``staged`` arrays are copies, which ``stage`` made.
     """
     accelerated = has_room = jax.default_backend() != "cpu"
     with fetching(), _unchecked() if accelerated else contextlib.nullcontext():
@@ -80,10 +74,9 @@ def _groups(arrays: dict[Any, Any], names: Collection[Any]) -> Iterator[tuple[li
 
 
 def _send(arrays: dict[Any, Any], names: Collection[Any], staged: bool, has_room: bool) -> bool:
-    """Starts the transfers from accelerators to the host; does not wait. Gives whether jax still has page-locked memory.
-
-    One call sends all: what is sent after the caller has enqueued a step is sent when that has ended, and the step's
-    result, which the caller reads, after it.
+    """Starts the transfers from accelerators to the host; does not wait. Gives whether jax still has page-locked memory. One
+    call sends all: what is sent after the caller has enqueued a step is sent when that has ended, and the step's result, which
+    the caller reads, after it.
     """
     targets: dict[Any, Any] = {}
     for name in names:
@@ -115,9 +108,8 @@ def _page_locked(device: Any) -> Any:
 
 
 def fetching() -> contextlib.AbstractContextManager[object]:
-    """Context in which transfers to the host are explicit, as with ``jax.device_get``.
-
-    ``jax.transfer_guard("disallow")`` permits them, ``"disallow_explicit"`` does not.
+    """Context in which transfers to the host are explicit, as with ``jax.device_get``: ``jax.transfer_guard("disallow")``
+    permits them, ``"disallow_explicit"`` does not.
     """
     try:
         from jax._src.config import explicit_device_get_scope
@@ -127,17 +119,9 @@ def fetching() -> contextlib.AbstractContextManager[object]:
 
 
 def stage(arrays: dict[Any, Any], where: str) -> None:
-    """Replaces arrays by copies in other memory of their device; does not wait for the copies.
-
-    The copies are enqueued on the device before the caller's next step, which may donate the
-    original.
-
-    Args:
-        arrays: arrays of single devices; changed in place.
-        where: ``device``, or a memory kind that the device can address, such as ``pinned_host``.
-
-    Raises:
-        CheckpointError: the device has no such memory.
+    """Replaces arrays of single devices by copies in other memory of their device; does not wait for the copies. They are
+    enqueued before the caller's next step, which may donate the originals. ``where`` is ``device``, or a memory kind that the
+    device can address, like ``pinned_host``; raises CheckpointError if it has none.
     """
     with _unchecked():
         stack_small(arrays, arrays.keys())

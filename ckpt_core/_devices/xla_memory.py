@@ -80,9 +80,8 @@ def _write_nothing(frame: Any) -> None:
 
 
 def can_own(device: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether ``allocate`` may have memory for an array of this dtype on this device.
-
-    Not for small floats and integers, of which XLA packs some.
+    """Whether ``allocate`` may have memory for an array of this dtype on this device; not for small floats and integers, since
+    XLA packs some.
     """
     numeric = dtype.isbuiltin == 1 and dtype.kind in "biufc"
     return device.platform == "cpu" and (numeric or dtype.name == "bfloat16")
@@ -97,15 +96,10 @@ def is_worth_it(shapes: Shapes) -> bool:
 
 
 class Owned(NamedTuple):
-    """Memory that XLA owns.
+    """Memory that XLA owns."""
 
-    Attributes:
-        array: the array of jax whose memory it is.
-        view: the memory, to be written to before anybody else has the array.
-    """
-
-    array: Any
-    view: Array
+    array: Any  # the array of jax that has it
+    view: Array  # to be written to before anybody else has the array
 
 
 class Allocation:
@@ -143,10 +137,9 @@ class Allocation:
 
 
 class _Allocator:
-    """The thread that makes all allocations of this process.
-
-    Not the main thread: what a signal handler raises would be lost if it came while XLA calls ``_write_nothing``. And one for
-    all, since glibc keeps memory that was freed for the thread that had allocated it, up to 64 MiB for each.
+    """The thread that makes all allocations of this process. It is not the main thread: what a signal handler raises would be
+    lost if it came while XLA calls ``_write_nothing``. It is one for all, since glibc keeps memory that was freed for the
+    thread that had allocated it, up to 64 MiB for each.
     """
 
     def __init__(self) -> None:
@@ -188,9 +181,8 @@ def _work(waiting: queue.SimpleQueue[Allocation]) -> None:
 
 
 def allocate(device: Any, shapes: Shapes) -> Allocation:
-    """Begins to get uninitialised memory for arrays on a device.
-
-    Takes 10 ms and 0.2 ms for each array the first time, for a program is compiled.
+    """Begins to get uninitialised memory for arrays on a device. The first time takes 10 ms and 0.2 ms for each array, for a
+    program is compiled.
     """
     allocation = Allocation(device, shapes)
     try:
@@ -226,10 +218,9 @@ _MOST_TIMES = 64
 
 
 def _split(shapes: Shapes) -> list[tuple[Shapes, int]]:
-    """Programs that together give arrays of these shapes: the results of each, and how many times it runs.
-
-    A program takes 10 ms and 0.2 ms a result to compile, and a few us a result to run, so one for a part of the leaves that are
-    alike runs as many times as there are such parts.
+    """Programs that together give arrays of these shapes: the results of each, and how many times it runs. A program takes 10
+    ms and 0.2 ms a result to compile, and a few us a result to run. So leaves that are alike are cut into equal parts, and one
+    program runs once for each part.
     """
     counts = Counter(shapes)
 

@@ -28,12 +28,8 @@ class Attempt(Protocol):
         ...
 
     def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
-        """Writes a small file; ``name`` is relative to ``path``.
-
-        Args:
-            name: of the file.
-            data: its content.
-            until_commit: another process reads it before the commit; in an object store it is deleted then.
+        """Writes a small file; ``name`` is relative to ``path``. With ``until_commit`` another process reads it
+        before the commit, and an object store deletes it then.
         """
         ...
 
@@ -52,28 +48,20 @@ class Attempt(Protocol):
     def files(
         self, below: str = "", known_bytes: Mapping[str, int] | None = None
     ) -> dict[str, int]:
-        """Relative path and size of every file written so far.
-
-        Args:
-            below: only files in this folder.
-            known_bytes: sizes of the files that this process did not write by ``write``, as reported by their
-                writers; an object store is not asked for them.
+        """Relative path and size of every file written so far, in the folder ``below``. ``known_bytes`` are the sizes
+        of files that this process did not ``write``, from their writers: an object store is not asked for them.
         """
         ...
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        """Writes the record as the last file and makes all files durable; readers see nothing yet.
-
-        Files of other processes must be written before.
+        """Writes the record as the last file and makes all files durable; readers see nothing yet. Files of other
+        processes must be written before.
         """
         ...
 
     def commit(self) -> None:
-        """Makes the checkpoint visible to readers, after ``make_durable``.
-
-        The checkpoint that it replaced is deleted only when the new one is durable. If an error
-        comes after the new one became visible, it is not undone: the message contains ``VISIBLE``,
-        and ``is_visible`` recognizes it.
+        """Makes the checkpoint visible to readers, after ``make_durable``; deletes the one that it replaces only when
+        the new one is durable. An error after it became visible undoes nothing, and ``is_visible`` recognizes it.
         """
         ...
 
@@ -83,33 +71,20 @@ class Attempt(Protocol):
 
 
 class Look(NamedTuple):
-    """What one listing of a directory found.
+    """What one listing of a directory found."""
 
-    Attributes:
-        children: names of subdirectories that may be checkpoints or items.
-        is_checkpoint: tells of such a name whether a committed checkpoint is there.
-        hidden: names of files that begin with a dot.
-    """
-
-    children: list[str]
-    is_checkpoint: Callable[[str], bool]
-    hidden: frozenset[str]
+    children: list[str]  # subdirectories that may be checkpoints or items
+    is_checkpoint: Callable[[str], bool]  # of ``children``: whether a committed checkpoint is there
+    hidden: frozenset[str]  # names that begin with a dot
 
 
 class Backend(Protocol):
     """Operations on checkpoints in one kind of storage; paths are absolute paths or URLs."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> Attempt:
-        """Starts an attempt to write the checkpoint at ``path``; one process calls it.
-
-        Args:
-            path: of the checkpoint.
-            overwrite: replace an existing checkpoint at the commit.
-            durable: fsync all files and directories.
-            token: identifies the attempt.
-
-        Raises:
-            CheckpointExists: something is at ``path`` and must not or cannot be replaced.
+        """Starts an attempt to write the checkpoint at ``path``; one process calls it. ``durable`` syncs all files
+        and directories; ``token`` identifies the attempt. Raises CheckpointExists if something is at ``path`` that
+        must not or cannot be replaced.
         """
         ...
 
@@ -118,15 +93,9 @@ class Backend(Protocol):
         ...
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
-        """The content of a file of a checkpoint, or None if there is none; follows links.
-
-        Args:
-            path: of the checkpoint.
-            name: of the file, relative to ``path``.
-            limit_bytes: maximum size; by default the limit for this file name (``most_bytes``).
-
-        Raises:
-            CheckpointCorrupt: the file is larger, is not a regular file, or is a dangling link.
+        """The content of a file of a checkpoint, or None if there is none; follows links. Raises CheckpointCorrupt
+        for a file beyond ``limit_bytes`` (by default ``most_bytes`` of its name), a dangling link, or anything but a
+        regular file.
         """
         ...
 
@@ -139,40 +108,27 @@ class Backend(Protocol):
         ...
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
-        """Writes a file and keeps it locked until the claim is closed or the process ends.
-
-        An object store has no locks and only writes the file.
+        """Writes a file and keeps it locked until the claim is closed or the process ends. An object store has no
+        locks and only writes the file.
         """
         ...
 
     def release(self, path: str, name: str, beginning: bytes) -> None:
-        """Deletes a file that ``claim`` wrote, if it still begins so; does nothing in an object store.
-
-        There, a file cannot be taken away and put back if it turns out to be another writer's.
+        """Deletes a file that ``claim`` wrote, if it still begins so. Does nothing in an object store, where a file
+        cannot be taken away and put back if it turns out to be another writer's.
         """
         ...
 
     def reading(self, path: str, head: bytes) -> AbstractContextManager[None]:
-        """Keeps the checkpoint at ``path`` from being deleted while the block runs.
-
-        Args:
-            path: of the checkpoint.
-            head: first bytes of its record, as the caller has read them.
-
-        Raises:
-            FileNotFoundError: the checkpoint was deleted or replaced since the caller read the
-                record.
+        """Keeps the checkpoint at ``path`` from being deleted while the block runs. Raises FileNotFoundError if it
+        was deleted or replaced since the caller read ``head``, the beginning of its record.
         """
         ...
 
     def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Relative path and size of every file of a checkpoint; -1 for anything but a regular file.
-
-        Follows links, but enters each directory once.
-
-        Args:
-            path: of the checkpoint.
-            known_bytes: sizes to give for some files, if the storage could find them only by reading all.
+        """Relative path and size of every file of a checkpoint; -1 for anything but a regular file. Follows links,
+        but enters each directory once. ``known_bytes`` are sizes that the storage could find only by reading the
+        files.
         """
         ...
 
@@ -201,15 +157,8 @@ class Backend(Protocol):
         ...
 
     def delete(self, path: str, trash: str | None = None) -> None:
-        """Deletes a checkpoint: first hides it from readers, then deletes its data.
-
-        Args:
-            path: of the checkpoint.
-            trash: name of a directory next to the checkpoint, created if missing: move it there
-                instead of deleting it.
-
-        Raises:
-            BlockingIOError: a reader holds the checkpoint.
+        """Deletes a checkpoint: first hides it from readers, then deletes its data. With ``trash`` it is moved into
+        the directory of that name next to it, which is made if missing. Raises BlockingIOError if a reader holds it.
         """
         ...
 

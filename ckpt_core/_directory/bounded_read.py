@@ -16,16 +16,8 @@ _LEADS_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
-    """The bytes of a regular file, following links; None if there is no file.
-
-    Args:
-        directory: a checkpoint, or a directory of checkpoints.
-        name: of the file, relative to ``directory``; also for messages.
-        most_bytes: maximum size; a larger file is not read.
-
-    Raises:
-        CheckpointCorrupt: the file is larger than ``most_bytes``, is not a regular file, or is a
-            dangling link.
+    """The bytes of a regular file, following links; None if there is no file. Raises CheckpointCorrupt if it is
+    larger than ``most_bytes``, is not a regular file, or is a dangling link.
     """
     path = os.path.join(directory, name)
     try:
@@ -90,11 +82,8 @@ def read_beginning(directory: str, name: str, most_bytes: int = 2**20) -> bytes 
 
 
 def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
-    """The bytes of a file that should have this size, 4 MiB at a time; one more if it is longer.
-
-    Raises:
-        FileNotFoundError: there is no file.
-        CheckpointCorrupt: it is no regular file.
+    """The bytes of a file that should have this size, 4 MiB at a time; one more if it is longer. Raises
+    FileNotFoundError, or CheckpointCorrupt for anything but a regular file.
     """
     path = os.path.join(directory, name)
     descriptor = os.open(path, READ)
@@ -130,9 +119,8 @@ def size_of(path: str) -> int | None:
 
 
 def file_sizes(path: str) -> dict[str, int]:
-    """``size_of`` of all files below a directory, by relative path.
-
-    Follows links to directories, but enters each directory once, so that cycles of links end.
+    """``size_of`` of all files below a directory, by relative path. Follows links to directories, but enters each
+    directory once, so that cycles of links end.
     """
     found: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()

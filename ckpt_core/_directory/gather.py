@@ -28,30 +28,17 @@ _DELETED = ".deleted"
 
 @frozen
 class SourceFile:
-    """A file to save, as it was when it was found.
+    """A file to save, as it was when it was found."""
 
-    Attributes:
-        name: relative path, with ``/`` between names.
-        path: where it is.
-        size_bytes: its size.
-        state: device, inode, size and times, by which a change is seen.
-    """
-
-    name: str
+    name: str  # relative path, with ``/`` between names
     path: str
     size_bytes: int
-    state: tuple[int, ...]
+    state: tuple[int, ...]  # device, inode, size and times, which show a change
 
 
 def files_below(path: str) -> list[SourceFile]:
-    """The file at ``path``, or all files below the directory there, ordered by name.
-
-    Links are followed.
-
-    Raises:
-        OSError: there is nothing, or the system refuses.
-        UnsupportedLeaf: something is no file, a link leads nowhere or in a circle, or a name is no
-            text.
+    """The file at ``path``, or all files below the directory there, ordered by name; links are followed. Raises
+    UnsupportedLeaf if something is no file, a link leads nowhere or in a circle, or a name is reserved or no UTF-8.
     """
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
@@ -119,10 +106,8 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
 
 
 def pieces_of(source: SourceFile) -> Iterator[bytes]:
-    """The content, 4 MiB at a time.
-
-    Raises:
-        CheckpointError: the file is not the one that was found any more.
+    """The content, 4 MiB at a time; raises CheckpointError if the file has changed since it was found, or holds more
+    than its size.
     """
     # O_NONBLOCK: a pipe that took the file's place must not be waited for
     descriptor = os.open(source.path, READ)
@@ -182,10 +167,8 @@ def place(path: str, pieces: Iterable[bytes]) -> None:
 
 
 class Scratch:
-    """An empty directory for what a caller writes; deleted by ``close``, or with this object.
-
-    Args:
-        users: how often ``close`` is called; the last time deletes it.
+    """An empty directory for what a caller writes; deleted when each of its ``users`` has called ``close``, or with
+    this object.
     """
 
     def __init__(self, users: int = 1) -> None:

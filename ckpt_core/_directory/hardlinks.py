@@ -30,15 +30,9 @@ def identify(directory: str, names: Iterable[str]) -> dict[str, FileIdentity]:
 def link_files(
     source: str, target: str, names: Mapping[str, str], known: Mapping[str, FileIdentity]
 ) -> None:
-    """Hard-links files of one directory into another: all of them or, on an error, none.
-
-    Args:
-        source, target: directories.
-        names: relative path in ``source`` -> relative path in ``target``.
-        known: relative path in ``source`` -> identity that the file must have.
-
-    Raises:
-        OSError: the file system has no hard links, a file is missing or has changed (ESTALE), ...
+    """Hard-links files of ``source`` into ``target``: all of them or, on an error, none. ``names`` maps relative
+    paths there to new ones. Raises OSError if the file system has no hard links, or a file is missing or no longer
+    the ``known`` one (ESTALE).
     """
     try:
         for folder in sorted({os.path.dirname(name) for name in names.values()}):
@@ -57,9 +51,8 @@ def link_files(
 
 
 def link_same(source: str, target: str, known: FileIdentity, pieces: Iterable[bytes]) -> bool:
-    """Hard-links ``source`` to ``target`` if it is still the known file and holds these bytes.
-
-    Nothing is left at ``target`` if it is not, or if the file system has no hard links.
+    """Hard-links ``source`` to ``target`` if it is still the known file and holds these bytes. Nothing is left at
+    ``target`` if it is not, or if the file system has no hard links.
     """
     try:
         os.makedirs(os.path.dirname(target), exist_ok=True)

@@ -33,21 +33,13 @@ _EARLIER_LABEL_CHARACTERS = 100
 
 
 class Hidden(NamedTuple):
-    """The parts of a hidden name.
+    """The parts of a hidden name."""
 
-    Attributes:
-        entry: the whole hidden name.
-        kind: its prefix: ``TEMPORARY``, ``REPLACED`` or ``KEPT``.
-        label: the beginning of the checkpoint's name.
-        digest: digest of the checkpoint's name; empty if an earlier version wrote it.
-        owner: the process that made it, see ``owner.this_owner``; empty if unknown.
-    """
-
-    entry: str
-    kind: str
-    label: str
-    digest: str
-    owner: str
+    entry: str  # the whole hidden name
+    kind: str  # TEMPORARY, REPLACED or KEPT
+    label: str  # the beginning of the checkpoint's name
+    digest: str  # of the checkpoint's name; empty if an earlier version wrote it
+    owner: str  # see ``owner.this_owner``; empty if unknown
 
     def is_of(self, name: str) -> bool:
         """Whether it belongs to the checkpoint of this name."""

@@ -17,10 +17,8 @@ from ckpt_core._directory.syscalls import remove
 
 
 def is_vacant(path: str) -> bool:
-    """Whether a checkpoint can be renamed to ``path``: nothing or an empty directory is there.
-
-    Raises:
-        OSError: the system cannot say, such as EIO or EMFILE: what a replacement left beside it may count, or not.
+    """Whether a checkpoint can be renamed to ``path``: nothing or an empty directory is there. Raises OSError if the
+    system cannot say (EIO, EMFILE): what a replacement left beside it may count, or not.
     """
     if os.path.islink(path):
         return False
@@ -102,10 +100,9 @@ def _is_removable(hidden: hidden_names.Hidden, parent: str, beside: dict[str, st
 
 
 def discard(paths: Iterable[str]) -> None:
-    """Deletes directories with hidden names; never raises.
-
-    A ``REPLACED`` or ``KEPT`` one is first renamed to a ``TEMPORARY`` name: if the deletion is
-    interrupted, readers must not take the rest for a checkpoint.
+    """Deletes directories with hidden names; raises no error of the file system. A ``REPLACED`` or ``KEPT`` one is
+    first renamed to a ``TEMPORARY`` name: if the deletion is interrupted, readers must not take the rest for a
+    checkpoint.
     """
     for path in paths:
         parent, entry = os.path.split(path)

@@ -37,14 +37,10 @@ _READER_PAUSE_SECS = 0.02
 
 
 class LockFile:
-    """An open file for flock; a forked child closes it.
-
-    Attributes:
-        descriptor: file descriptor; None after ``close``.
-    """
+    """An open file for flock; a forked child closes it."""
 
     def __init__(self, path: str, flags: int, mode: int = 0o666) -> None:
-        self.descriptor: int | None = None
+        self.descriptor: int | None = None  # None after ``close``
         with _forking:
             self.descriptor = os.open(path, flags | READ, mode)
             open_files.add(self)
@@ -115,11 +111,7 @@ def _open_to_lock(path: str) -> LockFile:
 
 
 def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
-    """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it."""
     file = LockFile(path, os.O_RDONLY)
     try:
         if file.lock(EXCLUSIVE if exclusive else SHARED):
@@ -132,9 +124,8 @@ def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
 
 
 def is_locked(path: str) -> bool:
-    """Whether any process holds a lock on the file; False if the file or the file system has none.
-
-    Locks held on other hosts may be invisible.
+    """Whether any process holds a lock on the file; False if the file or the file system has none. Locks held on
+    other hosts may be invisible.
     """
     try:
         file = _open_to_lock(path)
@@ -158,10 +149,8 @@ def locks_work_in(directory: str) -> bool:
 
 @contextlib.contextmanager
 def reading(path: str, head: bytes) -> Generator[None]:
-    """Holds a shared lock on a file during the block, so that ``deleting`` raises.
-
-    Raises:
-        FileNotFoundError: the file was deleted, or no longer begins with ``head``.
+    """Holds a shared lock on a file during the block, so that ``deleting`` raises. Raises FileNotFoundError if the
+    file was deleted, or no longer begins with ``head``.
     """
     try:
         file = LockFile(path, os.O_RDONLY)
@@ -184,10 +173,8 @@ def reading(path: str, head: bytes) -> Generator[None]:
 
 @contextlib.contextmanager
 def deleting(path: str) -> Generator[None]:
-    """Holds an exclusive lock on a file during the block; does nothing if it cannot be opened.
-
-    Raises:
-        BlockingIOError: a reader holds the file.
+    """Holds an exclusive lock on a file during the block, or raises BlockingIOError if a reader holds it; does
+    nothing if the file cannot be opened.
     """
     try:
         file = _open_to_lock(path)
@@ -201,15 +188,11 @@ def deleting(path: str) -> Generator[None]:
 
 
 class Claim:
-    """A locked file that names the writer of a directory; held until ``close`` or process exit.
-
-    Attributes:
-        contested: whether another live writer held the lock before.
-    """
+    """A locked file that names the writer of a directory; held until ``close`` or process exit."""
 
     def __init__(self, file: LockFile | None, contested: bool) -> None:
         self._file = file
-        self.contested = contested
+        self.contested = contested  # another live writer held the lock before
 
     def close(self) -> None:
         """Releases the lock; the file stays."""

@@ -91,12 +91,9 @@ class Done(Generic[Value]):
 
 
 class MountedFiles:
-    """The files below a directory, as keys and values; every call blocks, and returns a future all the same.
-
-    A conditional write compares and then writes: of two writers on two hosts, both may believe to have won.
-
-    Args:
-        root: absolute path of the directory, which need not exist.
+    """The files below a directory, which need not exist, as keys and values; every call blocks, and returns a future
+    all the same. A conditional write compares and then writes: of two writers on two hosts, both may believe to have
+    won.
     """
 
     def __init__(self, root: str) -> None:
@@ -107,12 +104,8 @@ class MountedFiles:
         return Done(lambda: self._read(key, byte_range))
 
     def write(self, key: str, value: bytes | None, *, if_equal: bytes | None = None) -> Done[Stamp]:
-        """Writes the value, or deletes the key.
-
-        Args:
-            key: the key.
-            value: None to delete.
-            if_equal: write only if the value has this generation; then the file appears at once, whole.
+        """Writes the value, or deletes the key if it is None. With ``if_equal``, only if the value has this
+        generation; the file then appears at once, whole, if the mount can rename.
         """
         if value is None:
             return Done(lambda: self._delete(key))

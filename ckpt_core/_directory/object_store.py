@@ -68,11 +68,7 @@ _MARK = b'"requires":"ckpt.json"'
 
 
 class ObjectStoreBackend:
-    """Checkpoints as prefixes; see ``Backend``.
-
-    Args:
-        open_keys: opens the key-value view of the objects below a URL.
-    """
+    """Checkpoints as prefixes; see ``Backend``. ``open_keys`` opens the key-value view of the objects below a URL."""
 
     def __init__(self, open_keys: Callable[[str], Keys]) -> None:
         self._open_keys = open_keys
@@ -219,9 +215,8 @@ class ObjectStoreBackend:
         delete_rest(keys, [*present, DELETED], token_of(record), own)
 
     def _copy(self, keys: Keys, present: list[str], target: str) -> None:
-        """Copies all objects of a checkpoint, one by one; those by which it is one come last.
-
-        A store does not rename. If this is interrupted, what was copied is no checkpoint, and the checkpoint stays.
+        """Copies all objects of a checkpoint, one by one, since a store does not rename; those by which it is one
+        come last. If this is interrupted, what was copied is no checkpoint, and the checkpoint stays.
         """
         if self._open(target).get(RECORD) is not None:  # of an earlier step with that number
             target = f"{target}.{secrets.token_hex(4)}"
@@ -283,18 +278,9 @@ _asked_of_conditions: set[str] = set()
 
 
 def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> None:
-    """Puts the owner's key of an attempt; tells of a store that ignores the conditions of a put.
-
-    S3's conditions came in 2024, and some servers that speak S3 carry such a put out without a word. Then
-    nothing decides between two writers.
-
-    Args:
-        path, keys: where the checkpoint is.
-        key, owner: the owner's key, and its content.
-        missing: version of a key that is not there, if the caller knows it.
-
-    Raises:
-        CheckpointExists: the key is there: two processes copy one checkpoint to this path.
+    """Puts the owner's key of an attempt; raises CheckpointExists if it is there: two processes copy one checkpoint
+    to this path. Warns once of a store that ignores the conditions of a put, as some do that speak S3: nothing
+    decides there between two writers. ``missing`` is the version of an absent key, if the caller knows it.
     """
     mounted = path.startswith(ROOTS)
     bucket = "/".join(path.split("/")[:3])
@@ -335,10 +321,8 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
 
 
 def _make_room(path: str, keys: Keys, present: list[str]) -> None:
-    """Before an attempt where there is no checkpoint: removes what dead writers left.
-
-    Raises:
-        CheckpointExists: there is something else.
+    """Before an attempt where there is no checkpoint: removes what dead writers left; raises CheckpointExists if
+    something else is there.
     """
     # The deletion of an earlier checkpoint was interrupted, or copies of one were put after it.
     if DELETED in present or only_copies(keys, present) or _is_marked(keys, present):
@@ -377,10 +361,8 @@ def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | N
 
 
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
-    """Whether these are the keys of a checkpoint that Orbax finished.
-
-    In a store Orbax puts ``commit_success.txt`` last, after those of the items; of one that was copied there from
-    a disk, where it writes none, the description has the time of its commit.
+    """Whether these are the keys of a checkpoint that Orbax finished. In a store Orbax puts ``commit_success.txt``
+    last. A checkpoint that was copied there from a disk has none, but its description has the time of its commit.
     """
     if DELETED in present or _is_marked(keys, present):
         return False

@@ -64,9 +64,8 @@ def _host() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Start time of a process in clock ticks; empty if it is a zombie, None if not in /proc.
-
-    With the mount option ``hidepid``, /proc does not show the processes of other users.
+    """Start time of a process in clock ticks; empty if it is a zombie, None if /proc does not show it, as those of
+    other users under ``hidepid``.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -78,11 +77,9 @@ def _start_time(pid: int) -> str | None:
 
 
 def lives(owner: str) -> bool | None:
-    """Whether the owner is alive; None if it runs on another host or is unknown.
-
-    On this host it counts as dead only if no process has its id, or if that process started at
-    another time. Where the system does not say when a process started (no /proc), a process that got
-    the owner's id later counts as it: what is left of the owner is deleted when that one has ended.
+    """Whether the owner is alive; None if it runs on another host or is unknown. Where the system does not say when a
+    process started (no /proc), a later process with the owner's id counts as it: what is left is deleted when that
+    one has ended.
     """
     parts = _OWNER.fullmatch(owner)
     if parts is None or parts[1] != _host() or int(parts[2]) == 0:
@@ -105,10 +102,9 @@ def lives(owner: str) -> bool | None:
 
 
 def is_dead(owner: str, path: str) -> bool:
-    """Whether the owner of the files at ``path`` is dead.
-
-    For an owner on another host this is a guess: True if nothing below ``path`` has changed for
-    ``FOREIGN_AGE_SECS`` (1 hour) by the clock of the file system: that of this host may be wrong.
+    """Whether the owner of the files at ``path`` is dead. For one on another host this is a guess: nothing below
+    ``path`` has changed for ``FOREIGN_AGE_SECS`` by the clock of the file system, since that of this host may be
+    wrong.
     """
     living = lives(owner)
     if living is not None:
@@ -122,9 +118,8 @@ def is_dead(owner: str, path: str) -> bool:
 
 
 def file_system_secs(path: str) -> float | None:
-    """The time at which the file system of ``path`` says that something is changed now, in seconds since 1970.
-
-    None if nothing can be created there. Leaves the times of ``path`` as they are.
+    """The time now by the clock of the file system of ``path``, in Unix seconds; None if nothing can be created
+    there. Leaves the times of ``path`` as they are.
     """
     parent = os.path.dirname(path)
     with contextlib.suppress(OSError, AttributeError):  # a file without a name changes no directory

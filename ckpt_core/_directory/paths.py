@@ -40,14 +40,9 @@ _ENDLESS_BYTES = 2**50
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system.
-
-    A bucket that is mounted as a directory is an object store; see ``mounted_files``. Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect.
-
-    Raises:
-        TypeError: ``path`` is not a str or an os.PathLike object.
-        ValueError: the path is empty, cannot be the name of a file, has a backslash, or is a URL with another scheme than
-            ``memory``, ``s3`` or ``gs``.
+    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system; a mounted
+    bucket is an object store. Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect. Raises
+    TypeError, or RefusedArgument for what cannot be the path of a checkpoint.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
@@ -107,11 +102,8 @@ def file_system_of(path: str) -> str:
 
 
 def mount_type(mounts: str, path: str) -> str:
-    """The type of the mount that a real path lies in; of two at one place, the later hides the earlier.
-
-    Args:
-        mounts: content of ``/proc/self/mountinfo``.
-        path: absolute, without links.
+    """The type of the mount that a real path lies in, by the content of ``/proc/self/mountinfo``; of two at one
+    place, the later hides the earlier.
     """
     best, found = -1, ""
     for line in mounts.splitlines():
@@ -123,10 +115,8 @@ def mount_type(mounts: str, path: str) -> str:
 
 
 def mounted_bucket(path: str) -> str | None:
-    """The program that mounts the bucket in which an absolute path lies; None for any other file system.
-
-    Args:
-        path: need not exist; what it will be made in decides.
+    """The program that mounts the bucket in which an absolute path lies; None for any other file system. The path
+    need not exist: what it will be made in decides.
     """
     if not LINUX:
         return None
@@ -143,11 +133,8 @@ def mounted_bucket(path: str) -> str | None:
 
 
 def bucket_program(mounts: str, device: str) -> str | None:
-    """The program that mounts a bucket on a device; ``_NAMELESS`` if what mounts there, a bucket or not, names none.
-
-    Args:
-        mounts: content of ``/proc/self/mountinfo``; its format is in proc_pid_mountinfo(5).
-        device: ``major:minor``.
+    """The program that mounts a bucket on a device (``major:minor``), by the content of ``/proc/self/mountinfo``
+    (proc_pid_mountinfo(5)); ``_NAMELESS`` if what mounts there, a bucket or not, names none.
     """
     found = None
     for line in mounts.splitlines():

@@ -19,11 +19,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def read_secret(path: str) -> bytes:
-    """The bytes of a file, if nobody but this user can read or change it.
-
-    Raises:
-        CheckpointError: others can, or it is too short to be a secret; the message says what to do.
-        OSError: it cannot be read.
+    """The bytes of a file, if nobody but this user can read or change it. Raises CheckpointError, which says what to
+    do, if others can, or if it is too short to be a secret.
     """
     if WINDOWS:
         raise CheckpointError(

@@ -22,48 +22,27 @@ _BLOCK_BYTES = 2**22
 
 @frozen
 class Disk:
-    """What a directory of a file system can do.
+    """What a directory of a file system can do."""
 
-    Attributes:
-        directory: the directory, or the first one above it that exists and is in no checkpoint.
-        file_system: type, as the kernel names it; empty if unknown.
-        mounted_by: the program that mounts a bucket there, or None.
-        local: whether no other machine can change it.
-        free_bytes, free_inodes: for this user; None if the file system does not say.
-        write_bytes_per_sec: of one file, with its fsync.
-        read_bytes_per_sec: of the same file, past the page cache where the system allows it.
-        reads_cached: whether the page cache took part in the reading.
-        sync_secs: median time of an fsync after 4 KiB.
-        clock_ahead_secs: how far the file system's clock is before that of this machine.
-        hard_links, exchanges, locks: whether it can hard links, exchange two directories at once, and refuses a second
-            lock of a file.
-    """
-
-    directory: str
-    file_system: str
-    mounted_by: str | None
-    local: bool
-    free_bytes: int | None
+    directory: str  # or the first one above it that exists and is in no checkpoint
+    file_system: str  # type, as the kernel names it; empty if unknown
+    mounted_by: str | None  # the program that mounts a bucket there
+    local: bool  # no other machine can change it
+    free_bytes: int | None  # for this user, as the inodes; None if the file system does not say
     free_inodes: int | None
-    write_bytes_per_sec: float
-    read_bytes_per_sec: float
+    write_bytes_per_sec: float  # of one file, with its fsync
+    read_bytes_per_sec: float  # of the same file, past the page cache where the system allows it
     reads_cached: bool
-    sync_secs: float
-    clock_ahead_secs: float
+    sync_secs: float  # median of an fsync after 4 KiB
+    clock_ahead_secs: float  # the file system's clock minus this machine's
     hard_links: bool
-    exchanges: bool
-    locks: bool
+    exchanges: bool  # of two directories, at once
+    locks: bool  # it refuses a second lock of a file
 
 
 def probe_directory(path: str, probe_bytes: int) -> Disk:
-    """Measures the directory at ``path``, or the first above it that exists and is in no checkpoint.
-
-    Args:
-        path: absolute.
-        probe_bytes: how much is written and read.
-
-    Raises:
-        OSError: it cannot be written to.
+    """Measures the directory at ``path``, or the first above it that exists and is in no checkpoint, with one file of
+    ``probe_bytes``.
     """
     path = _outside(path)
     while not os.path.isdir(path):

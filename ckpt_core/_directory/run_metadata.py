@@ -17,11 +17,7 @@ _EARLIER_FILE = "metadata"
 
 
 def read_run_metadata(backend: Backend, directory: str) -> Any:
-    """The metadata of the run whose steps are in ``directory``; None if there is none.
-
-    Raises:
-        CheckpointCorrupt: the file is damaged.
-    """
+    """The metadata of the run with its steps in ``directory``; None if there is none."""
     data = backend.read(f"{directory}/{_FOLDER}", _FILE)
     if data is None:
         return _earlier(backend, directory)
@@ -43,11 +39,7 @@ def _earlier(backend: Backend, directory: str) -> Any:
 
 
 def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:
-    """Atomically replaces the metadata.
-
-    Raises:
-        TypeError: ``value`` is not a dict of plain JSON values.
-    """
+    """Atomically replaces the metadata; raises TypeError if ``value`` is not a dict of plain JSON values."""
     try:
         refuse_keys(value)
         json.dumps(value)

@@ -20,12 +20,8 @@ _KEYS = {
 
 
 def is_meant(read: Callable[[str], bytes | None]) -> bool:
-    """Whether a directory is a checkpoint by what stands in its files: one that may be replaced or deleted.
-
-    Anybody may have a file called ``ckpt.json``. Of a damaged checkpoint one of the files is whole.
-
-    Args:
-        read: the content of a file in it; None if there is none.
+    """Whether the content of its files shows that a directory is a checkpoint, which may be replaced or deleted:
+    anybody may have a file called ``ckpt.json``. One sound file is enough, since the checkpoint may be damaged.
     """
     return any(data is not None and _fits(name, data) for name in SIGNS for data in [read(name)])
 

@@ -24,20 +24,10 @@ def is_file_name(name: object) -> bool:
 
 @frozen
 class StepNames:
-    """How new steps are named; ``parse`` accepts every combination.
+    """How new steps are named; ``parse`` accepts every combination."""
 
-    Attributes:
-        prefix: joined to the number with ``_``, as in Orbax; None for none.
-        fixed_length: minimum number of digits, padded with zeros; None for no padding.
-
-    Example:
-        >>> from ckpt_core._directory.step_names import StepNames
-        >>> StepNames("step", 6).name(42), StepNames().parse("step_000042")
-        ('step_000042', 42)
-    """
-
-    prefix: str | None = None
-    fixed_length: int | None = None
+    prefix: str | None = None  # joined to the number with ``_``, as in Orbax
+    fixed_length: int | None = None  # minimum number of digits, padded with zeros
 
     def __post_init__(self) -> None:
         if self.fixed_length is not None and self.fixed_length < 1:
@@ -72,11 +62,8 @@ def series_of(name: str) -> str:
 
 
 def check_step(step: int) -> int:
-    """The step as an int.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it is negative, larger than ``MAX_STEP``, or a bool.
+    """The step as an int; raises TypeError if it is no integer, ValueError if it is negative, larger than
+    ``MAX_STEP``, or a bool.
     """
     try:
         number = operator.index(step)

@@ -71,19 +71,10 @@ def token_of(record: bytes | None) -> str | None:
 def roll_forward(
     keys: Keys, token: str, known: Mapping[str, bytes] | None = None
 ) -> tuple[set[str], str | None]:
-    """Copies the small files of a committed attempt to where Orbax looks for them.
-
-    Any number of processes may do so at once, or long after the commit. Where one of them sees that another
-    attempt was committed or the checkpoint deleted meanwhile, it copies that one's files, or removes its own
-    copies, so that the last of them leaves no mixture.
-
-    Args:
-        keys: the keys of the checkpoint.
-        token: token of the attempt, from the record.
-        known: content of its small files; None to read them.
-
-    Returns:
-        The names of the copies, and the token of the checkpoint that was there last, as ``committed_token``.
+    """Copies the small files of a committed attempt to where Orbax looks for them; returns the names of the copies,
+    and the last ``committed_token``. Any number of processes may do so at once, or long after the commit. One that
+    sees another commit copies that one's files, and one that sees a deletion removes its copies, so that the last
+    leaves no mixture. ``known`` is the content of the files, None to read them.
     """
     copied: set[str] = set()
     committed: str | None = token
@@ -156,16 +147,7 @@ def tidying() -> Generator[None]:
 
 
 class StoreAttempt:
-    """One attempt; see ``Attempt``.
-
-    Args:
-        target: URL of the checkpoint.
-        keys: the objects below it.
-        token: token of the attempt.
-        version: version of ``ckpt.json`` when the attempt began; None in a process that joined it.
-        replaced: keys of the checkpoint that the attempt replaces.
-        before: content of ``ckpt.json`` when the attempt began.
-    """
+    """One attempt; see ``Attempt``."""
 
     def __init__(
         self,
@@ -179,9 +161,9 @@ class StoreAttempt:
         self._target = self.data_path = target
         self._keys = keys
         self._token = token
-        self._version = version
-        self._replaced = {*replaced}
-        self._before = before
+        self._version = version  # of ``ckpt.json`` at the start; None in a process that joined
+        self._replaced = {*replaced}  # keys of the checkpoint that the attempt replaces
+        self._before = before  # content of ``ckpt.json`` at the start
         self._began = time.time()
         self.path = f"{target}/{STAGING}{token}"
         self.data_prefix = f"{token}."
@@ -285,11 +267,8 @@ class StoreAttempt:
         self._deciding = False
 
     def _tidy(self, copied: set[str], committed: str | None) -> None:
-        """Deletes what nobody needs any more, at last the owner's key.
-
-        Args:
-            copied: names of copies, which are needed.
-            committed: token of the checkpoint that is there; if another one, all of this attempt is not needed.
+        """Deletes what nobody needs any more but the ``copied`` names, at last the owner's key; all of this attempt,
+        if ``committed`` is the token of another one.
         """
         with tidying():
             if left := self._replaced - copied - {RECORD}:

@@ -49,17 +49,10 @@ _COPY = re.compile(
 def strays(
     keys: Keys, present: Iterable[str], deleted: str | None = None, own: Sequence[str] = ()
 ) -> list[str]:
-    """Those of the keys that belong to attempts which have ended, and not to the checkpoint that is there.
-
-    An attempt puts its owner's key first and deletes it when nothing is left to do, after its commit. So who
-    finds no owner, and after that a record of another attempt, knows that it has ended without a commit, or that
-    its checkpoint was replaced.
-
-    Args:
-        keys: the keys of the checkpoint.
-        present: an earlier listing of them.
-        deleted: token of a checkpoint whose record the caller has deleted.
-        own: folders in it that look like checkpoints.
+    """Those of the keys, from an earlier listing, that belong to attempts which have ended, and not to the checkpoint
+    that is there. An attempt puts its owner's key first and deletes it last, after its commit. So no owner, and after
+    that a record of another attempt, mean that it ended without a commit, or that its checkpoint was replaced.
+    ``deleted`` and ``own`` are as for ``delete_rest``.
     """
     found: dict[str, list[str]] = {}
     for key in outside_of_others(present, own):
@@ -71,9 +64,8 @@ def strays(
 
 
 def only_copies(keys: Keys, present: Iterable[str]) -> bool:
-    """Whether an attempt died here, and all keys that belong to no attempt may be its copies.
-
-    When it began, there was nothing else. But it may be long ago, and steps may be in here since.
+    """Whether an attempt died here, and all keys that belong to no attempt may be its copies. When it began, there
+    was nothing else, but that may be long ago, and steps may be in here since.
     """
     present = list(present)
     known = {*written_by_attempts(present), DELETED}
@@ -85,13 +77,9 @@ def only_copies(keys: Keys, present: Iterable[str]) -> bool:
 def delete_rest(
     keys: Keys, present: Iterable[str], deleted: str | None = None, own: Sequence[str] | None = None
 ) -> None:
-    """Where there is no checkpoint: deletes all but attempts that may be running; the mark of the deletion last.
-
-    Args:
-        keys: the keys of the checkpoint.
-        present: an earlier listing of them.
-        deleted: token of a checkpoint whose record the caller has deleted.
-        own: folders in it that look like checkpoints; None to ask the mark.
+    """Where there is no checkpoint: deletes the keys of an earlier listing but those of attempts that may be running;
+    the mark of the deletion last. ``deleted`` is the token of the checkpoint, if the caller has deleted its record.
+    ``own`` are the folders in it that look like checkpoints; None asks the mark.
     """
     present = list(present)
     if own is None:
@@ -109,11 +97,8 @@ def delete_rest(
 
 
 def outside_of_others(present: Iterable[str], own: Sequence[str] = ()) -> list[str]:
-    """The keys that lie in no other checkpoint, below this one.
-
-    Args:
-        present: the keys.
-        own: folders that look like checkpoints, and are files of this one.
+    """The keys that lie in no other checkpoint, below this one. ``own`` are folders that look like checkpoints, and
+    are files of this one.
     """
     present = list(present)
     inside = tuple(folder for folder in _folders(present) if folder not in own)
@@ -131,12 +116,7 @@ def _folders(present: Iterable[str]) -> list[str]:
 
 
 def own_folders(present: Iterable[str], record: bytes | None) -> list[str]:
-    """Of the folders that look like checkpoints, those that a user saved in this one as files.
-
-    Args:
-        present: the keys.
-        record: what ``ckpt.json`` holds.
-    """
+    """Of the folders that look like checkpoints, those that a user saved in this one as files, by its ``record``."""
     folders = _folders(present)
     if not folders or record is None:
         return []
@@ -203,10 +183,9 @@ def _of(token: str, place: str, present: list[str]) -> list[str]:
 
 
 def _end(keys: Keys, token: str, place: str) -> bool:
-    """Empties the owner's key of an attempt that is taken for dead; whether its data may be deleted now.
-
-    Its process may only have hung. From here on it commits nothing (``StoreAttempt.commit``), and if it just has,
-    the record tells.
+    """Empties the owner's key of an attempt that is taken for dead; returns whether its data may be deleted now. Its
+    process may only have hung. From here on it commits nothing (``StoreAttempt.commit``), and if it just has, the
+    record tells.
     """
     key = place + apart(token, OWNER)
     owner, version = keys.get_version(key)
@@ -225,9 +204,8 @@ def finish(keys: Keys, token: str) -> None:
 
 
 def is_dead(keys: Keys, token: str, place: str = "") -> bool:
-    """Whether the process that began an attempt is gone; a guess by age for one on another host.
-
-    An empty key is that of an attempt which was taken for dead, and whose removal was interrupted (``_end``).
+    """Whether the process that began an attempt is gone; a guess by age for one on another host. An empty key is that
+    of an attempt which was taken for dead, with an interrupted removal (``_end``).
     """
     said = keys.get(place + apart(token, OWNER))
     if said == b"":

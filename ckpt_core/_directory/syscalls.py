@@ -55,16 +55,9 @@ _STATFS_BYTES = 512  # larger than struct statfs on any architecture
 
 
 def kind_at(path: str, *, follow: bool = True) -> str:
-    """What is at a path: ``"directory"``, ``"file"`` or ``"other"``; empty if nothing is, as behind a dangling link.
-
-    ``os.path.exists`` and its kin say the same of what is not there and of what the system cannot look at now.
-
-    Args:
-        path: of a file system.
-        follow: look at what a link leads to; otherwise a link is ``"other"``.
-
-    Raises:
-        OSError: the system cannot say, such as EIO, EACCES or ESTALE.
+    """What is at a path: ``"directory"``, ``"file"`` or ``"other"``, which a link is without ``follow``; empty if
+    nothing is, as behind a dangling link. Raises OSError if the system cannot say (EIO, EACCES, ESTALE), where
+    ``os.path.exists`` and its kin say that nothing is there.
     """
     try:
         mode = os.stat(path, follow_symlinks=follow).st_mode
@@ -142,10 +135,9 @@ the last file of a checkpoint, empties before the checkpoint gets its name.
 
 
 def cannot_write(path: str) -> CheckpointError:
-    """The error of every call that would change a directory on Windows, where checkpoints can be read only.
-
-    A commit there would be no commit: a directory cannot be synced, no directory is renamed while somebody has a file
-    in it open, and there are no locks of the kind that keeps retention from what is being read.
+    """The error of every call that would change a directory on Windows, where checkpoints can be read only: no commit
+    there would be one. A directory cannot be synced, nor renamed while a file in it is open, and no lock keeps
+    retention from what is being read.
     """
     return CheckpointError(
         f"{path}: on Windows, checkpoints in directories can be read (load, inspect, verify, ckpt), and neither "
@@ -155,12 +147,9 @@ def cannot_write(path: str) -> CheckpointError:
 
 
 def link_new(source: str, target: str) -> None:
-    """Gives a file a second name that nothing has; on file systems without hard links (exFAT, some FUSE) it is renamed.
-
-    There, of two processes that do it at the same moment the later one wins, and none of them learns of it.
-
-    Raises:
-        FileExistsError: something has the name.
+    """Gives a file a second name; raises FileExistsError if something has it. On file systems without hard links
+    (exFAT, some FUSE) it is renamed: of two processes at the same moment the later one wins, and none of them learns
+    of it.
     """
     try:
         os.link(source, target)
@@ -173,10 +162,8 @@ def link_new(source: str, target: str) -> None:
 
 
 def is_local_disk(path: str) -> bool:
-    """Whether a path is on a local file system; False if unknown.
-
-    On a network file system another machine may truncate a file; a process that then touches its
-    memory map of the file is killed (SIGBUS).
+    """Whether a path is on a local file system; False if unknown. On a network file system another machine may
+    truncate a file; a process that then touches its memory map of the file is killed (SIGBUS).
     """
     if not LINUX:
         return False
@@ -218,11 +205,9 @@ def _remove(path: str, handled: BaseException | None) -> None:
 
 
 def _raise_unless_of_the_files(error: BaseException, handled: BaseException | None) -> None:
-    """Raises what a signal handler raised, or another error that is not of the file system.
-
-    Args:
-        error: if a handler raises right after rmtree closed a descriptor, rmtree closes it again and fails with EBADF.
-        handled: what was being handled before: it is not this call's.
+    """Raises what a signal handler raised, or another error that is not of the file system. If a handler raises right
+    after rmtree closed a descriptor, rmtree closes it again and fails with EBADF. What was ``handled`` before is not
+    this call's.
     """
     before = error.__context__
     try:
@@ -251,10 +236,8 @@ def remove_tree(path: str) -> None:
 
 
 def unless_absent(error: OSError) -> None:
-    """For ``os.walk(onerror=)``, which by default treats an unreadable directory as empty.
-
-    Raises:
-        OSError: the directory exists but cannot be listed.
+    """For ``os.walk(onerror=)``, which by default treats an unreadable directory as empty: raises the error unless
+    the directory is gone.
     """
     if not isinstance(error, FileNotFoundError):
         raise error

@@ -19,22 +19,15 @@ _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 
 @frozen
 class Trace:
-    """One directory entry that is not a step, but shows the state of a save or a deletion.
-
-    Attributes:
-        kind: ``unfinished`` (a save or deletion that is running or was interrupted), ``replaced``
-            (the old checkpoint of an interrupted replacement), ``kept`` (an old checkpoint, kept
-            because the new one may not be durable), ``writer`` (a live process that has claimed the
-            directory), or a value of the ``folders`` argument.
-        name: name of the checkpoint (cut and with ``...`` if long), or of the owner file.
-        whose: the process in words; empty if unknown.
-        since_unix_secs: begin, in Unix seconds: the oldest modification time found.
+    """One directory entry that is not a step, but shows the state of a save or a deletion. Its kind is ``unfinished``
+    (running or interrupted), ``replaced`` or ``kept`` (see ``hidden_names``), ``writer`` (a live process that has
+    claimed the directory), or a value of ``folders``.
     """
 
     kind: str
-    name: str
-    whose: str
-    since_unix_secs: float
+    name: str  # of the checkpoint (cut and with ``...`` if long), or of the owner file
+    whose: str  # the process in words; empty if unknown
+    since_unix_secs: float  # the oldest modification time found
 
 
 _KINDS = {
@@ -45,12 +38,8 @@ _KINDS = {
 
 
 def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[Trace]:
-    """The traces in a local directory; changes nothing.
-
-    Args:
-        directory: directory of checkpoints.
-        owner_file: name of the file that the writer of the directory keeps locked.
-        folders: folder name -> kind, for the folders to which checkpoints are moved.
+    """The traces in a local directory of checkpoints; changes nothing. ``owner_file`` is the file that the writer of
+    the directory keeps locked; ``folders`` maps the folders to which checkpoints are moved to their kinds.
     """
     found: list[Trace] = []
     for name in sorted(_names(directory)):

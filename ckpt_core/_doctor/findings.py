@@ -32,16 +32,11 @@ _NETWORK = frozenset(
 
 @frozen
 class Finding:
-    """One sentence about a machine.
+    """One sentence about a machine: what was found, and what to do."""
 
-    Attributes:
-        level: ``problem`` (saves or restores fail, or can lose something), or ``note``.
-        about: ``versions``, ``disk``, ``place``, ``store``, ``clock``, ``locks`` or ``writers``.
-        text: what was found, and what to do.
-    """
-
+    # a problem: saves or restores fail, or can lose something
     level: Literal["problem", "note"]
-    about: str
+    about: str  # versions, disk, place, store, clock, locks or writers
     text: str
 
 

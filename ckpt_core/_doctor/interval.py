@@ -14,23 +14,14 @@ from ckpt_core._frozen import frozen
 
 @frozen
 class Tier:
-    """What one place for checkpoints costs.
-
-    Attributes:
-        name: for people.
-        blocking_secs: for which a save stops training.
-        write_secs: from then until the step is committed.
-        slowdown: share by which training is slower while a save is written, 0 to 1.
-        restore_secs: to read the state back.
-        share: of all failures, those from which this place is the one that restores: 1 for a single tier.
-    """
+    """What one place for checkpoints costs."""
 
     name: str
-    blocking_secs: float
-    write_secs: float
-    slowdown: float
+    blocking_secs: float  # a save stops training for this long
+    write_secs: float  # from then until the step is committed
+    slowdown: float  # of training while a save is written, 0 to 1
     restore_secs: float
-    share: float = 1.0
+    share: float = 1.0  # of all failures, those that restore from this place
 
     @property
     def cost_secs(self) -> float:
@@ -40,23 +31,14 @@ class Tier:
 
 @frozen
 class Interval:
-    """How often to save into one tier, and what share of all time that loses.
-
-    Attributes:
-        name: of the tier.
-        steps: between two saves.
-        secs: the same as time.
-        saving: share of time that saves take.
-        redone: share of time in which steps are computed again after failures.
-        restoring: share of time for starting and reading back.
-    """
+    """How often to save into one tier, and what share of all time that loses."""
 
     name: str
-    steps: int
-    secs: float
-    saving: float
-    redone: float
-    restoring: float
+    steps: int  # between two saves
+    secs: float  # the same as time
+    saving: float  # share of time that saves take
+    redone: float  # share of time in which steps are computed again after failures
+    restoring: float  # share of time for starting the job and reading back
 
     @property
     def lost(self) -> float:
@@ -67,14 +49,9 @@ class Interval:
 def best_intervals(
     fast: Tier, slow: Tier | None, *, step_secs: float, failure_secs: float, start_secs: float
 ) -> list[Interval]:
-    """The numbers of steps between saves that lose least time, of one tier or of two.
-
-    Args:
-        fast: the tier that takes every save.
-        slow: the one that takes every n-th of them.
-        step_secs: of one training step.
-        failure_secs: mean time between failures of the whole job.
-        start_secs: from a failure until the job runs again and begins to restore.
+    """The intervals that lose least time, of one tier or of two; ``slow`` takes every n-th save of ``fast``.
+    ``failure_secs`` is the mean time between failures of the whole job, ``start_secs`` from a failure until the restore
+    begins.
     """
     tiers = [fast] if slow is None else [fast, slow]
     # n in steps of 5 %: between two of them the loss changes by less than a thousandth

@@ -20,29 +20,18 @@ _REQUESTS = 5
 
 @frozen
 class Store:
-    """What a place in a bucket can do.
-
-    Attributes:
-        url: of the place.
-        put_secs, get_secs: median time of a request for 1 KiB.
-        write_bytes_per_sec, read_bytes_per_sec: of one object, by one connection.
-        conditions: whether a put that must not replace is refused where something is.
-    """
+    """What a place in a bucket can do."""
 
     url: str
-    put_secs: float
+    put_secs: float  # median of requests for 1 KiB, as of get_secs
     get_secs: float
-    write_bytes_per_sec: float
+    write_bytes_per_sec: float  # of one object, by one connection; reads as well
     read_bytes_per_sec: float
-    conditions: bool
+    conditions: bool  # a put that must not replace is refused where an object is
 
 
 def probe_store(location: Location, probe_bytes: int) -> Store:
-    """Measures a place, or the first above it that is in no checkpoint.
-
-    Raises:
-        OSError, CheckpointError: it cannot be reached, or refuses.
-    """
+    """Measures a place, or the first above it that is in no checkpoint."""
     location = _outside(location)
     keys = KeyValues(location)
     small, large = (f".ckpt-doctor.{secrets.token_hex(8)}.{n}" for n in range(2))

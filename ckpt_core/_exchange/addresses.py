@@ -13,9 +13,8 @@ _DISCARD_PORT = 9
 
 
 def route_to(host: str) -> str | None:
-    """Address of this process on the network by which it reaches ``host``; None if unknown.
-
-    Sends nothing: a UDP socket that is connected knows its route.
+    """Address of this process on the network by which it reaches ``host``; None if unknown. Sends nothing: a UDP
+    socket that is connected knows its route.
     """
     try:
         found = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
@@ -29,14 +28,11 @@ def route_to(host: str) -> str | None:
 
 @frozen
 class Networks:
-    """What a process must know of the networks of all to choose its address.
-
-    Attributes:
-        one: whether all processes are in one network namespace.
-        elsewhere: the first routes to the coordinator that are not loopback, of at most two different namespaces.
+    """What a process must know of the networks of all to choose its address. ``elsewhere`` has at most two network
+    namespaces, each with its first route to the coordinator that is not loopback.
     """
 
-    one: bool
+    one: bool  # all processes are in one network namespace
     elsewhere: tuple[tuple[str, str], ...]
 
 
@@ -50,15 +46,9 @@ def networks_of(everyone: Sequence[tuple[str, str | None]]) -> Networks:
 
 
 def choose_address(network: str, mine: str | None, networks: Networks) -> str | None:
-    """The address at which a process listens; None if it has none that others could reach.
-
-    In one network namespace that is loopback. Otherwise it is the route to the coordinator; where that
-    is loopback, as on the coordinator's own host, the route to a process elsewhere.
-
-    Args:
-        network: its network namespace.
-        mine: its route to the coordinator.
-        networks: of all processes.
+    """The address at which a process listens; None if it has none that others could reach. In one network namespace
+    that is loopback. Otherwise it is ``mine``, the route to the coordinator; where that is loopback, as on the
+    coordinator's own host, the route to a process elsewhere.
     """
     if networks.one:
         return _LOOPBACK

@@ -26,17 +26,11 @@ _MOST_REASON = 100
 
 
 class Peer(NamedTuple):
-    """Where a process serves its parts.
-
-    Attributes:
-        machine: identifies the machine on which it runs.
-        address: IP address.
-        port: port; 0 if it serves nothing.
-    """
+    """Where a process serves its parts."""
 
     machine: str
     address: str
-    port: int
+    port: int  # 0 if it serves nothing
 
 
 BEGUN, EXPECTED = "Is being fetched", "To be fetched"
@@ -48,11 +42,7 @@ class Lacking(ConnectionError):
 
 
 class NotYet(Lacking):
-    """The peer does not have the part yet.
-
-    Attributes:
-        begun: whether it is fetching it.
-    """
+    """The peer does not have the part yet; ``begun`` if it is fetching it."""
 
     def __init__(self, text: str, begun: bool) -> None:
         super().__init__(text)
@@ -65,13 +55,8 @@ def authorization(secret: str) -> str:
 
 
 class Connection:
-    """A connection to a peer; files are fetched one after the other.
-
-    Args:
-        peer: where to.
-        secret: the secret of the job.
-        block_bytes: size of the pieces in which files come.
-        idle_secs: maximum time in which no byte comes.
+    """A connection to a peer; files are fetched one after the other, in pieces of ``block_bytes``. It fails if no
+    byte comes for ``idle_secs``.
     """
 
     def __init__(
@@ -96,12 +81,9 @@ class Connection:
     def pieces(
         self, step: int, token: str, writer: int, position: int | Literal["done"]
     ) -> Iterator[bytes]:
-        """The content of one file, block by block.
-
-        Raises:
-            NotYet: the peer is to get the part from another process.
-            Lacking: the peer has no such file.
-            ConnectionError: the peer does not answer, cannot read what it has, or stopped midway.
+        """The content of one file, block by block. Raises NotYet if the peer is to get the part from another process,
+        Lacking if it does not have the file. Raises ConnectionError if it does not answer, cannot read the file, or
+        stopped midway.
         """
         where = f"{self._peer.address}:{self._peer.port}"
         try:

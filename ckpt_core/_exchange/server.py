@@ -39,48 +39,33 @@ _REMEMBERED = 16
 
 
 class Key(NamedTuple):
-    """Identifies a part of a step: one that its writer wrote, or that is as good as that.
-
-    Attributes:
-        step: number of the step.
-        token: of the save.
-        writer: index of the process that wrote the part.
-    """
+    """Identifies a part of a step: one that its writer wrote, or that is as good as that."""
 
     step: int
-    token: str
-    writer: int
+    token: str  # of the save
+    writer: int  # index of the process that wrote the part
 
 
 @frozen
 class Offered:
-    """The files of one part.
-
-    Attributes:
-        path: directory of the part.
-        names: files relative to it; a request names one by its position here.
-    """
+    """The files of one part; a request names one by its position in ``names``."""
 
     path: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # relative to ``path``
 
 
 @frozen
 class Coming:
-    """A part that this process is to get from another one, and gives as soon as it has it.
-
-    Attributes:
-        begun: whether it is being fetched.
+    """A part that this process is to get from another one, and gives as soon as it has it; ``begun`` if it is
+    fetching it.
     """
 
     begun: bool
 
 
 def open_plain(path: str) -> io.FileIO:
-    """Opens a file for reading; neither follows a link nor waits at a pipe.
-
-    Raises:
-        OSError: it is a link, a pipe, a device, or cannot be opened.
+    """Opens a file for reading; neither follows a link nor waits at a pipe. Raises OSError for anything but a regular
+    file.
     """
     descriptor = os.open(path, READ | NO_LINK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -94,15 +79,8 @@ ServedParts = Callable[[Key], "Offered | Coming | None"]
 
 
 class Server:
-    """Serves parts until ``close``, in daemon threads.
-
-    Args:
-        address: IP address to listen at; the port is a free one.
-        secret: what every request must carry.
-        served: what may be fetched.
-
-    Attributes:
-        port: the port.
+    """Serves parts until ``close``, in daemon threads, at a free ``port`` of an IP address. Every request must carry
+    the secret.
     """
 
     def __init__(self, address: str, secret: str, served: ServedParts) -> None:
@@ -122,9 +100,8 @@ class Server:
 
     @property
     def last_used(self) -> float:
-        """When, by the monotonic clock, a process of the job was last connected: now, if one is.
-
-        One that moves no byte is cut off after a while.
+        """When, by the monotonic clock, a process of the job was last connected: now, if one is. One that moves no
+        byte is cut off after ``IDLE_SECS``.
         """
         return time.monotonic() if self._listener.in_use else self._listener.last_used
 
@@ -208,9 +185,8 @@ def _wake(connection: socket.socket) -> None:
 
 
 class _Head:
-    """The lines of requests, each of a length that is bounded: a request has no body.
-
-    The standard library takes 6 MiB of them before anybody has shown a secret.
+    """The lines of requests, of bounded length; a request has no body. The standard library takes 6 MiB of them
+    before anybody has shown a secret.
     """
 
     def __init__(self, file: Any) -> None:
@@ -222,11 +198,7 @@ class _Head:
         self._left = _MOST_HEAD_BYTES
 
     def readline(self, most: int) -> bytes:
-        """The next line.
-
-        Raises:
-            ConnectionError: the request is longer than one of this job.
-        """
+        """The next line; raises ConnectionError if the request is longer than one of this job."""
         line = self._file.readline(min(most, self._left + 1))
         self._left -= len(line)
         if self._left < 0:

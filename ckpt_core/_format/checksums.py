@@ -36,19 +36,8 @@ def dump_checksums(chunks: Mapping[str, Sequence[int]]) -> bytes:
 
 
 class Checksums:
-    """The block checksums in one file, by chunk key.
-
-    Args:
-        data: content of the file.
-        file: name of the file, for messages.
-        few: the caller will need few chunks: search for them in the text instead of parsing all of
-            it. Falls back to parsing if the text is not as ``dump_checksums`` writes it.
-
-    Attributes:
-        block_bytes: approximate size of a block.
-
-    Raises:
-        CheckpointCorrupt: it is not a checksum file.
+    """The block checksums in one file, by chunk key; CheckpointCorrupt if it is no checksum file. With ``few`` they
+    are searched for in the text, without parsing all of it, if the text is as ``dump_checksums`` writes it.
     """
 
     def __init__(self, data: bytes, file: str, *, few: bool = False) -> None:
@@ -120,12 +109,8 @@ def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def whole_chunk(
     values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape
 ) -> np.ndarray[Any, Any]:
-    """A chunk as stored: a chunk that extends beyond the array is padded with zeros.
-
-    Args:
-        values: the part of the chunk that is inside the array.
-        in_chunk: region of that part within the chunk.
-        chunk: shape of the chunk.
+    """A chunk as stored: one that extends beyond the array is padded with zeros. ``in_chunk`` is the region of
+    ``values`` in the chunk.
     """
     if values.shape == chunk:
         return values

@@ -6,14 +6,8 @@ from typing import Any
 
 
 def numbers_in(value: Any) -> dict[str, float]:
-    """All numbers in nested dicts, by names joined with ``/``; anything else is left out.
-
-    Whole numbers beyond the greatest float too: they could not be compared with others.
-
-    Example:
-        >>> from ckpt_core._format.metrics import numbers_in
-        >>> numbers_in({"loss": 0.5, "eval": {"bleu": 31, "by": "hand"}, "curve": [1, 2]})
-        {'loss': 0.5, 'eval/bleu': 31}
+    """All numbers in nested dicts, by names joined with ``/``. Anything else is left out, also whole numbers beyond
+    the greatest float: they could not be compared with others.
     """
     found: dict[str, float] = {}
     waiting: list[tuple[str, Any]] = [("", value)]

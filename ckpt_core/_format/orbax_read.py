@@ -24,22 +24,15 @@ class OrbaxLeaf:
 
 @frozen
 class OrbaxTree:
-    """A tree that Orbax wrote.
-
-    Attributes:
-        root: structure; sequences are lists and everything else dicts, as Orbax restores them;
-            with Orbax's rich metadata also tuples and NamedTuples.
-        leaves: in the order of the structure.
-        zarr3: True for zarr v3 arrays, False for v2.
-        ocdbt: whether the arrays are in an OCDBT database; None if the file does not say.
-        required_record: whether our marker is present, so that ckpt.json must exist.
+    """A tree that Orbax wrote. In ``root`` sequences are lists and everything else dicts, as Orbax restores them;
+    with Orbax's rich metadata there are also tuples and NamedTuples.
     """
 
     root: Node
-    leaves: tuple[OrbaxLeaf, ...]
-    zarr3: bool
-    ocdbt: bool | None
-    required_record: bool
+    leaves: tuple[OrbaxLeaf, ...]  # in the order of the structure
+    zarr3: bool  # False for zarr v2
+    ocdbt: bool | None  # None if the file does not say
+    required_record: bool  # our marker is present, so ckpt.json must exist
 
 
 _EMPTY_NODES = {
@@ -52,11 +45,7 @@ _EMPTY_NODES = {
 
 
 def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
-    """The tree in an item's ``_METADATA``.
-
-    Raises:
-        CheckpointCorrupt: the file is not valid tree metadata.
-    """
+    """The tree in an item's ``_METADATA``; raises CheckpointCorrupt if ``data`` is anything else."""
     value: Any = parse_json(data, file)
     try:
         nested = _Branch()

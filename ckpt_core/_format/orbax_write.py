@@ -45,15 +45,9 @@ _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
 
 
 def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
-    """The array name of every leaf.
-
-    Args:
-        paths: paths of the leaves, for messages.
-        stored: their paths in Orbax's trees (``stored_paths``), which determine the names.
-
-    Raises:
-        UnsupportedLeaf: two leaves get the same name, and the message has both paths; or a name is no valid Unicode, or
-            longer than keys of the array database.
+    """The array name of every leaf, from its path in Orbax's trees (``stored_paths``); ``paths`` are for messages.
+    Raises UnsupportedLeaf if two leaves get one name, or if a name is no valid Unicode or longer than keys of the
+    array database.
     """
     names: list[str] = []
     seen: dict[str, Path] = {}
@@ -190,10 +184,8 @@ def sharding_file(names: Sequence[str], shardings: Sequence[dict[str, Any] | Non
 
 
 def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
-    """Content of ``_strings.json``: text leaves, nested by name, since names are JSON pointers.
-
-    Raises:
-        UnsupportedLeaf: one name is a parent of another one, which this format cannot express.
+    """Content of ``_strings.json``: text leaves, nested by name, since names are JSON pointers. Raises
+    UnsupportedLeaf if one name is a parent of another one, which this format cannot express.
     """
     document: dict[str, Any] = {}
     for name, text in texts.items():
@@ -222,11 +214,7 @@ def parse_strings(data: bytes, file: str) -> Any:
 
 
 def read_string(document: Any, name: str) -> str:
-    """The text leaf ``name`` of a parsed ``_strings.json``.
-
-    Raises:
-        CheckpointCorrupt: the document has no such text.
-    """
+    """The text leaf ``name`` of a parsed ``_strings.json``; raises CheckpointCorrupt if there is none."""
     node = document
     for part in name.split("/"):
         node = cast("dict[str, Any]", node).get(_pointer(part)) if isinstance(node, dict) else None

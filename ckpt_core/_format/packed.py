@@ -29,14 +29,8 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes, most_bytes: int) -> dict[str, bytes]:
-    """The files in a value of ``pack``.
-
-    Args:
-        data: the value.
-        most_bytes: maximum size of the names and files together.
-
-    Raises:
-        ValueError: ``pack`` did not make it, or it is larger.
+    """The files in a value of ``pack``; raises ValueError for any other value, or if names and files together have
+    more than ``most_bytes``.
     """
     line, mark, content = decompress(data, most_bytes).partition(b"\n")
     sizes = parse_json(line, "small_files")
@@ -59,9 +53,8 @@ STAGING = ".attempt."
 
 
 def apart(token: str, name: str = "") -> str:
-    """The key of an attempt's own small file; without a name, what all of them begin with.
-
-    It is one name without a slash: Orbax takes every folder of a checkpoint for an item.
+    """The key of an attempt's own small file; without a name, what all of them begin with. It is one name without a
+    slash: Orbax takes every folder of a checkpoint for an item.
     """
     return f"{STAGING}{token}." + name.replace("!", "!1").replace("/", "!0")
 

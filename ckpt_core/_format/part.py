@@ -18,19 +18,14 @@ Runs = tuple[tuple[int, int], ...]
 
 @frozen
 class Part:
-    """The part of a step that one process wrote into its local directory.
-
-    Attributes:
-        writer: index of the process that wrote it.
-        count: number of processes of the save.
-        serves: the processes whose own parts hold the same, the writer among them.
-        differ_in_shards_alone: whether the parts of all processes differ in regions of distributed arrays alone, so
-            that another number of processes can put the step together from them.
+    """The part of a step that one process wrote into its local directory. If ``differ_in_shards_alone``, the parts of
+    all processes differ only in regions of distributed arrays, and another number of processes can put the step
+    together from them.
     """
 
-    writer: int
-    count: int
-    serves: Runs
+    writer: int  # index of the process that wrote it
+    count: int  # number of processes of the save
+    serves: Runs  # the processes with parts that hold the same, the writer among them
     differ_in_shards_alone: bool = False
 
     @staticmethod
@@ -45,12 +40,7 @@ class Part:
 
     @staticmethod
     def load(value: Any) -> Part:
-        """What ``dump`` gave.
-
-        Raises:
-            ValueError: the numbers do not fit together.
-            KeyError, TypeError: it is something else.
-        """
+        """What ``dump`` gave; raises ValueError, KeyError or TypeError for anything else."""
         writer, count = value["process"], value["of"]
         serves = tuple((first, last) for first, last in value["serves"])
         numbers = [writer, count, *(number for run in serves for number in run)]

@@ -11,10 +11,8 @@ _MOST_DEPTH = 200
 
 
 def refuse_keys(value: Any) -> None:
-    """Raises TypeError for a key that is no text, of which JSON would make text: two keys could become one.
-
-    Raises:
-        ValueError: it is nested too deep.
+    """Raises TypeError for a key that is no text: JSON would make text of it, and two keys could become one. Raises
+    ValueError for a value that is nested too deep.
     """
     waiting = [(value, 0)]
     while waiting:
@@ -31,11 +29,9 @@ def refuse_keys(value: Any) -> None:
 
 
 def strict_json(value: Any) -> str:
-    """The value as one line of ASCII JSON (RFC 8259).
-
-    NaN and infinities become the strings ``NaN``, ``Infinity`` and ``-Infinity``, as in the JSON
-    form of protocol buffers; ``null`` would mean a missing value. Values of other types become
-    their ``str``.
+    """The value as one line of ASCII JSON (RFC 8259). NaN and infinities become the strings ``NaN``, ``Infinity`` and
+    ``-Infinity``, as in the JSON form of protocol buffers; ``null`` would mean a missing value. Values of other types
+    become their ``str``.
     """
     try:
         return json.dumps(value, default=str, allow_nan=False)

@@ -40,10 +40,8 @@ def dump(state: Any, text: str, index: int, count: int) -> dict[str, bytes]:
 
 
 def dump_exact(state: Any) -> bytes:
-    """Content of the exact file: a tree of plain values with all its types.
-
-    Raises:
-        UnsupportedLeaf: it holds an array on a device, or another value that has no place in it.
+    """Content of the exact file: a tree of plain values with all its types. Raises UnsupportedLeaf for an array on a
+    device, or another value that has no place in it.
     """
     flat = flatten(state)
     leaves: list[Any] = []
@@ -68,11 +66,7 @@ def dump_exact(state: Any) -> bytes:
 
 
 def load_exact(data: bytes, file: str) -> Any:
-    """The tree that ``dump_exact`` wrote.
-
-    Raises:
-        CheckpointCorrupt: it is not such a file.
-    """
+    """The tree that ``dump_exact`` wrote; raises CheckpointCorrupt if ``data`` is anything else."""
     value: Any = parse_json(data, file)
     try:
         paths: list[Path] = []

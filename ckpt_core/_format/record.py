@@ -70,18 +70,13 @@ such: what they interrupted may be sound."""
 
 @frozen(slots=True)
 class FileRecord:
-    """Size and digest of one file.
-
-    Attributes:
-        size_bytes: exact size.
-        crc32: CRC-32 of the file; of a data file only of bytes outside of checksummed blocks. Not
-            CRC-32C: OCDBT's files end in theirs, so it would be the same for all of one length.
-        data: whether it is a data file of the array database.
+    """Size and CRC-32 of one file. Not its CRC-32C: OCDBT's files end in theirs, so it would be the same for all of
+    one length.
     """
 
     size_bytes: int
-    crc32: int
-    data: bool = False
+    crc32: int  # of a data file only of bytes outside of checksummed blocks
+    data: bool = False  # a data file of the array database
 
     @staticmethod
     def of(data: bytes) -> FileRecord:
@@ -103,29 +98,17 @@ class LeafColumns(NamedTuple):
 
 @frozen
 class ItemRecord:
-    """One item of a checkpoint.
+    """One item of a checkpoint."""
 
-    Attributes:
-        form: ``tree`` (arrays); without arrays: ``process`` (one state per process), ``files`` or
-            ``json``.
-        tree: the structure; LEAF for a bare value.
-        paths, leaves: one entry per leaf, in the order of the structure.
-        shardings: the distinct shardings, as JSON in Orbax's form.
-        codec: name of the compression of all leaves without their own, or None.
-        process_count: number of processes that wrote the item.
-        notes: of the form ``files``: names of the files that are not the user's, but for Orbax.
-        shared: positions of leaves that were one object, a group for each object.
-    """
-
-    form: str
-    tree: Node = LEAF
-    paths: tuple[Path, ...] = ()
+    form: str  # ``tree`` (arrays); without arrays: ``process`` (one state per process), ``files`` or ``json``
+    tree: Node = LEAF  # LEAF for a bare value
+    paths: tuple[Path, ...] = ()  # one per leaf, in the order of the structure; leaves too
     leaves: tuple[LeafRecord, ...] = ()
-    shardings: tuple[dict[str, Any], ...] = ()
-    codec: str | None = None
-    process_count: int = 1
-    notes: tuple[str, ...] = ()
-    shared: tuple[tuple[int, ...], ...] = ()
+    shardings: tuple[dict[str, Any], ...] = ()  # the distinct ones, as JSON in Orbax's form
+    codec: str | None = None  # name of the compression of all leaves without their own
+    process_count: int = 1  # that wrote the item
+    notes: tuple[str, ...] = ()  # of ``files``: files that are for Orbax, not the user's
+    shared: tuple[tuple[int, ...], ...] = ()  # positions of leaves that were one object
 
     def columns(self) -> LeafColumns:
         """What is recorded of the leaves, as one list for each property."""
@@ -153,41 +136,24 @@ class ItemRecord:
 
 @frozen
 class Record:
-    """The content of ckpt.json.
-
-    Attributes:
-        items: item name -> record.
-        files: relative path -> record, for every other file of the checkpoint.
-        token: identifies the save that wrote the checkpoint.
-        single: whether a bare tree was saved (``load`` then returns the tree, not a dict of items).
-        metadata: the user's JSON.
-        metrics: metric name -> number.
-        versions: versions of the libraries that wrote it.
-        topology: process and device counts, platform.
-        created_unix_secs: time of the commit, in Unix seconds.
-        durations: phase -> seconds, for the phases of the save before the commit.
-        packed: the small files in the record, as ``pack`` gives them: in an object store those that process 0 wrote, in a
-            part the pipeline states of other processes.
-        part: in a local directory of one of several processes, which part of the step this is.
-        parent: number and token of the step that the saved state continues from; None if it is not known, or
-            there is none.
-        shared: objects that stand in several items and that programs change in place: for each, all places of it,
-            as item and position of the leaf.
+    """The content of ckpt.json. ``packed`` are small files as ``pack`` gives them: in an object store those that
+    process 0 wrote, in a part the pipeline states of other processes. ``shared`` are objects that stand in several
+    items and that programs change in place: for each, all places of it, as item and position of the leaf.
     """
 
     items: dict[str, ItemRecord]
-    files: dict[str, FileRecord]
-    token: str
-    single: bool = False
-    metadata: Any = None
+    files: dict[str, FileRecord]  # every other file of the checkpoint, by relative path
+    token: str  # identifies the save that wrote the checkpoint
+    single: bool = False  # a bare tree was saved: ``load`` returns it, not a dict of items
+    metadata: Any = None  # the user's JSON
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    versions: dict[str, str] = field(default_factory=dict[str, str])
-    topology: dict[str, Any] = field(default_factory=dict[str, Any])
-    created_unix_secs: float = 0.0
-    durations: dict[str, float] = field(default_factory=dict[str, float])
+    versions: dict[str, str] = field(default_factory=dict[str, str])  # of the libraries
+    topology: dict[str, Any] = field(default_factory=dict[str, Any])  # processes, devices, platform
+    created_unix_secs: float = 0.0  # time of the commit
+    durations: dict[str, float] = field(default_factory=dict[str, float])  # phase -> seconds
     packed: bytes = b""
-    part: Part | None = None
-    parent: tuple[int, str] | None = None
+    part: Part | None = None  # in a local directory of one of several processes
+    parent: tuple[int, str] | None = None  # step and token that the state continues from
     shared: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     @functools.cached_property
@@ -240,11 +206,7 @@ def folder_of(item: str) -> str:
 
 
 def dump_record(record: Record) -> bytes:
-    """The bytes of ckpt.json.
-
-    Raises:
-        CheckpointError: a file is too large to be read back.
-    """
+    """The bytes of ckpt.json; raises CheckpointError if it or another file is too large to be read back."""
     body = {
         "format_version": FORMAT_VERSION,
         "token": record.token,
@@ -323,11 +285,8 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
 
 
 def load_record(data: bytes) -> Record:
-    """The record in the bytes of ckpt.json.
-
-    Raises:
-        CheckpointCorrupt: ``dump_record`` did not write these bytes.
-        NewerFormat: a later version of ckpt did.
+    """The record in the bytes of ckpt.json; raises NewerFormat if a later version of ckpt wrote them,
+    CheckpointCorrupt if ``dump_record`` did not.
     """
     head = len(_PREFIX % 0)
     body = data[head:-2]
@@ -430,27 +389,16 @@ _MOST_SHARDINGS = 2**24
 
 
 class LeafRecord(NamedTuple):
-    """One leaf: its type, chunk shape, sharding and compression.
-
-    Attributes:
-        spec: kind, dtype, shape.
-        chunk: shape of its chunks; empty for text and scalars.
-        sharding: index into ``ItemRecord.shardings``, or None.
-        codec: name of its compression if it differs from the item's, else None.
-    """
+    """One leaf: its type, chunk shape, sharding and compression."""
 
     spec: LeafSpec
-    chunk: tuple[int, ...] = ()
-    sharding: int | None = None
-    codec: str | None = None
+    chunk: tuple[int, ...] = ()  # empty for text and scalars
+    sharding: int | None = None  # index into ``ItemRecord.shardings``
+    codec: str | None = None  # if it differs from the item's
 
 
 def load_leaf(value: list[Any]) -> LeafRecord:
-    """The leaf in its entry of the record.
-
-    Raises:
-        ValueError: ckpt did not write the entry.
-    """
+    """The leaf in its entry of the record; raises ValueError if ckpt did not write the entry."""
     kind, dtype, shape, chunk, detail, sharding, *rest = value
     shape, chunk = tuple(shape), tuple(chunk)
     for name, sizes in (("shape", shape), ("chunk shape", chunk)):
@@ -501,10 +449,8 @@ def _checked_leaf(
 
 
 def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
-    """The groups of leaves that were one object, from the record.
-
-    Raises:
-        ValueError, TypeError: ckpt did not write the entry.
+    """The groups of leaves that were one object, from the record; raises ValueError or TypeError if ckpt did not
+    write them.
     """
     groups = tuple(tuple(group) for group in value)
     positions = [position for group in groups for position in group]
@@ -520,15 +466,7 @@ def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int,
 def checked_across(
     value: Any, leaves: Mapping[str, Sequence[LeafRecord]]
 ) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """The groups of leaves of several items that were one object, from the record.
-
-    Args:
-        value: the entry.
-        leaves: of each item.
-
-    Raises:
-        ValueError, TypeError: ckpt did not write the entry.
-    """
+    """The groups of leaves of several items that were one object, from the record; raises as ``checked_shared``."""
     groups = tuple(tuple((item, position) for item, position in group) for group in value)
     places = [place for group in groups for place in group]
     if any(item not in leaves or type(n) is not int for item, n in places):

@@ -144,10 +144,8 @@ def _are_counts(numbers: Iterable[Any]) -> bool:
 
 
 def rules_from(value: Iterable[Rule | Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """The rules in a list of rules, or of dicts as JSON and YAML have them.
-
-    Raises:
-        TypeError: an entry is neither, or has another key than the attributes of ``Rule``.
+    """The rules in a list of rules, or of dicts as JSON and YAML have them. Raises TypeError for anything else, also
+    for a dict with missing or unknown keys.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError("rules= must be a list of ckpt.Rule, or of dicts with their attributes")
@@ -172,17 +170,11 @@ def _tuples(value: Any) -> Any:
 
 @frozen
 class View:
-    """A leaf, without its stacked dimensions, as the view of a tensor that it is by a rule; taken both ways.
+    """A leaf, without its stacked dimensions, as the view of a tensor that it is by a rule; taken both ways."""
 
-    Attributes:
-        groups: for each dimension of the tensor, the dimensions that it is cut into.
-        reshaped: the shape after that.
-        transpose: for each dimension of the leaf, that of the reshaped tensor.
-    """
-
-    groups: tuple[tuple[int, ...], ...]
-    reshaped: tuple[int, ...]
-    transpose: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]  # dimensions that each one of the tensor is cut into
+    reshaped: tuple[int, ...]  # the shape after that
+    transpose: tuple[int, ...]  # for each dimension of the leaf, that of the reshaped tensor
 
     @property
     def tensor(self) -> tuple[int, ...]:
@@ -246,22 +238,13 @@ def resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 @frozen
 class Bound:
-    """A rule with the names that fit it, for one setting of the places that are not stacked.
-
-    Attributes:
-        rule: the rule.
-        results: the wanted paths.
-        sources: for each index of the stacked places, in order, the name for each saved name of the rule; if some
-            are missing, those that are there.
-        counts: size of each stacked dimension.
-        missing: how many names are missing.
-    """
+    """A rule with the names that fit it, for one setting of the places that are not stacked."""
 
     rule: Rule
-    results: tuple[str, ...]
-    sources: tuple[tuple[str, ...], ...]
-    counts: tuple[int, ...]
-    missing: int
+    results: tuple[str, ...]  # the wanted paths
+    sources: tuple[tuple[str, ...], ...]  # the names that are there, for each stacked index
+    counts: tuple[int, ...]  # size of each stacked dimension
+    missing: int  # number of names that are not there
 
 
 def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list[str]]:

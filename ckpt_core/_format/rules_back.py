@@ -18,25 +18,15 @@ _Array = np.ndarray
 
 @frozen
 class Export:
-    """One tensor to write, and of which leaves it is made.
-
-    Attributes:
-        name: its name.
-        dtype: name of its dtype.
-        shape: its shape.
-        leaves: positions of the leaves that are joined to it.
-        index: which row of their stacked dimensions it is.
-        rule: the rule; None for a leaf that is written as it is.
-        part: first and last (exclusive) position along the rule's axis, if the leaf is split.
-    """
+    """One tensor to write, and the leaves that make it."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    leaves: tuple[int, ...]
-    index: tuple[int, ...] = ()
-    rule: Rule | None = None
-    part: tuple[int, int] = (0, 0)
+    leaves: tuple[int, ...]  # positions of those that are joined to it
+    index: tuple[int, ...] = ()  # the row of their stacked dimensions
+    rule: Rule | None = None  # None for a leaf that is written as it is
+    part: tuple[int, int] = (0, 0)  # start and stop along the rule's axis, if the leaf is split
 
     def make(self, arrays: Sequence[_Array]) -> _Array:
         """The tensor, of these parts of its leaves: of each the row ``index``."""
@@ -50,15 +40,9 @@ class Export:
 
 
 def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]) -> list[Export]:
-    """The tensors that leaves make, by the rules; a leaf that no rule names keeps its path, with dots.
-
-    Args:
-        rules: as for a load; a rule is taken backwards.
-        paths: path of each leaf, as text with ``/``.
-        specs: dtype and shape of each leaf.
-
-    Raises:
-        StructureMismatch: a leaf does not fit its rule, or two tensors would have one name.
+    """The tensors that leaves make, by the rules of a load taken backwards; a leaf that no rule names keeps its path,
+    with dots for ``/``. Raises StructureMismatch if a leaf does not fit its rule, or if two tensors would have one
+    name.
     """
     rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
     found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, int]] = {}

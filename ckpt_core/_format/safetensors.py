@@ -50,47 +50,26 @@ DTYPES = {
 
 
 class Tensor(NamedTuple):
-    """One tensor.
-
-    Attributes:
-        name: as it stands in the file.
-        dtype: our name of the dtype.
-        shape: its shape.
-        offset: position of its first byte in the file.
-        size_bytes: its size.
-    """
+    """One tensor of a file."""
 
     name: str
-    dtype: str
+    dtype: str  # our name of it
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # of its first byte in the file
     size_bytes: int
 
 
 class Header(NamedTuple):
-    """What the header of a file says.
+    """What the header of a file says."""
 
-    Attributes:
-        tensors: in the order of their bytes.
-        metadata: the texts in ``__metadata__``.
-        file_bytes: size of the whole file.
-    """
-
-    tensors: tuple[Tensor, ...]
-    metadata: dict[str, str]
-    file_bytes: int
+    tensors: tuple[Tensor, ...]  # in the order of their bytes
+    metadata: dict[str, str]  # the texts in ``__metadata__``
+    file_bytes: int  # size of the whole file
 
 
 def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
-    """The length of the header.
-
-    Args:
-        beginning: the first bytes of the file.
-        file: its name, for messages.
-        file_bytes: its size; None if unknown.
-
-    Raises:
-        CheckpointCorrupt: the file is too short, or the length impossible.
+    """The length of the header, from the beginning of a file of ``file_bytes`` (None: unknown). Raises
+    CheckpointCorrupt if the file is too short, or the length impossible.
     """
     if len(beginning) < LENGTH_BYTES:
         raise _corrupt(file, f"has {len(beginning)} bytes, and its header alone has more")
@@ -107,17 +86,8 @@ def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
 
 
 def parse_header(data: bytes, file: str, file_bytes: int | None = None) -> Header:
-    """The tensors of a file, from its header.
-
-    Args:
-        data: the header.
-        file: name of the file, for messages.
-        file_bytes: its size; None if unknown.
-
-    Raises:
-        CheckpointCorrupt: the header is damaged, tensors overlap or leave gaps, or the file is too short or
-            too long.
-        CheckpointError: a dtype that jax does not have.
+    """The tensors of a file, from its header. Raises CheckpointCorrupt if it is damaged, tensors overlap or leave
+    gaps, or the file is not of their size; CheckpointError for a dtype that jax does not have.
     """
     if not data.startswith(b"{"):
         raise _corrupt(file, "has a header that does not begin with a brace")
@@ -141,10 +111,8 @@ def parse_header(data: bytes, file: str, file_bytes: int | None = None) -> Heade
 
 
 def parse_index(data: bytes, file: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """The file of each tensor by its name, and the metadata, from the index of a model of several files.
-
-    Raises:
-        CheckpointCorrupt: the index is damaged, or names a file outside of its folder.
+    """The file of each tensor by its name, and the metadata, from the index of a model of several files. Raises
+    CheckpointCorrupt if it is damaged, or names a file outside of its folder.
     """
     described = _parsed(data, file)
     places, metadata = described.get("weight_map"), described.get("metadata", {})
@@ -219,15 +187,8 @@ def _corrupt(file: str, what: str, tensor: str | None = None) -> CheckpointCorru
 def dump_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """The beginning of a file, up to its first tensor.
-
-    Args:
-        tensors: name, our dtype and shape of each, in the order of their bytes.
-        metadata: texts for ``__metadata__``.
-
-    Raises:
-        CheckpointError: the header would be longer than the format allows, a tensor has the name that is
-            kept for the metadata, or these are not texts.
+    """The beginning of a file, up to its first tensor; ``tensors`` are in the order of their bytes, with our dtypes.
+    Raises CheckpointError if the format cannot hold the header, the name of a tensor or the metadata.
     """
     names = {ours: theirs for theirs, ours in DTYPES.items()}
     odd = next(

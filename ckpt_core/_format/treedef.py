@@ -36,16 +36,9 @@ _MOST_ALIKE = 256
 
 
 def dump_nodes(root: Node) -> list[Any]:
-    """The structure as a flat list: 0 for a leaf, None for None, else ``[kind, class, keys]``.
-
-    Lists and tuples have their length instead of keys. A leaf wrapped in ``Below`` is its key; any
-    other node wrapped so follows after ``["below", key, 1]``.
-
-    Example:
-        >>> from ckpt_core._format.treedef import dump_nodes
-        >>> from ckpt_core._tree import flatten
-        >>> dump_nodes(flatten({"w": 1.5, "layers": [2, None]}).root)
-        [['dict', '', ('w', 'layers')], 0, ['list', '', 2], 0, None]
+    """The structure as a flat list: 0 for a leaf, None for None, else ``[kind, class, keys]``. Lists and tuples have
+    their length instead of keys. A leaf wrapped in ``Below`` is its key; any other node wrapped so follows after
+    ``["below", key, 1]``.
     """
     out: list[Any] = []
     _dump_node(root, out)
@@ -91,19 +84,14 @@ def _dump_node(node: Node, out: list[Any]) -> None:
 
 
 class TreeBounds:
-    """What the trees of one record may still take: their nodes and paths are counted before they are made.
-
-    A node of a record takes few bytes there, and each leaf below it has the keys above it in its path. So a
-    small record can describe paths that no memory holds.
-
-    Attributes:
-        containers, keys, letters: how many are left: of containers, of keys in the paths of leaves, of letters in
-            these.
+    """What the trees of one record may still take: their nodes and paths are counted before they are made. A node of
+    a record takes few bytes there, and each leaf below it has the keys above it in its path. So a small record can
+    describe paths that no memory holds.
     """
 
     containers = _MOST_CONTAINERS
-    keys = _MOST_PATH_KEYS
-    letters = _MOST_PATH_LETTERS
+    keys = _MOST_PATH_KEYS  # in the paths of all leaves
+    letters = _MOST_PATH_LETTERS  # in these keys
 
     def take(self, containers: int, keys: int = 0, letters: int = 0) -> None:
         """Raises ValueError if less than so many are left."""
@@ -138,17 +126,9 @@ def load_nodes(
     leaf_count: int | None = None,
     bounds: TreeBounds | None = None,
 ) -> Node:
-    """The structure that ``dump_nodes`` wrote; appends the paths of its leaves to ``paths``.
-
-    Args:
-        tokens: the flat list.
-        paths: gets the paths.
-        statics: as ``dump_statics`` gives them.
-        leaf_count: how many leaves there can be; checked before anything is made.
-        bounds: what the trees of the record may take together.
-
-    Raises:
-        ValueError, TypeError: ``dump_nodes`` never writes these tokens.
+    """The structure that ``dump_nodes`` wrote; appends the paths of its leaves to ``paths``. More leaves than
+    ``leaf_count`` are refused before anything is made. Raises ValueError or TypeError for tokens that ``dump_nodes``
+    never writes.
     """
     leaves = tokens.count(0) + list(map(type, tokens)).count(str)
     if leaf_count is not None and leaves > leaf_count:
@@ -180,12 +160,8 @@ def _is_custom(token: Any) -> bool:
 
 @dataclass
 class _Loading:
-    """One call of ``load_nodes``.
-
-    Attributes:
-        tokens, paths, statics, bounds: its arguments.
-        known: the nodes that hold only leaves: those of a model's layers are equal, and become one.
-        odd_keys: whether any container has other keys than text and positions.
+    """One call of ``load_nodes``. ``known`` are nodes that hold only leaves: those of a model's layers are equal, and
+    become one.
     """
 
     tokens: list[Any]
@@ -193,12 +169,11 @@ class _Loading:
     statics: Mapping[int, str]
     bounds: TreeBounds
     known: dict[Any, Node] = field(default_factory=dict[Any, Node])
-    odd_keys: bool = False
+    odd_keys: bool = False  # a container has other keys than text and positions
 
     def node(self, at: int, path: Path, letters: int) -> tuple[Node, int]:
-        """The node that begins at index ``at``, and the index after its last child.
-
-        ``letters`` is how many the keys of ``path`` have.
+        """The node that begins at index ``at``, and the index after its last child; ``letters`` counts those of the
+        keys in ``path``.
         """
         tokens, paths, bounds = self.tokens, self.paths, self.bounds
         token = tokens[at]
@@ -266,9 +241,8 @@ def letters_of(key: Any) -> int:
 
 
 def _refuse_alike(keys: Sequence[Any]) -> None:
-    """Raises ValueError if many keys have one hash, for which a dict of them takes time quadratic in their number.
-
-    Text cannot be made so: Python hashes it differently in each process.
+    """Raises ValueError if many keys have one hash: a dict of them takes time quadratic in their number. Text cannot
+    be made so, since Python hashes it differently in each process.
     """
     alike = max(Counter(map(hash, keys)).values(), default=0)
     if alike > _MOST_ALIKE and len(set(map(str, keys))) > _MOST_ALIKE:

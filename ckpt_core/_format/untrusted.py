@@ -81,11 +81,7 @@ def item_name(name: str) -> str:
 
 
 def token_name(token: object) -> str:
-    """The token of a save, which is part of file names, as it stands in a record.
-
-    Raises:
-        ValueError: it is something else than letters and digits.
-    """
+    """The token of a save in a record, validated as letters and digits, since it is part of file names."""
     if not isinstance(token, str) or not token.isascii() or not token.isalnum():
         raise ValueError(f"token {token!r} is not letters and digits")
     return token
@@ -114,18 +110,9 @@ def parse_json(
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     errors: str = "surrogatepass",
 ) -> Any:
-    """The value of a JSON file.
-
-    Args:
-        data: the text.
-        file: its name, for messages.
-        pairs: makes each object of its names and values; None for a dict.
-        errors: as for ``bytes.decode``.
-
-    Raises:
-        CheckpointCorrupt: invalid JSON, nested deeper than any program reads, or values beyond
-            ``MOST_VALUES_BYTES``.
-        MemoryError, RecursionError: this process has no memory or stack for what is sound.
+    """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for
+    invalid JSON, nesting deeper than any program reads, or values beyond ``MOST_VALUES_BYTES``. MemoryError and
+    RecursionError mean that this process has no memory or stack for what is sound.
     """
     if len(data) > LIGHT_BYTES:
         refuse_heavy(data, file)
@@ -162,11 +149,7 @@ def refuse_deep(
     data: bytes, file: str, error: RecursionError, most_depth: int | None = None
 ) -> None:
     """Raises CheckpointCorrupt if the text itself is why the stack did not suffice, not how deep the caller is.
-
-    Args:
-        data, file: the text and the name of its file.
-        error: what came of it.
-        most_depth: the depth of sound values; None for as deep as this interpreter reads at all.
+    ``most_depth`` is the depth of sound values; None for as deep as this interpreter reads at all.
     """
     most = max(1000, sys.getrecursionlimit()) if most_depth is None else most_depth
     brackets = np.frombuffer(_TEXTS.sub(b"", data).translate(None, _NO_BRACKETS), np.uint8)
@@ -186,11 +169,8 @@ _AFTER_LEAVES = ',"shardings":'
 
 
 def scan_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
-    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``.
-
-    Raises:
-        ValueError: the text is not in the form that ckpt writes.
-        Exception: any error of ``make_leaf``.
+    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``. Raises ValueError if the
+    text is not in the form that ckpt writes, and any error of ``make_leaf``.
     """
     leaves = functools.partial(_leaves, make=make_leaf)
     item = functools.partial(_object, scan_of=lambda name: leaves if name == "leaves" else _any)
@@ -234,10 +214,8 @@ _AT_ONCE_BYTES = 1 * MIB
 
 
 def decompress(data: bytes, most_bytes: int) -> bytes:
-    """What a zstd frame holds, of which the frame itself may say anything.
-
-    Raises:
-        ValueError: it is damaged, or has more than ``most_bytes``.
+    """What a zstd frame holds, about which the frame itself may say anything. Raises ValueError if it is damaged, or
+    has more than ``most_bytes``.
     """
     parts: list[bytes] = []
     size_bytes = 0

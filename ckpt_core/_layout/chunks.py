@@ -18,21 +18,8 @@ BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def chunk_shape(shape: Shape, regions: Iterable[Region], itemsize: int, chunk_bytes: int) -> Shape:
-    """The shape of chunks such that no chunk crosses the boundary of a region.
-
-    Chunks have at most ``chunk_bytes`` if the dimensions can be divided so. Leading dimensions are
-    divided first, so that a chunk is contiguous in the memory of its shard.
-
-    Args:
-        shape: shape of the array.
-        regions: regions whose boundaries no chunk may cross, such as the shards.
-        itemsize: bytes per element.
-        chunk_bytes: maximum size of a chunk.
-
-    Example:
-        >>> from ckpt_core._layout.chunks import chunk_shape
-        >>> chunk_shape((8, 4), [((0, 4), (0, 4)), ((4, 8), (0, 4))], itemsize=4, chunk_bytes=32)
-        (2, 4)
+    """The shape of chunks that cross no border of a region (a shard), and have at most ``chunk_bytes`` if the dimensions
+    can be divided so. Leading dimensions are divided first, so that a chunk is contiguous in the memory of its shard.
     """
     chunk: list[int] = []
     inner_borders: list[bool] = []
@@ -71,17 +58,11 @@ def chunk_count(region: Region, chunk: Shape) -> int:
 
 @frozen(slots=True)
 class ChunkPart:
-    """The overlap of one chunk with a region that is written or read.
+    """The overlap of one chunk with a region that is written or read."""
 
-    Attributes:
-        index: index of the chunk in the grid.
-        in_chunk: the overlap, relative to the chunk's first element.
-        in_region: the overlap, relative to the region's first element.
-    """
-
-    index: tuple[int, ...]
-    in_chunk: Region
-    in_region: Region
+    index: tuple[int, ...]  # of the chunk in the grid
+    in_chunk: Region  # relative to the chunk's first element
+    in_region: Region  # relative to the region's first element
 
 
 def chunk_parts(region: Region, chunk: Shape) -> Iterator[ChunkPart]:
@@ -115,11 +96,7 @@ _KEY = re.compile(r"(?:(.*)/)?c((?:/\d{1,19})*)", re.DOTALL)
 
 
 def chunk_of_key(key: str) -> tuple[str, tuple[int, ...]]:
-    """Name of the array and index of the chunk, of a chunk's key in the array database.
-
-    Raises:
-        ValueError: it is no such key.
-    """
+    """Name of the array and index of the chunk, of a chunk's key in the array database; ValueError for any other key."""
     found = _KEY.fullmatch(key)
     if found is None:
         raise ValueError(f"{key!r} is no key of a chunk")

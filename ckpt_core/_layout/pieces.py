@@ -14,49 +14,25 @@ _Taking = tuple[int, tuple[int, ...], Region]
 
 
 class Taker(NamedTuple):
-    """A region that takes a part of a piece.
+    """A region that takes a part of a piece."""
 
-    Attributes:
-        number: position of the region among the wanted ones.
-        place: the part of the region's own array, as an index into it.
-        part: the same, as a region of the piece.
-    """
-
-    number: int
-    place: tuple[int | slice, ...]
-    part: Region
+    number: int  # position among the wanted regions
+    place: tuple[int | slice, ...]  # the part, as an index into the region's own array
+    part: Region  # the same, as a region of the piece
 
 
 class Piece(NamedTuple):
-    """Whole rows of an array, or of a part of it with fixed leading indices: contiguous in the file.
+    """Whole rows of an array, or of a part of it with fixed leading indices: contiguous in the file."""
 
-    Attributes:
-        offset_bytes: position of its first byte, relative to the array.
-        shape: its shape.
-        takers: the regions that need some of it; each needs some of every row.
-    """
-
-    offset_bytes: int
+    offset_bytes: int  # relative to the array
     shape: Shape
-    takers: tuple[Taker, ...]
+    takers: tuple[Taker, ...]  # each needs some of every row
 
 
 def pieces(
     shape: Shape, itemsize: int, regions: Sequence[Region], piece_bytes: int
 ) -> Iterator[Piece]:
-    """The pieces that hold the regions; no row that no region needs is in one.
-
-    Args:
-        shape: of the array.
-        itemsize: bytes per element.
-        regions: the wanted regions.
-        piece_bytes: the most bytes of a piece, unless one element has more.
-
-    Example:
-        >>> from ckpt_core._layout.pieces import pieces
-        >>> [(p.offset_bytes, p.shape) for p in pieces((8, 4), 4, [((2, 5), (0, 4))], 32)]
-        [(32, (2, 4)), (64, (1, 4))]
-    """
+    """The pieces that hold the regions, of at most ``piece_bytes`` unless one element has more; no row that no region needs is in one."""
     taking = [
         (number, (), region)
         for number, region in enumerate(regions)

@@ -6,12 +6,8 @@ from collections.abc import Iterable
 
 
 def gaps(size_bytes: int, covered: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``(start, stop)`` of the parts of a file that no ``(offset, length)`` in ``covered`` covers.
-
-    Example:
-        >>> from ckpt_core._layout.ranges import gaps
-        >>> gaps(10, [(2, 3), (7, 1)])
-        [(0, 2), (5, 7), (8, 10)]
+    """``(start, stop)`` of the parts of a file that no ``(offset, length)`` covers:
+    ``gaps(10, [(2, 3), (7, 1)])`` is ``[(0, 2), (5, 7), (8, 10)]``.
     """
     found: list[tuple[int, int]] = []
     position = 0
@@ -27,20 +23,8 @@ def gaps(size_bytes: int, covered: Iterable[tuple[int, int]]) -> list[tuple[int,
 def coalesce(
     ranges: Iterable[tuple[int, int]], *, gap_bytes: int, limit_bytes: int
 ) -> list[tuple[int, int, list[int]]]:
-    """Joins ``(offset, length)`` ranges of one file into few reads.
-
-    Args:
-        ranges: the wanted ranges.
-        gap_bytes: maximum gap between two ranges that are joined.
-        limit_bytes: maximum size of a read of several ranges.
-
-    Returns:
-        ``(offset, length, members)`` per read; members are indices into ``ranges``.
-
-    Example:
-        >>> from ckpt_core._layout.ranges import coalesce
-        >>> coalesce([(0, 4), (100, 4), (6, 2)], gap_bytes=8, limit_bytes=64)
-        [(0, 8, [0, 2]), (100, 4, [1])]
+    """``(offset, length, members)`` for each of few reads that hold all ``(offset, length)`` ranges; members are indices
+    into ``ranges``. Ranges at most ``gap_bytes`` apart are joined, unless the read would exceed ``limit_bytes``.
     """
     entries = sorted((offset, length, position) for position, (offset, length) in enumerate(ranges))
     reads: list[tuple[int, int, list[int]]] = []

@@ -24,18 +24,11 @@ def shared_chunk_bytes(region_bytes: int, holders: int, chunk_bytes: int) -> int
 
 
 class CutRegion(NamedTuple):
-    """A region that a process holds, cut along the chunks of its array.
-
-    Attributes:
-        region: the region.
-        holders: the processes that hold it.
-        parts: of each chunk in it the region and its bytes; none if there is a single holder, which writes all.
-        size_bytes: of the region.
-    """
+    """A region that a process holds, cut along the chunks of its array."""
 
     region: Region
-    holders: tuple[int, ...]
-    parts: tuple[tuple[Region, int], ...]
+    holders: tuple[int, ...]  # the processes that hold it
+    parts: tuple[tuple[Region, int], ...]  # of each chunk, with bytes; none for a single holder
     size_bytes: int
 
 
@@ -51,12 +44,9 @@ def cut_region(region: Region, holders: tuple[int, ...], chunk: Shape, itemsize:
 
 
 class WriterTurns:
-    """Distributes replicated regions among their holders, so that all write about the same bytes.
-
-    For each set of holders, the process with the fewest bytes so far is next, over all arrays of a
-    tree. Each process asks about the regions that it holds, in the same order as the other holders,
-    so all get the same answers without communication and without regard to regions that they do not
-    hold.
+    """Distributes replicated regions among their holders, so that all write about the same bytes: of each
+    set of holders, the one with the fewest bytes so far is next. Each process asks about the regions that
+    it holds, in the same order as the other holders, so all get the same answers without communication.
     """
 
     def __init__(self) -> None:

@@ -336,10 +336,8 @@ _Result = TypeVar("_Result")
 
 
 def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
-    """``work``, which on any thread runs with the 64-bit types, the default device and the mesh of this one now.
-
-    Whoever calls inside of ``with jax.enable_x64(True)``, ``with jax.default_device(...)`` or ``with
-    jax.set_mesh(mesh)`` means what is loaded, and not where the call returns.
+    """``work`` that runs on any thread with this thread's present settings of jax: 64-bit types, default device and mesh. A
+    caller inside of ``with jax.enable_x64(True)`` means them for what is loaded, wherever it is read.
     """
     jax: Any = sys.modules.get("jax")
     if jax is None:  # nobody can have set anything

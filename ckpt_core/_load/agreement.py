@@ -26,31 +26,21 @@ _SETS = "sets"
 
 
 class LoadAgreement:
-    """The agreements of one load between all processes; does nothing if only one takes part.
-
-    What the load does is a block of it: if that fails, the other processes get the error where they wait next. Processes
-    agree once after reading. A restore that sets objects while it reads also agrees after planning, so that no process
-    changes an object while another cannot match the checkpoint; and so does a load that sends arrays between processes,
-    for who makes another call would never join a collective. At last, if any process sets live objects, they agree
-    that all have: else one would go on from a step that another one did not get.
-
-    If the checkpoint is replaced meanwhile, all of them begin the load anew, or none does.
-
-    Args:
-        options: options of the load.
-        call: what this process does, such as ``restore``, shown to a process that does something else at that moment.
-        tag: tag of the round; if empty, the next tag is taken here.
-        alone: only this process loads, however many run (``as_numpy=True``).
-        alike: all must load one checkpoint, even if no array lies on several processes: a step of a Checkpointer.
+    """The agreements of one load between all processes; does nothing if only one takes part. The load is a block of it: if the
+    block fails, the other processes get the error where they wait next. Processes agree once after reading. A restore without
+    ``atomic_restore`` also agrees after planning, so that none changes an object while another cannot match the checkpoint. So
+    does a load that sends arrays between processes: who makes another call would never join a collective. If any process sets
+    live objects, they agree last that all have: else one would train from a step that another did not get. If the checkpoint is
+    replaced meanwhile, all processes begin the load anew, or none does.
     """
 
     def __init__(
         self,
         options: Options,
-        call: str = "load",
-        tag: str = "",
-        alone: bool = False,
-        alike: bool = False,
+        call: str = "load",  # shown to a process that does something else at that moment
+        tag: str = "",  # of the round; empty: the next tag is taken here
+        alone: bool = False,  # only this process loads, however many run (``as_numpy=True``)
+        alike: bool = False,  # as for ``identity_of``
     ) -> None:
         self._options, self._alike = options, alike
         self._restores = call != "load"
@@ -139,10 +129,8 @@ class LoadAgreement:
         )
 
     def _judged(self, texts: list[str]) -> str:
-        """Called on process 0 with what all reported; gives ``_SETS`` if any sets live objects, or why all begin anew.
-
-        Raises:
-            CheckpointError: as for ``_refuse_different``.
+        """On process 0, from what all reported: ``_SETS`` if any sets live objects, or why all begin anew, else nothing. Raises
+        as ``_refuse_different`` does.
         """
         reports = [json.loads(text) for text in texts]
         if said := next((one for one in reports if isinstance(one, str)), ""):
@@ -164,37 +152,22 @@ class LoadAgreement:
 
 
 class Identity(NamedTuple):
-    """What one process loads, as it tells process 0 before any proceeds.
+    """What one process loads, as it tells process 0 before any proceeds."""
 
-    Attributes:
-        path: path of the checkpoint, for messages.
-        attempt: token of the save that wrote the checkpoint; empty if each may load another one.
-        everything: digest of all leaves that have a sharding, with their dtypes and shardings.
-        beyond: the same of those that lie on other processes, too, or on others alone.
-        on: the processes on whose devices these lie, as runs: a message must not grow with their number.
-        sets: whether it sets live objects.
-        found: token of the save that wrote the checkpoint.
-    """
-
-    path: str
-    attempt: str
-    everything: str
-    beyond: str
-    on: Sequence[Sequence[int]]
-    sets: bool = False
-    found: str = ""
+    path: str  # for messages
+    attempt: str  # token of the save that wrote the checkpoint; empty if each may load another one
+    everything: str  # digest of all leaves that have a sharding, with their dtypes and shardings
+    beyond: str  # the same of those that lie on other processes, too, or on others alone
+    on: Sequence[Sequence[int]]  # processes that hold these, as runs, so that messages stay short
+    sets: bool = False  # live objects
+    found: str = ""  # token of the save, never left out
 
 
 def identity_of(
     path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool, sets: bool = False
 ) -> str:
-    """The text that each process sends for ``_refuse_different`` to compare.
-
-    Args:
-        path, attempt: as in ``Identity``.
-        plans: what this process loads.
-        alike: all must load this checkpoint, even if no array lies on several processes: a step of a Checkpointer.
-        sets: as in ``Identity``.
+    """The ``Identity`` of this process as text, for process 0. With ``alike`` all must load this checkpoint, even if no array
+    lies on several processes: a step of a Checkpointer.
     """
     everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()
     known: dict[Any, tuple[str, bool]] = {}  # a sharding may have 100,000 devices
@@ -228,15 +201,10 @@ def _is_one_path(same: Sequence[Identity]) -> bool:
 
 
 def _refuse_different(identities: Sequence[Identity]) -> None:
-    """Called on process 0 with every process's identity before any proceeds.
-
-    What a process places on its own devices alone is its own, as long as no other process counts on
-    these devices. Otherwise all must name the same leaves with the same dtypes and shardings: either
-    all of them, which is one program of several stages, or at least those that others share.
-
-    Raises:
-        CheckpointError: processes load different checkpoints or different leaves. A global array
-            would then be made of shards of different arrays, and no error would say so.
+    """Raises CheckpointError on process 0, before any proceeds, if processes load different checkpoints or leaves. A global
+    array would then be made of shards of different arrays, without an error. What a process places on its own devices alone is
+    its own, unless another process counts on these devices. Otherwise all must name the same leaves with the same dtypes and
+    shardings: all of them, as one program of several stages does, or at least those that others share.
     """
     indexed = [*enumerate(identities)]
     same = [(index, one) for index, one in indexed if one.attempt]

@@ -31,19 +31,9 @@ def under_rules(
     paths: Sequence[Path],
     wanted: Sequence[LeafSpec | None],
 ) -> DerivedItem:
-    """The leaves that rules make of an item; a tensor that no rule names stays as it is.
-
-    Args:
-        where: path of the checkpoint, for messages.
-        item: its item.
-        rules: the rules.
-        paths: paths of the target.
-        wanted: spec of each leaf of the target, by which tensors are cut; None for one that takes any.
-
-    Raises:
-        StructureMismatch: a tensor is missing between others that are stacked or joined, or those that are
-            joined do not fit together.
-        CheckpointError: the item is no file of tensors.
+    """The leaves that rules make of an item; a tensor that no rule names stays as it is. ``wanted`` has a spec for each of the
+    target's ``paths``, by which tensors are cut; None takes any. Raises StructureMismatch if tensors to stack or join are
+    missing or do not fit together, and CheckpointError if the item is no file of tensors.
     """
     if not isinstance(item, ExtentItem):
         raise CheckpointError(
@@ -181,12 +171,8 @@ def _indices(counts: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _view(rule: Rule, wanted: tuple[int, ...] | None, stacked: int, joined: int) -> View | None:
-    """The view of a tensor that has the wanted shape; None if none has, or any will do.
-
-    Args:
-        rule: the rule.
-        wanted: the wanted shape; None for any.
-        stacked, joined: number of stacked dimensions, and of those of the joined tensor.
+    """The view of a tensor that has the wanted shape; None if no view has it, or if any shape will do. ``stacked`` and
+    ``joined`` count the stacked dimensions and those of the joined tensor.
     """
     view = None if wanted is None else view_of(rule, wanted[stacked:])
     return view if view is not None and len(view.groups) == joined else None

@@ -28,17 +28,9 @@ _BRING_THEM = (
 def differing(
     item: SavedItem, wanted: Node, rules: MatchRules, reported: Collection[str]
 ) -> list[Mismatch]:
-    """Mismatches for functions of different names at one path, or present on one side only.
-
-    A side without any function misses none: its functions were filtered out, as they are no state.
-    A target that was filtered has None in their places; a field that no longer exists is a
-    mismatch.
-
-    Args:
-        item: the saved item.
-        wanted: structure of the target.
-        rules: rules of the match.
-        reported: paths that already have a mismatch, such as an array where a function was.
+    """Mismatches for functions of different names at one path, or on one side only; none at ``reported`` paths. A side without
+    any function misses none: its functions were filtered out, as they are no state. A filtered target has None in their places,
+    so a function of a field that no longer exists is a mismatch.
     """
     here = functools.partial(_compared_path, rules=rules)
     before = {here(path, True): (path, _name(node)) for path, node in _functions_in(item.root)}
@@ -103,10 +95,7 @@ def have_moved(mismatches: Iterable[Mismatch]) -> bool:
 
 
 def refuse_missing(item: SavedItem, root: Node) -> None:
-    """Raises StructureMismatch if the structure has functions that no target supplied.
-
-    The error lists all of them and says what to pass.
-    """
+    """Raises StructureMismatch if the structure has functions that no target supplied; it lists all, and what to pass."""
     missing = [
         Mismatch(format_path(path), "function", _name(node), None, None, item.name or None)
         for path, node in _functions_in(root)

@@ -19,18 +19,11 @@ _BATCH_BYTES = 128 * MIB
 
 
 class InPlace:
-    """Sets the live objects of one restore.
-
-    An array that is set while others are still being read frees the old array that it replaces.
-    Memory therefore holds one state plus at most one batch (128 MiB) of the other. The price: if
-    the restore fails midway, such an object holds parts of two states and cannot be set back;
-    ``give_up`` then deletes its new arrays, so that jax refuses to train on the mix. Objects that
-    are set at the end are set back instead.
-
-    Every change is noted before it is made: a signal handler may raise between any two lines.
-
-    Args:
-        limit_bytes: arrays that were read are set as soon as they reach this many bytes together.
+    """Sets the live objects of one restore. An array that is set while others are still being read frees the old array that it
+    replaces. Memory therefore holds one state plus one batch of the other, at most ``limit_bytes`` and 128 MiB. The price: if
+    the restore fails midway, the object holds parts of two states and cannot be set back; ``give_up`` then deletes its new
+    arrays, so that jax refuses to train on the mix. Objects that are set at the end are set back instead. Every change is noted
+    before it is made: a signal handler may raise between any two lines.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -53,14 +46,7 @@ class InPlace:
             self._setting = False
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
-        """Takes one array that was read; sets all waiting arrays once they reach the limit.
-
-        Args:
-            plan: plan of the item.
-            result: position of the array in the result.
-            value: the array.
-            size_bytes: its size.
-        """
+        """Takes the array that was read for position ``result``; sets all waiting arrays once they reach the limit."""
         live = plan.live
         if live is None or live.set_parts is None or not isinstance(value, jax.Array):
             return
@@ -95,14 +81,7 @@ class InPlace:
         self._waiting, self._waiting_bytes = {}, 0
 
     def finish(self, plans: Sequence[ItemPlan], leaves: Sequence[list[Any]]) -> list[Any]:
-        """Sets all live objects that are not set yet; returns the value of each item.
-
-        The last step of a restore.
-
-        Args:
-            plans: plans of the items.
-            leaves: for each plan, the leaves of the result.
-        """
+        """The value of each item, after the last step of a restore: sets all live objects that are not set yet."""
         values: list[Any] = []
         for plan, read in zip(plans, leaves, strict=True):
             if plan.item.name in self._early:
@@ -117,9 +96,8 @@ class InPlace:
         return values
 
     def give_up(self, error: BaseException) -> None:
-        """After a failure: sets objects back where possible, makes the others unusable.
-
-        Adds notes to the error that say what became of each.
+        """After a failure, sets objects back where possible and makes the others unusable; notes on the error say what became
+        of each.
         """
         if self._setting:
             mark_of_target(error)

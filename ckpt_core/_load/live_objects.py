@@ -39,26 +39,16 @@ def live_objects(tree: Any) -> Iterator[tuple[Path, Any]]:
 
 @dataclass
 class Copies:
-    """Maps each live object of ``like`` to the copy that a load sets instead of it.
-
-    If originals share arrays or submodules, their copies share them in the same way. All copies are
-    made at the first call, so that a target without live objects costs nothing.
-
-    Attributes:
-        like: the target of a load.
-        item: name of the item, for messages.
+    """Maps each live object of ``like``, the target of a load, to the copy that is set instead. If originals share arrays or
+    submodules, their copies do, too. The first call makes all copies, so that a target without live objects costs nothing.
     """
 
     like: Any
-    item: str = ""
+    item: str = ""  # for messages
     _made: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def __call__(self, obj: Any) -> Any:
-        """The copy of one of the live objects in ``like``.
-
-        Raises:
-            UnsupportedLeaf: an object in ``like`` cannot be copied.
-        """
+        """The copy of a live object in ``like``; raises UnsupportedLeaf if any object there cannot be copied."""
         if not self._made:
             self._make_all()
         return self._made[id(obj)]
@@ -91,10 +81,8 @@ class Copies:
 
 
 def detached(like: Any) -> Any:
-    """``like`` with a copy of each live object, so that the caller may change the originals.
-
-    Raises:
-        UnsupportedLeaf: an object in ``like`` cannot be copied.
+    """``like`` with a copy of each live object, so that the caller may change the originals; raises UnsupportedLeaf if one
+    cannot be copied.
     """
     copies = Copies(like)
     flat = flatten(
@@ -108,14 +96,8 @@ def detached(like: Any) -> Any:
 
 
 def refuse_twice(targets: Mapping[str, Any], lives: Sequence[Sequence[tuple[Any, bool]]]) -> None:
-    """Refuses one live object in two places of the targets: the value set last would win silently.
-
-    Args:
-        targets: by item name.
-        lives: for each target its live objects, each with whether one target may contain it twice.
-
-    Raises:
-        UnsupportedLeaf: the message names both places.
+    """Raises UnsupportedLeaf for one live object in two places of the targets: the value set last would win silently. ``lives``
+    has the live objects of each target, each with whether one target may contain it twice.
     """
     first_of: dict[int, str] = {}
     for name, live in zip(targets, lives, strict=True):
@@ -149,14 +131,8 @@ def live_tree(
     limit_bytes: int,
     set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None,
 ) -> LiveTarget:
-    """A target that contains live objects, or is one; ``unflatten`` sets them.
-
-    Args:
-        like: the target.
-        flat: the same, flattened. A restore drops the leaves that it has replaced from ``flat.leaves``, so that
-            their memory is freed.
-        objects, set_parts: as in ``LiveTarget``.
-        limit_bytes: if more bytes than this must be copied to undo the restore, it is not undone.
+    """A target that contains live objects, or is one; ``unflatten`` sets them. A restore drops the leaves that it has replaced
+    from ``flat.leaves``, to free their memory. If undoing it needs copies of more than ``limit_bytes``, it is not undone.
     """
 
     def undo() -> Undo | None:
@@ -177,14 +153,8 @@ def live_tree(
 def live_object(
     adapter: Any, obj: Any, now: FlatTree, root: Node, limit_bytes: int
 ) -> tuple[Make, LiveTarget]:
-    """A user's object with ``set_state``, which accepts any saved structure.
-
-    Args:
-        adapter, obj: the object and its adapter.
-        now: its state before the restore.
-        root: structure of the saved state, with the container classes of the present state where
-            both structures are equal.
-        limit_bytes: as for ``live_tree``.
+    """The functions that set a user's object with ``set_state``, which accepts any saved structure. ``now`` is its state before
+    the restore. ``root`` is the saved structure, with the present container classes where both are equal.
     """
 
     def make(leaves: list[Any]) -> Any:
@@ -216,9 +186,8 @@ def pipeline(adapter: Any, obj: Any, state: Any) -> tuple[Make, LiveTarget]:
 def _setting_back(
     set_all: Callable[[list[Any]], object], leaves: Sequence[Any], limit_bytes: int
 ) -> Undo | None:
-    """A function that calls ``set_all`` with the present leaves; None if too much must be copied.
-
-    Numpy arrays and random generators are copied now, as they can be written to; jax arrays are not.
+    """A function that calls ``set_all`` with the present leaves; None if it must copy more than ``limit_bytes``. Numpy arrays
+    and random generators are copied now, as they can be written to; jax arrays are not.
     """
     arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
     if sum(array.nbytes for array in arrays) > limit_bytes:

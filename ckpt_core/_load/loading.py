@@ -53,29 +53,17 @@ Opening = Callable[[], Checkpoint]
 
 
 class Loaded(NamedTuple):
-    """The result of a load or restore.
-
-    Attributes:
-        checkpoint: the checkpoint that was loaded.
-        values: the value of each item, by its name in the result.
-        plans: the executed plan of each item, for the report.
-    """
+    """The result of a load or restore."""
 
     checkpoint: Checkpoint
-    values: dict[str, Any]
-    plans: Sequence[ItemPlan]
+    values: dict[str, Any]  # by the item's name in the result
+    plans: Sequence[ItemPlan]  # as executed, for the report
 
 
 def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
-    """Runs a load or restore: opens, matches and plans; reads and assembles; applies.
-
-    Called on every process that takes part; ``LoadAgreement`` says where they wait for each other. If it fails, live
-    objects are set back or made unusable. If the checkpoint is replaced meanwhile, all processes load the new one.
-
-    Args:
-        opening: opens the checkpoint.
-        request: what is asked for.
-        step: step number, reported in events; None outside a Checkpointer.
+    """Runs a load or restore, on every process that takes part: opens, matches and plans; reads and assembles; applies.
+    ``LoadAgreement`` says where they wait for each other. If it fails, live objects are set back or made unusable. If the
+    checkpoint is replaced meanwhile, all processes load the new one. ``step`` is None outside of a Checkpointer.
     """
     options, call = request.options, "load"
     if request.restores:
@@ -182,14 +170,8 @@ def execute(
     reading: Reading,
     in_place: InPlace | None = None,
 ) -> list[Any]:
-    """The leaves of the result: read from the checkpoint, or kept from the target.
-
-    Args:
-        checkpoint, plan, request: what to read.
-        context: TensorStore context of the load.
-        operation: counts the bytes of each array that was read.
-        reading: function that reads stored arrays, as ``pipeline.read_leaves`` does.
-        in_place: sets arrays on live objects while others are still being read; None for a load.
+    """The leaves of the result: read from the checkpoint by ``reading``, or kept from the target. ``operation`` counts their
+    bytes. ``in_place`` sets arrays on live objects while others are still being read; None for a load.
     """
     item = plan.item
     leaves = list(plan.kept)
@@ -233,10 +215,8 @@ def _under_way(operation: Operation, more: int) -> None:
 
 
 def _shared_results(plan: ItemPlan) -> list[list[int]]:
-    """Groups of positions in the result that become one object, as they were when they were saved.
-
-    With a target they do so where the target, too, holds one object there. Arrays of jax cannot be
-    changed, and are left alone.
+    """Groups of positions in the result that become one object, as they were when they were saved. With a target they do so
+    where the target, too, holds one object there. Arrays of jax cannot be changed, and are left alone.
     """
     places = [[(plan, position) for position in group] for group in plan.item.shared]
     return [[result for _, result in one] for one in _become_one(places)]
@@ -247,12 +227,8 @@ def _share_between(
     leaves: Sequence[list[Any]],
     groups: Iterable[Iterable[tuple[str, int]]],
 ) -> None:
-    """Makes one object of those leaves of several items that were one, as ``_shared_results`` does within an item.
-
-    Args:
-        plans: plans of the items.
-        leaves: for each plan, the leaves of the result.
-        groups: ``Checkpoint.shared``.
+    """Makes one object of those leaves of several items that were one, as ``_shared_results`` does within an item. ``groups``
+    is ``Checkpoint.shared``.
     """
     by_name = {plan.item.name: plan for plan in plans}
     read = {plan.item.name: one for plan, one in zip(plans, leaves, strict=True)}
@@ -384,13 +360,8 @@ def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[
 def _watched(
     checkpoint: Checkpoint, options: Options, step: int | None
 ) -> Generator[tuple[Checkpoint, Operation]]:
-    """While the block runs, locks the checkpoint against deletion; sends the events of the restore.
-
-    Yields:
-        The checkpoint, and the operation to which the caller adds the bytes that it reads.
-
-    Raises:
-        CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
+    """While the block runs, locks the checkpoint against deletion; sends the events of the restore. The block adds the bytes
+    that it reads to the operation. Raises CheckpointNotFound if the checkpoint was deleted or replaced after it was opened.
     """
     reporting = options.report_secs, options.on_event
     operation = Operation("load", checkpoint.path, step, *reporting)

@@ -66,13 +66,8 @@ _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, Save
 
 
 def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
-    """The item of this name.
-
-    If one state was saved, its item is found as ``state`` and, as Orbax's managers call it,
-    ``default``, whatever its directory is called.
-
-    Raises:
-        CheckpointNotFound: no such item; the message lists those that exist.
+    """The item of this name; CheckpointNotFound lists those that exist. One state that was saved alone is found as ``state``
+    and, as Orbax's managers call it, ``default``, whatever its directory is called.
     """
     if name not in checkpoint.items:
         only = next(iter(checkpoint.items.values()))
@@ -104,21 +99,9 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
 def plan_item(
     checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: StoreContext
 ) -> ItemPlan:
-    """Matches one item against its target.
-
-    Reads no array data of a pytree; but for an item of Orbax, arrays are opened to learn dtypes and shapes. An item that is
-    no pytree, such as ``Files``, is read and verified here.
-
-    Args:
-        checkpoint: the opened checkpoint.
-        saved: the item.
-        like: its target, or ``NOT_SAVED`` if the caller passed none.
-        request: arguments of the load.
-        context: TensorStore context of the load.
-
-    Raises:
-        StructureMismatch: the item and its target are of different forms. Differences between
-            leaves are not raised, but returned in ``ItemPlan.match``.
+    """The plan of an item, matched against its target: ``NOT_SAVED`` if the caller passed none. Reads no array data of a
+    pytree; an item that is no pytree, like ``Files``, is read and verified here. Raises StructureMismatch for a target of
+    another form; differences between leaves are in ``ItemPlan.match``.
     """
     if isinstance(like, Files | Json | SavedFiles | type):
         if wants_plain_values(saved, like):
@@ -175,15 +158,8 @@ def _plan_strict(
     live: list[tuple[Any, bool]],
     where: str,
 ) -> ItemPlan:
-    """The plan for a target that the item must match, except for what the request allows.
-
-    Args:
-        item: the saved item.
-        flat: the target, with live objects replaced by their states.
-        like: the target.
-        request: arguments of the load.
-        live: the live objects in the target, each with whether it may occur twice.
-        where: path of the checkpoint, for messages.
+    """The plan for a target that the item must match, except for what the request allows. ``flat`` is ``like`` with live
+    objects replaced by their states. ``live`` has these, each with whether it may occur twice; ``where`` is for messages.
     """
     given, places = flat.leaves, None
     ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
@@ -258,14 +234,9 @@ def _targets(
     request: Request,
     placed: bool,
 ) -> dict[int, Target]:
-    """The target of each leaf to read, by position in the result.
-
-    Args:
-        item, flat, request: as for ``_plan_strict``.
-        wanted: spec of each leaf of the target; None for a leaf that is wanted as it was saved.
-        found: result of the match.
-        placed: True if the caller passed ``sharding=``, or if new arrays replace old ones one by
-            one, so that free memory of the default device need not be checked.
+    """The target of each leaf to read, by position in the result; a wanted spec of None is as it was saved. With ``placed`` the
+    free memory of the default device need not be checked: the caller passed ``sharding=``, or new arrays replace old ones one
+    by one.
     """
     entries: list[tuple[int, LeafSpec, Any]] = []
     results = [result for result, position in enumerate(found.source) if position is not None]
@@ -340,9 +311,8 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
-    """The plan for a user's object that accepts any structure: it gets exactly what was saved.
-
-    Arrays go to the shardings of its present arrays of equal path and shape.
+    """The plan for a user's object that accepts any structure: it gets exactly what was saved. Arrays go to the shardings of
+    its present arrays of equal path and shape.
     """
     flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
@@ -371,10 +341,8 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
 
 
 def _keep_the_rest(plan: ItemPlan, now: Mapping[Path, Any]) -> None:
-    """Makes a plan of some leaves (``only=``) one of all, in which the object's present values stand for the others.
-
-    Raises:
-        StructureMismatch: the object has nothing at the path of a leaf that is left out.
+    """Makes a plan of some leaves (``only=``) one of all, with the object's present values for the others; raises
+    StructureMismatch if it has nothing at the path of one.
     """
     item, wanted = plan.item, {at: n for n, at in enumerate(plan.positions) if at is not None}
     rest = [at for at in range(len(item.paths)) if at not in wanted]
@@ -397,11 +365,8 @@ def _keep_the_rest(plan: ItemPlan, now: Mapping[Path, Any]) -> None:
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
-    """The function of (path, spec) that ``only=`` stands for; None if all leaves are wanted.
-
-    Raises:
-        TypeError: ``only`` is a class or a framework's filter, and the item's target has no adapter
-            that understands it.
+    """The function of (path, spec) that ``only=`` stands for; None if all leaves are wanted. Raises TypeError if ``only`` is a
+    class or a framework's filter, and the item's target has no adapter that understands it.
     """
     adapter = None if like is None else _adapters.adapter_for(like)
     if isinstance(only, type) or _adapters.is_filter(adapter, only):
@@ -415,9 +380,8 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
 
 
 def _as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
-    """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and its placeholders.
-
-    Of the leaves that ``inspect`` gives, those that are no jax arrays are wanted as they were saved.
+    """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and its placeholders. Leaves of ``inspect``
+    that are no jax arrays are wanted as they were saved.
     """
     leaves = [
         SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
@@ -475,19 +439,9 @@ def _refuse_abstract_kept(
     everything: bool,
     selected: Select | None,
 ) -> None:
-    """Adds a mismatch for each leaf that must come from the checkpoint but is missing there.
-
-    An abstract leaf and a deleted array hold no value that ``missing="keep"`` could keep. If
-    ``only=`` selects some leaves, abstract leaves outside the selection may stay abstract. A leaf
-    that an adapter wants as it was saved (``SavedLeaf``) may not: the object has no value for it.
-
-    Args:
-        found: result of the match; mismatches are added to it or replaced in it.
-        flat: the target.
-        wanted: spec of each leaf of the target; None for a ``SavedLeaf``.
-        item: the saved item.
-        everything: True if the caller passed no ``only=``.
-        selected: which leaves are to be loaded; None for all.
+    """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint but is missing there. An abstract leaf and
+    a deleted array hold no value that ``missing="keep"`` could keep. With ``only=`` (not ``everything``) abstract leaves may
+    stay abstract. A leaf that an adapter wants as it was saved (``SavedLeaf``) may not: the object has no value for it.
     """
     places = {
         entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"
@@ -528,12 +482,7 @@ def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> Non
 
 
 def _pruned(root: Node, keep: set[int]) -> Node | None:
-    """The structure with only the selected leaves; None if none is left.
-
-    Args:
-        root: structure of the whole pytree.
-        keep: positions of the selected leaves.
-    """
+    """The structure with only the leaves at the positions in ``keep``; None if none is left."""
     return _pruned_below(root, itertools.count(), keep)
 
 

@@ -68,9 +68,8 @@ _PLAIN_NODES = frozenset({"dict", "list", "tuple", "leaf", "none"})
 
 
 def wants_plain_values(saved: SavedItem, like: Any) -> bool:
-    """Whether the target says ``Json``, and the item is a tree that JSON could hold.
-
-    A ``Json`` that was loaded is a plain value: saved again as it is, without ``Json`` around it, it is a tree.
+    """Whether the target says ``Json``, and the item is a tree that JSON could hold. A ``Json`` that was loaded is a plain
+    value: saved again without ``Json`` around it, it is a tree.
     """
     if names_a_form(like) != "json" or saved.form != "tree" or not isinstance(saved, NativeItem):
         return False
@@ -125,11 +124,8 @@ def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like:
 
 
 def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
-    """Name of the file that holds the state of this process.
-
-    Raises:
-        CheckpointError: a different number of processes saved it, and the adapter has no
-            ``check_state`` that could accept that.
+    """Name of the file that holds the state of this process. Raises CheckpointError if a different number of processes saved
+    it, and the adapter has no ``check_state`` that could accept that.
     """
     processes = _processes.this_run()
     name = process_state.file_name(processes.index, processes.count)
@@ -190,10 +186,8 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
 
 
 def saved_files(checkpoint: Checkpoint, saved: SavedItem) -> SavedFiles:
-    """The item's files, after every byte was verified; those that Orbax wrote have no checksums.
-
-    Raises:
-        CheckpointCorrupt: a file is missing or damaged.
+    """The item's files, after every byte was verified; those that Orbax wrote have no checksums. Raises CheckpointCorrupt if a
+    file is missing or damaged.
     """
     sizes = sizes_of(checkpoint, saved)
     if isinstance(checkpoint, NativeCheckpoint):

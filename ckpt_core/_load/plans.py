@@ -20,49 +20,31 @@ Make = Callable[[list[Any]], Any]
 
 @frozen
 class LiveTarget:
-    """The live objects in a target. ``ItemPlan.make`` sets them; this says which they are, and how to undo that.
+    """The live objects in a target, which ``ItemPlan.make`` sets, and how to undo that."""
 
-    Attributes:
-        objects: pairs of a live object and whether one target may contain it twice.
-        undo: notes their present state, and returns the function that sets them back to it; None if that is
-            impossible. Changes nothing itself.
-        early: True for a data pipeline: it is set before arrays are read, with no leaves, so that it prefetches.
-        set_parts: if the target is one object that can be set in parts: takes values by path, sets
-            them, and returns the arrays that the object then holds. Else None.
-        leaves: the leaves that the objects hold at present, of a target that can be set in parts.
-    """
-
-    objects: Sequence[tuple[Any, bool]]
+    objects: Sequence[tuple[Any, bool]]  # each with whether one target may contain it twice
+    # Notes their present state and returns what sets them back to it; None if that is impossible. Changes nothing itself.
     undo: Callable[[], Undo | None]
-    early: bool = False
+    early: bool = False  # a data pipeline: set first and without leaves, so that it prefetches
+    # Of one object that can be set in parts: sets values by path, and returns the arrays that it then holds.
     set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None = None
-    leaves: Callable[[], Sequence[Any]] = list
+    leaves: Callable[[], Sequence[Any]] = list  # that the objects hold now, if set in parts
 
 
 @dataclass
 class ItemPlan:
-    """One item, matched and ready to be read. "Result" is the list of leaves that the load fills.
-
-    Attributes:
-        item: the saved item, with the spec of every leaf.
-        make: builds the item's value from the leaves of the result; where ``live`` is there, sets its objects.
-        live: the live objects in the target, if there are any.
-        positions: for each leaf of the result, its position in the saved item; None if the leaf is
-            not read and the target's value is kept.
-        kept: the target's leaves, by position in the result; leaves that are read replace theirs.
-        targets: dtype, sharding and regions of each leaf that is read, by position in the result.
-        match: what the report needs; None without a target.
-        paths: of the target's leaves, which patterns may name; empty without a target.
+    """One item, matched and ready to be read. "Result" is the list of leaves that the load fills; ``positions``, ``kept`` and
+    ``targets`` go by its positions.
     """
 
-    item: SavedItem
-    make: Make
+    item: SavedItem  # with the spec of every leaf
+    make: Make  # builds the item's value from the result, and sets the objects of ``live``
     live: LiveTarget | None = None
-    positions: Sequence[int | None] = ()
-    kept: list[Any] = field(default_factory=list[Any])
-    targets: dict[int, Target] = field(default_factory=dict[int, Target])
-    match: Match | None = None
-    paths: Sequence[Path] = ()
+    positions: Sequence[int | None] = ()  # in the item; None: not read, the target's is kept
+    kept: list[Any] = field(default_factory=list[Any])  # of the target, also those that are read
+    targets: dict[int, Target] = field(default_factory=dict[int, Target])  # of leaves that are read
+    match: Match | None = None  # for the report; None without a target
+    paths: Sequence[Path] = ()  # of the target's leaves, for patterns; empty without a target
 
     @property
     def name(self) -> str:

@@ -20,16 +20,10 @@ from ckpt_core._tree.match import Idle, MatchRules, Renames
 def under_wanted_paths(
     item: SavedItem, flat: FlatTree, like: Any, request: Request, live: Sequence[tuple[Any, bool]]
 ) -> tuple[SavedItem, MatchRules, Set[str]]:
-    """The item and the rules by which its paths become those of a target, and wanted paths that stay as they are.
-
-    The paths are renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by
-    what the adapter knows of names that have changed. The tensors of a file get the paths that fit their names.
-
-    Args:
-        item: the saved item.
-        flat, like: the target.
-        request: arguments of the load.
-        live: the live objects in the target, each with whether it may occur twice.
+    """The item, the rules by which its paths become those of a target, and wanted paths that stay as they are. The paths are
+    renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by what the adapter knows of
+    names that have changed. The tensors of a file get the paths that fit their names. ``live`` has the target's live objects,
+    each with whether it may occur twice.
     """
     rules, left_alone = request.rules, frozenset[str]()
     if isinstance(item, ExtentItem):
@@ -67,9 +61,8 @@ def _then(rules: MatchRules, names: Mapping[str, str]) -> MatchRules:
 def _names_of_orbax(
     item: SavedItem, like: Any, rename: Callable[[str], str] | None
 ) -> Mapping[str, str]:
-    """Paths of a pytree that Orbax wrote, and the wanted ones, where its paths are longer.
-
-    Orbax names the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
+    """Paths of a pytree that Orbax wrote, and the wanted ones, where its paths are longer: it names the array of an NNX
+    Variable ``kernel/value`` where the target's path is ``kernel``.
     """
     flat = flatten(like, expand=_adapters.expander(stored=True))
     stored = stored_paths(flat.root, flat.paths)
@@ -86,11 +79,10 @@ def _names_of_orbax(
 
 
 def _paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
-    """The wanted path that fits each name of a tensor: a dot in a name stands for a level.
-
-    The tensor ``layers.0.kernel`` fits the target's ``layers/0/kernel``, whether ``0`` is a position, an int or
-    text, and of course the key ``layers.0.kernel`` of a flat dictionary. A tensor that fits no wanted path gets its
-    name, cut at its dots: patterns of ``only=`` then see it as they see a path.
+    """The wanted path that fits each name of a tensor: a dot in a name stands for a level. The tensor ``layers.0.kernel`` fits
+    the target's ``layers/0/kernel``, whether ``0`` is a position, an int or text, and the key ``layers.0.kernel`` of a flat
+    dictionary. One that fits no wanted path gets its name, cut at its dots: patterns of ``only=`` then see it as they see a
+    path.
     """
     exact = {path[0]: path for path in wanted if len(path) == 1}
     levels: dict[str, Path | None] = {}
@@ -122,9 +114,8 @@ def idle_renames(
 
 
 def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
-    """Whether the target, or its adapter, understands an entry that is no prefix of a saved path.
-
-    Adapters such as the one for Keras have names in the middle of paths.
+    """Whether the target, or its adapter, understands an entry that is no prefix of a saved path. The adapter for Keras, for
+    one, has names in the middle of paths.
     """
     live = plan.live_objects
     if any(entry.old in getattr(obj, "reads_renames", ()) for obj, _ in live):
@@ -136,10 +127,8 @@ def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
 
 
 def refuse_idle(opened: Checkpoint, idle: list[Idle]) -> None:
-    """Raises StructureMismatch that lists the entries which match no saved path.
-
-    An entry whose new name was saved is accepted: a program that loads checkpoints from before and
-    after a renaming passes the same ``rename=`` for both.
+    """Raises StructureMismatch that lists the entries which match no saved path. An entry with a new name that was saved is
+    accepted: a program that loads checkpoints from before and after a renaming passes the same ``rename=`` for both.
     """
     wrong = [
         Mismatch(entry.old, "rename", None, entry.new, entry.nearest)
@@ -166,9 +155,9 @@ _MOST_PROPOSED = 6
 def proposed(
     mismatches: Sequence[Mismatch], plans: Sequence[ItemPlan], rules: MatchRules
 ) -> dict[str, str]:
-    """Entries of ``rename=`` for leaves that have another name in the target, and the same shape and dtype; none if they are many.
-
-    They move no other leaf of any item. None beside entries of the caller, or where an adapter reads them in a way of its own.
+    """Entries of ``rename=`` for leaves that have another name in the target, and the same shape and dtype; none if they are
+    many. They move no other leaf of any item. There are none beside entries of the caller, or where an adapter reads them in a
+    way of its own.
     """
     if rules.rename or any(adapter_of_renames(plan.live_objects) is not None for plan in plans):
         return {}
@@ -213,12 +202,8 @@ def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
 def renamed_names(
     item: SavedItem, rename: Callable[[str], str] | None, renames: Mapping[str, str] | None
 ) -> list[str]:
-    """The path of each leaf, renamed; of a file, the name of each tensor.
-
-    Args:
-        item: the saved item.
-        rename: the function of the argument ``rename=``.
-        renames: its dict, if it is one. For a file, its parts are separated by dots, or by slashes as in paths.
+    """The path of each leaf, renamed; of a file, the name of each tensor. ``renames`` is the dict passed as ``rename=``, if it
+    is one: for a file, dots or slashes separate the parts of its keys.
     """
     if not isinstance(item, ExtentItem):
         names = map(format_path, item.paths)

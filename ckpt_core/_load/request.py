@@ -42,36 +42,20 @@ NOT_SAVED = object()
 
 @frozen
 class Request:
-    """What a load or restore is asked for, but for the checkpoint.
-
-    Attributes:
-        rules: how strictly the saved tree must match the target.
-        only: the argument ``only=``, unresolved: it is resolved for each item.
-        options: options of the call.
-        target: of a load, the argument ``like``, or ``NOT_SAVED``; of a restore, the targets by item name.
-        item: of a load, the name of the only item that is wanted.
-        restores: True for a restore, which sets live objects in place; a load sets copies of them.
-        sharding: the argument ``sharding=``.
-        as_numpy: whether arrays stay in host memory.
-        round: tag under which the processes agree; empty: taken when the load starts.
-        abandoned: for a background load: tells that the interpreter is exiting, so that no caller
-            can ask for the result.
-        renames: the dict passed as ``rename=``, for adapters that interpret it themselves.
-        name_rules: the rules passed as ``rules=``; None if there are none.
-    """
+    """What a load or restore is asked for, but for the checkpoint."""
 
     rules: MatchRules
-    only: Only
+    only: Only  # not resolved yet: that is done for each item
     options: Options
-    target: Any = NOT_SAVED
-    item: str | None = None
-    restores: bool = False
+    target: Any = NOT_SAVED  # of a load ``like``; of a restore the targets by item name
+    item: str | None = None  # of a load, the only item that is wanted
+    restores: bool = False  # sets live objects in place; a load sets copies of them
     sharding: Any = None
-    as_numpy: bool = False
-    round: str = ""
-    abandoned: Callable[[], bool] | None = None
-    renames: Mapping[str, str] | None = None
-    name_rules: tuple[Rule, ...] | None = None
+    as_numpy: bool = False  # arrays stay in host memory
+    round: str = ""  # tag under which the processes agree; empty: taken when the load starts
+    abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
+    renames: Mapping[str, str] | None = None  # ``rename=`` as a dict, which some adapters read
+    name_rules: tuple[Rule, ...] | None = None  # ``rules=``
 
     def refuse_if_abandoned(self) -> None:
         """Raises CheckpointError if the interpreter is exiting and no caller can get the result."""
@@ -93,12 +77,8 @@ def make_request(
     rules: Rules = None,
     like: Any = NOT_SAVED,
 ) -> Request:
-    """The request of a load or restore, from the caller's arguments; ``like`` is that of a load.
-
-    Raises:
-        ValueError: ``missing`` or ``unexpected`` is no known word.
-        TypeError: ``options`` is no ``Options``; ``rules`` are no rules, or stand beside ``rename`` or without ``like``;
-            ``as_numpy`` stands beside ``like`` or ``sharding``, which both say where arrays go, too.
+    """The request of a load or restore, from the caller's arguments; ``like`` is that of a load. Raises ValueError if
+    ``missing`` or ``unexpected`` is no known word, and TypeError for other wrong arguments, or two that cannot be combined.
     """
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
@@ -137,11 +117,8 @@ def make_request(
 def collect_targets(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The targets of a restore, by item name. ``state`` is ``NO_STATE`` if the caller passed none.
-
-    Raises:
-        TypeError: the caller passed both a state and named items, a name twice, or a target named
-            ``metrics``, which at a save is the argument for a step's metrics and never an item.
+    """The targets of a restore, by item name; ``state`` is ``NO_STATE`` if the caller passed none. Raises TypeError for both a
+    state and named items, a name passed twice, or the name ``metrics``, which no item can have.
     """
     if not (items is None or isinstance(items, Mapping)):
         raise unnamed(items)
@@ -171,15 +148,8 @@ _NAMES = frozenset(
 
 
 def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Request:
-    """The request of a call that takes its keywords as ``**arguments``.
-
-    Args:
-        function: name of the called function, for messages.
-        like: the target.
-        arguments: the keywords.
-
-    Raises:
-        TypeError: a keyword that ``load`` does not have, or that cannot be combined with ``like``.
+    """The request of ``function``, which takes its keywords as ``**arguments``; raises TypeError for one that ``load`` does not
+    have, or that cannot be combined with ``like``.
     """
     if "like" in arguments:
         raise TypeError(f"like comes without a name: write {function}(..., like)")

@@ -23,29 +23,16 @@ _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 @frozen
 class Target:
-    """What one leaf shall become.
+    """What one leaf shall become."""
 
-    Attributes:
-        spec: kind, dtype and shape of the result.
-        sharding: sharding of the jax array; None for an uncommitted array on the default device,
-            and for anything that is no jax array.
-        regions: the regions of the stored array that this process reads.
-    """
-
-    spec: LeafSpec
-    sharding: Any
-    regions: list[Region]
+    spec: LeafSpec  # of the result
+    sharding: Any  # None: uncommitted on the default device, or no jax array
+    regions: list[Region]  # of the stored array, which this process reads
 
 
 class SavedLeaf:
-    """Description of a saved leaf that is not read yet, for ``wanted`` of an adapter.
-
-    ``wanted`` gets a pytree of these; each one that it returns is loaded as it was saved.
-
-    Attributes:
-        kind: ``jax``, ``numpy``, ``key``, ``int``, ``float``, ``str`` and so on.
-        shape: shape, if the leaf is an array.
-        dtype: name of the dtype, if the leaf is an array.
+    """Description of a saved leaf that is not read yet, with ``kind``, ``shape`` and ``dtype`` of its ``LeafSpec``. An
+    adapter's ``wanted`` gets a pytree of these; each one that it returns is loaded as it was saved.
     """
 
     __slots__ = ("dtype", "kind", "shape")
@@ -55,10 +42,8 @@ class SavedLeaf:
 
 
 def describe_target(leaf: Any, path: Path) -> LeafSpec:
-    """Kind, dtype and shape that a leaf of a target asks for.
-
-    Raises:
-        UnsupportedLeaf: the leaf is of a type that no checkpoint can hold.
+    """Kind, dtype and shape that a leaf of a target asks for; raises UnsupportedLeaf if it is traced, or of a type that no
+    checkpoint can hold.
     """
     try:
         return describe(leaf, path)
@@ -80,13 +65,7 @@ def describe_target(leaf: Any, path: Path) -> LeafSpec:
 def plain_targets(
     item: SavedItem, positions: Sequence[int], *, sharding: Any, as_numpy: bool
 ) -> dict[int, Target]:
-    """Targets by position in the item, for a load without ``like``: each leaf as it was saved.
-
-    Args:
-        item: the saved item.
-        positions: positions of the wanted leaves.
-        sharding, as_numpy: the arguments of ``load``.
-    """
+    """Targets by position in the item, for a load without ``like``: each leaf as it was saved."""
     targets: dict[int, Target] = {}
     # leaves of one spec and saved sharding share one target, unless sharding= depends on the path; the record gives
     # equal leaves one object each
@@ -150,9 +129,8 @@ def _at_path(tree: Any, path: Path) -> Any:
 
 
 def _fitting(sharding: jax.sharding.Sharding, spec: LeafSpec) -> jax.sharding.Sharding:
-    """``sharding`` for this leaf; replicated if the PartitionSpec has more entries than dimensions.
-
-    So one sharding can be passed for a whole pytree.
+    """``sharding`` for this leaf; replicated if the PartitionSpec has more entries than dimensions. So one sharding can be
+    passed for a whole pytree.
     """
     if isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.spec) > len(spec.shape):
         return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
@@ -191,12 +169,7 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
 
 
 def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -> list[Target]:
-    """Targets for the leaves of ``like``, in the order of ``wanted``.
-
-    Args:
-        item: the saved item.
-        wanted: for each leaf, its position in the item, the wanted spec, the live or abstract leaf.
-    """
+    """Targets for the leaves of ``like``, from each leaf's position in the item, wanted spec, and live or abstract leaf."""
     arrays = (jax.Array, jax.ShapeDtypeStruct)
     asked = [
         shardings.wanted_sharding(leaf) if isinstance(leaf, arrays) else None
@@ -218,10 +191,8 @@ _PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
 
 
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
-    """Kind, dtype and shape of the loaded leaf; a saved array stays an array.
-
-    A new state may hold a Python number where the trained one has an array. If the array became a
-    Python number, later steps would compute in another dtype.
+    """Kind, dtype and shape of the loaded leaf; a saved array stays an array. A new state may hold a Python number where the
+    trained one has an array. If the array became a Python number, later steps would compute in another dtype.
     """
     if wanted.kind not in _PYTHON_NUMBERS or saved.kind in _PYTHON_NUMBERS:
         return wanted
@@ -245,10 +216,8 @@ def _family(dtype: np.dtype[Any]) -> str:
 
 
 def _default_sharding(item: SavedItem, position: int, mesh: Any) -> Any:
-    """The sharding of an abstract leaf that has none.
-
-    It is the saved one if that is on the mesh of the other leaves, else replicated over their mesh:
-    arrays of one state must not be on different meshes.
+    """The sharding of an abstract leaf that has none: the saved one if that is on the mesh of the other leaves, else replicated
+    over their mesh. Arrays of one state must not be on different meshes.
     """
     described = item.shardings[position]
     elsewhere = item.run_processes == jax.process_count()
@@ -261,21 +230,10 @@ def _default_sharding(item: SavedItem, position: int, mesh: Any) -> Any:
 
 
 def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]], explicit: bool) -> None:
-    """Refuses, before anything is read, a load whose arrays cannot be placed.
-
-    An array without a sharding is each process's own copy of one value, if it was saved as one, or the live array
-    that it replaces is one.
-
-    Args:
-        item: the saved item.
-        placed: for each array leaf to read, its position in the item, its target, and the leaf that it
-            replaces, or None.
-        explicit: True if the caller said where arrays go, or if new arrays replace old ones one by
-            one; then nothing is checked.
-
-    Raises:
-        CheckpointError: the arrays exceed the free memory of the default device; or several
-            processes run, and nothing says which of them holds what.
+    """Raises CheckpointError, before anything is read, if arrays exceed the free memory of the default device, or if several
+    processes run and nothing says which holds what. ``placed`` has the position in the item, the target, and the replaced leaf
+    or None. An array without a sharding is each process's own copy of one value, if it was saved as one or replaces one.
+    Nothing is checked if it is ``explicit`` where arrays go, or if new arrays replace old ones one by one.
     """
     if explicit:
         return
@@ -312,10 +270,8 @@ def _refuse_nowhere(item: SavedItem, positions: Sequence[int]) -> None:
 
 
 def dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
-    """The dtype that readers cast to block by block, to save memory; None if they must not cast.
-
-    Only casts between float dtypes are done while reading. A cast of integers is done later on the
-    whole array, where ``value_of`` checks that no value changed.
+    """The dtype that readers cast to block by block, to save memory; None if they must not cast. Only casts between float
+    dtypes are done while reading: ``value_of`` checks on the whole array that a cast of integers changes no value.
     """
     if saved.kind not in ("jax", "numpy") or spec.kind not in ("jax", "numpy"):
         return None
@@ -345,18 +301,9 @@ _PYTHON_FLOATS = ("float", "complex")
 def value_of(
     saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path, *, cast: bool
 ) -> Any:
-    """The value of one leaf.
-
-    Args:
-        saved: what was saved.
-        target: what it shall become.
-        parts: the stored data of each region of ``target.regions``, in host memory; or one array of jax that is what the
-            target asks for, up to its sharding.
-        path: path of the leaf, for messages.
-        cast: whether the caller asked for casts; if not, a Python float becomes no other number.
-
-    Raises:
-        StructureMismatch: values do not fit the wanted dtype.
+    """The value of one leaf. ``parts`` has the stored data of each of the target's regions in host memory, or one array of jax
+    that is what the target asks for, up to its sharding. Without ``cast`` a Python float becomes no other number. Raises
+    StructureMismatch if values do not fit the wanted dtype.
     """
     spec = target.spec
     if spec.kind == "key":

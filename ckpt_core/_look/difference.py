@@ -24,30 +24,19 @@ from ckpt_core._words import in_order
 
 @frozen
 class LeafDifference:
-    """How far the values of one leaf moved from A to B, in float64.
+    """How far the values of one leaf moved from A to B, in float64."""
 
-    Attributes:
-        item, path: which leaf; the item's name in A.
-        kind: ``same``, ``values``, ``text``, ``dtype`` (the shapes are the same, so values are compared), or ``shape``.
-        a, b: what it is on either side, such as ``float32[3, 4]``; the value, if it is text.
-        count, changed: elements, and of how many the bits differ (the values, if the dtypes do).
-        largest, rms: of the differences, where both are finite; NaN if it holds no numbers.
-        relative: norm of the difference over that of A.
-        cosine: of the angle between A and B; NaN if one of them is zero.
-        nan_a, nan_b, inf_a, inf_b: how many are NaN and infinite.
-    """
-
-    item: str
+    item: str  # its name in A
     path: str
-    kind: str
-    a: str
+    kind: str  # same, values, text, dtype (values are compared, too), or shape
+    a: str  # float32[3, 4] or the like; the value, if it is text
     b: str
     count: int = 0
-    changed: int = 0
-    largest: float = math.nan
+    changed: int = 0  # elements with other bits; with other values, if the dtypes differ
+    largest: float = math.nan  # of the finite differences, as rms; NaN if it holds no numbers
     rms: float = math.nan
-    relative: float = math.nan
-    cosine: float = math.nan
+    relative: float = math.nan  # norm of the difference over that of A
+    cosine: float = math.nan  # of the angle between A and B; NaN if one of them is zero
     nan_a: int = 0
     nan_b: int = 0
     inf_a: int = 0
@@ -56,24 +45,17 @@ class LeafDifference:
 
 @frozen
 class Difference:
-    """What ``compare`` found.
+    """What ``compare`` found."""
 
-    Attributes:
-        a, b: both paths.
-        only_a, only_b: leaves that one side has, as ``item/path``; and items, as ``item``.
-        leaves: those that both have.
-        others: items that are no trees of arrays: whether they are the same; None: they were not compared.
-        metadata: whether the metadata are the same.
-        structure: containers, keys and static fields that differ; of checkpoints of ckpt.
-    """
-
-    a: str
+    a: str  # absolute path
     b: str
-    only_a: list[str]
+    only_a: list[str]  # leaves as item/path, and items
     only_b: list[str]
-    leaves: list[LeafDifference]
+    leaves: list[LeafDifference]  # those that both sides have
+    # items that are no trees of arrays: whether they are the same; None: they were not compared
     others: dict[str, bool | None]
-    metadata: bool
+    metadata: bool  # whether they are the same
+    # containers, keys and static fields that differ, of checkpoints of ckpt
     structure: list[NodeDifference] = field(default_factory=list[NodeDifference])
 
     @property
@@ -100,19 +82,9 @@ def compare(
     only: str | Iterable[str] | None = None,
     options: Options | None = None,
 ) -> Difference:
-    """What differs between two checkpoints of any format; holds a few pieces of either at a time.
-
-    Items are matched by name; where both sides have one tree of arrays, these are. Leaves are matched by path, in
-    which dots count as slashes, unless two leaves of one side had the same path then.
-
-    Args:
-        a, b: checkpoints of ckpt or Orbax, or safetensors.
-        only: patterns of paths, as for ``load``; other items than trees are left out then.
-        options: of the load.
-
-    Raises:
-        CheckpointNotFound: no checkpoint; ``only`` matches nothing.
-        CheckpointCorrupt: the data is damaged.
+    """What differs between two checkpoints of any format; holds a few pieces of either at a time. Items are matched by
+    name, two single trees with each other. Leaves are matched by path with slashes for dots, unless two leaves of one
+    side had the same path then. ``only`` leaves out items that are not trees.
     """
     chosen = checked_options(options)
     only = read_again(only)

@@ -53,18 +53,8 @@ class Leaf:
 
 
 class Trees:
-    """The trees of one checkpoint.
-
-    Args:
-        path: a checkpoint of ckpt or Orbax, or safetensors; on a disk or in a bucket.
-        only: patterns, as for ``load``.
-        options: of the load.
-
-    Attributes:
-        path: its path, made absolute.
-        metadata: what the user gave the save.
-        items: the leaves of each tree, by its name.
-        others: the form of each item that is no tree of arrays.
+    """The trees of one checkpoint of any format: ``items`` has the leaves of each tree, ``others`` the form of each item
+    that is no tree of arrays.
     """
 
     def __init__(

@@ -34,29 +34,18 @@ def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 
 @dataclass
 class Sums:
-    """What one leaf's values add up to. Of complex numbers, least and most are of the magnitude.
-
-    Attributes:
-        count: elements.
-        nan_count, inf_count, zero_count: of them.
-        finite_count: of them; the rest is of these.
-        least, most: of them.
-        average: their mean; 0 if there is none.
-        squares: sum of the squares of their magnitudes.
-        spread: the same, of their distances to the mean.
-        octaves: how many lie between neighbouring powers of two.
-    """
+    """What one leaf's values add up to. Of complex numbers, least and most are of the magnitude."""
 
     count: int = 0
     nan_count: int = 0
     inf_count: int = 0
     zero_count: int = 0
-    finite_count: int = 0
+    finite_count: int = 0  # the rest is of these elements
     least: float = math.inf
     most: float = -math.inf
-    average: complex = 0.0
-    squares: Scaled = field(default_factory=Scaled)
-    spread: Scaled = field(default_factory=Scaled)
+    average: complex = 0.0  # mean; 0 if no element is finite
+    squares: Scaled = field(default_factory=Scaled)  # sum of the squared magnitudes
+    spread: Scaled = field(default_factory=Scaled)  # sum of the squared distances to the mean
     octaves: Octaves = field(default_factory=Octaves)
 
     def add(self, array: Array) -> None:
@@ -116,24 +105,15 @@ class Sums:
 
 @dataclass
 class PairSums:
-    """How far the values of two leaves of one shape are apart.
-
-    Attributes:
-        count: elements.
-        changed_count: whose bits differ; whose values differ, if the dtypes do.
-        largest: the largest difference, of the elements that are finite on both sides.
-        squares: sum of the squares of the differences of these.
-        squares_a, squares_b, product: sums of their squares, and of their products.
-        nan_a, nan_b, inf_a, inf_b: how many are NaN and infinite.
-    """
+    """How far the values of two leaves of one shape are apart."""
 
     count: int = 0
-    changed_count: int = 0
-    largest: float = 0.0
-    squares: Scaled = field(default_factory=Scaled)
-    squares_a: Scaled = field(default_factory=Scaled)
+    changed_count: int = 0  # elements with other bits; with other values, if the dtypes differ
+    largest: float = 0.0  # of the differences between elements that are finite on both sides
+    squares: Scaled = field(default_factory=Scaled)  # sum of the squares of these differences
+    squares_a: Scaled = field(default_factory=Scaled)  # of A, where both are finite
     squares_b: Scaled = field(default_factory=Scaled)
-    product: Scaled = field(default_factory=Scaled)
+    product: Scaled = field(default_factory=Scaled)  # sum of A times B, of these
     finite_count: int = 0
     nan_a: int = 0
     nan_b: int = 0

@@ -12,10 +12,8 @@ _BINS = 1024 - _LOWEST + 1
 
 
 class Octaves:
-    """Counts of values by the power of two below which their magnitude is.
-
-    Powers of two need no range that is known before, are the same for every leaf and step, and show what training in few bits
-    is about: how far the values are above the least that the dtype has. Zero, NaN and infinities are not in it.
+    """Counts of finite values other than zero, by the power of two below which their magnitude is. Powers of two need no
+    known range, are the same for every leaf and step, and show how far the values are above the least that the dtype has.
     """
 
     def __init__(self) -> None:

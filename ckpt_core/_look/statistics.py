@@ -18,32 +18,23 @@ NO_NUMBERS = frozenset({"key", "bytes"})
 
 @frozen
 class LeafStatistics:
-    """Numbers about one leaf, in float64; of complex numbers, ``min`` and ``max`` are of the magnitude.
-
-    Attributes:
-        item, path: which leaf.
-        shape, dtype, size_bytes: what it is.
-        count: elements; 0 if it holds no numbers (text, random keys), and the rest is NaN or 0.
-        nan_count, inf_count, zero_count: of them.
-        min, max, mean, std, norm: of the finite ones.
-        octaves: histogram of those that are neither zero, NaN nor infinite, as (exponent, how many negative, how many
-            positive): ``2**(exponent - 1) <= |x| < 2**exponent``.
-    """
+    """Numbers about one leaf, in float64; of complex numbers, ``min`` and ``max`` are of the magnitude."""
 
     item: str
     path: str
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int
-    count: int
+    count: int  # elements; 0 if it holds no numbers (text, random keys), and the rest is NaN or 0
     nan_count: int
     inf_count: int
     zero_count: int
-    min: float
+    min: float  # this and the following are of the finite elements
     max: float
     mean: complex
     std: float
     norm: float
+    # of those that are not zero: (exponent, how many negative, how many positive), 2**(exponent - 1) <= |x| < 2**exponent
     octaves: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -53,17 +44,7 @@ def leaf_statistics(
     only: str | Iterable[str] | None = None,
     options: Options | None = None,
 ) -> Iterator[LeafStatistics]:
-    """Numbers about each leaf of the trees in a checkpoint of any format; holds a few pieces of it at a time.
-
-    Args:
-        path: a checkpoint of ckpt or Orbax, or safetensors.
-        only: patterns of paths, as for ``load``.
-        options: of the load.
-
-    Raises:
-        CheckpointNotFound: no checkpoint; ``only`` matches nothing.
-        CheckpointCorrupt: the data is damaged.
-    """
+    """Numbers about each leaf of the trees in a checkpoint of any format; holds a few pieces of it at a time."""
     only = read_again(only)
     trees = Trees(path, only, checked_options(options))
     check_found(only, trees)

@@ -46,14 +46,9 @@ _LOOK_SECS = 1.0
 
 @frozen
 class Processes:
-    """The processes of one run.
+    """The processes of one run."""
 
-    Attributes:
-        index: index of this process, from 0.
-        count: number of processes.
-    """
-
-    index: int
+    index: int  # of this process, from 0
     count: int
 
     def gather_decide(
@@ -64,21 +59,11 @@ class Processes:
         timeout_secs: float,
         call: str = "",
     ) -> str:
-        """Blocks until all processes have called it; returns process 0's answer to their values.
-
-        Each process sends one value and fetches one answer, whatever the number of processes.
-
-        Args:
-            tag: identifies the agreement; the same on all processes, never used twice.
-            value: this process's contribution.
-            judge: computes the answer from the values, ordered by process; runs on process 0 only.
-            timeout_secs: maximum wait for the slowest process.
-            call: what this process is about to do, such as "save". Given in the first agreement of
-                a round, whose tag is the round itself; if the calls differ, all processes raise.
-
-        Raises:
-            BarrierTimeout: some processes did not arrive; ``absent`` has their indices.
-            NotTogether: a process makes another call, or reported that it cannot take part.
+        """Blocks until all processes have called it; returns what ``judge`` on process 0 makes of their values,
+        ordered by process. Each sends one value and fetches one answer, whatever their number. ``tag`` is the same on
+        all and never used twice. ``call`` is what this process is about to do; the first agreement of a round has
+        one, and its tag is the round itself. Raises BarrierTimeout, with the ``absent`` processes, if some did not
+        arrive. Raises NotTogether if one makes another call, or reported that it cannot take part.
         """
         if self.count == 1:
             return judge([value])
@@ -107,15 +92,9 @@ class Processes:
         timeout_secs: float,
         call: str = "",
     ) -> str:
-        """Like ``gather_decide``, where what the processes say is mostly the same: each sends 12 bytes for that.
-
-        If it is not the same on all, those where it differs from process 0's send it in a second agreement.
-
-        Args:
-            common: what is the same on most processes.
-            own: what is not.
-            judge: computes the answer from both of each process, ordered by process; runs on process 0 only.
-            tag, timeout_secs, call: as for ``gather_decide``.
+        """Like ``gather_decide``, where ``common`` is the same on most processes: each sends 12 bytes for it, and
+        ``judge`` gets both texts of each. If it is not the same on all, those where it differs from process 0's send
+        it in a second agreement.
         """
         if self.count == 1:
             return judge([(common, own)])
@@ -184,10 +163,8 @@ class Processes:
             raise
 
     def refuse(self, tag: str, call: str, error: BaseException) -> None:
-        """Reports that this process does not take part, and why; does not block.
-
-        Called instead of the first agreement of a round: the other processes get the error there,
-        and all continue with the next round.
+        """Reports that this process does not take part, and why; does not block. Called instead of the first
+        agreement of a round: the other processes get the error there, and all continue with the next round.
         """
         if self.count == 1:
             return
@@ -202,10 +179,9 @@ class Processes:
             service.read_reports(client, self.index).note(client, tag)
 
     def leave(self, error: BaseException) -> None:
-        """Reports that this process takes part in no further round of this life, and why; does not block.
-
-        What it has begun must have ended. The others raise ``NotTogether`` within about a second where they wait
-        for it, in whatever round. Whoever goes on after that is in the next life.
+        """Reports that this process takes part in no further round of this life, and why; does not block. What it has
+        begun must have ended. The others raise ``NotTogether`` within about a second where they wait for it, in
+        whatever round. Whoever continues after that is in the next life.
         """
         if self.count == 1:
             return
@@ -374,21 +350,9 @@ class Processes:
             ) from error
 
     def broadcast(self, tag: str, value: str, timeout_secs: float, call: str = "decide") -> str:
-        """The value of process 0, for which the other processes wait.
-
-        Process 0 does not wait for them, unless it is 4,096 answers (``MOST_KEPT``) ahead.
-
-        Args:
-            tag: identifies the decision; the same on all processes, never used twice. A round, or
-                ``round/name``.
-            value: the value; only that of process 0 counts.
-            timeout_secs: maximum wait for process 0.
-            call: what is decided, such as "delete step 3"; if processes make other calls, they
-                raise.
-
-        Raises:
-            BarrierTimeout: process 0 did not answer in time.
-            NotTogether: process 0 makes another call.
+        """The value of process 0, for which the other processes wait; it waits for them only if it is 4,096 answers
+        (``MOST_KEPT``) ahead. ``tag`` is a round or ``round/name``, the same on all processes and never used twice.
+        Raises BarrierTimeout if process 0 did not answer in time, NotTogether if it makes another ``call``.
         """
         if self.count == 1:
             return value
@@ -409,12 +373,7 @@ class Processes:
         timeout_secs: float,
         call: str,
     ) -> Any:
-        """Runs ``work`` on process 0 and returns its result on all; if it fails, all raise.
-
-        Args:
-            work: called on process 0 only; its result must be plain JSON values.
-            timeout_secs, call: as for ``broadcast``.
-        """
+        """Runs ``work`` on process 0 and returns its result, plain JSON values, on all; if it fails, all raise."""
         if self.count == 1:
             return work()
         tag = next_tag()
@@ -475,17 +434,11 @@ class Processes:
         call: str = "",
         accept: Callable[[str], None] = lambda _: None,
     ) -> Any:
-        """Runs ``work`` on every process and blocks until all have; if one fails, all raise.
-
-        Args:
-            tag, timeout_secs, call: as for ``gather_decide``.
-            work: runs here; its result is returned.
-            failed: makes the error of the processes that did not fail, from the index of the first
-                process that did and its error as ``"type: text"``.
-            report: with several processes: turns the result into the text sent to process 0.
-            check: called on process 0 with every process's text before any proceeds; if it raises,
-                all do. What it returns is given to ``accept`` of all.
-            accept: called everywhere, if no process failed; what it raises must be raised by all of them.
+        """Runs ``work`` on every process and blocks until all have; returns its result here. If one fails, all raise:
+        those that did not, what ``failed`` makes of the index and error (``"type: text"``) of the first that did.
+        With several processes, ``report`` turns the result into a text, and ``check`` on process 0 sees all texts
+        before any proceeds. If ``check`` raises, all do; what it returns, ``accept`` gets on all. What ``accept``
+        raises must be raised by all of them.
         """
         result, error = None, None
         try:
@@ -543,10 +496,9 @@ def this_run() -> Processes:
 
 
 def next_tag() -> str:
-    """The next round: the same on all processes, if all make the same calls in the same order.
-
-    It counts the calls since jax.distributed was initialized: what a process did alone before that, and in an earlier
-    life of jax.distributed in the same process, is its own.
+    """The next round: the same on all processes, if all make the same calls in the same order. It counts the calls
+    since jax.distributed was initialized: what a process did alone before that, or in an earlier life of
+    jax.distributed, is its own.
     """
     client = coordination().client
     return "" if client is None else service.rounds(client).next_tag()

@@ -12,13 +12,9 @@ from ckpt_core._lazy import jax
 
 
 def coordination() -> Any:
-    """jax's state of its distributed service: ``client`` and ``preemption_sync_manager``.
-
-    jax has no public API for it; Orbax uses this one too. If a version of jax has moved it, a process that is alone needs
-    none.
-
-    Raises:
-        CheckpointError: several processes run, and nothing is known by which they could agree.
+    """``client``, ``preemption_sync_manager`` and ``address`` of jax's distributed service, which has no public API;
+    Orbax uses this one too. If a version of jax has moved it, a process that is alone needs none, and several raise
+    CheckpointError.
     """
     if sys.modules.get("jax") is None:  # whoever has not imported it has joined nobody
         return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
@@ -53,10 +49,8 @@ def preemption_service_listens() -> bool:
 
 
 def preemption_sync_point(step: int) -> bool | None:
-    """Whether all processes agreed, through jax's preemption service, to stop at this step.
-
-    None if the service is off, so that they cannot agree. All processes must call it for every
-    step.
+    """Whether all processes agreed, through jax's preemption service, to stop at this step; None if the service is
+    off. All processes must call it for every step.
     """
     state = coordination()
     if state.client is None or state.preemption_sync_manager is None:
@@ -70,17 +64,10 @@ def preemption_sync_point(step: int) -> bool | None:
 
 
 def join_from_environment(environment: Mapping[str, str]) -> bool:
-    """Calls ``jax.distributed.initialize`` if the environment names the processes of the run.
-
-    The variables are JAX_COORDINATOR_ADDRESS (with the port, or with JAX_COORDINATOR_PORT),
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID. For programs that own the process, such as the command
-    line.
-
-    Returns:
-        Whether jax.distributed is initialized afterwards.
-
-    Raises:
-        ValueError: only some of the variables are set.
+    """Calls ``jax.distributed.initialize`` if the environment names the processes of the run; returns whether it is
+    initialized afterwards. The variables are JAX_COORDINATOR_ADDRESS (with the port, or with JAX_COORDINATOR_PORT),
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID; raises ValueError for only some. For programs that own the process, like the
+    command line.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     missing = [name for name in names if not environment.get(name)]

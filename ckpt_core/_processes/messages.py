@@ -14,26 +14,17 @@ _DIGEST_LETTERS = 12
 
 
 class NotTogether(CheckpointError):
-    """Another process makes a different call or failed, so it will not reach the next agreement.
-
-    Attributes:
-        ended: the life of the rounds that is over, because a process left; None if that is not the reason.
-    """
+    """Another process makes a different call or failed, so it will not reach the next agreement."""
 
     def __init__(self, text: str, ended: int | None = None) -> None:
         super().__init__(text)
-        self.ended = ended
+        self.ended = ended  # the life of the rounds that is over, because a process left
 
 
 class Message(NamedTuple):
-    """A value of one process, or the answer of process 0.
+    """A value of one process, or the answer of process 0."""
 
-    Attributes:
-        call: what the process is about to do; empty after the first agreement of a round.
-        text: the value.
-    """
-
-    call: str
+    call: str  # what the process is about to do; empty after the first agreement of a round
     text: str
 
     def dump(self) -> str:
@@ -42,31 +33,19 @@ class Message(NamedTuple):
         return f"={self.call}\n{text}"
 
     def value_for(self, call: str) -> str:
-        """The text, for a process that makes the same call.
-
-        Raises:
-            NotTogether: the text belongs to another call.
-        """
+        """The text, for a process that makes the same call; raises NotTogether for another call."""
         if self.call != call:
             raise NotTogether(_differing([self.call, call], "here"))
         return self.text
 
 
 class Failure(NamedTuple):
-    """The reason why a process sends no value, or process 0 no answer.
+    """The reason why a process sends no value, or process 0 no answer."""
 
-    Attributes:
-        call: always empty: the process gave up its call.
-        text: message for the other processes.
-        absent: processes for which process 0 waited until the timeout; None if that is not the
-            reason.
-        ended: the life of the rounds that is over, because a process left; None if that is not the reason.
-    """
-
-    call: str
-    text: str
-    absent: list[int] | None = None
-    ended: int | None = None
+    call: str  # always empty: the process gave up its call
+    text: str  # for the other processes
+    absent: list[int] | None = None  # process 0 waited for these until the timeout
+    ended: int | None = None  # the life of the rounds that is over, because a process left
 
     def dump(self) -> str:
         return f"!{self.call}\n{json.dumps([self.text, self.absent, self.ended])}"
@@ -87,12 +66,7 @@ class Failure(NamedTuple):
 
 
 class Common(NamedTuple):
-    """What one process says where most say the same.
-
-    Attributes:
-        digest: of what most say.
-        own: what each says for itself.
-    """
+    """What one process says where most say the same: the digest of that, and what it says for itself."""
 
     digest: str
     own: str
@@ -142,11 +116,10 @@ def _differing(calls: Sequence[str], where: str) -> str:
 
 
 def first_failure(texts: Sequence[str]) -> str:
-    """``[index, text]`` of the first text with a leading ``!`` (an error), as JSON; else empty.
-
-    An interrupt comes first, since its process takes part in no agreement on what to do next. An error that says nothing
-    of the checkpoint comes before others: no older one may be taken instead. A checkpoint that one process no longer
-    found was deleted, and what others miss of it is no damage.
+    """``[index, text]`` of the first text with a leading ``!`` (an error), as JSON; else empty. An interrupt comes
+    first, since its process takes part in no agreement on what to do next. Then comes an error that says nothing of
+    the checkpoint: no older one may be taken instead. A checkpoint that one process no longer found was deleted, and
+    what others miss of it is no damage.
     """
     failed = [(index, text[1:]) for index, text in enumerate(texts) if text.startswith("!")]
     order = ("CheckpointNotFound", "CheckpointCorrupt")
@@ -172,11 +145,8 @@ def kind_of(text: str) -> str:
 
 
 def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:
-    """In which calls the absent processes wait, as the end of a message; empty if in none.
-
-    Args:
-        entries: keys and values at the coordination service.
-        absent: indices of the processes.
+    """In which calls the absent processes wait, as the end of a message; empty if in none. ``entries`` are keys and
+    values at the coordination service.
     """
     found: list[str] = []
     for key, text in entries:

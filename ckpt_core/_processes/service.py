@@ -65,10 +65,9 @@ def left_folder(life: int) -> str:
 
 
 class Rounds:
-    """The rounds that the processes take together, counted from 0, and anew in each life.
-
-    A life ends when a process leaves in the middle: the others learn of it where they wait for that process, maybe
-    some rounds later, and all count from 0 in the next one, so that they are together again.
+    """The rounds that the processes take together, counted from 0, and anew in each life. A life ends when a process
+    leaves in the middle: the others learn of it where they wait for that process, maybe some rounds later. All count
+    from 0 in the next one, so that they are together again.
     """
 
     def __init__(self) -> None:
@@ -93,11 +92,7 @@ def life_of(tag: str) -> int:
 
 
 class UnreadAnswers:
-    """On process 0: the answers that other processes have not read yet.
-
-    Args:
-        count: number of processes.
-    """
+    """On process 0: the answers that other processes have not read yet."""
 
     def __init__(self, count: int) -> None:
         self._others = (1 << count) - 2  # bit mask: all processes but 0
@@ -108,14 +103,9 @@ class UnreadAnswers:
         self._lock = threading.Lock()
 
     def put(self, client: Any, tag: str, text: str, *, refused: bool = False) -> None:
-        """Publishes an answer; every ``TELL_EVERY`` calls, deletes the answers that all have read.
-
-        Args:
-            client: jax's client of the coordination service.
-            tag: the agreement or decision.
-            text: the answer.
-            refused: process 0 gave the agreement up and did not collect the others' values: delete
-                them together with the answer.
+        """Publishes an answer; every ``TELL_EVERY`` calls, deletes the answers that all have read. If it is
+        ``refused``, process 0 gave the agreement up and did not collect the others' values: they are deleted with the
+        answer.
         """
         client.key_value_set(answer_key(tag), text)
         with self._lock:
@@ -160,11 +150,7 @@ class UnreadAnswers:
 
 
 class ReadReports:
-    """On the other processes: the answers that this process has read, or will never read.
-
-    Args:
-        index: index of this process.
-    """
+    """On the other processes: the answers that this process has read, or will never read."""
 
     def __init__(self, index: int) -> None:
         self._index = index

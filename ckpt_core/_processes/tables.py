@@ -36,12 +36,7 @@ class Keys(Protocol):
 
 
 class Table:
-    """The newest table of one name; its earlier ones are deleted.
-
-    Args:
-        keys: at the coordination service.
-        name: the same on all processes, and of no other table.
-    """
+    """The newest table of one name, the same on all processes and of no other table; its earlier ones are deleted."""
 
     def __init__(self, keys: Keys, name: str) -> None:
         self._keys = keys
@@ -50,9 +45,8 @@ class Table:
         self._blocks: dict[str, list[str]] = {}  # read here, of the newest table
 
     def publish(self, rows: Sequence[str]) -> str:
-        """On process 0, while it decides: the name of the table for the answer; empty if all rows are.
-
-        The table before is deleted: whoever sent a value for this decision has read of it what it needed.
+        """On process 0, while it decides: the name of the table for the answer; empty if all rows are. The table
+        before is deleted: each sender of a value for this decision has read of it what it needed.
         """
         if not any(rows):
             return ""
@@ -72,10 +66,8 @@ class Table:
         return table
 
     def row(self, table: str, number: int) -> str:
-        """A row of the table whose name the answer had; read from the service once.
-
-        Raises:
-            CheckpointError: the table is gone.
+        """A row of the table with the name that the answer had, read from the service once; raises CheckpointError if
+        it is gone.
         """
         published, rows = self._published
         if not table or table == published:

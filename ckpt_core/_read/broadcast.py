@@ -39,18 +39,11 @@ _SLAB_BYTES = 32 * MIB
 
 @frozen
 class _Layout:
-    """Which processes hold which regions of an array.
+    """Which processes hold which regions of an array."""
 
-    Attributes:
-        holders: for each distinct region of this process, the indices of all processes that hold
-            it, ascending.
-        regions_each: the largest number of distinct regions that one process holds.
-        digest: SHA-256 of all devices and regions; equal on processes that see the same layout.
-    """
-
-    holders: dict[Region, tuple[int, ...]]
-    regions_each: int
-    digest: str
+    holders: dict[Region, tuple[int, ...]]  # all holders of each region of this process, ascending
+    regions_each: int  # the most distinct regions that one process holds
+    digest: str  # of all devices and regions; equal on processes that see the same layout
 
 
 @functools.lru_cache(4096)
@@ -78,59 +71,35 @@ def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
 
 @frozen
 class _Step:
-    """One leaf, or a slab of it: the same rows of each of its regions.
+    """One leaf, or a slab of it: the same rows of each of its regions."""
 
-    Attributes:
-        want: position in the list of wants.
-        rows: first and last (exclusive) row, relative to the region; None for the whole leaf.
-        last: whether this slab completes the leaf.
-        size_bytes: the most bytes that any process holds of it.
-    """
-
-    want: int
-    rows: tuple[int, int] | None
-    last: bool
-    size_bytes: int
+    want: int  # position in the list of wants
+    rows: tuple[int, int] | None  # first and last (exclusive), relative to the region; None: all
+    last: bool  # it completes the leaf
+    size_bytes: int  # the most that any process holds of it
 
 
 @frozen
 class _Piece:
-    """A replicated part of an array, which one process reads and sends to the other holders.
+    """A replicated part of an array, which one process reads and sends to the other holders."""
 
-    Attributes:
-        step: position of its step in the round.
-        region: the region that it is part of.
-        part: the rows of the region to read; equal to ``region`` if it is read whole.
-        reader: index of the process that reads it.
-        size_bytes: size in bytes of the part.
-    """
-
-    step: int
-    region: Region
-    part: Region
-    reader: int
+    step: int  # position in the round
+    region: Region  # that it is part of
+    part: Region  # the rows of the region to read; all of it if it is read whole
+    reader: int  # index of the process that reads it
     size_bytes: int
 
 
 class _Room(NamedTuple):
-    """Memory for one exchange between the processes that hold the same regions.
+    """Memory for one exchange between the processes that hold the same regions."""
 
-    Attributes:
-        filled: bytes of all pieces in order; zeros where another process reads the piece.
-        outs: for each piece, the buffer that receives it; None if this process read it.
-    """
-
-    filled: Array
-    outs: list[Array | None]
+    filled: Array  # bytes of all pieces in order; zeros where another process reads the piece
+    outs: list[Array | None]  # for each piece the buffer that receives it; None if it was read here
 
 
 class Broadcast:
-    """Reads leaves like ``pipeline.read_leaves``, but each replicated region on one process only.
-
-    Every process of the load must call it, with the same leaves and shardings.
-
-    Args:
-        lockstep: keeps the processes of the load in step.
+    """Reads leaves like ``pipeline.read_leaves``, but each replicated region on one process only. Every process of the load
+    must call it, with the same leaves and shardings.
     """
 
     def __init__(self, lockstep: Lockstep) -> None:
@@ -146,11 +115,9 @@ class Broadcast:
         context: StoreContext,
         watch: Callable[[int], None] | None = None,
     ) -> Generator[tuple[Want, dict[Region, Array]]]:
-        """The stored arrays of every wanted leaf, in order, verified by the process that read them.
-
-        Raises:
-            CheckpointCorrupt: this or another process read damaged data.
-            CheckpointError: processes load different leaves or shardings, or an exchange failed.
+        """The stored arrays of every wanted leaf, in order, verified by the process that read them. Raises CheckpointCorrupt if
+        this or another process read damaged data, and CheckpointError if processes load different leaves or shardings, or an
+        exchange failed.
         """
         layouts = [
             _layout(want.sharding, item.specs[want.leaf].shape, self._index) for want in wants
@@ -196,12 +163,8 @@ class Broadcast:
         steps: Sequence[_Step],
         shares: WriterTurns,
     ) -> tuple[dict[tuple[int, ...], list[_Piece]], list[list[Region]]]:
-        """Splits what this process needs in a round into replicated and unshared parts.
-
-        Returns:
-            The replicated pieces, by the tuple of processes that hold them; and for each step, the
-            parts that only this process holds. ``shares`` assigns readers so that all read about
-            the same number of bytes.
+        """What this process needs in a round: the replicated pieces, by the processes that hold them; and for each step the
+        parts that only this process holds. ``shares`` assigns readers so that all read about the same number of bytes.
         """
         shared: dict[tuple[int, ...], list[_Piece]] = {}
         alone: list[list[Region]] = []
@@ -246,10 +209,8 @@ class Broadcast:
         pieces: Sequence[_Piece],
         read: list[dict[Region, Array]],
     ) -> _Room:
-        """Allocates all memory of one exchange, filled with the pieces that this process read.
-
-        Done before the processes agree: if memory is short, the error comes before any process
-        waits in the collective.
+        """All memory of one exchange, filled with the pieces that this process read. Call it before the processes agree: if
+        memory is short, the error then comes before any process waits in the collective.
         """
         filled = collectives.room(sum(piece.size_bytes for piece in pieces))
         outs: list[Array | None] = []
@@ -293,10 +254,7 @@ def _steps(
     layouts: Sequence[_Layout | None],
     limit_bytes: int,
 ) -> list[_Step]:
-    """The steps of all leaves, in order; a leaf with regions above 32 MiB takes several.
-
-    The same on all processes.
-    """
+    """The steps of all leaves in order, the same on all processes; a leaf with regions above 32 MiB takes several."""
     steps: list[_Step] = []
     for number, (want, layout) in enumerate(zip(wants, layouts, strict=True)):
         spec = item.specs[want.leaf]
@@ -323,10 +281,7 @@ def _steps(
 
 
 def _rounds(steps: Sequence[_Step], limit_bytes: int) -> Iterator[list[_Step]]:
-    """The steps, grouped so that no process holds more than ``limit_bytes`` of a group.
-
-    A larger step is a round of its own.
-    """
+    """The steps, grouped so that no process holds more than ``limit_bytes`` of a group; a larger step is a group of its own."""
     one: list[_Step] = []
     size_bytes = 0
     for step in steps:
@@ -375,13 +330,8 @@ Failed = Callable[[int, str], Exception]
 
 
 class Lockstep:
-    """Keeps the processes of one load in step, so that none waits in a collective for a failed one.
-
-    Args:
-        processes: all processes of the run.
-        tag: tag of the load, equal on all processes.
-        timeout_secs: how long each agreement waits for the slowest process.
-        failed: makes the error to raise on the other processes, as for ``Processes.run_on_all``.
+    """Keeps the processes of one load in step, so that none waits in a collective for a failed one. ``timeout_secs`` is for
+    each agreement; ``failed`` makes the error for the other processes, as for ``Processes.run_on_all``.
     """
 
     def __init__(self, processes: Processes, tag: str, timeout_secs: float, failed: Failed) -> None:
@@ -405,15 +355,9 @@ class Lockstep:
             self.agree("", f"{type(error).__name__}: {error}")
 
     def agree(self, what: str, error: str = "") -> None:
-        """Returns when all processes have called it with equal ``what`` and no error.
-
-        Args:
-            what: names this point of the load; a digest where the processes compare what they load.
-            error: why this process failed, for the others; then this returns without raising.
-
-        Raises:
-            CheckpointError: another process failed, or called with a different ``what``.
-            BarrierTimeout: a process did not call it in time.
+        """Returns when all processes have called it without an error and with equal ``what``: a name of this point, or a digest
+        of what they load. A process that failed passes its ``error`` on to the others, and gets none. Raises CheckpointError if
+        another process failed or called with a different ``what``, and BarrierTimeout if one did not call in time.
         """
         tag = f"{self._tag}/lockstep/{self._count}"
         self._count += 1

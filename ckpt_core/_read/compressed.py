@@ -30,13 +30,7 @@ from ckpt_core._storage import (
 
 
 class Decoder:
-    """Decodes chunks of an item through TensorStore.
-
-    Args:
-        checkpoint, item: where the chunks are.
-        index: index of the item's database.
-        context: TensorStore context of the load.
-    """
+    """Decodes chunks of an item through TensorStore; ``index`` is that of the item's database."""
 
     def __init__(
         self,
@@ -68,13 +62,10 @@ class Decoder:
         read_region(array, region, self._item.name_of(leaf), part)
 
     def _opened(self, leaf: int, key: str, head: Callable[[int], bytes]) -> ForeignArray:
-        """The TensorStore array of a leaf, through which one of its chunks can be decoded.
-
-        Raises:
-            CheckpointCorrupt: zarr.json does not describe the array of the record, or the chunk claims
-                to decode to more bytes than the record allows. That is checked here because TensorStore
-                allocates the claimed size before it decodes.
-            MemoryError: this process has too little memory to decode one.
+        """The TensorStore array of a leaf, through which one of its chunks can be decoded. Raises CheckpointCorrupt if
+        zarr.json does not describe the array of the record, or if the chunk claims to decode to more bytes than the record
+        allows: TensorStore allocates the claimed size before it decodes. Raises MemoryError if there is too little memory to
+        decode one.
         """
         item, index = self._item, self._index
         name, spec, chunk = item.name_of(leaf), item.specs[leaf], item.chunks[leaf]

@@ -18,27 +18,16 @@ _Jobs = list[Callable[[], None]]
 
 
 class _Joined(NamedTuple):
-    """A part of a leaf, seen as a part of the tensor that its sources are joined to.
+    """A part of a leaf, seen as a part of the tensor that its sources are joined to."""
 
-    Attributes:
-        region: the region of the joined tensor.
-        view: memory for it, in the shape of the region.
-    """
-
-    region: Region
-    view: Array
+    region: Region  # of the joined tensor
+    view: Array  # memory for it, in the shape of the region
 
 
 class DerivedReader:
-    """Reads an item of rules.
-
-    A transposed or stacked leaf is a view of memory in which the tensors lie as in the file, and so is a
-    reshaped one, unless a device holds only some of the inner dimensions that one was cut into: then a
-    tensor's part is read with all of these, and copied.
-
-    Args:
-        reader: reads the tensors; closed with this reader.
-        item: what to make of them.
+    """Reads an item of rules; closes ``reader``, which reads the tensors. A transposed or stacked leaf is a view of memory in
+    which the tensors lie as in the file. So is a reshaped one, unless a device holds only some of the inner dimensions that one
+    was cut into: then a tensor's part is read with all of these, and copied.
     """
 
     def __init__(self, reader: ExtentReader, item: DerivedItem) -> None:

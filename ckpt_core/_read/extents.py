@@ -71,19 +71,12 @@ _Job = Callable[[], None]
 
 
 class Chunk(NamedTuple):
-    """A chunk of an array, or all of a tensor: where it is, and by what it is verified.
+    """A chunk of an array, or all of a tensor: where it is, and by what it is verified."""
 
-    Attributes:
-        key: array name and position of the chunk.
-        extent: its place. Size, file and range were checked, but not the content.
-        block_bytes: size of the blocks in which it is read; 0 if it has none, and any part of it can be read.
-        crcs: the checksum of each block; None if it is not verified.
-    """
-
-    key: str
-    extent: Extent
-    block_bytes: int
-    crcs: list[int] | None
+    key: str  # array name and position of the chunk
+    extent: Extent  # size, file and range were checked, but not the content
+    block_bytes: int  # of the blocks in which it is read; 0: any part of it can be read
+    crcs: list[int] | None  # of each block; None if it is not verified
 
 
 _Small = tuple[int, Extent, int | None, dict[Region, Array]]
@@ -91,16 +84,11 @@ _Small = tuple[int, Extent, int | None, dict[Region, Array]]
 
 
 class StoredTensors:
-    """Where the tensors of files are, each in C order; ``leaf`` is the position of a tensor in the item.
-
-    Attributes:
-        files: the files; the caller closes them.
-        gap_bytes: wanted bytes at most this far apart are read at once: in a store, each request takes its time.
-        chunks, codecs: shape and compression of the chunks of each array.
-        most_chunks: how many chunks there are of one array at most.
+    """Where the tensors of files are, each in C order; ``leaf`` is the position of a tensor in the item. The caller closes
+    ``files``.
     """
 
-    most_chunks = 1
+    most_chunks = 1  # of one array
 
     def __init__(
         self,
@@ -112,6 +100,7 @@ class StoredTensors:
         self._checkpoint = checkpoint
         self._item = item
         location = checkpoint.location
+        # Wanted bytes at most this far apart are read at once: in a store, each request takes its time.
         self.gap_bytes = 32 * KIB if location.local else MIB
         self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
         self.codecs = [None] * len(item.specs)
@@ -133,27 +122,11 @@ class StoredTensors:
 
 
 class StoredChunks:
-    """Where the chunks of an item of ckpt are; ``leaf`` is always the position of a leaf in the item.
-
-    Args:
-        checkpoint, item: where the chunks are.
-        wants: the leaves that will be asked for.
-        options: options of the load.
-        context: TensorStore context of the load.
-        past_cache: reads local files without the page cache; None to read through it.
-
-    Attributes:
-        files: the item's data files; the caller closes them.
-        gap_bytes: small chunks at most this far apart are read at once.
-        chunks: shape of the chunks of each array.
-        codecs: codec of each array; None if its chunks are stored as they are in memory.
-        index: file, offset and size of every chunk of the wanted leaves, by key.
-
-    Raises:
-        CheckpointCorrupt: the index is missing or damaged.
+    """Where the chunks of an item of ckpt are; ``leaf`` is always the position of a leaf in the item. ``wants`` are the leaves
+    that will be asked for; the caller closes ``files``. Raises CheckpointCorrupt if the index is missing or damaged.
     """
 
-    gap_bytes = 16 * KIB
+    gap_bytes = 16 * KIB  # small chunks at most this far apart are read at once
 
     def __init__(
         self,
@@ -196,16 +169,9 @@ class StoredChunks:
         return len(self.index.places)
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
-        """Where a chunk is stored, and its checksums.
-
-        Args:
-            leaf: the leaf of the chunk.
-            key: key of the chunk inside the array: its position.
-            chunk_bytes: bytes of the decoded chunk.
-
-        Raises:
-            CheckpointCorrupt: the chunk is missing, has an impossible size, lies in a file that the
-                record does not list, or beyond the file's end; or no checksum was saved for it.
+        """Where a chunk is stored, and its checksums; ``key`` is its position in the array, ``chunk_bytes`` its decoded size.
+        Raises CheckpointCorrupt if the chunk is missing, has an impossible size, lies beyond the files of the record, or has no
+        checksum.
         """
         name = self._names[leaf]
         key = f"{name}/{key}" if name else key
@@ -242,13 +208,9 @@ class StoredChunks:
         return Chunk(key, extent, *self.checksums(leaf, key, extent))
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int] | None]:
-        """Bytes of a block, and the checksum of each block of a chunk; None with ``Options(checksums=False)``.
-
-        Each process that saved wrote one file of checksums. A file is opened when a chunk of that process is
-        asked for, so that a process which loads few shards does not open N files.
-
-        Raises:
-            CheckpointCorrupt: no checksum was saved for this chunk, or a file of them is missing or damaged.
+        """Bytes of a block, and the checksum of each block of a chunk; None with ``Options(checksums=False)``. Each process
+        that saved wrote one file of checksums. It is opened when a chunk of that process is asked for, so that a process which
+        loads few shards does not open N files. Raises CheckpointCorrupt if there is no checksum, or its file is damaged.
         """
         if not self._verify:
             return _UNVERIFIED_BLOCK_BYTES, None
@@ -287,13 +249,8 @@ class StoredChunks:
 
 
 class ExtentReader:
-    """Reads arrays of an item, and verifies what has checksums.
-
-    Chunks are read directly, at the offsets that are known; TensorStore reads and decodes compressed ones.
-
-    Args:
-        stored: where the chunks are; its files are closed with this reader.
-        specs: kind, dtype and shape of each leaf.
+    """Reads arrays of an item, and verifies what has checksums; closes the files of ``stored``. Chunks are read directly, at
+    the offsets that are known; TensorStore reads and decodes compressed ones.
     """
 
     def __init__(self, stored: StoredChunks | StoredTensors, specs: Sequence[LeafSpec]) -> None:
@@ -321,10 +278,8 @@ class ExtentReader:
     def _plan_one_chunk(
         self, want: Want, small: dict[str, list[_Small]], jobs: list[_Job]
     ) -> dict[Region, Array] | None:
-        """Buffers of a leaf that is one chunk, and small or mapped; None for any other leaf.
-
-        The read of a small one is added to ``small``, by file, where ``_joined`` turns many into one; ``jobs``
-        gets those that verify a mapped one.
+        """Buffers of a leaf that is one chunk, and small or mapped; None for any other leaf. The read of a small one is added
+        to ``small``, by file, where ``_joined`` turns many into one; ``jobs`` gets those that verify a mapped one.
         """
         leaf, stored = want.leaf, self._stored
         spec, chunk = self._specs[leaf], stored.chunks[leaf]
@@ -440,9 +395,8 @@ class ExtentReader:
             yield from self._chunk_jobs(leaf, found[key], of_chunk)
 
     def _chunk_jobs(self, leaf: int, found: Chunk, shares: list[Share]) -> Iterator[_Job]:
-        """Jobs that read the needed parts of one chunk: one job for each block.
-
-        A compressed chunk is one job, since it can only be decoded as a whole.
+        """Jobs that read the needed parts of one chunk: one for each block, or piece of a chunk without blocks. A compressed
+        chunk is one job, since it can only be decoded as a whole.
         """
         stored, chunk = self._stored, self._stored.chunks[leaf]
         key, extent, block_bytes, crcs = found
@@ -483,16 +437,8 @@ class ExtentReader:
             yield functools.partial(fill, reads, block.offset_bytes, shape, takers)
 
     def _read(self, leaf: int, extent: Extent, crc: int | None, offset: int, target: Array) -> None:
-        """Reads ``target.size`` bytes of a chunk into ``target``, piece by piece, and verifies their checksum.
-
-        Args:
-            leaf, extent: what is read.
-            crc: the saved checksum of these bytes; None to verify nothing.
-            offset: first byte, relative to the chunk.
-            target: memory to fill, as bytes.
-
-        Raises:
-            CheckpointCorrupt: the file or chunk is truncated, or the checksum differs.
+        """Fills ``target`` with bytes of a chunk from ``offset`` on, piece by piece, and verifies their checksum; with ``crc``
+        None it verifies nothing. Raises CheckpointCorrupt if the file or chunk is truncated, or the checksum differs.
         """
         if not extent.file:
             target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]

@@ -98,12 +98,8 @@ def _in_database(checkpoint: Checkpoint, item: OrbaxItem) -> bool:
 def _stored_values(
     checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: StoreContext
 ) -> Values:
-    """Sizes of the stored metadata and chunks, checked to be possible.
-
-    TensorStore does not check: it allocates whatever the metadata claims.
-
-    Raises:
-        CheckpointCorrupt: a file is no regular file, or an index file is impossibly large.
+    """Sizes of the stored metadata and chunks, checked to be possible: TensorStore allocates whatever the metadata claims.
+    Raises CheckpointCorrupt if a file is no regular file, or an index file is impossibly large.
     """
     directory = f"{checkpoint.path}/{item.directory}" if item.directory else checkpoint.path
     files = checkpoint.backend.files(directory)

@@ -47,14 +47,10 @@ def read_leaves(
     context: StoreContext,
     watch: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Want, dict[Region, Array]]]:
-    """The stored arrays of every wanted leaf, in order; each is verified before it is yielded.
-
-    While the caller works on one batch (128 MiB or 2048 leaves at most), up to 8 reader threads
-    read the next one; who does not take all must call ``close``, which ends them. Meanwhile ``watch`` is called with
-    the bytes that were read of the batch that is next, about.
-
-    Raises:
-        CheckpointCorrupt: data is missing or truncated, or its checksum differs.
+    """The stored arrays of every wanted leaf, in order; each is verified before it is yielded. While the caller works on one
+    batch (128 MiB or 2048 leaves at most), up to 8 reader threads read the next one. A caller that does not take all must call
+    ``close``, which ends them. ``watch`` is called with about the bytes that were read of the next batch. Raises
+    CheckpointCorrupt if data is missing or truncated, or its checksum differs.
     """
     past_cache = None
     if sum(item.specs[want.leaf].stored_bytes for want in wants) >= _LEAST_BYTES_PAST_CACHE:
@@ -89,9 +85,8 @@ def read_leaves(
 
 
 def _past_cache(item: SavedItem, wants: Sequence[Want], options: Options) -> PastCache | None:
-    """What reads local files without the page cache; None to read through it.
-
-    By default several processes read through it, for those of one host may need the same bytes.
+    """What reads local files without the page cache; None to read through it. By default several processes read through it, for
+    those of one host may need the same bytes.
     """
     has_room = options.max_host_bytes >= _MOST_THREADS * PastCache.BYTES_OF_A_THREAD
     if not DIRECT or options.page_cache or not has_room:
@@ -126,7 +121,6 @@ def _reader(
 
 def _with_memory(reader: _Reader, item: SavedItem, wants: Sequence[Want]) -> Iterator[Want]:
     """The leaves; those that XLA shall own have memory of it, if there is enough of them to be worth a program that gives it.
-
     All of it is taken at once, for nothing of it is touched yet.
     """
     casts = not isinstance(reader, OrbaxReader)

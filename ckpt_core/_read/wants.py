@@ -26,28 +26,16 @@ Array = np.ndarray[Any, Any]
 
 
 class Want(NamedTuple):
-    """One leaf to read.
+    """One leaf to read."""
 
-    Attributes:
-        leaf: its position in the item.
-        regions: the regions of the stored array to read.
-        mapped: whether the reader may memory-map the file instead of reading it.
-        sharding: sharding of the loaded array, which ``Broadcast`` needs; None for a host array or
-            an uncommitted one.
-        dtype: the reader may cast to this dtype block by block, so that memory never holds the
-            array in both dtypes; None: no cast. A reader that does not cast returns the stored
-            dtype.
-        device: a device on the CPU that shall hold the only region, in memory that XLA owns; None for memory of numpy.
-        memory: that memory; None if the reader takes memory of numpy.
-    """
-
-    leaf: int
-    regions: list[Region]
-    mapped: bool = False
-    sharding: Any = None
+    leaf: int  # its position in the item
+    regions: list[Region]  # of the stored array
+    mapped: bool = False  # the reader may memory-map the file instead of reading it
+    sharding: Any = None  # of the loaded array, for ``Broadcast``; None: on the host or uncommitted
+    # The reader may cast to it block by block, so that memory never holds both; or it returns the stored dtype.
     dtype: np.dtype[Any] | None = None
-    device: Any = None
-    memory: Owned | None = None
+    device: Any = None  # on the CPU, for the only region in memory that XLA owns; None: numpy's
+    memory: Owned | None = None  # that memory; None: the reader takes numpy's
 
 
 Reading = Callable[..., Generator[tuple[Want, dict[Region, Array]]]]
@@ -61,10 +49,8 @@ Share = tuple[Region, Array]
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array that jax on CPU can use without a copy: numpy aligns to 16 bytes.
-
-    Raises:
-        MemoryError: there is no memory for it, which says nothing of what was to be read into it.
+    """An uninitialised array that jax on CPU can use without a copy: numpy aligns to 16 bytes. Raises MemoryError if there is
+    none for it.
     """
     size = math.prod(shape) * dtype.itemsize
     if (
@@ -84,28 +70,16 @@ def buffers(want: Want, dtype: np.dtype[Any]) -> dict[Region, Array]:
 
 
 class ReadsOf(NamedTuple):
-    """How an array is read.
+    """How an array is read."""
 
-    Attributes:
-        read: reads from a position into memory given as bytes.
-        dtype: its dtype.
-        gap_bytes: wanted bytes at most this far apart are read at once; None if all is read, to be verified.
-    """
-
-    read: Callable[[int, Array], None]
+    read: Callable[[int, Array], None]  # from a position into memory given as bytes
     dtype: np.dtype[Any]
+    # Wanted bytes at most this far apart are read at once; None: all is read, to be verified.
     gap_bytes: int | None = None
 
 
 def fill(reads: ReadsOf, offset: int, shape: tuple[int, ...], shares: Sequence[Share]) -> None:
-    """Reads what the shares need: all at once, or row by row if too much would be read for nothing.
-
-    Args:
-        reads: how the array is read.
-        offset: position of the part that is read.
-        shape: its shape.
-        shares: what goes where.
-    """
+    """Reads what the shares need of the part at ``offset``: all at once, or row by row if too much would be read for nothing."""
     if is_all(shares, shape, reads.dtype):
         reads.read(offset, shares[0][1].reshape(-1).view(np.uint8))
         return

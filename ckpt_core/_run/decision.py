@@ -17,15 +17,7 @@ _NOT_LOOKED = -1
 
 
 class SaveDecision:
-    """Asks a save policy; process 0 decides for all if the policy depends on a clock or the disk.
-
-    Args:
-        policy: save policy of the Checkpointer.
-        processes: the processes of this run.
-        preemption: whether the run was asked to stop.
-        newest_on_disk: returns the newest committed step, or None; reads the directory.
-        timeout_secs: maximum wait for process 0.
-    """
+    """Asks a save policy; process 0 decides for all if the policy depends on a clock or the disk."""
 
     def __init__(
         self,

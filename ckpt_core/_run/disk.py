@@ -35,13 +35,7 @@ class Call:
 
 
 class Disk:
-    """The persistent directory of a run, as the process sees it that may change it.
-
-    Args:
-        directory: of the run.
-        retention: removes steps.
-        lease: who may write there.
-    """
+    """The persistent directory of a run, which process 0 alone changes."""
 
     def __init__(self, directory: RunDirectory, retention: Retention, lease: Lease) -> None:
         self.lease = lease
@@ -60,15 +54,8 @@ class Disk:
         *,
         begins: bool = False,
     ) -> tuple[Plan, str, str]:
-        """Removes the steps that a save leaves behind; gives its plan, the run file if there is one, and the lineage.
-
-        Args:
-            trail: of this writer at the call.
-            call: the save.
-            lineage: that begins with it, unless one has and the save stands beneath newer steps; empty on the
-                thread that writes, and where the save goes on as before.
-            local: steps in local directories, if one may begin.
-            begins: none has begun yet.
+        """Removes the steps that a save leaves behind; gives its plan, the run file (empty if there is none) and the new
+        lineage. ``lineage`` is empty if none is to begin; beside newer steps one begins only if ``begins``: none has yet.
         """
         listing = self.look(_READER_SECS)
         there = {*filter(listing.has, history.of_interest(trail, call.step, listing.names))}
@@ -139,11 +126,8 @@ class Disk:
     def guard(
         self, trail: Trail, call: Call, plan: Plan, token: str, *, looks_later: bool
     ) -> Guard:
-        """Asked before the persistent save begins, and right before its commit.
-
-        Args:
-            trail, call, plan, token: of the save.
-            looks_later: the steps are looked at on the thread that writes, as the caller did not wait for it.
+        """The guard of a persistent save, asked before the save begins and right before its commit. With ``looks_later`` the
+        thread that writes looks at the steps, because the caller did not wait for the listing.
         """
 
         def move_same_step() -> None:
@@ -155,9 +139,8 @@ class Disk:
                 self._retention.leave(left, None, _READER_SECS)
 
         def withdraw_older() -> None:
-            """Of this number no older save in local directories counts; until the commit, the persistent copy does.
-
-            Where there is none, an older local one is all that there is until then.
+            """Notes that no older save of this number in local directories counts, because until the commit the persistent
+            copy does. Without a persistent copy an older local one is all that there is, and still counts.
             """
             backend, path = self._directory.backend, self._directory.path
             run = load_lineage(backend.read(path, RUN_FILE), path)
@@ -178,10 +161,8 @@ class Disk:
         )
 
     def committed(self, trail: Trail, step: int, plan: Plan) -> None:
-        """After a commit: moves foreign away if the save went on, then applies retention.
-
-        If another writer has claimed the directory, deletes nothing: the steps there may be that
-        writer's.
+        """After a commit, removes the steps that another writer committed meanwhile, then applies retention. If another
+        writer has claimed the directory, it deletes nothing: the steps may be that writer's.
         """
         try:
             self.lease.check()
@@ -216,13 +197,8 @@ class Disk:
     # ----------------------------------------------------------------------- delete, roll back
 
     def leave_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
-        """Deletes the persistent copies of a step; gives the run file, as ``run``, empty if there is none.
-
-        From then on no local copy counts, not even one of a host that is away.
-
-        Args:
-            step: its number.
-            local: the steps in local directories.
+        """Deletes the persistent copies of a step; gives the run file, as ``run``, empty if there is none. From then on no
+        local copy counts, not even one of a host that is away.
         """
         if self.lease.taken:
             self.lease.check()
@@ -244,11 +220,8 @@ class Disk:
         return {"run": "" if run is None else run.dump().decode()}
 
     def leave_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
-        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file.
-
-        Args:
-            step: the last one that stays.
-            local: the steps in local directories, with the tokens of their saves.
+        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file. ``local`` has the
+        tokens of the saves in local directories, by step.
         """
         self.lease.take()  # a run that still trains from the newest step must not commit any more
         self.lease.check()

@@ -21,41 +21,28 @@ _SHOWN = 5
 
 
 class Identity(NamedTuple):
-    """One save of a step.
-
-    Attributes:
-        step: its number.
-        token: of the save, as in its ckpt.json; empty for steps that Orbax wrote.
-    """
+    """One save of a step: its number, and the token in its ckpt.json."""
 
     step: int
-    token: str
+    token: str  # empty for steps that Orbax wrote
 
 
 @frozen
 class Trail:
-    """The steps that one Checkpointer saved, restored or rolled back to, and where it stands.
+    """The steps that one Checkpointer saved, restored or rolled back to, and where it stands."""
 
-    Attributes:
-        stood: by number, ascending; what training continues from, and the rest of it beyond ``place``
-            while nothing was saved since it went back.
-        place: number of the step that it stands on; -1 at the beginning.
-        beside: steps that it saved with ``force=True`` beneath newer ones; training does not continue from them.
-        leads: steps newer than its own are of a history that it leaves: it has restored a step, rolled
-            back, or begun where nothing newer was. False for one that never looked.
-        since: where it began to save: steps on disk beyond it that are not its own are of another history. None if
-            it has saved nothing since it was placed.
-        doubtful: numbers of own steps that became visible and may not be durable, or are not in every tier.
-        damaged: steps that could not be restored, with their tokens; a step is no longer among them when it
-            is saved again or restored after all.
-    """
-
+    # Ascending; after going back, those beyond ``place`` stay on it until the next save.
     stood: tuple[Identity, ...] = ()
-    place: int = -1
+    place: int = -1  # number of the step that it stands on; -1 at the beginning
+    # Saved with force=True beneath newer ones; training does not continue from them.
     beside: tuple[Identity, ...] = ()
+    # It has restored, rolled back, or begun where nothing newer was: it leaves newer steps that are not its own.
     leads: bool = False
+    # Where it began to save since it was placed, or None: steps on disk beyond it that are not its own are of another history.
     since: int | None = None
+    # Own steps that are visible, but maybe not durable or not in every tier.
     doubtful: frozenset[int] = frozenset()
+    # Steps that could not be restored, with their tokens, until they are saved again or restored after all.
     damaged: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @property
@@ -107,14 +94,7 @@ def found_nothing() -> Trail:
 
 
 def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Trail:
-    """A step that was planned so became visible.
-
-    Args:
-        trail: before the save, or after an earlier copy of it was committed.
-        identity: what was saved.
-        plan: how.
-        sure: whether it is durable.
-    """
+    """The trail once a save with this plan is visible, and durable if ``sure``; another tier may have committed it before."""
     step, found = identity.step, trail
     if identity in (*found.stood, *found.beside):
         pass  # another tier has committed it before
@@ -156,10 +136,8 @@ def rolled_back(trail: Trail, step: int, target: Identity | None) -> Trail:
 
 
 def deleted(trail: Trail, step: int) -> Trail:
-    """A step is gone, so that its number can be saved again.
-
-    If it was the last one, the Checkpointer stands nowhere: steps that are there are of another history again, which
-    it leaves to whoever restores.
+    """The trail without a step that is gone, so that its number can be saved again. If it stood on no other, it leads no
+    more: until a restore, steps on disk are of another history.
     """
     before = trail.before(step)
     last = -1 if before is None else before.step
@@ -206,26 +184,16 @@ def _standing(trail: Trail, identity: Identity) -> Trail:
 
 
 class Plan(NamedTuple):
-    """What a save does to the steps on disk.
+    """What a save does to the steps on disk."""
 
-    Attributes:
-        base: the step that it continues from; None if it begins a history.
-        retire: numbers of the steps that it leaves behind; they go before it begins.
-        aside: numbers of damaged steps that make room for it.
-        replaces: it takes the place of a step of its number.
-        beside: it stands beneath newer steps, from which a restart goes on.
-        cuts: what is newer than the base is left, on the trail too.
-        persisted: the persistent directory has the step that is replaced: the save goes there, whatever the policy wants,
-            or the old value would be that of its number again once the local one is gone. Or it gets the step by force:
-            it does so first, for while processes replace their local parts, those are no whole step.
-    """
-
-    base: Identity | None = None
-    retire: Sequence[int] = ()
-    aside: Sequence[int] = ()
-    replaces: bool = False
-    beside: bool = False
-    cuts: bool = True
+    base: Identity | None = None  # the step that it continues from; None if it begins a history
+    retire: Sequence[int] = ()  # steps that it leaves behind; they go before it begins
+    aside: Sequence[int] = ()  # damaged steps that make room for it
+    replaces: bool = False  # it takes the place of a step of its number
+    beside: bool = False  # it stands beneath newer steps, and a restart resumes from those
+    cuts: bool = True  # what is newer than the base is left, on the trail too
+    # The save goes to the persistent directory, and there first, whatever the policy wants. If the step it replaces stayed there,
+    # the old value would return once the local one is gone; and a step is not whole while processes replace their local parts.
     persisted: bool = False
 
 
@@ -250,9 +218,8 @@ def last_of(plan: Plan, step: int, trail: Trail) -> int:
 
 
 def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
-    """Those of the steps on disk that are not beneath ``step``: ``plan_save`` must know of them.
-
-    That is: newer than what it continues, or left by going back to the beginning, or of another history.
+    """The steps on disk that ``plan_save`` must know of: newer than what the save continues, left by going back to the
+    beginning, or of another history.
     """
     base, own = trail.continued_from(step), trail.own
     after = step - 1 if base is None else base.step
@@ -275,20 +242,9 @@ def plan_save(
     force: bool = False,
     moves: bool = True,
 ) -> Plan:
-    """What a save of ``step`` does; the caller has asked ``repeats`` before.
-
-    Args:
-        trail: of this Checkpointer.
-        step: number to be saved.
-        there: numbers of the steps on disk, at least those of interest.
-        directory: for messages.
-        overwrite: a step of this number may be replaced.
-        force: a step older than others may be saved beside them.
-        moves: whether the storage can move steps; else damaged ones stay where they are, since they may
-            become readable again, and one of this number is replaced.
-
-    Raises:
-        CheckpointExists: the step, or newer ones, are there, and this Checkpointer may not leave them.
+    """What a save of ``step`` does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
+    not leave the steps that are there (``there``: at least those of interest). Without ``moves``, as in an object store,
+    damaged steps stay, since they may become readable again, and one of this number is replaced.
     """
     replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
     beside = any(one.step == step for one in trail.beside)

@@ -23,10 +23,8 @@ _LOOK_SECS = 0.5
 def wait_for_all(
     saves: Sequence[InFlight], secs_left: Callable[[], float | None] = lambda: None
 ) -> GraceExceeded | None:
-    """Blocks until every save has ended, successfully or not; returns the error if one is late.
-
-    Late means past the grace period. An exception from a signal handler ends the wait; the saves go
-    on.
+    """Blocks until every save has ended, successfully or not; returns the error of one that outlasts the grace period. An
+    exception from a signal handler ends the wait, and not the saves.
     """
     late: GraceExceeded | None = None
     for save in saves:
@@ -35,12 +33,8 @@ def wait_for_all(
 
 
 def refuse_if_running(saves: Sequence[InFlight], processes: Processes, timeout_secs: float) -> None:
-    """For ``Options(on_pending="fail")``: a save does not wait for the previous one; all processes must call it.
-
-    The save of one process ends later than that of another, and one alone must not refuse.
-
-    Raises:
-        CheckpointError: one of these saves is running, here or in another process.
+    """For ``Options(on_pending="fail")``: raises CheckpointError if a save is running here or in another process. All
+    processes must call it, because saves end at different times, and one process alone must not refuse.
     """
     one = next((one for one in saves if one.running), None)
     mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
@@ -66,10 +60,7 @@ def settle_all(
 
 
 def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None) -> None:
-    """Raises ``late``, or else the first error of the ended saves; other errors become notes on it.
-
-    Each error is raised once.
-    """
+    """Raises ``late``, or else the first error of the ended saves, each error once; other errors become notes on it."""
     with saves[0].raise_lock:
         failed = [save for save in saves if save.failure is not None]
         first = late or (failed.pop(0).failure if failed else None)
@@ -91,16 +82,12 @@ def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None)
 
 
 class InFlight:
-    """At most one background save; its error is raised once, to the first caller that asks.
-
-    Attributes:
-        raise_lock: held while an error is raised, so that it is raised once.
-    """
+    """At most one background save; its error is raised once, to the first caller that asks."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self._now: tuple[PendingSave, int] | None = None
-        self.raise_lock = threading.Lock()
+        self.raise_lock = threading.Lock()  # held while an error is raised, so only once
 
     @property
     def running(self) -> bool:
@@ -128,13 +115,8 @@ class InFlight:
         *,
         low: bool = False,
     ) -> None:
-        """Starts a save in a thread of its own.
-
-        Args:
-            step: number of the step, for messages.
-            work: writes and commits the step.
-            after: run ``work`` only after the save running there has ended, successfully or not.
-            low: at the lowest priority, until somebody waits.
+        """Starts a save in a thread of its own; ``work`` runs once the save in ``after`` has ended, successfully or not. With
+        ``low`` the thread has the lowest priority until somebody waits.
         """
         first = None if after is None or after._now is None else after._now[0]
 
@@ -175,11 +157,8 @@ class InFlight:
             self._now[0].take_error()
 
     def wait(self, secs_left: Callable[[], float | None]) -> GraceExceeded | None:
-        """Blocks until the current save has ended, successfully or not; an error if it is late.
-
-        Args:
-            secs_left: seconds left of the grace period; None while the run was not asked to stop.
-                Polled, because the signal may come during the wait.
+        """Blocks until the current save has ended, successfully or not; returns an error if the grace period ends first.
+        ``secs_left`` is polled, because the signal may come during the wait; it gives None while there is no limit.
         """
         now = self._now
         if now is None:
@@ -199,12 +178,7 @@ class InFlight:
 
 
 class Turns:
-    """The lock of one object and the name of the running call; see ``in_turn``.
-
-    Args:
-        directory: for messages.
-        saves: the object's background saves.
-    """
+    """The lock of one object, its background saves and the name of the running call; see ``in_turn``."""
 
     def __init__(self, directory: str, saves: Sequence[InFlight]) -> None:
         self.directory = directory
@@ -224,10 +198,9 @@ T = TypeVar("T", bound=TakesTurns)
 
 
 def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Decorator: the method waits until no other thread is inside a decorated method of the object.
-
-    Calls that would wait for themselves raise CheckpointError: a call from inside another call (in
-    a signal handler, a listener or a policy), and a call from the thread of a background save.
+    """Decorator: the method waits until no other thread is inside a decorated method of the object. A call that would wait
+    for itself raises CheckpointError: one from inside another call (a signal handler, a listener, a policy), or from the
+    thread of a background save.
     """
     name, code = method.__name__, method.__code__
     # an item may be called step, too

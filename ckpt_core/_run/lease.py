@@ -26,12 +26,8 @@ _PAUSE_SECS = 0.02
 
 
 class Lease:
-    """One writer's claim on a directory; also the guard of its saves there (``SaveJob.guard``).
-
-    Args:
-        directory: what is claimed.
-        backend: writes the owner file.
-        persistent: of a local directory, the persistent one of its run; the owner file names it for who lists runs.
+    """One writer's claim on a directory; also the guard of its saves there (``SaveJob.guard``). The owner file of a local
+    directory names its run's ``persistent`` one, for whoever lists runs.
     """
 
     def __init__(self, directory: str, backend: Backend, persistent: str = "") -> None:
@@ -97,11 +93,7 @@ class Lease:
             )
 
     def check(self) -> None:
-        """Called right before a commit.
-
-        Raises:
-            CheckpointError: another writer has claimed the directory in the meantime.
-        """
+        """Raises CheckpointError if this writer no longer owns the directory; called right before a commit."""
         now = self._backend.read(self._directory, OWNER_FILE, SHORT_BYTES)
         for _ in range(_TRIES):
             if now is not None:
@@ -123,9 +115,8 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Like ``close``; also deletes the owner file of a local directory, if it is this writer's.
-
-        An older writer that wakes up finds none, and is refused as it was before.
+        """Like ``close``; in a file system it also deletes the owner file, if it is this writer's. An older writer that wakes
+        up finds none, and is refused as it was before.
         """
         if self._claim is not None and not self._closed:
             with contextlib.suppress(OSError, CheckpointError):
@@ -141,16 +132,12 @@ class Lease:
 
 @frozen
 class Guard:
-    """The lease, with more work at the two moments of a save at which it is asked (``SaveJob.guard``).
-
-    Attributes:
-        lease: of the directory.
-        at_begin: called after the claim, before the save writes anything.
-        at_commit: called after the ownership check, right before the commit.
-    """
+    """The lease, with more work at the two moments of a save at which it is asked (``SaveJob.guard``)."""
 
     lease: Lease
+    # Called after the claim, before the save writes anything.
     at_begin: Callable[[], object] | None = None
+    # Called after the ownership check, right before the commit.
     at_commit: Callable[[], object] | None = None
 
     def take(self) -> None:
@@ -165,14 +152,8 @@ class Guard:
 
 
 def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
-    """Whether the last owner of a local directory is dead, or has released it.
-
-    Args:
-        directory: the local directory.
-        backend: reads its owner file.
-        locks_work: whether this process sees the lock of its own claim. A lock proves that the
-            owner lives. A missing lock proves something only about owners on this host, and only if
-            ``locks_work``: locks may not be visible on other hosts.
+    """Whether the last owner of a local directory is dead, or has released it. A lock proves that the owner lives. A missing
+    one proves something only about owners on this host, and if this process sees its own lock (``locks_work``).
     """
     if is_locked(f"{directory}/{OWNER_FILE}"):
         return False

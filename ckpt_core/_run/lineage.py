@@ -41,21 +41,16 @@ _NO_ORDER: Order = (-1, -1, 0.0)
 
 @frozen
 class Lineage:
-    """The lineages of a run.
+    """The lineages of a run, and which saves of each count."""
 
-    Attributes:
-        name: of the run, and of its folder in local directories; empty if it has none yet.
-        current: the lineage of the last writer.
-        earlier: the ones before, oldest first, each with the last step that counts.
-        deleted: numbers of which no save of the lineage beside them, or of one before it, counts.
-        replaced: numbers that were overwritten in the persistent directory, with the token of that save: no older one
-            counts, wherever it lies, also when retention has taken the newer one.
-    """
-
-    name: str = ""
-    current: str = ""
+    name: str = ""  # of the run, and of its folder in local directories; empty if it has none yet
+    current: str = ""  # the lineage of the last writer
+    # The ones before, oldest first, each with the last step that counts.
     earlier: tuple[tuple[str, int], ...] = ()
+    # Step, and a lineage: no save of it by this or an earlier one counts.
     deleted: tuple[tuple[int, str], ...] = ()
+    # Step that was overwritten in the persistent directory, and the token of that save: no older one counts in any tier, even after
+    # retention took the newer one.
     replaced: tuple[tuple[int, str], ...] = ()
 
     def branch(self, lineage: str, last: int) -> Lineage:
@@ -75,12 +70,8 @@ class Lineage:
         return replace(self, replaced=(*others[1 - _MOST_DELETED :], (step, token)))
 
     def order(self, step: int, token: str, marked: str, created_unix_secs: float) -> Order | None:
-        """Where a save stands among those of its number; None if it does not count.
-
-        Args:
-            step, token: of the save.
-            marked: lineage that is noted in its local directory: versions up to 0.1 wrote tokens without one.
-            created_unix_secs: time of the save, which decides among those versions' saves only.
+        """Where a save stands among those of its number; None if it does not count. ``marked`` is the lineage noted in its
+        local directory, for versions up to 0.1, which wrote tokens without one; the time decides among their saves only.
         """
         lineages = [*(lineage for lineage, _ in self.earlier), self.current]
         order = _of_token(token, lineages)
@@ -150,11 +141,7 @@ def parse_lineage(data: bytes | None) -> Lineage:
 
 
 def load_lineage(data: bytes | None, directory: str) -> Lineage:
-    """The run in the content of the file in ``directory``; without a name if there is none.
-
-    Raises:
-        CheckpointCorrupt: it is no such file.
-    """
+    """The run in the content of the file in ``directory``, nameless if there is none; CheckpointCorrupt if it is damaged."""
     run = parse_lineage(data)
     if data is not None and not run.name:
         raise CheckpointCorrupt(
@@ -166,31 +153,20 @@ def load_lineage(data: bytes | None, directory: str) -> Lineage:
 
 
 class Left(NamedTuple):
-    """A step that is being removed.
+    """A step that is being removed."""
 
-    Attributes:
-        name: of its directory.
-        step, token: the save that leaves.
-        into: name of the directory it is moved to; None to delete it.
-    """
-
-    name: str
+    name: str  # of its directory
     step: int
     token: str
-    into: str | None
+    into: str | None  # name of the directory it is moved to; None to delete it
 
 
 @frozen
 class Leaving:
-    """What ``.ckpt-leaving`` says.
+    """What ``.ckpt-leaving`` says."""
 
-    Attributes:
-        steps: that leave, in the order in which they are removed.
-        run: content of ``.ckpt-run`` from then on; empty if it stays.
-    """
-
-    steps: tuple[Left, ...] = ()
-    run: str = ""
+    steps: tuple[Left, ...] = ()  # in the order in which they are removed
+    run: str = ""  # content of ``.ckpt-run`` from then on; empty if it stays
 
     def names(self, name: str, token: str) -> bool:
         """Whether the save with this token in a directory of this name leaves."""
@@ -202,11 +178,7 @@ class Leaving:
 
 
 def parse_leaving(data: bytes | None, directory: str) -> Leaving:
-    """What the content of the file in ``directory`` says; nothing, if there is none.
-
-    Raises:
-        CheckpointCorrupt: it is no such file.
-    """
+    """What the content of the file in ``directory`` says, nothing if there is none; CheckpointCorrupt if it is damaged."""
     if data is None:
         return Leaving()
     try:

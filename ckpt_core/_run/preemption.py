@@ -26,21 +26,12 @@ _heard: set[int] = set()
 
 
 class StopSignal:
-    """Records SIGTERM (or the given signals) and calls the handler that was installed before.
-
-    ``listen`` installs the handler, in the main thread only (a rule of Python). If there was no
-    handler before, the first signal is only recorded, so that the run can save and exit; the second
-    one ends the process. Several listening objects form a chain and act as one: a signal counts as
-    the first one as long as any of them has not seen one yet. A forked child has the
-    earlier handlers. There, and after ``close``, the handler records nothing and only calls the previous one.
-
-    Args:
-        names: signals to listen for, such as ``"SIGTERM"``.
-        passes_on: each of them is answered by raising SIGTERM here, for which somebody else listens; then no
-            signal ends the process.
-
-    Attributes:
-        noticed_at: ``time.monotonic()`` of the first signal; None before it.
+    """Records SIGTERM (or the given signals) and calls the handler that was installed before. ``listen`` installs the
+    handler, in the main thread only (a rule of Python). If there was no handler before, the first signal is only recorded, so
+    that the run can save and exit; the second one ends the process. Several listening objects form a chain and act as one: a
+    signal counts as the first one while any of them has seen none. A forked child gets the earlier handlers; there, and after
+    ``close``, ours only calls the previous one. With ``passes_on`` each signal raises SIGTERM here, for which somebody else
+    listens, and none ends the process.
     """
 
     def __init__(self, names: Sequence[str] = ("SIGTERM",), *, passes_on: bool = False) -> None:
@@ -51,7 +42,7 @@ class StopSignal:
         self._pid = os.getpid()
         self._closed = False
         self._warned_of_thread = False
-        self.noticed_at: float | None = None
+        self.noticed_at: float | None = None  # time.monotonic() of the first signal
 
     def listen(self) -> None:
         """Installs the handlers, unless installed or closed; warns once outside the main thread."""
@@ -130,18 +121,13 @@ class StopSignal:
         return not self._closed and os.getpid() == self._pid
 
     def _is_installed(self, number: int) -> bool:
-        """Whether Python calls this handler directly, rather than through a later handler.
-
-        A closed listener that only a later handler calls must not end the process.
-        """
+        """Whether Python calls this handler directly: a closed one that only a later handler calls must not end the process."""
         # == and not `is`: each access creates a new bound method.
         return signal.getsignal(number) == self._on_signal
 
     def close(self) -> None:
-        """Restores the earlier handlers.
-
-        If a later handler replaced this one and still calls it, or outside of the main thread, it
-        stays installed and only calls the previous handler.
+        """Restores the earlier handlers. Outside of the main thread, or if a later handler still calls this one, it stays
+        installed and only calls the previous handler.
         """
         self._closed = True
         if threading.current_thread() is not threading.main_thread():
@@ -212,19 +198,10 @@ def _call_native(address: int, number: int) -> None:
 
 
 class Preemption:
-    """Whether the run was asked to stop: by a signal to this process or, with several, by agreement.
-
-    With several processes, jax's preemption service listens for SIGTERM in each of them, and its
-    sync point gives all of them the same step to stop at. A handler of ours would take SIGTERM
-    away from that service, so none is installed for it; other signals are passed on as SIGTERM.
-
-    Args:
-        processes: the processes of this run.
-        policy: a save policy; if its ``listens`` is True, this object starts to listen at once.
-        options: names of the signals, and the grace period after one.
-
-    Attributes:
-        step: that the run has reached; all processes set it at each step.
+    """Whether the run was asked to stop: by a signal to this process or, with several, by agreement. Then jax's preemption
+    service listens for SIGTERM in each of them, and its sync point gives all the same step to stop at. A handler of ours
+    would take SIGTERM away from that service, so none is installed for it; other signals are passed on as SIGTERM. A policy
+    that ``listens`` makes this object listen at once.
     """
 
     def __init__(self, processes: Processes, policy: object, options: Options) -> None:
@@ -237,7 +214,7 @@ class Preemption:
             else StopSignal(self._others, passes_on=True)
         )
         self._agreed_at: float | None = None
-        self.step = 0
+        self.step = 0  # that the run has reached; all processes set it at each step
         self._asked_at_step: int | None = None
         self._told_of_no_service = False
         self._declined_unaware = False

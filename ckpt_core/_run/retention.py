@@ -34,16 +34,7 @@ _PAUSE_SECS = 0.05
 
 
 class Retention:
-    """Decides which steps of a directory stay, and deletes or moves the others.
-
-    Args:
-        run: directory of the run.
-        policy: keep policy; None keeps all steps.
-        lease: who may write there; asked before each removal, as another writer may come in between.
-
-    Attributes:
-        policy: the same.
-    """
+    """Decides which steps of a directory stay (all without a policy), and deletes or moves the others."""
 
     def __init__(
         self,
@@ -65,13 +56,8 @@ class Retention:
         self._said_no_metric = False
 
     def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> list[int]:
-        """Deletes the steps that no policy keeps; returns them. A failed deletion is only logged.
-
-        Args:
-            saved: the step that was just committed; its cached facts are dropped.
-            listing: of the directory.
-            but: steps that were removed since the listing.
-            damaged: steps that could not be restored.
+        """Deletes the steps that no policy keeps; returns them. ``saved`` was just committed; those in ``but`` were removed
+        since the listing. A failed deletion is only logged.
         """
         self._known.pop(saved, None)
         deleted: list[int] = []
@@ -91,9 +77,8 @@ class Retention:
         return deleted
 
     def clean(self) -> None:
-        """Removes the temporary directories of unfinished saves whose writers are dead; on process 0 alone.
-
-        If that fails, the others raise where they next wait for this process.
+        """Removes the temporary directories that dead writers left of unfinished saves; on process 0 alone. If that fails,
+        the others raise where they next wait for this process.
         """
         try:
             removed = self._backend.clean(self._steps.directory)
@@ -106,13 +91,7 @@ class Retention:
     # ---------------------------------------------------------------- steps that leave together
 
     def left(self, steps: Iterable[int], listing: Listing, into: str | None) -> list[Left]:
-        """The steps of a listing among ``steps``, under every directory name that they have.
-
-        Args:
-            steps: numbers of steps that leave.
-            listing: of the directory.
-            into: directory to which they are moved; None to delete them.
-        """
+        """The steps of a listing among ``steps``, under every directory name that they have; ``into`` None deletes them."""
         return [
             Left(name, step, self._steps.token(name), into)
             for step in steps
@@ -134,15 +113,8 @@ class Retention:
         lineage: Lineage | None,
         wait_secs: float = 0.0,
     ) -> None:
-        """Removes steps and begins a lineage: killed at any moment, all count or none does.
-
-        Args:
-            steps: that leave.
-            lineage: that of the run from now on; None if it stays.
-            wait_secs: how long to wait for readers of a step.
-
-        Raises:
-            CheckpointError: a step is still being read. It counts no more; the next save removes it.
+        """Removes steps and begins a lineage: killed at any moment, all count or none does. Raises CheckpointError if a step
+        is still being read after ``wait_secs``. If others leave with it, it counts no more, and the next save removes it.
         """
         run = "" if lineage is None else lineage.dump().decode()
         leaving = Leaving(newest_first(steps), run)

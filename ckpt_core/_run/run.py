@@ -54,22 +54,7 @@ from ckpt_core._save import Links, PreparedSave, RecordFields, Snapshot, make_jo
 
 
 class Run:
-    """The steps of one run, as one writer or reader of them; all processes make the same calls.
-
-    Args:
-        directory: of the run.
-        save_policy: which steps to save.
-        keep_policy: which steps to keep; None for all.
-        local_directory: directory of the local tier; None for no such tier.
-        asynchronous: write in a background thread.
-
-    Attributes:
-        directory: of the run.
-        tiers: the steps, local and persistent.
-        saves: the save in flight of each tier; the local tier is first.
-        preemption: whether the run was asked to stop.
-        closed: whether ``end`` was called.
-    """
+    """The steps of one run, as one writer or reader of them; all processes make the same calls."""
 
     def __init__(
         self,
@@ -95,7 +80,7 @@ class Run:
         self.tiers = Tiers(directory.steps, self._local, processes.count == 1)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
-        self.saves = [*local, self._persistent]
+        self.saves = [*local, self._persistent]  # in flight, the local tier first
         persist = options.persist_policy
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
@@ -222,12 +207,8 @@ class Run:
         return self._trail
 
     def _plan(self, call: Call, persists: bool, again: bool) -> Plan:
-        """What this save does to other steps, which has been done; all processes must call it.
-
-        Args:
-            call: the save.
-            persists: the policy wants it in the persistent directory.
-            again: with local directories, it replaces a step of this Checkpointer.
+        """The plan of this save, after the steps that it leaves are removed; all processes must call it. ``persists``: the
+        policy wants it in the persistent directory. ``again``: with local directories, it replaces an own step.
         """
         trail = self._caught_up()
         begins = not self._lineage
@@ -262,13 +243,8 @@ class Run:
         return plan if isinstance(plan, Plan) else history.parse_plan(plan)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises.
-
-        With several processes, all must call it.
-
-        Args:
-            call: what is done, such as "delete step 3"; if processes make other calls, they raise.
-            work: called on process 0.
+        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
+        it with the same ``call``, a text like "delete step 3", or they raise.
         """
         return self._processes.run_on_first(work, self._options.timeout_secs, call)
 
@@ -508,14 +484,11 @@ class Run:
         *,
         claims: bool = False,
     ) -> dict[str, Any]:
-        """What ``work`` tells, which removes persistent steps on process 0; then each process removes its local ones.
-
-        Args:
-            call: what is done, such as "delete step 3": nothing is changed before all processes have announced the same.
-            work: gets the local steps with their tokens, and tells at least the run file, ``run``.
-            gone: whether a step is one of those.
-            after: the trail that follows from the one before and what ``work`` tells; from nothing while it runs.
-            claims: the local directories, too: claimed after the persistent one, they might be those of a newer writer.
+        """What ``work`` gives, which removes persistent steps on process 0; then each process removes its local ones, those
+        that are ``gone``. Nothing changes before all processes have announced the same ``call``. ``work`` gets the local
+        steps with their tokens, and gives at least the run file, ``run``. ``after`` makes the new trail of what ``work``
+        gives, and of nothing while it runs. With ``claims`` the local directories are claimed first: after the persistent
+        one, they might be a newer writer's.
         """
         settle_all(self.saves)
         before, lineage, limit_secs = self._caught_up(), self._lineage, self._options.timeout_secs
@@ -568,10 +541,8 @@ class Run:
         return self._retention.explain({*self._trail.damaged})
 
     def end(self, error: BaseException | None = None) -> GraceExceeded | None:
-        """Waits for running saves and releases the claims; an error if the grace period ran out.
-
-        Args:
-            error: the exception by which the caller's ``with`` block was left.
+        """Waits for running saves and releases the claims; returns an error if the grace period ran out. ``error`` is the
+        exception by which the caller's ``with`` block was left.
         """
         self.closed = True
         self._following.end()

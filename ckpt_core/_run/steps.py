@@ -44,16 +44,7 @@ _LOOKS = 3
 
 
 def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:
-    """Raises if ``directory`` is itself a checkpoint (ours or Orbax's), not a directory of steps.
-
-    Args:
-        backend: reads the directory.
-        directory: path or URL.
-        local: True in a file system.
-
-    Raises:
-        CheckpointExists: it is a checkpoint; the message says what to pass instead.
-    """
+    """Raises CheckpointExists if ``directory`` is itself a checkpoint (ours or Orbax's), not a directory of steps."""
     for name in (RECORD_FILE, orbax_write.STEP_METADATA, orbax_write.ITEM_METADATA):
         try:
             if local:
@@ -73,20 +64,15 @@ def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None
 
 @frozen
 class Listing:
-    """What one look at a directory of steps found; of an object store, also what is in each of them.
+    """What one look at a directory of steps found; of an object store, also what is in each of them."""
 
-    Attributes:
-        names: step -> names of directories that parse to it, the name that we would write first.
-        is_checkpoint: tells of such a directory whether it is a committed checkpoint.
-        created: Unix seconds at which the checkpoint in such a directory was made; 0 if unknown.
-        leaving: the steps that are being removed; they are not among the names.
-        has_run_file: whether the lineages of the run are noted there.
-    """
-
+    # Step -> names of directories that parse to it, the name that we would write first.
     names: Mapping[int, list[str]]
+    # Whether the directory of this name has a committed checkpoint.
     is_checkpoint: Callable[[str], bool]
+    # Unix seconds of the checkpoint in the directory of this name; 0 if unknown.
     created: Callable[[str], float]
-    leaving: Leaving
+    leaving: Leaving  # the steps that are being removed; they are not among the names
     has_run_file: bool
 
     def directories(self, step: int) -> list[str]:
@@ -104,18 +90,7 @@ class Listing:
 
 
 class Steps:
-    """The committed steps below a directory; every call lists the directory again.
-
-    Args:
-        directory, local: as ``resolve`` gives them.
-        backend: of the directory.
-        names: of the steps.
-        options: how to reach an object store.
-
-    Attributes:
-        directory: path or URL of the directory.
-        names: names of the steps in it.
-    """
+    """The committed steps below a directory; every call lists the directory again."""
 
     def __init__(
         self,
@@ -186,28 +161,14 @@ class Steps:
         return f"{self.directory}/{self.names.name(step)}"
 
     def path(self, step: int, listing: Listing | None = None) -> str:
-        """Path of an existing step, whatever its directory name; else where a new one would be.
-
-        Args:
-            step: its number.
-            listing: made before; by default the directory is listed.
-        """
+        """Path of an existing step, whatever its directory name; else where a new one would be."""
         found = (listing or self.look()).directories(step)
         return f"{self.directory}/{found[0] if found else self.names.name(step)}"
 
     def open(
         self, step: int, listing: Listing | None = None, beside: Collection[int] = ()
     ) -> Checkpoint:
-        """A step with its metadata read.
-
-        Args:
-            step: its number.
-            listing: made before; by default the directory is listed.
-            beside: steps that another tier has, for the message.
-
-        Raises:
-            CheckpointNotFound: no such step; the message lists up to 10 that exist.
-        """
+        """A step with its metadata read; CheckpointNotFound lists up to 10 that exist, here and ``beside`` in another tier."""
         for _ in range(_LOOKS):
             found = (listing or self.look()).directories(check_step(step))
             listing = None
@@ -235,10 +196,8 @@ class Steps:
         return CheckpointNotFound(f"{text}; local directories have: {there}" if there else text)
 
     def facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
-        """The keep policy's input for a step; None if it is damaged, or gone.
-
-        Raises:
-            OSError, NewerFormat: its record cannot be read, which says nothing about the step.
+        """The keep policy's input for a step; None if it is damaged, or gone. An OSError or NewerFormat, since its record
+        cannot be read, says nothing about the step.
         """
         try:
             return facts_of(step, self.open(step, listing))
@@ -268,25 +227,15 @@ def note_deleted(directory: str, step: int) -> None:
 
 @frozen
 class RunDirectory:
-    """A directory of steps.
+    """A directory of steps, as one Checkpointer uses it."""
 
-    Attributes:
-        path: absolute path, or URL.
-        local: True in a file system, which can rename; False in an object store.
-        backend: directory operations of that storage.
-        steps: the steps in the directory.
-        processes: the processes of this run.
-        options: options of the Checkpointer.
-        read_only: nothing is written or claimed.
-    """
-
-    path: str
-    local: bool
+    path: str  # absolute, or a URL
+    local: bool  # in a file system, which can rename; False in an object store
     backend: Backend
     steps: Steps
     processes: Processes
     options: Options
-    read_only: bool
+    read_only: bool  # nothing is written or claimed
 
     def read_lineage(self) -> Lineage:
         """The run's lineages; while steps are being removed, those without them."""
@@ -299,12 +248,7 @@ class RunDirectory:
 def open_run_directory(
     directory: str | os.PathLike[str], names: StepNames, options: Options, read_only: bool
 ) -> RunDirectory:
-    """The directory of a run, which need not exist yet.
-
-    Raises:
-        NotADirectoryError: the path is a file.
-        CheckpointExists: the path is a single checkpoint, not a directory of steps.
-    """
+    """The directory of a run, which need not exist yet; NotADirectoryError for a file, CheckpointExists for a single checkpoint."""
     path, local = resolve(directory)
     refuse_file_for_steps(path)
     backend = backend_of(local, options)
@@ -314,15 +258,9 @@ def open_run_directory(
 
 
 def find_run(directory: RunDirectory, *, make: bool) -> Lineage:
-    """The lineages of a run, as process 0 sees them; all processes must call it.
-
-    Local steps are found by the run's name alone, so steps that another run left in the same local
-    directory are never restored: neither those of a run whose persistent directory was deleted, nor
-    those of a run from which this persistent directory was copied.
-
-    Args:
-        directory: the persistent directory.
-        make: give the run a name if it has none; otherwise the result has an empty name.
+    """The lineages of a run, as process 0 sees them; all processes must call it. With ``make`` a run without a name gets one.
+    Local steps are found by that name alone, so steps that another run left in the same local directory are never restored:
+    neither if its persistent directory was deleted, nor if this one is a copy of it.
     """
 
     def text() -> str:
@@ -337,13 +275,8 @@ def find_run(directory: RunDirectory, *, make: bool) -> Lineage:
 
 
 class Following:
-    """The steps of a directory, one after the other.
-
-    The lock is on another file than that of readers: a step that is wanted is not deleted by retention, but
-    training that goes back need not wait for whoever evaluates a step that it leaves.
-
-    Args:
-        directory: of the steps.
+    """The steps of a directory, one after the other. The lock is on another file than that of readers: a step that is wanted
+    is not deleted by retention, but training that goes back need not wait for whoever evaluates a step that it leaves.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -354,7 +287,6 @@ class Following:
 
     def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
         """Blocks until the newest step is newer than ``after``; returns it, or None on timeout; all processes must call it.
-
         Process 0 looks, and the others wait for what it sees. No retention deletes the step until the next call, or ``end``.
         """
         try:
@@ -405,9 +337,5 @@ class Following:
 
 
 def unless_wanted(path: str, locks: bool) -> contextlib.AbstractContextManager[None]:
-    """A block in which nobody can begin to want the step at ``path``.
-
-    Raises:
-        BlockingIOError: somebody wants it.
-    """
+    """A block in which nobody can begin to want the step at ``path``; BlockingIOError if somebody wants it."""
     return deleting(f"{path}/{orbax_write.STEP_METADATA}") if locks else contextlib.nullcontext()

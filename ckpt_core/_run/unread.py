@@ -20,11 +20,9 @@ from ckpt_core._tree import flatten
 
 
 class UnreadValues:
-    """Results of the last restore that the caller never read, and items that it did not restore.
-
-    The identity of the saved object tells nothing, because a loop updates its state before it
-    saves. But if a restored value was never read, the state saved under its name cannot derive from
-    it.
+    """Results of the last restore that the caller never read, and items that it did not restore. The identity of the saved
+    object tells nothing, because a loop updates its state before it saves. But if a restored value was never read, the state
+    saved under its name cannot derive from it.
     """
 
     def __init__(self) -> None:
@@ -41,12 +39,8 @@ class UnreadValues:
         """Names of all items that were saved, or are in the steps that were restored."""
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
-        """Notes which items a restore returned instead of setting in place, and which it left out.
-
-        Args:
-            restored: result of the restore.
-            targets: targets of the restore, by item name.
-            unexpected: argument of the restore; with ``"ignore"`` the caller may leave items out.
+        """Notes which items a restore returned instead of setting in place, and which it left out. With
+        ``unexpected="ignore"`` the caller may leave items out.
         """
         # Keep no reference to the result itself: it holds every restored array.
         self._step, self._read = restored.step, restored.read_items
@@ -75,11 +69,7 @@ class UnreadValues:
         self._asked.difference_update(items)  # they need not agree on these again
 
     def check(self, items: Mapping[str, Any]) -> None:
-        """Raises if an item is saved whose restored value was never read, or that was left out.
-
-        Raises:
-            RestoredValueIgnored: the message names the item.
-        """
+        """Raises RestoredValueIgnored if an item is saved that the restore left out, or returned without anybody reading it."""
         if not self._known.issuperset(items):
             self._say_if_misspelt(items)
             self._known.update(items)

@@ -42,16 +42,10 @@ _KINDS = {
 
 
 class Offer(NamedTuple):
-    """What one process sends along, of which the answer to all is made.
+    """What one process sends along; the answer to all is made of these."""
 
-    Attributes:
-        common: what is the same on most processes.
-        own: what it says for itself; most saves take that of process 0, the path and token of the attempt, which all
-            processes then use.
-    """
-
-    common: Any
-    own: Any
+    common: Any  # the same on most processes
+    own: Any  # most saves take that of process 0: path and token of the attempt
 
 
 NO_OFFER = Offer(None, None)
@@ -64,19 +58,12 @@ def of_process_0(offers: Sequence[Offer]) -> Any:
 
 @frozen
 class Start:
-    """What one process sends to process 0 before it saves.
+    """What one process sends to process 0 before it saves."""
 
-    Attributes:
-        settings: settings that must be equal on all processes, by the name that a message uses.
-        layout: digest of its items.
-        offer: of what the answer is made.
-        refusal: why this process cannot save; empty if it can.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # equal on all processes; by the name that a message uses
     layout: Layout = _NOTHING
     offer: Offer = NO_OFFER
-    refusal: str = ""
+    refusal: str = ""  # why this process cannot save; empty if it can
 
     def dump(self) -> tuple[str, str]:
         """What is the same on most processes, and what is not."""
@@ -102,24 +89,10 @@ def agree_to_save(
     timeout_secs: float,
     combine: Callable[[list[Offer]], Any] = of_process_0,
 ) -> Any:
-    """The answer to all offers, after all processes have agreed that they save the same.
-
-    Every process must call it; it blocks until all have.
-
-    Args:
-        processes: the processes of the save.
-        tag, call, timeout_secs: as for ``Processes.gather_alike``; the tag is that of the round.
-        target: path of the checkpoint, for messages.
-        items: what this process is about to save.
-        settings: settings that must be equal on all processes, by the name that a message uses.
-        offer: what this process sends along.
-        refusal: exception that stopped preparation here; sent to the others so that nobody waits.
-        combine: makes the answer from the offers of all, on process 0; by default it is its own part.
-
-    Raises:
-        CheckpointError: another process cannot save, for which its own class is raised here, or saves
-            something else; the message names the first leaf or setting that differs, with both values.
-        Exception: ``refusal``, after the others know of it.
+    """The answer that ``combine`` makes of all offers on process 0, after all processes have agreed that they
+    save the same. Every process must call it, and it blocks until all have. A ``refusal``, which stopped
+    preparation here, is raised after the others know of it. If another process refuses, an error of its class
+    is raised here; if it saves something else, CheckpointError names the first leaf or setting that differs.
     """
     layout = _NOTHING
     try:
@@ -146,10 +119,8 @@ def agree_to_save(
 def judge_start(
     sent: Sequence[tuple[str, str]], combine: Callable[[list[Offer]], Any] = of_process_0
 ) -> str:
-    """Called on process 0: its answer as JSON, from what all processes said (``Start``).
-
-    The answer goes to all, so it holds one thing alone: the offer; an error, with the name of its class if a process refuses;
-    or the processes whose layouts differ from that of process 0.
+    """The answer to all processes as JSON, from what they said (``Start``); called on process 0. It holds one thing alone:
+    the offer; an error, with the name of its class if a process refuses; or the processes with another layout than process 0.
     """
     everyone = [Start.parse(one) for one in sent]
     first = everyone[0]
@@ -186,10 +157,8 @@ def _how_they_differ(
     size: int,
     timeout_secs: float,
 ) -> str:
-    """The message about the first leaf that differs between process 0 and ``differing[0]``.
-
-    Every process calls it. ``differing[0]`` first sends 256 digests of blocks of leaves, then the
-    leaves of the first block that differs: of 100,000 leaves that is about 400.
+    """The message about the first leaf that differs between process 0 and ``differing[0]``; every process calls it. ``differing[0]``
+    first sends 256 digests of blocks of leaves, then the leaves of the first block that differs: of 100,000 leaves that is about 400.
     """
     shows = processes.index == differing[0]
     all_facts = list(items_facts(items)) if shows or processes.index == 0 else []

@@ -40,17 +40,11 @@ States = dict[str, dict[str, str]]
 
 @frozen
 class Holding:
-    """What one process holds, as it tells the others before a save.
+    """What one process holds, as it tells the others before a save."""
 
-    Attributes:
-        digest: equal on processes that hold the same, apart from states.
-        states: its pipeline states; None if they are too large to be sent.
-        values: equal on processes that differ at most in states and regions of distributed arrays.
-    """
-
-    digest: str
-    states: States | None
-    values: str = ""
+    digest: str  # equal on processes that hold the same, apart from states
+    states: States | None  # of its data pipelines; None if they are too large to be sent
+    values: str = ""  # equal on processes that differ only in states and distributed regions
 
 
 def holding_of(items: Sequence[PreparedItem]) -> Holding:
@@ -105,20 +99,12 @@ def _digest(array: ArrayToWrite) -> str:
 
 @frozen
 class Shares:
-    """What the processes of a save hold, as process 0 finds it.
+    """What the processes of a save hold, as process 0 finds it."""
 
-    Attributes:
-        groups: for each process the number of its group; the processes of a group hold the same.
-        states: the pipeline states of all processes, to be written by each; empty if each process
-            writes its own, or those of its block.
-        differ_in_shards_alone: whether they differ in regions of distributed arrays alone.
-        blocks: for each group the states of its processes, to be written by each of them; empty if all write all
-            states, or each its own.
-    """
-
-    groups: list[int]
-    states: States
-    differ_in_shards_alone: bool = False
+    groups: list[int]  # for each process the number of its group, which holds the same
+    states: States  # of all processes, to be written by each; empty if each writes its own, or those of its block
+    differ_in_shards_alone: bool = False  # in regions of distributed arrays
+    # for each group what its processes write; empty if all write all states, or each its own
     blocks: list[States] = field(default_factory=list[States])
 
     def rows(self) -> list[str]:

@@ -52,42 +52,25 @@ class _SavedArray(NamedTuple):
 
 @frozen
 class _SavedStep:
-    """What a Checkpointer remembers of the last step.
-
-    Attributes:
-        path: its directory.
-        arrays: for each item, the saved arrays by name.
-        checksums: for each item, the block checksums by chunk key.
-        identities: for each file, what identifies it (inode, size, time), by path in the step.
-        files: size and digest of each file, by path in the step.
-    """
+    """What a Checkpointer remembers of the last step."""
 
     path: str
-    arrays: dict[str, dict[str, _SavedArray]]
-    checksums: dict[str, dict[str, tuple[int, ...]]]
-    identities: dict[str, FileIdentity]
-    files: Mapping[str, FileRecord]
+    arrays: dict[str, dict[str, _SavedArray]]  # item -> array name -> array
+    checksums: dict[str, dict[str, tuple[int, ...]]]  # item -> chunk key -> checksums of its blocks
+    identities: dict[str, FileIdentity]  # by path in the step
+    files: Mapping[str, FileRecord]  # by path in the step
 
 
 @frozen
 class Linked:
-    """The result of linking one item.
+    """The result of linking one item."""
 
-    Attributes:
-        names: the arrays whose chunks are linked, so that they are not written.
-        bare: those of them whose metadata (``zarr.json``) must still be written.
-        runs: for each child database, the ranges of keys that the item's database takes over.
-        checksums: block checksums of the linked chunks, by key.
-        files: digests of linked files that are still valid, by path relative to the checkpoint.
-        size_bytes: size in bytes of all linked files.
-    """
-
-    names: frozenset[str]
-    bare: frozenset[str]
-    runs: dict[str, list[KeyRun]]
-    checksums: dict[str, tuple[int, ...]]
-    files: dict[str, FileRecord]
-    size_bytes: int
+    names: frozenset[str]  # the arrays with linked chunks, which are not written
+    bare: frozenset[str]  # those of them that still need their metadata (``zarr.json``) written
+    runs: dict[str, list[KeyRun]]  # child database -> keys that the item's database takes over
+    checksums: dict[str, tuple[int, ...]]  # of the blocks of the linked chunks, by key
+    files: dict[str, FileRecord]  # linked files with valid digests, by path in the checkpoint
+    size_bytes: int  # of all linked files
 
     def to_write(self, arrays: Iterable[ArrayToWrite]) -> list[ArrayToWrite]:
         """The arrays that must still be written; for a ``bare`` one, only its metadata."""
@@ -100,10 +83,7 @@ class Linked:
 
 
 class Links:
-    """What one Checkpointer remembers of the last step that it committed.
-
-    A save calls ``link`` for each item, ``prepare`` before the commit and ``committed`` after it.
-    """
+    """What one Checkpointer remembers of the step it committed last: ``link`` is called for each item, then ``prepare``, commit, ``committed``."""
 
     def __init__(self) -> None:
         self._last: _SavedStep | None = None
@@ -111,10 +91,8 @@ class Links:
         self._changing: set[tuple[str, str]] = set()
 
     def link(self, item: PreparedItem, target: str, context: StoreContext) -> Linked | None:
-        """Links an item's unchanged arrays into the checkpoint ``target``; None if there are none.
-
-        If files cannot be linked (another file system; the last step was deleted, replaced or
-        changed), that is no error: None is returned, and the save writes everything.
+        """Links an item's unchanged arrays into the checkpoint ``target``. None if there are none, or if files cannot be
+        linked (another file system; the last step was deleted, replaced or changed): the save then writes everything.
         """
         if self._last is None or item.name not in self._last.arrays:
             return None
@@ -145,15 +123,7 @@ class Links:
         checksums: dict[str, dict[str, tuple[int, ...]]],
         files: Mapping[str, FileRecord],
     ) -> None:
-        """Notes what must be remembered of a step that is about to be committed.
-
-        Args:
-            path: its directory after the commit.
-            written_at: the temporary directory in which it is now.
-            items: the saved items.
-            checksums: for each item, the block checksums by chunk key.
-            files: size and digest of each file.
-        """
+        """Remembers a step that is in the temporary directory ``written_at`` and is about to be committed to ``path``."""
         arrays = {
             item.name: {
                 array.name: _SavedArray(array.spec, array.chunk, array.codec, array.source)
@@ -174,14 +144,8 @@ class Links:
 
 
 class _ItemLinker:
-    """Finds the arrays of one item that did not change since the last step, and links them.
-
-    Args:
-        last: the last step.
-        item: the item to save.
-        changing: pairs of item and array name that were found changed in an earlier save, and are
-            not compared byte by byte again; this adds to it.
-        context: TensorStore context of the save.
+    """Finds the arrays of one item that did not change since the last step, and links them. Adds to
+    ``changing`` the (item, array name) pairs that it finds changed: no later save compares them byte by byte.
     """
 
     def __init__(
@@ -252,12 +216,9 @@ class _ItemLinker:
         return array.source is not None and array.source is self._saved[array.name].source
 
     def _is_same(self, array: ArrayToWrite, origins: Origins, data: DataFiles) -> bool:
-        """Whether the array has the values that the last step saved.
-
-        For the same object, checksums are compared: its values may have changed, since on CPU a
-        ``jax.Array`` can share the memory of a numpy array, which the user may write to. Another
-        object, such as one that a jitted function passed through, is compared with the file byte by
-        byte.
+        """Whether the array has the values that the last step saved. The same object is compared by checksums:
+        on CPU a ``jax.Array`` can share the memory of a numpy array, which the user may write to. Another
+        object, which a jitted function may have passed through, is compared with the file byte by byte.
         """
         chunks = stored_chunks(array.name, array.pieces, array.chunk)
         if self._is_object(array):

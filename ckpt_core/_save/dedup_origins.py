@@ -33,34 +33,17 @@ which it needs the fewest bytes is written anew."""
 
 @frozen
 class LinkPlan:
-    """Which files to link, and which keys the new database takes over.
+    """Which files to link, and which keys the new database takes over."""
 
-    Attributes:
-        links: for each old file name the new one, both relative to the item.
-        runs: for each child database, ranges of keys to take over.
-        bare: arrays whose ``zarr.json`` is in no linked file, so that it must be written.
-        files: digests of linked files that are still valid, by new name.
-        size_bytes: size in bytes of all linked files.
-    """
-
-    links: dict[str, str]
-    runs: dict[str, list[KeyRun]]
-    bare: frozenset[str]
-    files: dict[str, FileRecord]
-    size_bytes: int
+    links: dict[str, str]  # old file name -> new one, both relative to the item
+    runs: dict[str, list[KeyRun]]  # child database -> ranges of keys to take over
+    bare: frozenset[str]  # no linked file has their ``zarr.json``, so that it must be written
+    files: dict[str, FileRecord]  # digests of linked files that are still valid, by new name
+    size_bytes: int  # of all linked files
 
 
 class Origins:
-    """The origins in one item of the last step.
-
-    Args:
-        item: location of the item in the last step.
-        files: size and digest of its files, from the record, by name relative to the item.
-        context: TensorStore context of the save.
-
-    Raises:
-        CheckpointCorrupt: the item's index is missing or damaged.
-    """
+    """The origins in one item of the last step; CheckpointCorrupt if its index is missing or damaged. ``files`` are by name relative to the item."""
 
     def __init__(
         self, item: Location, files: Mapping[str, FileRecord], context: StoreContext
@@ -82,11 +65,7 @@ class Origins:
             self._indices[_OWN] = ["manifest.ocdbt", *nodes]
 
     def worth_linking(self, keys: Mapping[str, list[str]]) -> list[str]:
-        """Names of the arrays whose files should be linked instead of written.
-
-        Args:
-            keys: for each array, the keys of its chunks.
-        """
+        """Names of the arrays to link instead of writing their files; ``keys`` has the keys of each array's chunks."""
         extents = {
             name: [self._index[key] for key in its_keys]
             for name, its_keys in keys.items()
@@ -104,13 +83,8 @@ class Origins:
         return self._index[key]
 
     def plan(self, keys: Mapping[str, list[str]]) -> LinkPlan:
-        """Plans the links that bring the chunks of these arrays into a new item.
-
-        Args:
-            keys: for each array, the keys of its chunks.
-
-        Raises:
-            CheckpointCorrupt: an origin's index does not hold a key that the item's index has.
+        """The links that bring the chunks of these arrays into a new item; ``keys`` has the keys of each
+        array's chunks. CheckpointCorrupt if an origin's index does not hold a key that the item's index has.
         """
         kept = {key for its_keys in keys.values() for key in its_keys}
         files = {self._index[key].file for key in kept}
@@ -138,8 +112,7 @@ class Origins:
 
     def _runs(self, origin: str, keys: Collection[str]) -> list[KeyRun]:
         """The keys as ranges (first, last) that are consecutive in the index of their origin.
-
-        That index may hold more keys, of arrays that changed since: a range ends before such a key.
+        That index may hold more keys, of arrays that changed since: a range ends before them.
         """
         index = read_index(self._item / origin, self._context) if origin else self._index
         ordered = sorted((key.encode(errors="surrogateescape"), key) for key in index)
@@ -161,10 +134,8 @@ class Origins:
         return runs
 
     def _digests(self, links: Mapping[str, str], kept: Collection[str]) -> dict[str, FileRecord]:
-        """The digests of linked files that are still valid, by new name.
-
-        A digest of a whole file always is. One of the bytes that no block checksum covers is valid
-        only if all chunks in the file are still in use.
+        """The digests of linked files that are still valid, by new name. A digest of a whole file always is;
+        one of the bytes that no block checksum covers is valid only if all chunks in the file are still in use.
         """
         lost = {extent.file for key, extent in self._index.items() if key not in kept}
         return {
@@ -196,16 +167,9 @@ def worth_linking(
     sizes: Mapping[str, int],
     overheads: Mapping[str, int],
 ) -> list[str]:
-    """Names of the arrays whose files are at least 1 MiB, and of which 4/5 or more are needed.
-
-    The same must hold for the origins of the files, with their indexes. Dropping one array may make
-    the rest of a file not worth linking, so this repeats until nothing changes.
-
-    Args:
-        extents: for each array, where its chunks are.
-        metadata: for each array, where its ``zarr.json`` is.
-        sizes: sizes of the files in bytes.
-        overheads: size in bytes of the index of each origin that can be linked.
+    """Names of the arrays with files of at least 1 MiB that are needed to 4/5 or more, counting the chunks (``extents``) and the
+    ``zarr.json`` (``metadata``) of each array. The same must hold for the origins of the files, with their indexes (``overheads``,
+    in bytes). Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
     """
     chosen: dict[str, set[str]] = {}
     for name, its_extents in extents.items():
@@ -247,11 +211,7 @@ def _live_bytes(
 def _of_poor_origins(
     live: Mapping[str, int], sizes: Mapping[str, int], overheads: Mapping[str, int]
 ) -> set[str]:
-    """Files of origins that are not worth linking.
-
-    These are origins of which, counting the index, less than 4/5 is needed; and if there are more
-    than 8 others, those from which the fewest bytes are needed.
-    """
+    """Files of origins not worth linking: those needed to less than 4/5, with their index, and all but the 8 that give the most bytes."""
     used: Counter[str] = Counter()
     size: Counter[str] = Counter(overheads)
     for file, live_bytes in live.items():

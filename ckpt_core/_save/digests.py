@@ -36,10 +36,7 @@ def digest_own(
     context: StoreContext,
     uploaded: Mapping[str, FileRecord],
 ) -> str:
-    """Digests of the files that this process wrote, as text for ``digest_all``.
-
-    About 60 bytes for each file.
-    """
+    """Digests of the files that this process wrote, as text for ``digest_all``: about 60 bytes for each file."""
     sizes = own_data(attempt, items, process)
     for item in items:
         names = [f"{item.folder}/{name}" for name in item.state_files]
@@ -61,19 +58,9 @@ def digest_all(
     local: bool,
     context: StoreContext,
 ) -> dict[str, FileRecord]:
-    """Called on process 0: size and digest of every file of the save.
-
-    Args:
-        attempt: attempt of the save.
-        items: items of the save.
-        texts: the text of ``digest_own`` from each process; empty if one process saves alone.
-        linked: digests that are known already, such as those of hard-linked files.
-        local: True in a file system, where files can be read in part.
-        context: TensorStore context of the save.
-
-    Raises:
-        CheckpointError: process 0 does not see a file that another process wrote, or sees it with a
-            different size.
+    """Size and digest of every file of the save; called on process 0 with the text of ``digest_own`` from
+    each process (none if one saves alone), and the digests that are known from linking. CheckpointError
+    if process 0 does not see a file that another process wrote, or sees a different size.
     """
     known = dict(linked)
     for text in texts:
@@ -114,15 +101,7 @@ def _digests(
     local: bool,
     context: StoreContext,
 ) -> dict[str, FileRecord]:
-    """Digests of files.
-
-    Args:
-        attempt: attempt of the save.
-        sizes: sizes of the files, by path relative to the attempt.
-        databases: folders of databases, whose indexes say which bytes block checksums cover.
-        local: as for ``digest_all``.
-        context: TensorStore context of the save.
-    """
+    """Digests of these files, by path in the attempt; the indexes of ``databases`` (by folder) say which bytes block checksums cover."""
     covered: dict[str, list[tuple[int, int]]] = {}
     if local and any(size > WHOLE_DIGEST_BYTES for size in sizes.values()):
         covered = _covered(attempt, databases, context)

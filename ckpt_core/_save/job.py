@@ -40,10 +40,7 @@ NOTHING = _Nothing()
 
 
 class Guard(Protocol):
-    """Decides whether this run may write to a directory; called on process 0 only.
-
-    Either method may raise; the save is then undone.
-    """
+    """Decides whether this run may write to a directory; called on process 0 only. If either method raises, the save is undone."""
 
     def take(self) -> None:
         """Claims the directory. Called before the attempt begins, which deletes leftover files."""
@@ -56,63 +53,36 @@ class Guard(Protocol):
 
 @frozen
 class RecordFields:
-    """What the record (ckpt.json) holds besides the items.
+    """What the record (ckpt.json) holds besides the items."""
 
-    Attributes:
-        single: True if the caller passed one state, not named items.
-        metadata, metrics: as the user passed them.
-        shared: objects that stand in several items, as in ``Record``.
-    """
-
-    single: bool
+    single: bool  # the caller passed one state, not named items
     metadata: Any = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    shared: tuple[tuple[tuple[str, int], ...], ...] = ()
+    shared: tuple[tuple[tuple[str, int], ...], ...] = ()  # as in ``Record``
 
     def frozen(self) -> RecordFields:
-        """A copy that later changes by the caller do not reach; metadata as JSON returns it.
-
-        Raises:
-            TypeError: the metadata is not JSON.
-        """
+        """A copy that later changes by the caller do not reach, with metadata as JSON returns it; TypeError if it is not JSON."""
         return RecordFields(self.single, frozen_metadata(self.metadata), dict(self.metrics))
 
 
 @frozen
 class SaveJob:
-    """What one save has to do.
+    """What one save has to do."""
 
-    Attributes:
-        target: absolute path or URL of the checkpoint.
-        local: True in a file system, False in an object store.
-        backend: the storage to write to.
-        fields: what the record holds besides the items.
-        options: options of the save.
-        processes: the processes that save together.
-        overwrite: whether to replace an existing checkpoint.
-        own: plan a process-local checkpoint: write every shard held here, replicas included.
-        step: step number, reported in events; None outside a Checkpointer.
-        guard: decides whether this run may write to the directory; None: it may.
-        links: what a Checkpointer remembers of its last step, to hard-link unchanged files.
-        token: of the save; None for a new one.
-        parent: number and token of the step that the saved state continues from, or None.
-        flat: describe the only item at the top, too; never in a local directory, where only ckpt reads.
-    """
-
-    target: str
-    local: bool
+    target: str  # absolute path, or URL
+    local: bool  # in a file system, not an object store
     backend: Backend
     fields: RecordFields
     options: Options
-    processes: Processes
+    processes: Processes  # that save together
     overwrite: bool = False
-    own: bool = False
-    step: int | None = None
-    guard: Guard | None = None
-    links: Links | None = None
-    token: str | None = None
-    parent: tuple[int, str] | None = None
-    flat: bool = False
+    own: bool = False  # a process-local checkpoint: all shards held here, replicas included
+    step: int | None = None  # for events; None outside a Checkpointer
+    guard: Guard | None = None  # None: this run may write
+    links: Links | None = None  # what a Checkpointer remembers of its last step
+    token: str | None = None  # None for a new one
+    parent: tuple[int, str] | None = None  # number and token of the step that the state comes from
+    flat: bool = False  # describe the only item at the top, too; never in a local directory, where only ckpt reads
 
     @functools.cached_property
     def writers(self) -> Processes:
@@ -126,38 +96,23 @@ Landed = tuple[tuple[ArrayToWrite, ...], dict[str, str]]
 
 @frozen
 class PreparedItem:
-    """One item after the snapshot: later changes by the caller do not reach it.
-
-    Attributes:
-        name: name of the item.
-        record: what ckpt.json says of the item.
-        plan: how the pytree is stored; None for a data pipeline's state.
-        arrays: what this process writes; empty until ``landing`` was called.
-        texts: for each leaf that is stored as text, the text, by array name.
-        state_files: for a data pipeline, the content of this process's state files, by name; for
-            other items without arrays, the small files that process 0 writes.
-        others: in a local directory, the state files of other processes, which the record holds.
-        sources: of ``Files``, the larger files, which are copied while the save runs.
-        scratch: the directory in which they are, if a function wrote them.
-        handler: of ``Files``, type name of the handler by which Orbax loads them; None: as JSON.
-        values: with several processes, the values of which each has one of its own, as texts that
-            they compare, by array name; complete when ``landing`` was called.
-        landing: function that waits until all data is on the host and returns arrays and values; None
-            if the item has them. Called by the thread that writes.
-    """
+    """One item after the snapshot: later changes by the caller do not reach it."""
 
     name: str
     record: ItemRecord
-    plan: TreePlan | None = None
-    arrays: tuple[ArrayToWrite, ...] = ()
-    texts: dict[str, str] = field(default_factory=dict[str, str])
+    plan: TreePlan | None = None  # None for a data pipeline's state
+    arrays: tuple[ArrayToWrite, ...] = ()  # that this process writes; empty until ``landing``
+    texts: dict[str, str] = field(default_factory=dict[str, str])  # of text leaves, by array name
+    # of a data pipeline: of this process; of other items without arrays: the small files of process 0
     state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    # in a local directory: the state files of other processes, which the record holds
     others: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    sources: tuple[SourceFile, ...] = ()
-    scratch: Scratch | None = None
-    handler: str | None = None
+    sources: tuple[SourceFile, ...] = ()  # of ``Files``: larger files, copied while the save runs
+    scratch: Scratch | None = None  # the directory in which they are, if a function wrote them
+    handler: str | None = None  # of ``Files``: type name of Orbax's handler; None: JSON
+    # by array name, those that each process has one of, as texts to compare; complete after ``landing``
     values: dict[str, str] = field(default_factory=dict[str, str])
-    landing: Callable[[], Landed] | None = None
+    landing: Callable[[], Landed] | None = None  # blocks; for the thread that writes
 
     @functools.cached_property
     def folder(self) -> str:
@@ -181,10 +136,7 @@ def save_job(
     path: str | os.PathLike[str], fields: RecordFields, options: Options, **more: Any
 ) -> SaveJob:
     """The job of a save by all processes of this run; ``more`` are further fields of ``SaveJob``.
-
-    Raises:
-        ForkedProcess: called in a forked child.
-        ValueError: ``Options(flat=True)`` where it means nothing.
+    ForkedProcess in a forked child, ValueError for ``Options(flat=True)`` where it means nothing.
     """
     target, local = resolve(path)
     run = _processes.this_run()
@@ -216,12 +168,8 @@ def make_job(
 def collect_items(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The items to save, by name, from the arguments of a call.
-
-    Raises:
-        TypeError: the caller passed both a state and named items, neither, one name twice, or a
-            name that looks like a misspelt argument.
-        ValueError: a name cannot be the name of a directory inside a checkpoint.
+    """The items to save, by name, from the arguments of a call. TypeError for a state beside named items, for no item, for one name
+    twice, or for a name that looks like a misspelt argument; ValueError for a name that no directory inside a checkpoint can have.
     """
     if not (items is None or isinstance(items, Mapping)):
         raise unnamed(items)
@@ -247,11 +195,7 @@ def collect_items(
 
 
 def frozen_metadata(metadata: Any) -> Any:
-    """A copy of the metadata, as JSON returns it.
-
-    Raises:
-        TypeError: the metadata is not JSON.
-    """
+    """A copy of the metadata, as JSON returns it; TypeError if it is not JSON."""
     if metadata is None:
         return None
     try:
@@ -262,12 +206,7 @@ def frozen_metadata(metadata: Any) -> Any:
 
 
 def check_item_name(name: Any) -> None:
-    """Raises if a name cannot be that of an item.
-
-    Raises:
-        TypeError: it is no text.
-        ValueError: no directory inside a checkpoint can have it.
-    """
+    """Raises TypeError if a name is no text, ValueError if no directory inside a checkpoint can have it."""
     if not isinstance(name, str):
         raise TypeError(f"item names must be text, got {name!r}")
     bad = not is_file_name(name) or name.startswith("_") or ".orbax-checkpoint-tmp" in name

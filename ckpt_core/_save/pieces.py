@@ -123,20 +123,9 @@ class CheckpointWriter:
         return self
 
     def add(self, name: str, tree: Any, /) -> None:
-        """Writes an item, or a part of one; when it returns, the arrays may be changed and deleted.
-
-        A pytree of dictionaries may come in parts: dictionaries of the same path are joined. All
-        other items (a bare array, a live object, ``Files``, ``Json``) are added once. If the value is refused,
-        the writer is as before; if it cannot be written, nothing more can be.
-
-        Args:
-            name: the item.
-            tree: what ``save`` takes as an item.
-
-        Raises:
-            UnsupportedLeaf: a value cannot be saved, or something is at its path already.
-            CheckpointError: called outside the ``with`` block, or after a failure.
-            OSError: the system refused.
+        """Writes an item, or a part of one; when it returns, the arrays may be changed and deleted. A pytree of dictionaries may
+        come in parts: dictionaries of the same path are joined. All other items (a bare array, a live object, ``Files``,
+        ``Json``) are added once. If the value is refused, the writer is as before; if it cannot be written, nothing more can be.
         """
         check_item_name(name)
         with self._turn:
@@ -149,21 +138,9 @@ class CheckpointWriter:
     def declare(
         self, name: str, signature: TreeSignature, texts: Mapping[int, str], /
     ) -> Callable[[Iterable[tuple[int, np.ndarray[Any, Any]]]], None]:
-        """A function that writes leaves of a new item, all of which is known already but its values.
-
-        For ``ckpt_core.convert``: unlike ``add`` it takes any structure in parts, and host arrays as
-        leaves of any kind of arrays.
-
-        Args:
-            name: the item.
-            signature: the item; no leaf has a sharding.
-            texts: for each leaf that is stored as text, its text.
-
-        Returns:
-            Takes positions of leaves and their stored arrays. Every leaf that is no text must be given once.
-
-        Raises:
-            UnsupportedLeaf: there is such an item already, or two leaves would have one name.
+        """A function that takes (position, stored array) of leaves of a new item, and writes them: every
+        leaf that is not in ``texts`` must be given once. For ``ckpt_core.convert``: unlike ``add`` it
+        takes any structure in parts, without shardings, and host arrays as leaves of any kind of arrays.
         """
         check_item_name(name)
         with self._turn:
@@ -203,15 +180,7 @@ class CheckpointWriter:
             raise
 
     def set_metadata(self, metadata: Any) -> None:
-        """Replaces the metadata that ``writer`` was given: what a conversion finds out on its way.
-
-        Args:
-            metadata: plain JSON values.
-
-        Raises:
-            TypeError: it is not JSON.
-            CheckpointError: called outside the ``with`` block.
-        """
+        """Replaces the metadata that ``writer`` was given: what a conversion finds out inside the ``with`` block. TypeError if it is not JSON."""
         with self._turn:
             if self._writing is None:
                 raise CheckpointError(
@@ -268,20 +237,13 @@ def _begin(job: SaveJob, operation: Operation) -> _PieceWrite:
 
 
 class PieceTree:
-    """The parts of one item that were added so far.
-
-    Attributes:
-        first: the first part.
-        waiting: small arrays that are not written yet.
-        checksums: of the chunks that are written.
-        upload: of the item's database, into an object store.
-    """
+    """The parts of one item that were added so far."""
 
     def __init__(self, first: PreparedItem) -> None:
         self.first = first
-        self.waiting: list[ArrayToWrite] = []
-        self.checksums: dict[str, tuple[int, ...]] = {}
-        self.upload: Upload | None = None
+        self.waiting: list[ArrayToWrite] = []  # small arrays that are not written yet
+        self.checksums: dict[str, tuple[int, ...]] = {}  # of the chunks that are written
+        self.upload: Upload | None = None  # of the item's database, into an object store
         self._grown = GrownTree()
         self._paths: dict[str, str] = {}  # array name -> path
         self._texts: dict[str, str] = {}
@@ -340,14 +302,7 @@ def taken(item: str, where: str) -> UnsupportedLeaf:
 
 
 class _PieceWrite(Write):
-    """Writes pieces of items into one attempt, then commits it.
-
-    Args:
-        job: job of the save.
-        attempt: the attempt.
-        token: its token.
-        operation: notes how far it is.
-    """
+    """Writes pieces of items into one attempt, then commits it."""
 
     def __init__(self, job: SaveJob, attempt: Attempt, token: str, operation: Operation) -> None:
         super().__init__(job, job.fields, [], token, operation)

@@ -36,11 +36,7 @@ _HELD_BYTES_IN_ALL = 64 * MIB
 
 
 def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
-    """The item with its content as it is now.
-
-    Raises:
-        UnsupportedLeaf: JSON cannot hold a value or a key.
-    """
+    """The item with its content as it is now; UnsupportedLeaf for a value or a key that JSON cannot hold."""
     try:
         refuse_keys(item.value)
         data = json.dumps(item.value, separators=(",", ":")).encode()
@@ -62,13 +58,7 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
 def prepare_files(
     name: str, item: Files | SavedFiles, jobs: Sequence[SaveJob]
 ) -> list[PreparedItem]:
-    """For each job the item, with its small files as they are now, and where the others are.
-
-    Raises:
-        UnsupportedLeaf: there is something that cannot be saved.
-        CheckpointError: the files are too large to be sent to a bucket.
-        OSError: the system refuses.
-    """
+    """For each job the item: small files as they are now, and where the others are; CheckpointError if they are too large for a bucket."""
     writing = [job for job in jobs if job.writers.index == 0]
     if not writing:
         return [_prepared(name, job) for job in jobs]
@@ -142,13 +132,8 @@ def _refuse_too_large(name: str, found: list[SourceFile], most_bytes: int) -> No
 def write_sources(
     item: PreparedItem, attempt: Attempt, job: SaveJob, links: Links | None
 ) -> dict[str, FileRecord]:
-    """Copies the item's larger files into the attempt, or links those that have not changed.
-
-    Returns:
-        Size and digest of each, by path relative to the checkpoint.
-
-    Raises:
-        CheckpointError: a file has changed since the save was called.
+    """Size and digest, by path in the checkpoint, of the item's larger files, which it copies into the attempt,
+    or links if they have not changed. CheckpointError if a file has changed since the save was called.
     """
     found: dict[str, FileRecord] = {}
     for source in item.sources:

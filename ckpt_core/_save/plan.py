@@ -41,25 +41,14 @@ Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
 
 
 class TreeSignature(NamedTuple):
-    """All of a pytree but its values. Two pytrees of equal signature share one plan.
-
-    Attributes:
-        root: the structure.
-        paths: path of each leaf.
-        specs: kind, dtype and shape of each leaf.
-        shardings: for each leaf that is a jax array or a PRNG key array, its sharding and whether
-            it is committed to these devices; None for other leaves.
-        stored: the same for the array that is stored, which for a PRNG key array is its key data.
-        shared: positions of leaves that are one and the same object, which its owner can change; a
-            group for each such object.
-    """
+    """All of a pytree but its values. Two pytrees of equal signature share one plan."""
 
     root: Node
     paths: tuple[Path, ...]
     specs: tuple[LeafSpec, ...]
-    shardings: tuple[tuple[Any, bool] | None, ...]
-    stored: tuple[Any, ...]
-    shared: tuple[tuple[int, ...], ...] = ()
+    shardings: tuple[tuple[Any, bool] | None, ...]  # of jax and key arrays; whether it is committed
+    stored: tuple[Any, ...]  # the same of the stored array: for a PRNG key array, of its key data
+    shared: tuple[tuple[int, ...], ...] = ()  # positions of one object that its owner can change
 
     def __hash__(self) -> int:
         # hashing all leaves would cost more than comparing with the few plans in the cache
@@ -67,48 +56,27 @@ class TreeSignature(NamedTuple):
 
 
 class PlannedLeaf(NamedTuple):
-    """How one leaf is stored; leaves that are stored alike share one object.
-
-    Attributes:
-        spec: kind, dtype and shape of the leaf.
-        chunk: shape of the stored chunks.
-        held: for jax arrays, the shards that this process holds.
-        takes: what this process writes: pairs of the position of a shard in ``held.mine`` and the
-            regions of it.
-        size_bytes: number of bytes that this process writes.
-        codec: compression codec, or None.
-        whole: the region of the whole array, if it is on one device and this process writes all of
-            it without conversion; else None. Such leaves take a faster path.
-    """
+    """How one leaf is stored; leaves that are stored alike share one object."""
 
     spec: LeafSpec
     chunk: tuple[int, ...]
-    held: shardings.LocalShards | None
-    takes: tuple[tuple[int, tuple[Region, ...]], ...]
-    size_bytes: int
+    held: shardings.LocalShards | None  # of jax arrays: the shards that this process holds
+    takes: tuple[tuple[int, tuple[Region, ...]], ...]  # position in ``held.mine``, regions written
+    size_bytes: int  # that this process writes
     codec: str | None
-    whole: Region | None = None
+    whole: Region | None = None  # all of an array on one device, written here as it is: faster
 
 
 @frozen
 class TreePlan:
-    """How a pytree is stored: everything but its values.
-
-    Attributes:
-        names: array name of each leaf.
-        leaves: how each leaf is stored.
-        record: what ckpt.json says of the item.
-        shardings: sharding of each leaf in Orbax's JSON form, or None.
-        signature: signature of the pytree.
-        own: True for a process-local checkpoint.
-    """
+    """How a pytree is stored: everything but its values."""
 
     names: tuple[str, ...]
     leaves: tuple[PlannedLeaf, ...]
     record: ItemRecord
-    shardings: tuple[dict[str, Any] | None, ...]
+    shardings: tuple[dict[str, Any] | None, ...]  # in Orbax's JSON form
     signature: TreeSignature = field(compare=False, repr=False)
-    own: bool = False
+    own: bool = False  # a process-local checkpoint
 
     @functools.cached_property
     def texts(self) -> tuple[int, ...]:
@@ -117,11 +85,7 @@ class TreePlan:
         return tuple(position for position, kind in enumerate(kinds) if kind in TEXT_KINDS)
 
     def facts(self, values: Mapping[str, str] = _NO_VALUES) -> Iterator[Fact]:
-        """All facts that must be equal on all processes, leaf by leaf.
-
-        Args:
-            values: ``PreparedItem.values``.
-        """
+        """All facts that must be equal on all processes, leaf by leaf; ``values`` are ``PreparedItem.values``."""
         signature = self.signature
         described = (
             Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding, values.get(name, ""))
@@ -175,14 +139,9 @@ class TreePlan:
 
 
 def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
-    """The signature of a pytree, and its leaves, with PRNG key arrays replaced by their key data.
-
-    Loops over thousands of arrays while the caller waits. Specs and shardings that arrays share are
-    therefore computed once and are the same object in the signature, which makes comparing
-    signatures fast.
-
-    Raises:
-        UnsupportedLeaf: a leaf cannot be saved; the message says its path and type.
+    """The signature of a pytree, and its leaves, with PRNG key arrays replaced by their key data. Loops
+    over thousands of arrays while the caller waits: specs and shardings that arrays share are computed
+    once and are one object, which makes comparing signatures fast. UnsupportedLeaf says path and type.
     """
     specs: list[LeafSpec] = []
     placed: list[tuple[Any, bool] | None] = []
@@ -279,18 +238,8 @@ def plan_tree(
     compression: Compression,
     own: bool = False,
 ) -> TreePlan:
-    """The plan of one process for saving pytrees of this signature.
-
-    Args:
-        signature: signature of the pytree.
-        process: index of this process.
-        process_count: number of processes that save together.
-        chunk_bytes: size of the largest chunk.
-        compression: codec of the leaves.
-        own: plan a process-local checkpoint: write every shard held here, replicas included.
-
-    Raises:
-        UnsupportedLeaf: the paths of two leaves give the same array name.
+    """The plan of one process for saving pytrees of this signature; ``own`` plans a process-local checkpoint, with
+    every shard held here, replicas included. UnsupportedLeaf if the paths of two leaves give the same array name.
     """
     names = tuple(
         orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
@@ -340,30 +289,20 @@ def plan_tree(
 
 
 class _Cut(NamedTuple):
-    """How arrays of one spec and one sharding are cut.
+    """How arrays of one spec and one sharding are cut."""
 
-    Attributes:
-        stored: entry of ``TreeSignature.stored``; held, so that its id stays its own.
-        held: the shards that this process holds.
-        chunk: shape of the stored chunks.
-        shards: the shards, cut along chunks.
-        alone: what this process writes and how many bytes, if no other one holds any of it; else None.
-        whole: as in ``PlannedLeaf``, if this process writes it.
-    """
-
-    stored: Any
+    stored: Any  # entry of ``TreeSignature.stored``; held, so that its id stays its own
     held: shardings.LocalShards
     chunk: tuple[int, ...]
-    shards: tuple[CutRegion, ...]
+    shards: tuple[CutRegion, ...]  # cut along chunks
+    # what this process writes, and its bytes, if no other one holds any of it; else None
     alone: tuple[tuple[tuple[int, tuple[Region, ...]], ...], int] | None
-    whole: Region | None
+    whole: Region | None  # as in ``PlannedLeaf``
 
 
 class LeafPlanner:
-    """Plans the leaves of one pytree, in order.
-
-    Thousands of leaves share few specs and shardings, and what follows from both is computed once: with thousands of
-    processes that takes milliseconds.
+    """Plans the leaves of one pytree, in order. Thousands of leaves share few specs and shardings;
+    what follows from both is computed once, since with thousands of processes that takes milliseconds.
     """
 
     def __init__(self, process: int, chunk_bytes: int, own: bool) -> None:
@@ -447,12 +386,8 @@ class LeafPlanner:
         return tuple(takes), total_bytes
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
-        """The chunk shape of an array; the same on all processes.
-
-        Args:
-            spec: spec of the array.
-            cuts: regions that have the borders of all shards, which chunks must not cross.
-            holders: the most processes that hold one region, each of which may write a part of it.
+        """The chunk shape of an array; the same on all processes. No chunk crosses the borders of all shards,
+        which ``cuts`` have. ``holders`` is the most processes that hold one region: each may write a part of it.
         """
         key = (spec.dtype, cuts, holders, spec.stored_shape)
         chunk = self._chunks.get(key)
@@ -466,10 +401,7 @@ class LeafPlanner:
 
 
 def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None]:
-    """The codec of every leaf of an item, from the first pattern that matches; None if none does.
-
-    A pattern is matched against the path inside the item, and against ``item/path``.
-    """
+    """The codec of every leaf, from the first pattern that matches the path inside the item or ``item/path``; None if none does."""
     compiled = [(pattern_to_regex(pattern), codec) for pattern, codec in rules.items()]
     found: list[str | None] = []
     for path in paths:

@@ -30,23 +30,14 @@ _WHOLE_TEXT = 80
 
 
 class Fact(NamedTuple):
-    """What processes compare of one leaf or container. All texts, empty where they do not apply.
-
-    Attributes:
-        path: path of the leaf or container.
-        kind: type of the container; or kind, dtype and shape of the leaf.
-        chunk: shape of the stored chunks.
-        codec: compression codec.
-        sharding: which device holds which part.
-        value: the value, where one is saved and each process has its own; shown, or its digest.
-    """
+    """What processes compare of one leaf or container: texts, empty where they do not apply."""
 
     path: str
-    kind: str
-    chunk: str = ""
+    kind: str  # type of the container; or kind, dtype and shape of the leaf
+    chunk: str = ""  # shape of the stored chunks
     codec: str = ""
-    sharding: str = ""
-    value: str = ""
+    sharding: str = ""  # which device holds which part
+    value: str = ""  # where one is saved and each process has its own: shown, or its digest
 
 
 _ASPECTS = {
@@ -69,10 +60,7 @@ all processes must do."""
 
 
 class Leaf(NamedTuple):
-    """The planned leaf from which facts are made.
-
-    See ``PlannedLeaf`` for spec, chunk and codec, ``TreeSignature`` for stored and sharding, ``Fact`` for value.
-    """
+    """The planned leaf from which facts are made; see ``PlannedLeaf``, ``TreeSignature`` and ``Fact``."""
 
     spec: LeafSpec
     chunk: tuple[int, ...]
@@ -83,13 +71,7 @@ class Leaf(NamedTuple):
 
 
 def facts(root: Node, leaves: Iterable[Leaf], own: bool) -> Iterator[Fact]:
-    """The facts of a pytree, in the order of its structure.
-
-    Args:
-        root: the structure.
-        leaves: its leaves, in order.
-        own: True if each process writes a checkpoint of its own.
-    """
+    """The facts of a pytree, in the order of its structure; with ``own`` each process writes a checkpoint of its own."""
     return _Facts(own).of(root, (), iter(leaves))
 
 
@@ -148,15 +130,10 @@ class _Facts:
 
 
 class Layout(NamedTuple):
-    """What processes compare first; if two layouts are equal, all facts are.
+    """What processes compare first; if two layouts are equal, all facts are."""
 
-    Attributes:
-        digest: SHA-256 of all facts.
-        length: number of facts.
-    """
-
-    digest: str
-    length: int
+    digest: str  # SHA-256 of all facts
+    length: int  # number of facts
 
 
 def layout_of(all_facts: Iterable[Fact]) -> Layout:
@@ -201,31 +178,17 @@ def parse_block(text: str) -> list[Fact]:
 
 
 class Difference(NamedTuple):
-    """The first difference between two processes, as parts of a message.
+    """The first difference between two processes, as parts of a message."""
 
-    Attributes:
-        what: what differs, as the subject of a sentence.
-        how: the values on both processes.
-        must: what all processes must do.
-    """
-
-    what: str
-    how: str
-    must: str
+    what: str  # the subject of a sentence
+    how: str  # the values on both processes
+    must: str  # what all processes must do
 
 
 def difference(
     all_facts: Sequence[Fact], size: int, block: int, theirs: Sequence[Fact], process: int
 ) -> Difference:
-    """Called on process 0: the first difference between it and another process.
-
-    Args:
-        all_facts: all facts of process 0.
-        size: number of facts in a block.
-        block: number of the block that the other process sent.
-        theirs: facts of the other process in that block.
-        process: index of the other process.
-    """
+    """The first difference between process 0, which calls it, and ``process``, from ``theirs``: the facts in that one's block of ``size`` facts."""
     ours = all_facts[block * size : (block + 1) * size]
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))

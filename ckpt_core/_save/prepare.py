@@ -57,17 +57,9 @@ numpy arrays. Of a leaf that no sharding places there is one, at 0, or none."""
 def prepare_items(
     items: Mapping[str, Any], jobs: Sequence[SaveJob], copy: Copy | None
 ) -> tuple[list[list[PreparedItem]], Shared]:
-    """Flattens, plans and snapshots all items of a save; for each job its items.
-
-    Args:
-        items: values to save, by item name.
-        jobs: what writes them, each to a place of its own.
-        copy: copies host memory that the caller could change while the save runs; None if the caller waits, so that
-            nothing is copied.
-
-    Raises:
-        UnsupportedLeaf: a value cannot be saved; the message says path, type, and item if named.
-        ValueError: a pattern of ``Options.compression`` matches no leaf.
+    """Flattens, plans and snapshots all items of a save: for each job its items, and the objects that several items
+    share. ``copy`` copies host memory that the caller could change while the save runs (None: the caller waits).
+    UnsupportedLeaf says path, type and item; ValueError is for a pattern of ``Options.compression`` that matches no leaf.
     """
     shared = SharedObjects() if len(items) > 1 else None
     prepared = [prepare_item(name, value, jobs, copy, shared) for name, value in items.items()]
@@ -85,15 +77,7 @@ def prepare_item(
     copy: Copy | None = None,
     shared: SharedObjects | None = None,
 ) -> list[PreparedItem]:
-    """Flattens, plans and snapshots one item; for each job the item that it writes.
-
-    Args:
-        name, value, jobs, copy: as for ``prepare_items``.
-        shared: notes its leaves, if they may stand in other items, too.
-
-    Raises:
-        UnsupportedLeaf: as for ``prepare_items``.
-    """
+    """Flattens, plans and snapshots one item for each job, as ``prepare_items`` does; ``shared`` notes leaves that may stand in other items, too."""
     try:
         if isinstance(value, Json):
             return [prepare_json(name, value, job) for job in jobs]
@@ -195,15 +179,8 @@ def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
 def _take(
     plan: TreePlan, data: Sequence[Any], parts: Parts, copy: Copy | None, compares: bool
 ) -> None:
-    """Adds to ``parts`` what this plan writes: shards on devices, or host arrays.
-
-    Args:
-        plan: plan of the pytree.
-        data: its leaves, with PRNG key arrays replaced by their key data.
-        parts: gets what is not there yet.
-        copy: as for ``prepare_items``.
-        compares: also adds the values of which every process has one of its own: process 0 writes them, and the others
-            compare theirs.
+    """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays. With
+    ``compares`` also the values that each process has one of: process 0 writes them, and the others compare theirs.
     """
     for position, (name, leaf, stored) in enumerate(
         zip(plan.names, plan.leaves, data, strict=True)
@@ -241,10 +218,7 @@ def _bring_to_host(
 
 @dataclass
 class _Landing:
-    """Brings copies in device memory to the host once, on the first thread that writes; frees that memory.
-
-    Only threads of saves call it, which no signal handler interrupts.
-    """
+    """Brings copies in device memory to the host once, on the first thread that writes, never in a signal handler; frees that memory."""
 
     leaves: Sequence[PlannedLeaf]
     parts: Parts
@@ -276,12 +250,8 @@ def _landed(
     landing: Callable[[], None] | None,
 ) -> Landed:
     """The arrays that this process writes, on the host, and the values that all processes compare.
-
-    Args:
-        plan, parts: what was taken.
-        sources: weak reference to each jax array; None for other leaves.
-        texts: compared leaves that are stored as text, which are no arrays; None: nothing is compared.
-        landing: brings the parts to the host, if they are not there; blocks.
+    ``sources`` are weak references to the jax arrays, ``texts`` the compared leaves that are
+    stored as text (None: nothing is compared); ``landing`` blocks until the parts are on the host.
     """
     if landing is not None:
         landing()
@@ -329,10 +299,7 @@ class SharedObjects:
         self._known: dict[int, tuple[Callable[[], Any], list[tuple[str, int]]]] = {}
 
     def note(self, item: str, leaves: Iterable[Any], specs: Iterable[LeafSpec]) -> None:
-        """Notes the leaves of an item.
-
-        Arrays are not kept alive: an adapter may have made them for this save. So another one may have the same id.
-        """
+        """Notes the leaves of an item. Arrays, which an adapter may have made for this save, are not kept alive: another may get the same id."""
         for position, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
             if spec.kind not in CHANGEABLE_KINDS:
                 continue

@@ -28,30 +28,16 @@ Around = Callable[[Callable[[], None]], None]
 
 
 class Snapshot:
-    """What a save has taken from its caller, and its agreements with the other processes.
-
-    Args:
-        job: as below.
-        call: what is done, for the other processes: one that does something else is detected.
-        verb: what this process does, for messages.
-
-    Attributes:
-        job: job of the save.
-        operation: how far the save is, and its events.
-        fields: what the record holds besides the items; a copy that the caller cannot change.
-        items: the prepared items.
-        refusal: why this process cannot save, which ``agree`` reports to the others and raises.
-        blocking_secs: how long the caller was blocked.
-    """
+    """What a save has taken from its caller, and its agreements with the other processes, which detect a process that does another ``call``."""
 
     def __init__(self, job: SaveJob, call: str = "save", verb: str = "save") -> None:
         options = job.options
         self.operation = Operation(
             "save", job.target, job.step, options.report_secs, options.on_event
         )
-        self.fields = RecordFields(job.fields.single)
+        self.fields = RecordFields(job.fields.single)  # a copy that the caller cannot change
         self.items: list[PreparedItem] = []
-        self.refusal: Exception | None = None
+        self.refusal: Exception | None = None  # ``agree`` reports it to the others and raises it
         self.blocking_secs = 0.0
         self.job = job
         self._call = call
@@ -71,16 +57,8 @@ class Snapshot:
         offer: Callable[[], Offer],
         combine: Callable[[list[Offer]], Any] = of_process_0,
     ) -> Any:
-        """Agreement 1 of several processes: all save the same; the answer to what they offer.
-
-        Args:
-            settings: what must be equal on all besides items and fields, by the name that a message uses.
-            offer: makes what this process sends along, when its arrays are on the host.
-            combine: see ``agree_to_save``.
-
-        Raises:
-            CheckpointError: processes save different things, or another one cannot save.
-            Exception: why this process cannot.
+        """Agreement 1 of several processes, that all save the same (see ``agree_to_save``); the answer to what they offer. ``settings``
+        must be equal on all, besides items and fields. ``offer`` is called when the arrays of this process are on the host.
         """
         job, offered = self.job, NO_OFFER
         try:
@@ -115,12 +93,8 @@ class Snapshot:
         return Write(self.job, self.fields, self.items, token, self.operation, secs)
 
     def on_all(self, moment: str, work: Callable[[], Any], **reporting: Any) -> None:
-        """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise.
-
-        Args:
-            moment: names this agreement: what all have done with their parts then.
-            work: work of this process.
-            **reporting: ``report`` and ``check`` of ``Processes.run_on_all``.
+        """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise. ``moment``
+        names what all have done then with their parts; ``reporting`` goes to ``Processes.run_on_all``.
         """
         job = self.job
         if job.processes.count == 1:
@@ -143,17 +117,8 @@ class Snapshot:
 
 
 class PreparedSave:
-    """A save whose snapshot is taken. It is either run once, or undone; later calls do nothing.
-
-    Made by ``prepare_save``, on the caller's thread; another thread may run it. The processes agree three times: before
-    writing, after writing, and after the commit by process 0.
-
-    Args:
-        job: job of the save.
-        around: see ``Around``; None to just write and commit.
-
-    Attributes:
-        snapshot: what is saved.
+    """A save after its snapshot, made by ``prepare_save`` on the caller's thread. It is either run once, perhaps by another thread, or
+    undone; later calls do nothing. The processes agree three times: before writing, after writing, and after the commit by process 0.
     """
 
     def __init__(self, job: SaveJob, around: Around | None = None) -> None:
@@ -224,11 +189,8 @@ class PreparedSave:
             self.snapshot.refusal = error
 
     def _agree_to_start(self) -> Attempt:
-        """Agreement 1: all processes save the same, into the attempt that process 0 began; gives it to each.
-
-        Raises:
-            CheckpointError: processes save different things, a process cannot save, or a process
-                does not see the files of process 0.
+        """Agreement 1: all processes save the same, into the attempt that process 0 began, which each
+        gets; CheckpointError if they do not, if one cannot save, or does not see the files of process 0.
         """
         job, begun = self._job, self._attempt
         if job.processes.count == 1:
@@ -278,17 +240,9 @@ def take(
     copy: Copy | None = None,
     begins: PreparedSave | None = None,
 ) -> None:
-    """Copies or references all values as they are now, once for all saves of one step.
-
-    With several processes, an error is kept and raised in ``agree``, after the other processes know of it: they wait
-    for this one there.
-
-    Args:
-        items: values to save, by item name.
-        snapshots: of the saves, each to a place of its own.
-        copy: see ``prepare_items``.
-        begins: the save that begins when all are taken, on process 0 and in a file system, where that takes no round
-            trip; None if none begins here.
+    """Copies or references all values as they are now, once for all saves of one step. With several
+    processes, an error is kept and raised in ``agree``, where the others wait for this one. ``begins``
+    is the save that then begins on process 0, in a file system, where that takes no round trip.
     """
     jobs = [one.job for one in snapshots]
     for one in snapshots:
@@ -315,10 +269,7 @@ def take(
 
 
 def prepare_save(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = None) -> PreparedSave:
-    """Takes the snapshot of all items; returns the save, ready to be written and committed.
-
-    Process 0 also begins, unless that comes later.
-    """
+    """The save with the snapshot of all items, ready to be written and committed; process 0 has also begun it in a file system."""
     prepared = PreparedSave(job)
     try:
         take(items, [prepared.snapshot], copy, prepared)

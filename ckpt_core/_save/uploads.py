@@ -12,15 +12,7 @@ from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, StoreContext, 
 
 
 class Uploads:
-    """The uploads of one process in one save.
-
-    Args:
-        job: job of the save.
-        attempt: attempt of the save.
-        items: the items, with their arrays on the host.
-        context: TensorStore context of the save.
-        operation: notes how far the uploads are.
-    """
+    """The uploads of one process in one save, of items with their arrays on the host."""
 
     def __init__(
         self,

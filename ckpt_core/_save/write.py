@@ -43,21 +43,7 @@ _OF_METRICS = "metrics", "json"
 
 
 class Write:
-    """One process's part in one save, and on process 0 what makes a checkpoint of all parts.
-
-    Args:
-        job: job of the save.
-        fields: what the record holds besides the items.
-        items: the prepared items; when written, each is replaced by one with arrays on the host.
-        token: token of the attempt.
-        operation: notes how far the save is.
-        snapshot_secs: how long the caller was blocked, for the record.
-
-    Attributes:
-        written_bytes: size of the arrays that this process wrote.
-        part: in a local directory of one of several processes, which part of the step it is.
-        digests: on process 0, what ``own_part`` gave on each process.
-    """
+    """One process's part in one save, and on process 0 what makes a checkpoint of all. It brings the arrays of ``items`` to the host, in place."""
 
     def __init__(
         self,
@@ -75,10 +61,10 @@ class Write:
         self._operation = operation
         self._snapshot_secs = snapshot_secs
         self.written_bytes = 0
-        self.part: Part | None = None
+        self.part: Part | None = None  # of the step; in a local directory of several processes
         self._began = time.monotonic()
         self._described: dict[str, FileRecord] = {}  # digests that are known already
-        self.digests: list[str] = []
+        self.digests: list[str] = []  # on process 0: what ``own_part`` gave on each process
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
         self._linked: list[Linked] = []
@@ -95,10 +81,7 @@ class Write:
         return digest_own(attempt, self._items, index, local, self._context, sent)
 
     def commit(self, attempt: Attempt) -> None:
-        """On process 0: makes the checkpoint durable, then visible.
-
-        In between it asks the guard whether this run still owns the directory.
-        """
+        """On process 0: makes the checkpoint durable, then visible, if the guard finds in between that this run still owns the directory."""
         self.make_durable(attempt)
         self._operation.phase = "committing"
         # directly before the commit, so that another run has little time to claim the directory
@@ -135,12 +118,7 @@ class Write:
         self.written_bytes = written
 
     def _progress(self, attempt: Attempt, total_bytes: int) -> Callable[[], None]:
-        """A function that sends a progress event; called now and then while arrays are written.
-
-        Args:
-            attempt: attempt of the save.
-            total_bytes: number of bytes that this process writes.
-        """
+        """A function that sends a progress event from the sizes of the files; called now and then while arrays are written."""
         operation, process = self._operation, self._job.writers.index
         operation.total_bytes = total_bytes
         linked_bytes = sum(linked.size_bytes for linked in self._linked)
@@ -159,16 +137,8 @@ class Write:
         return watch
 
     def _start_item(self, attempt: Attempt, item: PreparedItem, writers: list[ArrayWriter]) -> int:
-        """Starts writing an item's arrays, and writes its checksums or state files.
-
-        Args:
-            attempt: attempt of the save.
-            item: the item, with its arrays on the host.
-            writers: gets the started writer of a pytree's arrays, which the caller must finish or
-                abort.
-
-        Returns:
-            The number of bytes that this process writes.
+        """Starts writing an item's arrays, and writes its checksums or state files; gives the number of bytes that this
+        process writes. Adds to ``writers`` the started writer of a pytree's arrays, which the caller must finish or abort.
         """
         for name, data in item.state_files.items():
             attempt.write(f"{item.folder}/{name}", data)
@@ -219,9 +189,8 @@ class Write:
         return NewDatabase(place / item.folder, attempt.data_prefix, size_bytes)
 
     def make_durable(self, attempt: Attempt) -> None:
-        """On process 0: merges all processes' databases, writes the record, fsyncs everything.
-
-        After that, only the rename is missing to make the checkpoint visible.
+        """On process 0: merges all databases, writes the record, fsyncs everything. Only
+        the rename is then missing to make the checkpoint visible.
         """
         job = self._job
         self._operation.phase = "joining, describing and syncing files"

@@ -25,33 +25,19 @@ from ckpt_core._tree.leaves import LeafSpec
 
 @frozen
 class SavedItem:
-    """One item of a checkpoint.
+    """One item of a checkpoint."""
 
-    Attributes:
-        name: name of the item; empty if Orbax wrote the pytree directly into the checkpoint's
-            directory.
-        form: ``tree``, ``process``, ``files`` or ``json``; an item of Orbax may also be ``array``,
-            ``jax_key`` or ``numpy_key``.
-        root: structure of the pytree.
-        paths: path of each leaf.
-        specs: kind, dtype and shape of each leaf.
-        shardings: saved sharding of each leaf, as read from JSON, or None.
-        names: array name of each leaf; empty if ``array_name(path)`` gives all of them.
-        directory: directory of the item, relative to the checkpoint.
-        shared: positions of leaves that were one object, a group for each object.
-        run_processes: number of processes of the run that saved it; 0 if unknown. They may be more than wrote
-            it, if each wrote a checkpoint of its own.
-    """
-
-    name: str
+    name: str  # empty if Orbax wrote the pytree directly into the checkpoint's directory
+    # ``tree``, ``process``, ``files`` or ``json``; of Orbax also ``array``, ``jax_key`` or ``numpy_key``.
     form: str
     root: Node = LEAF
     paths: Sequence[Path] = ()
     specs: Sequence[LeafSpec] = ()
-    shardings: Sequence[dict[str, Any] | None] = ()
-    names: Sequence[str] = ()
-    directory: str = ""
-    shared: Sequence[Sequence[int]] = ()
+    shardings: Sequence[dict[str, Any] | None] = ()  # as read from JSON
+    names: Sequence[str] = ()  # of the arrays; empty if ``array_name(path)`` gives all of them
+    directory: str = ""  # relative to the checkpoint
+    shared: Sequence[Sequence[int]] = ()  # positions of leaves that were one object
+    # Of the run that saved it; 0 if unknown. More than wrote it, if each wrote a checkpoint of its own.
     run_processes: int = 0
 
     def file(self, name: str) -> str:
@@ -76,19 +62,12 @@ class SavedItem:
 
 @frozen
 class NativeItem(SavedItem):
-    """An item that ckpt wrote; all of this comes from the record.
+    """An item that ckpt wrote; all of this comes from the record."""
 
-    Attributes:
-        chunks: chunk shape of each leaf.
-        codecs: codec of each leaf, None if it is not compressed.
-        process_count: number of processes that wrote the item.
-        notes: of the form ``files``, names of files that are not the user's.
-    """
-
-    chunks: Sequence[tuple[int, ...]] = ()
-    codecs: Sequence[str | None] = ()
-    process_count: int = 1
-    notes: Sequence[str] = ()
+    chunks: Sequence[tuple[int, ...]] = ()  # shape of each leaf's
+    codecs: Sequence[str | None] = ()  # None: not compressed
+    process_count: int = 1  # that wrote the item
+    notes: Sequence[str] = ()  # of the form ``files``: names of files that are not the user's
 
     def most_keys(self) -> int:
         """Upper limit of the keys in its database: one for each array's metadata and each chunk."""
@@ -101,55 +80,32 @@ class NativeItem(SavedItem):
 
 @frozen
 class OrbaxItem(SavedItem):
-    """An item that Orbax wrote; ``specs`` is empty until its arrays have been opened.
+    """An item that Orbax wrote; ``specs`` is empty until its arrays have been opened."""
 
-    Attributes:
-        tree: how the pytree is stored; None if the item is no pytree.
-        value: the value of a ``json`` item.
-    """
-
-    tree: OrbaxTree | None = None
-    value: Any = None
+    tree: OrbaxTree | None = None  # how the pytree is stored; None if the item is none
+    value: Any = None  # of a ``json`` item
 
 
 @frozen
 class ExtentItem(SavedItem):
-    """A flat dictionary of arrays that each lie in C order at one place of a file, as in safetensors.
+    """A flat dictionary of arrays that each lie in C order at one place of a file, as in safetensors."""
 
-    Attributes:
-        files: for each leaf, its file, relative to the checkpoint's location.
-        offsets: for each leaf, the position of its first byte in the file.
-        sizes_bytes: size of each file.
-    """
-
-    files: Sequence[str] = ()
-    offsets: Sequence[int] = ()
+    files: Sequence[str] = ()  # of each leaf, relative to the checkpoint's location
+    offsets: Sequence[int] = ()  # of each leaf's first byte in its file
     sizes_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Source(NamedTuple):
-    """A saved tensor that a rule puts into a wanted leaf.
+    """A saved tensor that a rule puts into a wanted leaf."""
 
-    Attributes:
-        leaf: its position in the item.
-        row: where it goes in the stacked dimensions.
-        start: position of its first element in the joined tensor, along ``Recipe.axis``; negative if the
-            leaf begins later than the tensor, which is split.
-    """
-
-    leaf: int
-    row: tuple[int, ...]
+    leaf: int  # its position in the item
+    row: tuple[int, ...]  # where it goes in the stacked dimensions
+    # Of its first element in the joined tensor, along ``Recipe.axis``; negative if the leaf begins later than the tensor.
     start: int
 
 
 class Recipe(NamedTuple):
-    """How a leaf is made: tensors are joined along an axis, seen by a view, and stacked.
-
-    Attributes:
-        sources: the tensors.
-        axis: along which they are joined.
-        view: what is seen of the joined tensor.
-    """
+    """How a leaf is made: tensors are joined along an axis, seen by a view, and stacked."""
 
     sources: tuple[Source, ...]
     axis: int
@@ -158,52 +114,30 @@ class Recipe(NamedTuple):
 
 @frozen
 class DerivedItem(ExtentItem):
-    """What rules make of the tensors of a file; its leaves are those that are wanted.
+    """What rules make of the tensors of a file; its leaves are those that are wanted."""
 
-    Attributes:
-        base: the tensors, as they lie in the file.
-        recipes: how each leaf is made of them.
-    """
-
-    base: ExtentItem = field(kw_only=True)
+    base: ExtentItem = field(kw_only=True)  # the tensors, as they lie in the file
     recipes: Sequence[Recipe] = ()
 
 
 @frozen
 class Checkpoint:
-    """A checkpoint whose metadata has been read, and none of its arrays.
+    """A checkpoint with its metadata read, and none of its arrays."""
 
-    Attributes:
-        path: absolute path or URL.
-        location: the same, for TensorStore.
-        backend: the storage that its files are read from.
-        items: the saved items, by name.
-        single: True if one state was saved: ``load`` then returns it, not a dict of items.
-        metadata, metrics: as the user passed them to the save.
-        gather: brings chunks that are not at the path yet, given their keys by item; may be called
-            again. None if all are there.
-        shared: objects that stand in several items, as in ``Record``.
-    """
-
-    path: str
-    location: Location
+    path: str  # absolute, or a URL
+    location: Location  # the path, for TensorStore
     backend: Backend
     items: dict[str, SavedItem]
-    single: bool
+    single: bool  # one state was saved: ``load`` then returns it, not a dict of items
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    # Brings chunks that are not at the path yet, by item and key; may be called again. None if all are there.
     gather: Callable[[Mapping[str, set[str]]], None] | None = None
-    shared: Sequence[Sequence[tuple[str, int]]] = ()
+    shared: Sequence[Sequence[tuple[str, int]]] = ()  # as in ``Record``
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
-        """A file's bytes; of a checkpoint of ckpt, verified against the checksum in the record.
-
-        Args:
-            name: path of the file, relative to the checkpoint.
-            leaf: the leaf that needs it, for messages.
-
-        Raises:
-            CheckpointCorrupt: the file is missing, too large, or its checksum differs.
+        """The bytes of a file, by its path in the checkpoint; ``leaf``, which needs it, is for messages. A checkpoint of ckpt
+        verifies them against the record. Raises CheckpointCorrupt if the file is missing, too large, or its checksum differs.
         """
         data = self.backend.read(self.path, name, most_bytes(name))
         if data is None:
@@ -211,12 +145,8 @@ class Checkpoint:
         return data
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps the checkpoint from being deleted while the block runs.
-
-        Does nothing for a checkpoint of Orbax, which has no ckpt.json to lock.
-
-        Raises:
-            CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
+        """Keeps the checkpoint from being deleted while the block runs; does nothing for one of Orbax, which has no ckpt.json
+        to lock. Raises CheckpointNotFound if it was deleted or replaced after it was opened.
         """
         return contextlib.nullcontext()
 
@@ -232,15 +162,10 @@ class Checkpoint:
 
 @frozen
 class NativeCheckpoint(Checkpoint):
-    """A checkpoint that ckpt wrote.
+    """A checkpoint that ckpt wrote."""
 
-    Attributes:
-        record: content of ckpt.json: items, and size and checksum of every file.
-        head: first bytes of ckpt.json, which contain its checksum: if they are unchanged, the
-            checkpoint at the path is still the one that was opened.
-    """
-
-    record: Record = field(kw_only=True)
+    record: Record = field(kw_only=True)  # content of ckpt.json
+    # First bytes of ckpt.json, with its checksum: unchanged while the path holds the checkpoint that was opened.
     head: bytes = b""
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:

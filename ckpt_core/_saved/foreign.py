@@ -39,11 +39,8 @@ class _Placed(NamedTuple):
 
 
 def open_file(location: Location, backend: Backend) -> Checkpoint | None:
-    """The checkpoint that a safetensors file is, or the index of several; None if there is no such file.
-
-    Args:
-        location: of the file; its name ends with one of ``SUFFIXES``.
-        backend: of the storage.
+    """The checkpoint that a safetensors file is, or the index of several; None if there is no file. Its name ends with one of
+    ``SUFFIXES``.
     """
     folder, _, name = location.path.rpartition("/")
     inside = Location(folder, location.local, storage_options=location.storage_options)
@@ -56,10 +53,8 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
 
 
 def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
-    """The checkpoint of the safetensors files in a folder; None if there are none.
-
-    Raises:
-        CheckpointNotFound: there are several, and no index says what belongs together.
+    """The checkpoint of the safetensors files in a folder; None if there are none. Raises CheckpointNotFound if there are
+    several, and no index says what belongs together.
     """
     name = _chosen(_names_in(location), location.path)
     return None if name is None else _opened(location.path, location, backend, name)

@@ -44,16 +44,8 @@ _OF_ARRAYS = (f"/{INDEX_FILE}", "zarr.json", ".zarray")
 
 
 def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None) -> Checkpoint:
-    """Reads the metadata of a checkpoint, and none of its arrays.
-
-    Args:
-        path: of the checkpoint.
-        options: how to reach an object store.
-
-    Raises:
-        CheckpointNotFound: there is no checkpoint at ``path``.
-        CheckpointCorrupt: its metadata is damaged.
-        ForkedProcess: called in a forked child.
+    """The checkpoint at ``path``, with its metadata read and none of its arrays. Raises CheckpointNotFound if there is none,
+    CheckpointCorrupt if its metadata is damaged, and ForkedProcess in a forked child.
     """
     HOME.is_used = True
     if os.getpid() != HOME.pid:
@@ -63,13 +55,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
 
 
 def open_in(backend: Backend, path: str, local: bool, options: Options | None = None) -> Checkpoint:
-    """The same where a path, absolute or a URL, was resolved before: as one of the steps of a run.
-
-    Args:
-        backend: of the path.
-        path, local: as ``resolve`` gives them.
-        options: how to reach an object store.
-    """
+    """The same where ``resolve`` gave ``path``, absolute or a URL, and ``local`` before: for one of the steps of a run."""
     text, stored = path, None if options is None else options.storage_options
     with naming_checkpoint(text):
         location = Location(text, local, storage_options=stored)
@@ -102,9 +88,8 @@ def _standing(path: str) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def naming_checkpoint(path: str) -> Generator[None]:
-    """Adds the checkpoint's path to the message of a CheckpointCorrupt that the block raises.
-
-    If a signal handler's exception caused it, that exception is raised instead.
+    """Adds the checkpoint's path to the message of a CheckpointCorrupt that the block raises. If a signal handler's exception
+    caused it, that exception is raised instead.
     """
     try:
         yield
@@ -161,12 +146,7 @@ def _no_record(path: str) -> CheckpointCorrupt:
 
 
 def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeCheckpoint:
-    """A checkpoint that ckpt wrote.
-
-    Args:
-        path, local, backend: where it is.
-        data: content of its ckpt.json.
-    """
+    """A checkpoint that ckpt wrote; ``data`` is the content of its ckpt.json."""
     record = load_record(data)
     return NativeCheckpoint(
         path,
@@ -289,12 +269,8 @@ def _open_orbax(
 
 
 def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem | None:
-    """The item in a subdirectory of an Orbax checkpoint; None if it contains no item.
-
-    Args:
-        path, backend: the checkpoint.
-        name: name of the subdirectory.
-        known: form of the item by its Orbax handler; empty if the metadata names none.
+    """The item in the subdirectory ``name`` of an Orbax checkpoint; None if it contains no item. ``known`` is its form by its
+    Orbax handler, or empty if the metadata names none.
     """
     nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)
     directory = f"{name}/{nested}" if nested else name

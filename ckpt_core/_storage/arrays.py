@@ -35,19 +35,12 @@ _MAX_FOREIGN_BYTES = 2**46
 
 @frozen(slots=True)
 class ForeignArray:
-    """An array opened through TensorStore.
+    """An array opened through TensorStore."""
 
-    Attributes:
-        store: TensorStore's handle.
-        dtype: name of the dtype.
-        shape: shape of the array.
-        stored: number of values that it has at most, its metadata among them; None if unknown.
-    """
-
-    store: Any
+    store: Any  # TensorStore's handle
     dtype: str
     shape: tuple[int, ...]
-    stored: int | None = None
+    stored: int | None = None  # the most values it has, its metadata among them; None if unknown
 
 
 def open_array(
@@ -62,22 +55,10 @@ def open_array(
     cached: bool = True,
     manifest: Location | None = None,
 ) -> ForeignArray:
-    """Opens an array of any layout that Orbax writes.
-
-    Args:
-        item: location of the item.
-        name: name of the array.
-        context: TensorStore context of the load.
-        zarr3: True for zarr v3, False for v2.
-        ocdbt: True if arrays are in an OCDBT database, False if in directories of their own.
-        limit_bytes: maximum decoded size of a chunk, beyond which it is damaged; None for any.
-        values: sizes of the stored values, if the index was not checked against a record.
-        cached: keep decoded chunks, for callers that read a chunk more than once.
-        manifest: where the database's manifest is, if not in the item.
-
-    Raises:
-        CheckpointCorrupt: the array is missing, or its metadata is damaged or impossible.
-        MemoryError: a chunk would take more than half of this process's memory.
+    """Opens an array of any layout that Orbax writes: zarr v3 or v2, in an OCDBT database or in directories.
+    CheckpointCorrupt if it is missing or its metadata is damaged or impossible; MemoryError if a chunk would take
+    more than half of this process's memory. A decoded chunk larger than ``limit_bytes`` is damaged. ``values`` are
+    for an index that was not checked against a record; ``cached`` is for callers that read a chunk more than once.
     """
     prefix = f"{name}/" if name else ""
     metadata = "zarr.json" if zarr3 else ".zarray"
@@ -126,11 +107,7 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Store
 def read_region(
     array: ForeignArray, region: Region, name: str, out: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any]:
-    """Reads the values of a region into ``out``, or into a new array; blocks.
-
-    Raises:
-        CheckpointCorrupt: a chunk is missing or cannot be decoded.
-    """
+    """Reads the values of a region into ``out``, or into a new array; blocks. CheckpointCorrupt if a chunk is missing or cannot be decoded."""
     chunk = tuple(array.store.chunk_layout.write_chunk.shape or ())
     if array.stored is not None and chunk_count(region, chunk) > array.stored:
         raise CheckpointCorrupt(f"array {name!r}: chunks are missing", leaf=name)
@@ -167,21 +144,14 @@ _alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 class Files(Protocol):
-    """The data files of an item.
+    """The data files of an item."""
 
-    Attributes:
-        piece_bytes: read so much at once of what is read for one purpose; None for all of it.
-    """
-
-    piece_bytes: int | None
+    piece_bytes: int | None  # read so much at once for one purpose; None: all of it
 
     def read(
         self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
     ) -> int:
-        """Reads from ``offset`` into ``target``; returns the number of bytes, fewer at file end.
-
-        ``end`` is where the thread stops that reads on from there; None: it does not.
-        """
+        """Reads from ``offset`` into ``target``; gives the bytes read, fewer at file end. This thread reads on up to ``end``, if given."""
         ...
 
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
@@ -189,11 +159,7 @@ class Files(Protocol):
         ...
 
     def check(self, files: Iterable[str]) -> list[int]:
-        """Sizes of files; ``sys.maxsize`` where only a read can tell.
-
-        Raises:
-            CheckpointCorrupt: one of the files is missing or larger than recorded.
-        """
+        """Sizes of files, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if one is missing or larger than recorded."""
         ...
 
     def close(self) -> None:
@@ -236,13 +202,9 @@ class StoreFiles:
 
 
 class _OpenFile:
-    """A file that is open until it is closed, or nothing refers to it: a signal handler may raise between any two lines.
+    """A file that is open until it is closed, or nothing refers to it: a signal handler may raise between any two lines."""
 
-    Attributes:
-        descriptor: -1 after ``close``.
-    """
-
-    descriptor = -1
+    descriptor = -1  # after ``close``
     _close = staticmethod(os.close)  # at interpreter exit, modules may be torn down already
 
     def __init__(self, path: str) -> None:
@@ -259,13 +221,9 @@ class _OpenFile:
 
 
 class DataFiles:
-    """Data files in a file system; opens each once while they are not too many, and follows links. See ``Files``.
-
-    Args:
-        location: location of the item.
-        sizes_bytes: file name -> maximum size, for files whose size the record has.
-        is_local: whether the file at a path is on a local disk, and may be memory-mapped or read past the page cache.
-        past_cache: what reads files without the page cache; None to read through it.
+    """Data files in a file system (see ``Files``); opens each once while they are not too many, and follows
+    links. ``sizes_bytes`` has the maximum size of each file in the record. ``is_local`` says whether the
+    file at a path may be memory-mapped, or read past the page cache by ``past_cache`` (None: nothing is).
     """
 
     piece_bytes = 256 * KIB
@@ -342,10 +300,8 @@ class DataFiles:
             return stream.readinto(target) or 0
 
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
-        """All bytes of a file as a private copy-on-write mapping: only changed pages take memory.
-
-        As long as the array or a view of it lives, the file keeps its disk space even if deleted.
-        None if the system allows no (further) mapping.
+        """All bytes of a file as a private copy-on-write mapping: only changed pages take memory. While a
+        view of it lives, a deleted file keeps its disk space. None if the system allows no (further) mapping.
         """
         if file not in self._mapped:
             self._mapped[file] = self._map(file)

@@ -36,9 +36,8 @@ _CONTAINER_LIMITS = (
 
 
 def refuse_file(location: Location, name: str, most: int) -> None:
-    """Raises CheckpointCorrupt if a file is larger than ``most`` bytes or is not a regular file.
-
-    Only for local files: objects in a store cannot be sparse, so huge ones are unlikely.
+    """Raises CheckpointCorrupt if a local file is larger than ``most`` or not a regular
+    one; objects in a store, which cannot be sparse, are not looked at.
     """
     if not location.local:
         return
@@ -62,10 +61,8 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 
 def memory_bytes() -> int:
-    """Maximum memory of this process: physical memory, the limit of its container, or RLIMIT_AS, in bytes.
-
-    ``sys.maxsize`` where the system tells none of them (Windows): there a chunk that is too large ends the process, as
-    TensorStore runs out of memory.
+    """Maximum memory of this process in bytes: physical memory, the limit of its container, or RLIMIT_AS. ``sys.maxsize`` where
+    the system tells none of them (Windows): there a chunk that is too large ends the process, as TensorStore runs out of memory.
     """
     known = [sys.maxsize]
     with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -110,17 +107,7 @@ def most_stored_bytes(chunk_bytes: int) -> int:
 
 
 class Values:
-    """Sizes of the stored values of each array, for an item without a record.
-
-    Args:
-        sizes_bytes: key and size of each value; keys are such as ``w/zarr.json`` and ``w/c/0/0``.
-
-    Attributes:
-        total_bytes: sum of all sizes.
-
-    Raises:
-        CheckpointCorrupt: an array's metadata is too large.
-    """
+    """Sizes of the stored values of each array, by keys like ``w/c/0/0``, for an item without a record; CheckpointCorrupt for too large metadata."""
 
     def __init__(self, sizes_bytes: Iterable[tuple[str, int]]) -> None:
         self._largest: dict[str, int] = {}
@@ -149,10 +136,7 @@ class Values:
 
 
 def _arrays_of(key: str) -> set[str]:
-    """The possible array names of a value's key, for every naming of chunks.
-
-    For array ``w``: ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in zarr 2.
-    """
+    """The possible array names of a value's key: for ``w``, keys are ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in zarr 2."""
     parts = key.split("/")
     last = len(parts) - 1
     while last > 0 and parts[last].replace(".", "").isdigit():
@@ -165,13 +149,8 @@ def _arrays_of(key: str) -> set[str]:
 
 
 def refuse_chunks(store: Any, name: str, limit_bytes: int | None, values: Values | None) -> None:
-    """Raises CheckpointCorrupt if an array's chunks are impossible, MemoryError if there is no memory for one.
-
-    Args:
-        store: TensorStore's handle of the opened array.
-        name: name of the array.
-        limit_bytes: maximum decoded size of a chunk; None for any.
-        values: sizes of the stored values; None if they were checked against a record before.
+    """Raises CheckpointCorrupt if an array's chunks are impossible, or larger than ``limit_bytes`` when decoded,
+    and MemoryError if there is no memory for one. ``values`` are None if they were checked against a record before.
     """
     layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
     inner = math.prod(layout.read_chunk.shape or ())

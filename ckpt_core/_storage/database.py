@@ -62,19 +62,12 @@ _File = tuple[str, bytes]
 
 
 class Extent(NamedTuple):
-    """The place of a value.
+    """The place of a value."""
 
-    Attributes:
-        file: data file, relative to the database; empty if the value is inline in the index.
-        offset: offset of the first byte.
-        size_bytes: size of the value.
-        value: the value, if it is inline.
-    """
-
-    file: str
+    file: str  # relative to the database; empty if the value is inline in the index
     offset: int
     size_bytes: int
-    value: bytes = b""
+    value: bytes = b""  # if it is inline
 
 
 Place = tuple[str, int, int, bytes]
@@ -83,47 +76,27 @@ million of a class's would make it look at everything a dozen times."""
 
 
 class NodeRef(NamedTuple):
-    """Where a node is.
+    """Where a node is."""
 
-    Attributes:
-        file: data file, relative to the database.
-        base: directory that the files to which the node refers are relative to.
-        offset: offset of its first byte.
-        size_bytes: its stored size.
-    """
-
-    file: str
-    base: bytes
+    file: str  # relative to the database
+    base: bytes  # directory that the files named in the node are relative to
     offset: int
-    size_bytes: int
+    size_bytes: int  # as stored
 
 
 class Leaf(NamedTuple):
-    """A node that holds values.
+    """A node that holds values."""
 
-    Attributes:
-        keys: the keys, without the prefix that the parent node gives; ascending.
-        places: where their values are.
-    """
-
-    keys: list[bytes]
-    places: list[Place]
+    keys: list[bytes]  # ascending; without the prefix that the parent node gives
+    places: list[Place]  # of their values
 
 
 class Inner(NamedTuple):
-    """A node that holds nodes.
+    """A node that holds nodes."""
 
-    Attributes:
-        height: 1 if the nodes below it are leaves, and so on.
-        keys: the first key of each child, without the prefix that the parent node gives; ascending.
-        prefix_lengths: number of bytes of each of these keys that begin all keys below it, and that
-            the child leaves out.
-        children: where they are.
-    """
-
-    height: int
-    keys: list[bytes]
-    prefix_lengths: list[int]
+    height: int  # 1 if the nodes below it are leaves, and so on
+    keys: list[bytes]  # first of each child; as in ``Leaf``
+    prefix_lengths: list[int]  # bytes of these keys that the child's keys begin with, and omit
     children: list[NodeRef]
 
 
@@ -132,11 +105,8 @@ class Numbered(ValueError):
 
 
 def decode_manifest(data: bytes) -> NodeRef | None:
-    """The root of the newest version in a manifest; None if that version has no keys.
-
-    Raises:
-        Numbered: the versions are in the numbered manifests beside it.
-        ValueError: the manifest is damaged.
+    """The root of the newest version in a manifest; None if that version has no keys. Raises Numbered
+    if the versions are in the numbered manifests beside it, ValueError if the manifest is damaged.
     """
     fields = _decoded(data, MANIFEST_MAGIC)
     fields.take(_UUID_BYTES)
@@ -159,15 +129,7 @@ def decode_manifest(data: bytes) -> NodeRef | None:
 
 
 def decode_node(data: bytes, base: bytes) -> Leaf | Inner:
-    """The content of a node.
-
-    Args:
-        data: its stored bytes.
-        base: see ``NodeRef``.
-
-    Raises:
-        ValueError: the node is damaged.
-    """
+    """The content of a node; see ``NodeRef`` for ``base``. ValueError if it is damaged."""
     fields = _decoded(data, NODE_MAGIC)
     (height,) = fields.take(1)
     files = _data_files(fields, base)
@@ -336,15 +298,10 @@ _FEW_KEYS = 2**16
 
 @dataclass(eq=False)
 class Index(Mapping[str, Extent]):
-    """Key -> place of its value, for a database.
+    """Key -> place of its value, for a database."""
 
-    Attributes:
-        places: the same, as plain tuples.
-        files: files that contain the index, without the manifest.
-    """
-
-    places: dict[str, Place] = field(default_factory=dict[str, Place])
-    files: set[str] = field(default_factory=set[str])
+    places: dict[str, Place] = field(default_factory=dict[str, Place])  # the same, as plain tuples
+    files: set[str] = field(default_factory=set[str])  # with the index, without the manifest
 
     def __getitem__(self, key: str) -> Extent:
         return Extent(*self.places[key])
@@ -364,19 +321,9 @@ def read_index(
     most_keys: Callable[[], int] = lambda: _MOST_KEYS,
     manifest: bytes | None = None,
 ) -> Index:
-    """Reads the index of the database at ``item``; blocks.
-
-    Args:
-        item: location of the database.
-        context: TensorStore context of the load or save.
-        names: names of the wanted arrays: subtrees without them are not read. None for all.
-        files: the item's data files in a file system, if the caller has them open.
-        most_keys: returns the maximum number of keys that the database can have.
-        manifest: the content of the database's manifest, if the caller has read it.
-
-    Raises:
-        CheckpointCorrupt: the index is missing or damaged.
-        OSError: the system or the store refused.
+    """Reads the index of the database at ``item``; blocks. Only subtrees with arrays in ``names`` are read (None:
+    all). ``files`` and ``manifest`` are given by a caller that has opened or read them. CheckpointCorrupt if the
+    index is missing, damaged, or has more than ``most_keys()`` keys; OSError if the system or the store refused.
     """
     if manifest is None:
         refuse_file(item, INDEX_FILE, most_bytes(INDEX_FILE))

@@ -38,16 +38,8 @@ def values_in_files(index: Index) -> dict[str, StoredValues]:
 def ranges_in_blocks(
     checkpoint: Location, folder: str, context: StoreContext, manifest: bytes | None = None
 ) -> dict[str, Ranges]:
-    """Data file -> (offset, size) of everything in it that block checksums cover.
-
-    Args:
-        checkpoint: location of the checkpoint.
-        folder: folder of the database in it; file names are relative to the checkpoint.
-        context: TensorStore context of the save or load.
-        manifest: the content of the database's manifest, if the caller has read it.
-
-    Raises:
-        CheckpointCorrupt: the index cannot be read.
+    """Data file, relative to the checkpoint -> (offset, size) of everything in it that block checksums cover,
+    for the database in ``folder``; ``manifest`` is the content of its manifest, if the caller has read that.
     """
     index = read_index(checkpoint / folder, context, manifest=manifest)
     return {

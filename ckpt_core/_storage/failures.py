@@ -27,17 +27,8 @@ _OF_THE_DATA = frozenset({0, 304, 404, 412, 416})
 
 
 def refusal(error: BaseException, doing: str) -> OSError | None:
-    """The OSError that a failure stands for, where the system or the store refused; None for any other.
-
-    Args:
-        error: as TensorStore raised it.
-        doing: what was tried, with the path or URL; begins the message.
-
-    Returns:
-        PermissionError where credentials are missing, wrong or expired; FileNotFoundError where there is
-        no such bucket; TimeoutError and ConnectionError where all retries were used up; else an OSError
-        with the number that the system gave, or EPROTO for any other answer of a store that refuses. None says
-        that the data itself is at fault.
+    """The OSError that a failure raised by TensorStore stands for, where the system or the store refused; None
+    if the data itself is at fault. ``doing`` says what was tried, with the path or URL, and begins the message.
     """
     if isinstance(error, OSError) and error.errno:
         return OSError(error.errno, f"{doing}: {os.strerror(error.errno)} ({error})")
@@ -99,10 +90,8 @@ _ABSENT = frozenset(
 def unreadable(
     error: BaseException, doing: str, *, file: str | None = None, leaf: str | None = None
 ) -> Exception:
-    """The error for data that could not be read: CheckpointCorrupt, unless the system or the store refused.
-
-    A restore goes back to the step before a damaged one, which it must not do because a token expired or
-    memory ran out.
+    """The error for data that could not be read: CheckpointCorrupt, unless the system or the store refused. A restore
+    goes back to the step before a damaged one, which it must not do because a token expired or memory ran out.
     """
     refused = refusal(error, doing)
     if refused is not None and refused.errno not in _ABSENT:
@@ -111,11 +100,8 @@ def unreadable(
 
 
 def answered(found: Any, doing: str) -> Any:
-    """What a read without conditions gave.
-
-    Raises:
-        OSError: the store refused it with a status by which it says that a condition is not met (304, 412), as an
-            organization's policy does: TensorStore gives that back as a value of an unknown state.
+    """What a read without conditions gave. OSError if the store refused it with a status for unmet conditions
+    (304, 412), as an organization's policy does: TensorStore gives that back as a value of an unknown state.
     """
     if found.state == _UNKNOWN:
         raise refused_oddly(doing)
@@ -139,19 +125,8 @@ def refused_oddly(doing: str) -> OSError:
 
 
 def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
-    """Blocks until a TensorStore future is done; returns its value.
-
-    An exception from a signal handler during the wait is raised unchanged, whatever its class.
-
-    Args:
-        future: the future.
-        doing: what was tried, with the path or URL; begins the message of an error.
-        timeout_secs: maximum time of the wait; None for no limit. Then the request is given up, but the
-            store may still carry it out.
-
-    Raises:
-        OSError, CheckpointError: the future failed.
-        TimeoutError: it took longer than ``timeout_secs``.
+    """The value of a TensorStore future; blocks until it is done. A signal handler's exception during the wait is raised unchanged.
+    After ``timeout_secs`` (None: no limit) the request is given up with TimeoutError, but the store may still carry it out.
     """
     try:
         error = future.exception(timeout=timeout_secs)

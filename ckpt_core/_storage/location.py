@@ -64,20 +64,12 @@ _ONE_AT_A_TIME = {
 
 @frozen(slots=True)
 class Location:
-    """A directory of a file system, or a prefix of an object store.
+    """A directory of a file system, or a prefix of an object store."""
 
-    Attributes:
-        path: absolute path, or URL (``memory://``, ``s3://``, ``gs://``), without a trailing slash.
-        local: True for a path in a file system; False for URLs, and for the path of a mounted bucket.
-        staged: True for the memory of one context: a database that a save builds there before it uploads
-            it, or the manifest that a load has found in the record.
-        storage_options: as in ``Options``, of an object store.
-    """
-
-    path: str
-    local: bool
-    staged: bool = False
-    storage_options: Mapping[str, Any] | None = field(default=None, hash=False)
+    path: str  # absolute, or a URL (``memory://``, ``s3://``, ``gs://``); no trailing slash
+    local: bool  # in a file system; False for the path of a mounted bucket
+    staged: bool = False  # in memory: a database before its upload, or a manifest from the record
+    storage_options: Mapping[str, Any] | None = field(default=None, hash=False)  # of a store
 
     def __truediv__(self, name: str) -> Location:
         return replace(self, path=f"{self.path.rstrip('/')}/{name}")
@@ -88,11 +80,7 @@ class Location:
         return not (self.local or self.staged or self.path.startswith((*ROOTS, "memory://")))
 
     def spec(self) -> dict[str, Any]:
-        """TensorStore's spec of the location.
-
-        Raises:
-            CheckpointError: the path is not valid UTF-8.
-        """
+        """TensorStore's spec of the location; CheckpointError if the path is not valid UTF-8."""
         if self.staged:
             path = self.path.rstrip("/") + "/"
             return {"driver": "memory", "path": path, "memory_key_value_store": _STAGED}
@@ -132,10 +120,9 @@ def _url_spec(url: str) -> dict[str, Any]:
 
 
 def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read.
-
-    TensorStore itself reads of those variables only the credentials'. The environment is named as their source
-    if they are there: TensorStore would look elsewhere first, and say at length that there is nothing.
+    """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read,
+    while TensorStore reads only those of credentials. If those are there, they are named as the
+    source: TensorStore would look elsewhere first, and log at length that there is nothing.
     """
     read = {
         "endpoint": ("endpoint_url", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
@@ -174,16 +161,8 @@ def _process_wide() -> Any:
 
 
 def new_context(*, durable: bool = True) -> StoreContext:
-    """A new TensorStore context for one save or load.
-
-    Use one context for all arrays of a save, because each context opens the database again. Do not
-    reuse it for the next one: its cache may have data of a directory that was replaced meanwhile.
-
-    Args:
-        durable: fsync the files that are written.
-
-    Raises:
-        ForkedProcess: called in a forked child.
+    """A new TensorStore context for one save or load; ForkedProcess in a forked child. All arrays of a save share one, because each
+    context opens the database again. The next save needs another: the cache may have data of a directory that was replaced meanwhile.
     """
     HOME.is_used = True
     if os.getpid() != HOME.pid:
@@ -208,43 +187,25 @@ def held_in_memory(location: Location, name: str, data: bytes, context: StoreCon
 
 
 def database_spec(location: Location, manifest: Location | None = None) -> dict[str, Any]:
-    """Spec of the OCDBT database at a location, for reading.
-
-    Args:
-        location: where its files are.
-        manifest: where its manifest is, if elsewhere.
-    """
+    """Spec of the OCDBT database at a location, for reading; ``manifest`` is where its manifest is, if elsewhere."""
     spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
     return spec if manifest in (None, location) else {**spec, "manifest": manifest.spec()}
 
 
 @frozen(slots=True)
 class NewDatabase:
-    """An OCDBT database that is being written; values of up to 100 bytes stand in its index.
+    """An OCDBT database that is being written; values of up to 100 bytes stand in its index."""
 
-    Attributes:
-        location: where it is written. For an object store that is memory (``Location.staged``), from which
-            ``Upload`` takes it, or the index alone.
-        prefix: beginning of the name of each data file and node.
-        target_data_file_bytes: size at which TensorStore begins another data file.
-        values_in: folder of the data files, relative to the database; ends with ``/``, if not empty.
-        manifest: folder of the manifest, if not the database's own.
-        sent_to: an object store, to which TensorStore sends the data files while it writes; None if they
-            are written beside the index.
-    """
-
-    location: Location
-    prefix: str
-    target_data_file_bytes: int
-    values_in: str = ""
-    manifest: str = ""
-    sent_to: Location | None = None
+    location: Location  # in an object store: memory, from which ``Upload`` takes it, or the index
+    prefix: str  # begins the name of each data file and node
+    target_data_file_bytes: int  # size at which TensorStore begins another data file
+    values_in: str = ""  # folder of the data files in the database; empty, or ends with ``/``
+    manifest: str = ""  # folder of the manifest, if not the database's own
+    sent_to: Location | None = None  # gets data files while written; None: beside the index
 
     def of_process(self, process: int, process_count: int) -> NewDatabase:
-        """The database that one process writes, which ``merge`` joins with the others.
-
-        A single process writes the item's database itself, so that no merge is needed. In memory, only the
-        manifests differ: data files are uploaded under the names that they have there.
+        """The database that one process writes, which ``merge`` joins with the others; a single process writes the
+        item's own. In memory, only the manifests differ: data files are uploaded under the names that they have there.
         """
         folder = f"ocdbt.process_{process}"
         if process_count == 1:
@@ -289,21 +250,14 @@ class NewDatabase:
         return {"driver": "kvstack", "layers": layers}
 
     def lanes(self) -> list[str]:
-        """Beginnings of the names of data files, by each of which ``sent_to`` has one request at a time.
-
-        TensorStore reports the first request that fails, while others are on their way, and tells nothing of
-        those. In a lane requests are carried out in their order, so what is asked of it is answered
-        when all before it have ended.
+        """Beginnings of the names of data files; for each of them ``sent_to`` has one request at a time. TensorStore reports the first request
+        that fails, while others are on their way, and tells nothing of those. In a lane, an answer comes when all requests before it have ended.
         """
         return [f"{self.values_in}d/{self.prefix}{digit}" for digit in _LANES]
 
 
 def counters() -> dict[str, float]:
-    """TensorStore's metrics since the start of this process: name -> sum; without unused ones.
-
-    Raises:
-        ForkedProcess: called in a forked child.
-    """
+    """TensorStore's metrics since the start of this process: name -> sum, without unused ones; ForkedProcess in a forked child."""
     HOME.is_used = True
     if os.getpid() != HOME.pid:
         raise forked()
@@ -330,15 +284,8 @@ _LISTINGS = 12
 
 
 class KeyValues:
-    """Keys and values below one location of an object store; every call blocks.
-
-    Args:
-        location: URL of the objects.
-        timeout_secs: maximum time of a single request, with its repetitions.
-
-    Raises, each of them:
-        OSError: the store refused, or did not answer; see ``failures.refusal``.
-        CheckpointError: any other failure.
+    """Keys and values below one location of an object store. Every call blocks, each request at most ``timeout_secs`` with its
+    repetitions. OSError if the store refused or did not answer (see ``failures.refusal``), CheckpointError for any other failure.
     """
 
     def __init__(self, location: Location, timeout_secs: float = Options.timeout_secs) -> None:
@@ -389,11 +336,9 @@ class KeyValues:
         return [key.decode(errors="surrogateescape") for key in keys]
 
     def _range(self, first: str | bytes, end: str) -> list[bytes]:
-        """The keys in a range; of Google's store, unless any request was refused meanwhile.
-
-        TensorStore does not look at the status of Google's answer to a listing: a refusal whose body is JSON is
-        a listing of nothing, and any other body cannot be parsed. But it counts the answers by status, those of
-        the whole process. So if another request was refused meanwhile, the listing is tried again.
+        """The keys in a range; from Google's store, listed again if any request of this process was refused
+        meanwhile. TensorStore does not look at the status of its answer to a listing: a refusal with a JSON body
+        lists nothing, and any other body cannot be parsed. But it counts the answers of the process by status.
         """
         statuses: list[str] = []
         failed: Exception | None = None
@@ -421,12 +366,9 @@ class KeyValues:
         raise (refusal(answer, doing) or refused_oddly(doing)) from failed
 
     def _overlooked(self, keys: list[bytes], prefix: str) -> list[bytes]:
-        """The keys that a listing of Google's store left out.
-
-        TensorStore 0.1.86 stops a listing without an error at the first page that the store does not have: a
-        directory looks empty, or shorter than it is. So the listing continues after its last key until no key
-        comes. If there was none at all, a read, whose refusal TensorStore reports by itself, comes before the
-        last try.
+        """The keys that a listing of Google's store left out: TensorStore 0.1.86 stops a listing without an error
+        at the first page that the store does not have. So the listing continues after its last key until no key
+        comes. If there was none at all, a read, which TensorStore lets fail if refused, comes before the last try.
         """
         found: list[bytes] = []
         while True:
@@ -446,10 +388,7 @@ class KeyValues:
         self._write_all("delete", dict.fromkeys(keys))
 
     def _write_all(self, doing: str, values: Mapping[str, bytes | None]) -> None:
-        """Writes values, or deletes, in parallel; a failure is raised when no request is under way any more.
-
-        A request that is carried out after the caller went on would meet what somebody has written since.
-        """
+        """Writes values, or deletes, in parallel; raises a failure when no request is under way that could meet what somebody writes next."""
         writing = [(key, self._store.write(key, value)) for key, value in values.items()]
         first: Exception | None = None
         for key, future in writing:
@@ -484,10 +423,8 @@ _expecting = threading.Lock()
 
 
 def _refused() -> Counter[str]:
-    """How often stores have refused a request of this process, by HTTP status.
-
-    Without what TensorStore repeats, and without what ``KeyValues`` have to expect: a poll for a key that is
-    missing yet would make every listing meanwhile look refused.
+    """How often stores have refused a request of this process, by HTTP status; without what TensorStore repeats and
+    what ``KeyValues`` have to expect. A poll for a missing key would make every listing meanwhile look refused.
     """
     with _expecting:
         counts = Counter({status: -count for status, count in _expected.items()})
@@ -500,20 +437,9 @@ def _refused() -> Counter[str]:
 
 
 def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes | None:
-    """The bytes of a range whose read was started, fewer at the end of the value; None if there is no such key.
-
-    If TensorStore finds the range to be outside of the value, all of the value is read: it may only be
-    shorter, and ``rclone serve s3`` answers so that TensorStore takes the length of the range for that of
-    the value.
-
-    Args:
-        store: TensorStore's key-value store.
-        key: the key.
-        future: of ``store.read(key, byte_range=slice(start, stop))``.
-        start, stop: the range.
-
-    Raises:
-        ValueError: as TensorStore raises it.
+    """The bytes of a range, fewer at the end of the value, from a read that was started (``future``); None if
+    there is no such key. If TensorStore finds the range to be outside of the value, all of it is read. It may
+    only be shorter: for ``rclone serve s3``, TensorStore takes the length of the range for that of the value.
     """
     error = future.exception()
     if error is None:
@@ -535,13 +461,7 @@ def prefix_end(prefix: str) -> str:
 
 
 def backend_of(local: bool, options: Options | None = None) -> Backend:
-    """The backend for checkpoints in a file system (``local``) or an object store.
-
-    Args:
-        local: whether it is a file system.
-        options: ``timeout_secs`` bounds a single request to a store, and ``storage_options`` say how to
-            reach it.
-    """
+    """The backend for checkpoints in a file system (``local``) or an object store, for which options have the time limit and the way to reach it."""
     if local:
         return PosixBackend()
     chosen = options or Options()
@@ -561,11 +481,8 @@ _HAS_CREDENTIALS = ("aws_access_key_id", "role_arn")
 
 
 def profile_credentials(chosen: str | None) -> dict[str, Any] | None:
-    """TensorStore's spec of the credentials of a profile; None if no profile has any.
-
-    Args:
-        chosen: name of the profile. By default the one that ``AWS_PROFILE`` names, or else ``default``, if
-            that has credentials: of a machine that has a role, the file says no more than the region.
+    """TensorStore's spec of the credentials of a profile: ``chosen``, or what ``AWS_PROFILE`` names, or ``default``
+    if that has credentials. None without any: the file of a machine that has a role says no more than the region.
     """
     files = {
         member: os.environ.get(variable) or os.path.expanduser(f"~/.aws/{name}")

@@ -32,20 +32,12 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 @frozen
 class Placed:
-    """Where values stand: in data files, or inline.
-
-    Attributes:
-        values: the values.
-        sizes_bytes: their sizes.
-        files: for each the position of its data file, or -1 for a value that is inline.
-        offsets: for each its offset in that file.
-        sizes_of_files: size of each data file.
-    """
+    """Where values stand: in data files, or inline."""
 
     values: Sequence[bytes]
     sizes_bytes: _Numbers
-    files: _Numbers
-    offsets: _Numbers
+    files: _Numbers  # for each value the position of its data file; -1: inline
+    offsets: _Numbers  # in that file
     sizes_of_files: tuple[int, ...]
 
     def content(self, file: int) -> bytes:
@@ -105,16 +97,8 @@ def encode_index(
     uuid: bytes,
     unix_ns: int,
 ) -> tuple[bytes, bytes]:
-    """The nodes of an index, and the manifest that leads to them.
-
-    Args:
-        keys: the keys, at least one, in any order; no two are equal.
-        which: for each the position of its value.
-        placed: the values.
-        paths: paths of the data files, relative to the database.
-        node_path: path of the file for the nodes.
-        uuid: 16 random bytes, by which TensorStore knows the database.
-        unix_ns: time of its only version.
+    """The nodes of an index, and the manifest that leads to them. The keys, at least one, are in any order, and no two are equal; ``which``
+    has for each the position of its value. Paths are relative to the database, which TensorStore knows by the 16 random bytes of ``uuid``.
     """
     order = sorted(range(len(keys)), key=keys.__getitem__)
     keys = [keys[position] for position in order]

@@ -60,13 +60,8 @@ class PastCache:
     def read(
         self, file: str, descriptor: int, offset: int, target: np.ndarray[Any, Any], end: int
     ) -> int:
-        """Reads some bytes into ``target``; gives how many, 0 if they must be read through the cache, or at the file's end.
-
-        Args:
-            file, descriptor: the file; its name, since another one may get the descriptor's number later.
-            offset: where the bytes begin.
-            target: memory for them.
-            end: up to where this thread reads the file next.
+        """Reads some bytes into ``target``; gives how many: 0 at the file's end, or if they must be read through the cache. This
+        thread reads on up to ``end``. Windows go by the file's name, since another file may get the descriptor's number later.
         """
         window = self._window
         if file != window.file or not window.start <= offset < window.stop:
@@ -90,10 +85,8 @@ class PastCache:
         return True
 
     def _fill(self, file: str, descriptor: int, offset: int, end: int) -> None:
-        """Reads what comes next into this thread's window; on an error it has nothing.
-
-        A file system without direct reads, a disk of larger sectors, no memory for the window, no further descriptor:
-        the read through the cache says what it is, if it fails, too.
+        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory,
+        no further descriptor) it has nothing; the read through the cache says what it is, if it fails, too.
         """
         window = self._window
         window.file = ""

@@ -40,23 +40,8 @@ _MOST_INDEX_BYTES = 4096 * MIB
 
 
 class Upload:
-    """The upload of what one process writes of one item.
-
-    Args:
-        database: the item's database; its index is in memory, and its data files unless it has ``sent_to``.
-        target: where its files go.
-        context: TensorStore context of the save.
-        process: index of this process.
-        process_count: number of processes.
-        sent: called with the size of each file that the store has acknowledged.
-        timeout_secs: maximum time of the upload of one file or transaction, from when the one before it
-            was done.
-
-    Attributes:
-        files: size and digest of every file that was uploaded, by path relative to the item.
-        metadata: key -> value of the arrays' metadata, for the digests of data files; the writer fills it.
-        database, timeout_secs: as given.
-        overlap: how many transactions may be under way while the next one is filled.
+    """The upload of what one process writes of one item. ``sent`` gets the size of each file that the store
+    has acknowledged; ``timeout_secs`` limits one file or transaction, from when the one before it was done.
     """
 
     def __init__(
@@ -71,8 +56,8 @@ class Upload:
     ) -> None:
         self._sent = sent
         self.timeout_secs = timeout_secs
-        self.metadata: dict[str, bytes] = {}
-        self.overlap = _OVERLAP if database.sent_to else 0
+        self.metadata: dict[str, bytes] = {}  # of arrays, by key; filled by the writer
+        self.overlap = _OVERLAP if database.sent_to else 0  # under way while the next is filled
         self.database = database
         self._mine = database.of_process(process, process_count)
         self._target = target
@@ -81,14 +66,13 @@ class Upload:
             ts.KvStore.open(database.location.spec(), context=context()), "opening memory"
         )
         self._store: Any = settled(open_store(target, context), f"{target.path}: cannot open")
-        self.files: dict[str, FileRecord] = {}
+        self.files: dict[str, FileRecord] = {}  # that were uploaded, by path in the item
         self._sending: deque[tuple[str, Any]] = deque()
         self._under_way_bytes = 0
 
     def committed(self, size_bytes: int) -> None:
         """Called after the commit of a transaction: uploads the data files that are in memory.
-
-        Blocks while much is on its way, but not until the store has all of it: ``complete`` does.
+        Blocks while much is on its way, but not until the store has all of it, as ``complete`` does.
         """
         if self.database.sent_to is None:
             self._send(self._names(f"{self._mine.values_in}d/"))

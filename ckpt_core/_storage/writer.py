@@ -48,25 +48,15 @@ KeyRun = tuple[bytes, bytes]
 
 @dataclass(slots=True)
 class ArrayToWrite:
-    """One array, and the pieces of it that this process writes.
+    """One array, and the pieces of it that this process writes."""
 
-    Attributes:
-        name: name in the database.
-        spec: dtype and shape.
-        chunk: shape of its chunks.
-        pieces: regions with their values. No list, which the garbage collector would look after.
-        size_bytes: total size of the pieces.
-        codec: name of its compression, or None.
-        source: weak reference to the ``jax.Array`` from which the values were copied, or None.
-    """
-
-    name: str
+    name: str  # in the database
     spec: LeafSpec
     chunk: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-    size_bytes: int
+    pieces: tuple[Piece, ...]  # regions and values; no list, for the garbage collector's sake
+    size_bytes: int  # of the pieces
     codec: str | None = None
-    source: Any = None
+    source: Any = None  # weak reference to the ``jax.Array`` that the values were copied from
 
     @property
     def stored(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str | None]:
@@ -75,19 +65,9 @@ class ArrayToWrite:
 
 
 class ArrayWriter:
-    """Writes this process's arrays of one item; nothing is durable before ``finish``.
-
-    Args:
-        item: the item's database.
-        process: index of this process.
-        process_count: number of processes. A single process writes the item's database directly,
-            with data files in the folder of process 0, so that no merge is needed.
-        context: TensorStore context of the save.
-        max_host_bytes: maximum size of a transaction, which keeps its values in memory until it is
-            committed; a larger save is split into several.
-        upload: gets each transaction; takes the data files of a database in memory.
-        write_file: writes a file, durable if the context is: its path, relative to the item and with a slash before it,
-            and its content. None in an object store.
+    """Writes this process's arrays of one item; nothing is durable before ``finish``. A transaction keeps its values in memory
+    until it is committed, so a save larger than ``max_host_bytes`` is split into several; ``upload`` gets each. ``write_file``
+    (None in an object store) writes a file, durable if the context is, at a path relative to the item that begins with a slash.
     """
 
     def __init__(
@@ -123,12 +103,7 @@ class ArrayWriter:
         self._writes: list[Any] = []
 
     def take_over(self, child: str, runs: Sequence[KeyRun]) -> None:
-        """Queues copies of index entries from a database in a directory below; copies no data.
-
-        Args:
-            child: the directory, relative to this database.
-            runs: runs of keys to copy.
-        """
+        """Queues copies of index entries, for these runs of keys, from a database in the directory ``child`` below; copies no data."""
         doing = f"taking over {child}"
         spec = database_spec(self._database.location / child)
         source = settled(ts.KvStore.open(spec, context=self._context), doing)
@@ -138,12 +113,8 @@ class ArrayWriter:
             settled(source.experimental_copy_range_to(self._keys, taken), doing)
 
     def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, tuple[int, ...]]:
-        """Starts writing arrays; their values must not change until ``finish``. Many small ones are written at its end.
-
-        Clears the ``pieces`` of small arrays, whose values are written or copied.
-
-        Returns:
-            Chunk key -> checksums of its blocks.
+        """Starts writing arrays and gives chunk key -> checksums of its blocks; their values must not change until ``finish``.
+        Many small ones are written when it returns. Clears the ``pieces`` of small arrays, which are written or copied.
         """
         checksums: dict[str, tuple[int, ...]] = {}
         many: list[ArrayToWrite] = []
@@ -274,10 +245,7 @@ class ArrayWriter:
             self.take_over(child, [(min(encoded), max(encoded))])
 
     def _put_large(self, array: ArrayToWrite) -> None:
-        """Queues the regions of an array; TensorStore references the values without copying them.
-
-        Compressed data stays in memory until its transaction is committed.
-        """
+        """Queues the regions of an array, which TensorStore references without a copy; compressed data is in memory until it is committed."""
         name = array.name
         store: Any = ts.open(
             {
@@ -317,11 +285,7 @@ class ArrayWriter:
         self._committing.append((self._transaction.commit_async(), self._held_bytes))
 
     def finish(self, watch: Callable[[], None] | None = None) -> None:
-        """Blocks until all started writes are in the database, and durable if the context is.
-
-        Args:
-            watch: called about every 0.1 s during the wait, for example to report progress.
-        """
+        """Blocks until all started writes are in the database, and durable if the context is; calls ``watch`` about every 0.1 s meanwhile."""
         while watch is not None and self._committing:
             with contextlib.suppress(TimeoutError):
                 self._committing[-1][0].exception(timeout=_WATCH_SECS)
@@ -377,15 +341,8 @@ def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piec
 
 
 def merge(item: NewDatabase, process_count: int, context: StoreContext) -> None:
-    """Creates the item's database from those of all processes, without copying data.
-
-    Called on process 0, after all processes have written.
-
-    Args:
-        item: the item's database.
-        process_count: number of processes, each with a database ``ocdbt.process_<i>``.
-        context: the context with which this process wrote: TensorStore copies index entries only
-            between databases of one context.
+    """Creates the item's database from those of all processes, without copying data; called on process 0, after all have written.
+    It takes the context with which this process wrote: TensorStore copies index entries only between databases of one context.
     """
     processes = range(process_count)
     add(item, (item.of_process(process, process_count) for process in processes), context)

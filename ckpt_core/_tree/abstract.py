@@ -12,15 +12,8 @@ from ckpt_core._tree.flatten import Path
 
 
 def as_abstract(leaf: Any) -> Any:
-    """A ``jax.ShapeDtypeStruct`` for an object with ``shape`` and ``dtype``; anything else as it is.
-
-    A ``sharding`` that is none of jax's is ignored, and so is one that jax cannot use for the shape.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from ckpt_core._tree.abstract import as_abstract
-        >>> as_abstract(SimpleNamespace(shape=(2,), dtype="float32"))
-        ShapeDtypeStruct(shape=(2,), dtype=float32)
+    """A ``jax.ShapeDtypeStruct`` for an object with ``shape`` and ``dtype``; anything else as it is, also one with a sharding
+    of jax that does not fit the shape. A ``sharding`` that is none of jax's is ignored.
     """
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
         return leaf
@@ -37,12 +30,7 @@ def as_abstract(leaf: Any) -> Any:
 
 
 class Placeholders:
-    """The places of a target that hold ``...``: what was saved there is left out.
-
-    Args:
-        paths: paths of all leaves of the target.
-        leaves: its leaves.
-    """
+    """The places of a target that hold ``...``: what was saved there is left out."""
 
     def __init__(self, paths: Sequence[Path], leaves: Sequence[Any]) -> None:
         found = [path for path, leaf in zip(paths, leaves, strict=True) if leaf is ...]

@@ -16,22 +16,10 @@ from ckpt_core._tree.static import NotPlain, static_fields
 def unflatten(
     root: Node, leaves: Iterable[Any], *, resolve: Callable[[Node], Any] | None = None
 ) -> Any:
-    """A tree with the structure ``root`` and these leaves; the inverse of ``flatten``.
-
-    Args:
-        root: a node of ``flatten(keep=True)``, which rebuilds the same container types, or one read
-            from disk, for which builtin containers are made.
-        leaves: one value per leaf, in the order of ``flatten``.
-        resolve: for nodes without ``make`` that name a class: returns the function that builds the
-            object from its children, or None for the default (a dict of fields).
-
-    Example:
-        >>> from ckpt_core._tree import flatten, unflatten
-        >>> flat = flatten({"layers": [1, (2, None)]}, keep=True)
-        >>> flat.leaves
-        [1, 2]
-        >>> unflatten(flat.root, [10, 20])
-        {'layers': [10, (20, None)]}
+    """A tree with the structure ``root`` and these leaves; the inverse of ``flatten``. A node of ``flatten(keep=True)``
+    rebuilds the same container types; for one read from disk, builtin containers are made. ``resolve`` is asked for nodes
+    without ``make`` that name a class: it gives the function of the children that builds the object, or None for a dict of
+    fields.
     """
     return _build(root, iter(leaves), resolve)
 
@@ -111,11 +99,9 @@ TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
 
 
 def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
-    """The function that rebuilds a saved NamedTuple or dataclass from its children, or None.
-
-    Uses only classes of modules that are already imported, and public classes of ``TRUSTED_ROOTS``:
-    a checkpoint never decides what is imported. A class is used only if its fields are the saved
-    ones.
+    """The function that rebuilds a saved NamedTuple or dataclass from its children, or None. Uses only classes of modules that
+    are already imported, and public classes of ``TRUSTED_ROOTS``: a checkpoint never decides what is imported. A class is used
+    only if its fields are the saved ones.
     """
     module_name, _, qualname = node.type_name.partition(":")
     try:

@@ -18,25 +18,10 @@ def casts_at_once(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
 def converted(
     array: Array, dtype: np.dtype[Any], *, rounds: bool = True, overflows: bool = True
 ) -> tuple[Array, Array]:
-    """The array in another dtype, and those of its values that are lost.
-
-    Between floats numbers round, and beyond the largest they become infinite, as in ``astype``; a fraction is cut
-    off on the way to an integer. Lost is what would become another number than that: an integer that the wanted
-    dtype does not hold, NaN and what is too large where integers are wanted.
-
-    Args:
-        array: the values, not complex if ``dtype`` is not.
-        dtype: what is wanted.
-        rounds: False: a float that changes its value is lost, too.
-        overflows: False: a finite float that becomes infinite is lost, too.
-
-    Example:
-        >>> import ml_dtypes, numpy as np
-        >>> from ckpt_core._tree.casts import converted
-        >>> converted(np.array([7, 8, -8, 300]), np.dtype(ml_dtypes.int4))[1].tolist()
-        [8, 300]
-        >>> converted(np.array([2**53, 2**53 + 1]), np.dtype("float64"))[1].tolist()
-        [9007199254740993]
+    """The array in another dtype, and those of its values that are lost. Between floats numbers round, and beyond the largest
+    they become infinite, as in ``astype``; a fraction is cut off on the way to an integer. Lost are integers that the wanted
+    dtype does not hold, and NaN and what is too large where integers are wanted. With ``rounds=False`` a float that changes its
+    value is lost, too; with ``overflows=False`` a finite one that becomes infinite. A complex array needs a complex dtype.
     """
     if array.dtype == dtype:
         return array, array.reshape(-1)[:0]

@@ -43,18 +43,10 @@ Named = tuple[str, str]
 
 
 def function_name(value: Any) -> str | None:
-    """``module:qualname`` of a function, a transformed function or a class; None for anything else.
-
-    For a ``functools.partial``, or an object that only wraps functions, the arguments follow in
-    parentheses. If a wrapper does not take the name of the function it transforms (as ``jax.vmap``
-    sometimes), that name follows after `` of ``. None for a bound method, whose object may be
-    state.
-
-    Example:
-        >>> import functools, math
-        >>> from ckpt_core._tree.code import function_name
-        >>> function_name(math.sqrt), function_name(functools.partial(math.pow, 2.0))
-        ('math:sqrt', 'math:pow(2.0)')
+    """``module:qualname`` of a function, a transformed function or a class; None for anything else. For a
+    ``functools.partial``, or an object that only wraps functions, the arguments follow in parentheses: ``math:pow(2.0)``. If a
+    wrapper does not take the name of the function it transforms (as ``jax.vmap`` sometimes), that follows after `` of ``. None
+    for a bound method: its object may be state.
     """
     named = _named(value, ())
     return None if named is None else _joined(named)
@@ -103,18 +95,9 @@ def advice_for(value: Any) -> str:
 
 
 def same_function(one: str, other: str) -> bool:
-    """Whether two names may denote the same function.
-
-    Compares root package and qualified name only, since packages move functions between private
-    modules. ``__main__`` equals any package: a script in one program may be a module in another. A
+    """Whether two names may denote the same function. Compares root package and qualified name only, since packages move
+    functions between private modules. ``__main__`` equals any package: a script in one program may be a module in another. A
     name written by an earlier version, without `` of ``, equals a name with it.
-
-    Example:
-        >>> from ckpt_core._tree.code import same_function
-        >>> same_function("jax._src.nn:relu", "jax.nn.functions:relu")
-        True
-        >>> same_function("jax.nn:relu", "jax.nn:gelu")
-        False
     """
     (one_text, one_roots), (other_text, other_roots) = _parts(one), _parts(other)
     short, long = sorted((one_text, other_text), key=len)
@@ -289,10 +272,9 @@ class _Empty:
 
 
 def _sentinel_name(value: Any) -> str | None:
-    """``module:qualname()`` of the class of a sentinel: an object without state; else None.
-
-    For example the placeholder for a tied weight (``equinox.nn.Shared``). The class must be
-    importable by its name, and have no attributes, no methods and no C-level fields.
+    """``module:qualname()`` of the class of a sentinel, an object without state; else None. One is the placeholder for a tied
+    weight (``equinox.nn.Shared``). The class must be importable by its name, and have no attributes, no methods and no C-level
+    fields.
     """
     cls = type(value)
     if cls.__module__ == "builtins" or cls.__basicsize__ > _Empty.__basicsize__ or callable(value):

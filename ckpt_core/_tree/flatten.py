@@ -38,28 +38,18 @@ _PRIMITIVES = (int, float, bool, complex, str, bytes, type(None))
 
 @frozen(slots=True)
 class Node:
-    """One node of a tree's structure: the type of the container, and how to rebuild it.
+    """One node of a tree's structure: the type of the container, and how to rebuild it."""
 
-    Attributes:
-        kind: ``leaf``, ``none``, ``dict``, ``ordered``, ``list``, ``tuple``, ``namedtuple``,
-            ``dataclass``, ``custom`` (a registered pytree node), ``code`` (a function inside one,
-            which is not state) or ``expanded`` (a live object whose state an adapter returned).
-        keys: one path entry per child.
-        children: the child nodes, in the order of ``keys``.
-        type_name: ``module:qualname`` of the class or function, for kinds that have one. For a leaf
-            or an expanded node: the extra key under which Orbax's trees have the value, see
-            ``Below``.
-        make: rebuilds the container from its children; None if the node was read from disk. Ignored
-            when nodes are compared.
-        static: static fields of a ``custom`` node, as JSON (``static_text``).
-    """
-
+    # ``leaf``, ``none``, ``dict``, ``ordered``, ``list``, ``tuple``, ``namedtuple``, ``dataclass``, ``custom`` (a registered
+    # pytree node), ``code`` (a function in one, which is no state), ``expanded`` (a live object with the state of its adapter).
     kind: str
-    keys: Path = ()
+    keys: Path = ()  # one path entry per child
     children: tuple[Node, ...] = ()
+    # ``module:qualname`` of a class or function; of a leaf or expanded node, the key of ``Below``.
     type_name: str = ""
+    # Rebuilds the container from its children; None if the node was read from disk.
     make: Callable[[list[Any]], Any] | None = field(default=None, compare=False)
-    static: str = ""
+    static: str = ""  # static fields of a ``custom`` node, as JSON (``static_text``)
 
 
 LEAF = Node("leaf")
@@ -67,11 +57,9 @@ NONE = Node("none")
 
 
 class Below:
-    """Wrapper, in a tree to flatten, of a value that Orbax's trees have one key deeper.
-
-    To Orbax, an NNX Variable is a node with the child ``value``. Paths, which users see, omit that
-    key; stored array names, which Orbax reads, contain it. The value's node is a ``leaf`` or
-    ``expanded`` node with the key as its ``type_name``.
+    """Wrapper, in a tree to flatten, of a value that Orbax's trees have one key deeper: to Orbax, an NNX Variable is a node
+    with the child ``value``. Paths, which users see, omit that key; stored array names, which Orbax reads, contain it. The
+    value's ``leaf`` or ``expanded`` node has the key as its ``type_name``.
     """
 
     __slots__ = ("key", "value")
@@ -115,17 +103,8 @@ def array_name(path: Path) -> str:
 
 
 def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
-    """For each leaf, its path in Orbax's own trees of the same objects: with the keys that our paths omit (``Below``).
-
-    Args:
-        root: the structure.
-        paths: paths of its leaves, in order; returned unchanged if no leaf has an omitted key.
-
-    Example:
-        >>> from ckpt_core._tree import Below, flatten, stored_paths
-        >>> flat = flatten({"kernel": Below("value", 1.5), "step": 3})
-        >>> flat.paths, stored_paths(flat.root, flat.paths)
-        ([('kernel',), ('step',)], [('kernel', 'value'), ('step',)])
+    """For each leaf, its path in Orbax's own trees of the same objects, with the keys that our paths omit (``Below``);
+    ``paths`` itself if no leaf has one.
     """
     if not any_node(root, lambda node: node.kind in ("leaf", "expanded") and node.type_name != ""):
         return paths
@@ -161,28 +140,11 @@ def flatten(
     keep: bool = False,
     saving: bool = False,
 ) -> FlatTree:
-    """Paths, leaves and structure of a tree.
-
-    Args:
-        tree: any nesting of dicts (keys are str, int, or tuples of them), lists, tuples,
-            NamedTuples, dataclasses and registered pytree nodes. None belongs to the structure.
-        expand: called for all but arrays, plain values, dicts, lists and tuples: returns ``(state,
-            finish)``, the tree to flatten in the object's place and the function that makes the
-            object's value from a new state; or None.
-        keep: set ``Node.make``, so that ``unflatten`` rebuilds the same container types.
-        saving: raise for objects of which a checkpoint would store nothing.
-
-    Raises:
-        UnsupportedLeaf: an unsupported dictionary key, nesting beyond MAX_DEPTH or Python's
-            recursion limit, or a container that contains itself.
-
-    Example:
-        >>> from ckpt_core._tree import flatten
-        >>> flat = flatten({"w": 1.5, "layers": [2, None, (3,)]})
-        >>> flat.paths, flat.leaves
-        ([('w',), ('layers', 0), ('layers', 2, 0)], [1.5, 2, 3])
-        >>> flat.root.kind, flat.root.keys, [node.kind for node in flat.root.children[1].children]
-        ('dict', ('w', 'layers'), ['leaf', 'none', 'tuple'])
+    """Paths, leaves and structure of a tree; None belongs to the structure. ``expand`` is called for all but arrays, plain
+    values, dicts, lists and tuples. It gives the tree to flatten in the object's place and the function that makes the object's
+    value from a new state; or None. ``keep`` sets ``Node.make``, for ``unflatten``. ``saving`` raises for objects without
+    anything to store. Raises UnsupportedLeaf for an unsupported dictionary key, a container that contains itself, or nesting
+    beyond MAX_DEPTH or Python's recursion limit.
     """
     walk = _Walk(expand, keep, saving)
     try:

@@ -13,20 +13,7 @@ _DICTS = ("dict", "ordered")
 
 
 class GrownTree:
-    """A tree that grows by parts; dictionaries at the same path are joined, everything else comes whole.
-
-    Example:
-        >>> from ckpt_core._tree import flatten
-        >>> from ckpt_core._tree.grow import GrownTree
-        >>> grown = GrownTree()
-        >>> for part in {"a": {"x": 1}}, {"b": 3}, {"a": {"y": 2}}:
-        ...     flat = flatten(part)
-        ...     assert grown.clash(flat.root) is None
-        ...     grown.add(flat.root, flat.leaves)
-        >>> root, leaves = grown.whole()
-        >>> root.keys, leaves
-        (('a', 'b'), [1, 2, 3])
-    """
+    """A tree that grows by parts; dictionaries at the same path are joined, everything else comes whole."""
 
     def __init__(self) -> None:
         self._top: _Part | None = None
@@ -51,12 +38,7 @@ class GrownTree:
 
 
 class _Part:
-    """A node of the grown tree.
-
-    Args:
-        node: its structure.
-        left: leaves, of which it takes its own.
-    """
+    """A node of the grown tree; takes its own leaves from ``left``."""
 
     __slots__ = ("children", "leaves", "node")
 

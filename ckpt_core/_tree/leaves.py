@@ -81,20 +81,13 @@ KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
 @frozen
 class LeafSpec:
-    """Kind, dtype and shape of a leaf.
+    """Kind, dtype and shape of a leaf."""
 
-    Attributes:
-        kind: ``jax``, ``numpy``, ``key``, ``numpy_scalar``, ``int``, ``float``, ``bool``,
-            ``complex``, ``bytes``, or one of TEXT_KINDS.
-        dtype: name of the element dtype; for a key the PRNG implementation; empty for text.
-        shape: logical shape; for a key array the shape of the keys, without their uint32 words.
-        detail: ``weak`` for a weakly typed jax scalar, the bit generator's name for a Generator,
-            ``>`` for a big-endian numpy array.
-    """
-
+    # ``jax``, ``numpy``, ``key``, ``numpy_scalar``, ``int``, ``float``, ``bool``, ``complex``, ``bytes``, or one of TEXT_KINDS.
     kind: str
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
+    dtype: str = ""  # of the elements; of a key the PRNG implementation; empty for text
+    shape: tuple[int, ...] = ()  # of a key array without the uint32 words of a key
+    # ``weak``: a weakly typed jax scalar; the bit generator's name of a Generator; ``>``: a big-endian numpy array.
     detail: str = ""
 
     def __hash__(self) -> int:
@@ -140,11 +133,7 @@ class LeafSpec:
 
 
 def dtype_from_name(name: str) -> np.dtype[Any]:
-    """The numpy or ml_dtypes dtype of that name.
-
-    Raises:
-        ValueError: checkpoints do not support the dtype.
-    """
+    """The numpy or ml_dtypes dtype of that name; raises ValueError if no checkpoint holds it."""
     found = _DTYPES.get(name)
     if found is None:
         raise ValueError(f"dtype {name!r} is not one that a checkpoint holds")
@@ -186,20 +175,8 @@ def is_key_dtype(dtype: Any) -> bool:
 
 
 def describe(leaf: Any, path: Path) -> LeafSpec:
-    """The ``LeafSpec`` of a leaf; does not read its data.
-
-    Args:
-        leaf: the value, or a ``jax.ShapeDtypeStruct``.
-        path: path of the leaf, for messages.
-
-    Raises:
-        UnsupportedLeaf: the value cannot be saved; the message has path, type and advice.
-
-    Example:
-        >>> import numpy as np
-        >>> from ckpt_core._tree.leaves import describe
-        >>> str(describe(np.zeros((2, 3), "float32"), ("w",))), describe(7, ("step",)).kind
-        ('float32[2,3]', 'int')
+    """The ``LeafSpec`` of a value or a ``jax.ShapeDtypeStruct``; does not read its data. Raises UnsupportedLeaf with path, type
+    and advice if the value cannot be saved.
     """
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         if isinstance(leaf, jax.core.Tracer):
@@ -313,10 +290,8 @@ _MOST_SEED_WORDS = 2**24
 
 
 def from_text(text: str, spec: LeafSpec) -> Any:
-    """The leaf from its text; the inverse of ``to_text``.
-
-    Raises:
-        ValueError, KeyError, TypeError: the text is not a valid state of this kind.
+    """The leaf from its text; the inverse of ``to_text``. Raises ValueError, KeyError or TypeError if the text is not a valid
+    state of this kind.
     """
     match spec.kind:
         case "str":

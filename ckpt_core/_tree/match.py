@@ -16,35 +16,23 @@ from ckpt_core._tree.patterns import Named, Select
 
 @frozen
 class MatchRules:
-    """How strictly saved and wanted leaves must agree.
+    """How strictly saved and wanted leaves must agree."""
 
-    Attributes:
-        rename: saved path -> wanted path, both as text.
-        cast: whether to convert a saved dtype to the wanted one, instead of a mismatch.
-        missing: for wanted leaves that were not saved: ``error``, or ``keep`` the target's value.
-        unexpected: for saved leaves that are not wanted: ``error`` or ``ignore``.
-        loose_keys: the keys ``"0"`` and ``0`` are equal, because Orbax's trees store no key types.
-    """
-
-    rename: Callable[[str], str] | None = None
-    cast: bool = False
-    missing: str = "error"
-    unexpected: str = "error"
-    loose_keys: bool = False
+    rename: Callable[[str], str] | None = None  # saved path -> wanted path, both as text
+    cast: bool = False  # convert a saved dtype to the wanted one, instead of a mismatch
+    missing: str = "error"  # wanted but not saved: ``error``, or ``keep`` the target's value
+    unexpected: str = "error"  # saved but not wanted: ``error`` or ``ignore``
+    loose_keys: bool = False  # ``"0"`` and ``0`` are equal: Orbax's trees store no key types
 
 
 @dataclass
 class Match:
-    """The result of ``match``.
+    """The result of ``match``."""
 
-    Attributes:
-        source: per wanted leaf, the index of its saved leaf, or None to keep the target's value.
-        mismatches: all errors.
-        missing, unexpected, cast: paths of such leaves, for the report; errors or not.
-    """
-
+    # Per wanted leaf, the index of its saved leaf; None keeps the target's value.
     source: list[int | None] = field(default_factory=list[int | None])
     mismatches: list[Mismatch] = field(default_factory=list[Mismatch])
+    # Paths, for the report; errors or not.
     missing: list[str] = field(default_factory=list[str])
     unexpected: list[str] = field(default_factory=list[str])
     cast: list[str] = field(default_factory=list[str])
@@ -58,23 +46,8 @@ def match(
     selected: Select | None = None,
     item: str | None = None,
 ) -> Match:
-    """Pairs saved and wanted leaves by path.
-
-    Args:
-        saved: path and spec of each leaf of the checkpoint.
-        wanted: path and spec of each leaf of the target; a None spec accepts any saved leaf.
-        rules: how strictly they must agree.
-        selected: other leaves keep the target's value, and are neither missing nor unexpected.
-        item: name of the item, for messages.
-
-    Example:
-        >>> from ckpt_core._tree.leaves import LeafSpec
-        >>> from ckpt_core._tree.match import MatchRules, match
-        >>> f32 = LeafSpec("jax", "float32", (2,))
-        >>> saved, wanted = [(("b",), f32), (("w",), f32)], [(("w",), f32), (("v",), f32)]
-        >>> found = match(saved, wanted, MatchRules())
-        >>> found.source, found.missing, found.unexpected
-        ([1, None], ['v'], ['b'])
+    """Pairs saved and wanted leaves by path; a wanted spec of None accepts any saved leaf. Leaves that are not ``selected``
+    keep the target's value, and are neither missing nor unexpected.
     """
     result = Match()
     # The text of a renamed path cannot distinguish the keys "0" and 0.
@@ -241,32 +214,19 @@ def positions_of(
 
 
 def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
-    """The function from saved to wanted paths for the argument ``rename=``.
-
-    A mapping replaces whole leading entries; of several matches, the longest is used.
-
-    Example:
-        >>> from ckpt_core._tree.match import renamer
-        >>> rename = renamer({"encoder": "backbone"})
-        >>> rename("encoder/w"), rename("encoder2/w")
-        ('backbone/w', 'encoder2/w')
+    """The function from saved to wanted paths for the argument ``rename=``. A mapping replaces whole leading entries; of
+    several matches, the longest is used.
     """
     return Renames(rename) if isinstance(rename, Mapping) else rename
 
 
 class Idle(NamedTuple):
-    """An entry of ``rename=`` that matches no saved path.
-
-    Attributes:
-        old, new: the entry.
-        nearest: the most similar saved path or leading part of one, or None.
-        done: whether ``new`` was saved, so that the rename is unnecessary.
-    """
+    """An entry of ``rename=`` that matches no saved path."""
 
     old: str
     new: str
-    nearest: str | None
-    done: bool
+    nearest: str | None  # the most similar saved path, or leading part of one
+    done: bool  # ``new`` was saved: the rename is unnecessary
 
 
 class Renames:

@@ -35,12 +35,7 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
 
 
 class Named:
-    """Selects leaves by exact paths; called with a path and a spec.
-
-    Args:
-        names: paths as text.
-        item: name of the item that has the leaves.
-    """
+    """Selects leaves of ``item`` by exact paths as text; called with a path and a spec."""
 
     def __init__(self, names: frozenset[str], item: str) -> None:
         self._names = names
@@ -84,16 +79,8 @@ _INTEGER = re.compile(r"-?[0-9]{1,4000}")
 def selector(
     only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str
 ) -> Select | None:
-    """The predicate for the argument ``only=``; None selects all leaves.
-
-    A pattern matches if it matches the path inside the item, or ``item/path``.
-
-    Example:
-        >>> from ckpt_core._tree.leaves import LeafSpec
-        >>> from ckpt_core._tree.patterns import selector
-        >>> wanted = selector("params/**", item="state")
-        >>> wanted(("params", "w"), LeafSpec("int")), wanted(("opt", "w"), LeafSpec("int"))
-        (True, False)
+    """The predicate for the argument ``only=``; None selects all leaves. A pattern matches if it matches the path inside the
+    item, or ``item/path``.
     """
     if only is None:
         return None
@@ -115,26 +102,15 @@ def selector(
 
 
 def read_again(only: Any) -> Any:
-    """The argument ``only=`` as a value of its own that can be read more than once.
-
-    It is read for every item, and by a background load after the caller has gone on.
+    """The argument ``only=`` as a value of its own that can be read more than once: it is read for every item, and by a
+    background load after the call has returned.
     """
     once = isinstance(only, Iterator | list | set | frozenset)
     return list(only) if once and not callable(only) else only
 
 
 def idle_patterns(only: Any, trees: Iterable[tuple[str, Iterable[Path]]]) -> list[str]:
-    """The patterns in ``only=`` that match no leaf of any tree: each of them is a mistake.
-
-    Args:
-        only: the argument; anything but patterns has none.
-        trees: name of each item, and paths of its leaves.
-
-    Example:
-        >>> from ckpt_core._tree.patterns import idle_patterns
-        >>> idle_patterns(["params", "step"], [("state", [("params", "w"), ("step",)])])
-        ['params']
-    """
+    """The patterns in ``only=`` that match no leaf of any tree, given by item name and paths: each of them is a mistake."""
     texts = [only] if isinstance(only, str) else only
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return []
@@ -154,16 +130,8 @@ _MOST_PATTERNS = 4
 
 
 def patterns_of(chosen: Sequence[int], paths: Sequence[Path]) -> list[str]:
-    """Patterns that match these leaves and no others; few if the leaves stand together or have one name.
-
-    Args:
-        chosen: indices of the leaves.
-        paths: of all leaves.
-
-    Example:
-        >>> from ckpt_core._tree.patterns import patterns_of
-        >>> patterns_of([0, 1], [("rngs", "key"), ("rngs", "count"), ("w",)])
-        ['rngs/**']
+    """Patterns that match the ``chosen`` leaves and no others, like ``rngs/**``; few if the leaves stand together or have one
+    name.
     """
     wanted = {*chosen}
     others = [path for n, path in enumerate(paths) if n not in wanted]

@@ -33,19 +33,8 @@ class NotPlain(ValueError):
 
 
 def static_text(value: Any, children: Sequence[str] | None, *, names_function: bool) -> str:
-    """The static parts of an object as JSON text; empty if there are none.
-
-    Args:
-        value: an object of a registered class.
-        children: names of its children if they are field names, else None.
-        names_function: whether to record the name of the function that it wraps, if any.
-
-    Example:
-        >>> import dataclasses
-        >>> from ckpt_core._tree.static import static_text
-        >>> Linear = dataclasses.make_dataclass("Linear", ["weight", "width"])
-        >>> static_text(Linear([1.0], 8), ["weight"], names_function=False)
-        '{"fields":{"width":8}}'
+    """The static parts of an object of a registered class as JSON text, like ``{"fields":{"width":8}}``; empty if there are
+    none. ``children`` are the names of its children if they are field names, else None.
     """
     described: dict[str, Any] = {}
     if children is not None and (fields := recorded_fields(value, children)):
@@ -82,11 +71,7 @@ def _static_names(cls: type, children: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def checked_static(value: Any) -> str:
-    """The static parts in a record, validated and as text.
-
-    Raises:
-        ValueError: ``static_text`` never writes such a value.
-    """
+    """The static parts in a record, validated and as text; raises ValueError for what ``static_text`` never writes."""
     if not isinstance(value, dict) or not value.keys() <= _MEMBERS:
         raise ValueError(f"impossible static fields {str(value)[:80]}")
     fields: Any = value.get("fields", {})
@@ -100,11 +85,7 @@ def checked_static(value: Any) -> str:
 
 
 def static_fields(text: str) -> dict[str, Any]:
-    """Name -> value of the static fields in a text.
-
-    Raises:
-        NotPlain: a field needs an enum class or dtype that this process does not have.
-    """
+    """The static fields in a text, by name; raises NotPlain if one needs an enum class or dtype that this process does not have."""
     fields = json.loads(text).get("fields", {}) if text else {}
     try:
         return {name: _load(field) for name, field in fields.items()}
@@ -161,11 +142,7 @@ def _check(value: Any, depth: int) -> None:
 
 
 def _load(value: Any) -> Any:
-    """The value that ``_dump`` wrote.
-
-    Raises:
-        ValueError, OverflowError: ``_dump`` never writes this.
-    """
+    """The value that ``_dump`` wrote; raises ValueError or OverflowError for what it never writes."""
     if not isinstance(value, list):
         return value
     match value:

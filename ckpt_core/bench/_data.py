@@ -44,10 +44,9 @@ def make_mesh(config: MeshConfig | None) -> Any:
 
 
 def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
-    """What puts the data of a configuration, which is made once on the host, onto a mesh as new jax arrays.
-
-    Every run gets new ones: an array that was saved before may have cached its host copy, and one that
-    was restored may share memory with the data that was read.
+    """A function that puts the data of a configuration onto a mesh as new jax arrays. Every run gets new ones: an array
+    that was saved before may have cached its host copy, and one that was restored may share memory with the data that was
+    read.
     """
     if config.path is not None:
         path, sharding = config.path, config.sharding_config_path
@@ -104,13 +103,9 @@ def _put(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def load_onto(path: str, sharding_path: str | None) -> Any:
-    """Loads a checkpoint onto the shardings in a file, or onto those it was saved with.
-
-    The file maps ``a.b.c`` to ``{"shape", "dtype", "sharding": {"mesh": {"shape", "axes"},
-    "spec"}}``, as Orbax's framework writes it.
-
-    Raises:
-        ConfigError: the file lacks a leaf, or gives another shape or dtype for one.
+    """A checkpoint, loaded onto the shardings in a file or onto those it was saved with. The file maps ``a.b.c`` to
+    ``{"shape", "dtype", "sharding": {"mesh": {"shape", "axes"}, "spec"}}``, as Orbax's framework writes it; ConfigError
+    if it does not fit the checkpoint.
     """
     if sharding_path is None:
         return ckpt.load(path)

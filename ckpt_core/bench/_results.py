@@ -18,25 +18,18 @@ WARM_UP, TRACED, COUNTED = "warm-up", "traced", "counted"
 
 @frozen
 class Run:
-    """One run of one case.
-
-    Attributes:
-        kind: ``counted``; or ``warm-up`` or ``traced``, which are left out of the statistics.
-        values: operation -> metric -> values, combined over all processes (see ``over_hosts``).
-        hosts: the values of each process.
-        error: the exception in one line; None if the run succeeded.
-        details: the traceback.
-    """
+    """One run of one case."""
 
     case: str
-    kind: str
+    kind: str  # counted; or warm-up or traced, which the statistics leave out
     repeat: int
     started_unix_secs: float
+    # operation -> metric -> values, combined over all processes (see over_hosts)
     values: Values = field(default_factory=dict[str, dict[str, list[float]]])
-    hosts: tuple[Values, ...] = ()
+    hosts: tuple[Values, ...] = ()  # the values of each process
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
-    error: str | None = None
-    details: str | None = None
+    error: str | None = None  # the exception in one line
+    details: str | None = None  # the traceback
     skipped: str | None = None
 
 

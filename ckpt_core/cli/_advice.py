@@ -21,17 +21,8 @@ _REPLACING = (
 
 
 def typed(text: str, arguments: list[str], app: Any) -> str:
-    """The message of an error with the options of the command that was called.
-
-    Args:
-        text: the message, in which ``item=``, ``overwrite=True`` or ``exclude=['a', 'b']`` may stand.
-        arguments: what was typed, beginning with the name of the command.
-        app: the Typer application.
-
-    Example:
-        >>> from ckpt_core.cli import _advice, _app
-        >>> _advice.typed("say which with item=, of a, b", ["export"], _app.app)
-        'say which with --item, of a, b'
+    """The message of an error with the options of the command for Python's arguments: ``item=`` becomes ``--item``.
+    ``arguments`` are what was typed, beginning with the name of the command.
     """
     options = _options(arguments, app)
     if "overwrite" not in options:

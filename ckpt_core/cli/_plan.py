@@ -22,30 +22,18 @@ from ckpt_core.cli._text import console, counted, escape, print_json, size
 
 @frozen
 class Question:
-    """What the user said; checked.
-
-    Attributes:
-        directory, local: where checkpoints are to be, and the fast directory before it.
-        state_bytes: that each host saves.
-        step_secs: of a training step.
-        failure_secs: mean time between failures of the whole job.
-        lost_hosts: share of failures that take the fast directory with them.
-        start_secs: from a failure until the restore begins.
-        slowdown: share by which training is slower while a save is written.
-        host_bytes_per_sec: from the devices to the host; None to measure a copy in memory.
-        probe_bytes: how much is written and read.
-    """
+    """What the user said; checked."""
 
     directory: str
-    local: str | None
-    state_bytes: int
+    local: str | None  # a fast directory before it
+    state_bytes: int  # that each host saves
     step_secs: float
-    failure_secs: float
-    lost_hosts: float
-    start_secs: float
-    slowdown: float
-    host_bytes_per_sec: float | None
-    probe_bytes: int
+    failure_secs: float  # mean time between failures of the whole job
+    lost_hosts: float  # share of failures that take the fast directory with them
+    start_secs: float  # from a failure until the restore begins
+    slowdown: float  # of training while a save is written, 0 to 1
+    host_bytes_per_sec: float | None  # from the devices; None to measure a copy in memory
+    probe_bytes: int  # how much is written and read to measure
 
     def __post_init__(self) -> None:
         for option, value, least, most in (

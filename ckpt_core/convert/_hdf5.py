@@ -18,14 +18,9 @@ _LENGTHS_AT = {0: 14, 1: 14, 2: 10, 3: 10}
 
 
 def refuse_endless_heaps(path: str, begin: int = 0) -> None:
-    """Raises CheckpointCorrupt for a file in which the HDF5 library would go round for ever, deaf to Ctrl-C.
-
-    It walks through the objects of a global heap, where texts are, by the lengths that these say of themselves, and
-    notices neither an object of no length nor one whose length makes it go back (HDF5 2.0).
-
-    Args:
-        path: a file that is HDF5, or holds it uncompressed.
-        begin: where in it HDF5 begins.
+    """Raises CheckpointCorrupt for a file in which the HDF5 library would loop for ever, deaf to Ctrl-C. HDF5 2.0 walks
+    through the objects of a global heap by the lengths stored in them, and notices neither a length of 0 nor one that
+    leads back. ``begin``: where in the file HDF5 begins.
     """
     with open(path, "rb") as stream:
         if stream.seek(0, 2) <= begin + _HEAD_BYTES:

@@ -48,9 +48,8 @@ def _h5py(path: str) -> Any:
 
 @contextlib.contextmanager
 def opened(path: str) -> Generator[Source]:
-    """The variables of a file, in the groups in which Keras stored them; metadata has the version of Keras.
-
-    A model's own files (vocabularies, say) and its configuration stay behind.
+    """The variables of a file, in the groups in which Keras stored them; metadata has the version of Keras. A model's own
+    files (vocabularies) and its configuration stay behind.
     """
     h5py = _h5py(path)
     with contextlib.ExitStack() as stack:
@@ -168,9 +167,8 @@ def _datasets(
     path: tuple[str, ...],
     seen: set[tuple[str, Any]],
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The datasets below a group. A link may name other files, or a group that stands elsewhere: neither is followed.
-
-    ``seen`` gets the groups, and counts what was looked at: groups that stand in each other have paths without end.
+    """The datasets below a group; links to other files or groups are refused. ``seen`` collects the groups and counts
+    what was looked at: groups that stand in each other have paths without end.
     """
     here = ("group", h5py.h5o.get_info(group.id).addr)
     if here in seen or len(path) > _MOST_LEVELS:

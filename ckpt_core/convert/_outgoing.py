@@ -49,16 +49,10 @@ class Choice(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """What is to be written.
+    """What is to be written."""
 
-    Attributes:
-        plan: the tensors, those of large elements first, so that each is aligned.
-        arrays: each tensor with its values, in this order.
-        paths: path of each leaf, and what it is.
-    """
-
-    plan: list[Export]
-    arrays: Arrays
+    plan: list[Export]  # those of large elements first, so that each is aligned
+    arrays: Arrays  # each tensor with its values, in the order of the plan
     paths: list[tuple[Path, LeafSpec]]
 
 

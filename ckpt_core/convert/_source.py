@@ -21,12 +21,8 @@ _PIECE_BYTES = 2**22
 
 
 class Slot:
-    """An array that is not read yet; no dataclass, which would be a tree.
-
-    Attributes:
-        spec: what it is.
-        place: where it is, as its reader understands it.
-        refused: the error to raise if it is not left out.
+    """An array that is not read yet; no dataclass, which would be a tree. Only its reader understands ``place``;
+    ``refused`` is the error to raise unless the leaf is left out.
     """
 
     def __init__(
@@ -37,22 +33,13 @@ class Slot:
 
 @frozen
 class Source:
-    """A tree, part by part.
-
-    Attributes:
-        root: its structure.
-        paths: path of each leaf.
-        leaves: a ``Slot``, or a value that is no array.
-        read: the stored arrays of slots, in order.
-        items: other items that belong to it.
-        metadata: what the file says of itself.
-    """
+    """A tree, part by part."""
 
     root: Node
     paths: Sequence[Path]
-    leaves: Sequence[Any]
-    read: Callable[[Sequence[Slot]], Iterator[Array]]
-    items: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    leaves: Sequence[Any]  # a Slot, or a value that is no array
+    read: Callable[[Sequence[Slot]], Iterator[Array]]  # the stored arrays of slots, in order
+    items: Mapping[str, Any] = field(default_factory=dict[str, Any])  # that belong to the tree
     metadata: Any = None
 
 

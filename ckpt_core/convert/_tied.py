@@ -13,13 +13,8 @@ TIED = "_tied_weights"
 def with_all_names(
     paths: Sequence[Path],
 ) -> tuple[list[Path], list[int]]:
-    """The path of each tensor, and the position of the leaf that holds it; several may be one leaf.
-
-    Example:
-        >>> from ckpt_core.convert._tied import with_all_names
-        >>> paths = [("embed",), ("_tied_weights", "embed", "head")]
-        >>> with_all_names(paths)
-        ([('embed',), ('head',)], [0, 0])
+    """The path of each tensor, and the position of the leaf that holds it: ``("_tied_weights", "embed", "head")`` is the
+    tensor ``head``, in the leaf ``embed``.
     """
     positions = {path: position for position, path in enumerate(paths)}
     found: list[tuple[Path, int]] = []

@@ -46,23 +46,15 @@ class Storage(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A view of memory.
-
-    Attributes:
-        storage: the memory.
-        offset: the first element.
-        shape, strides: as in torch.
-        dtype: of the elements.
-        conj, neg: whether the memory holds the conjugates, or the negatives, of the values.
-    """
+    """A view of a storage, with offset and strides as in torch."""
 
     storage: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
-    conj: bool = False
-    neg: bool = False
+    conj: bool = False  # the storage holds the conjugates of the values
+    neg: bool = False  # the storage holds their negatives
 
 
 class Made:
@@ -94,9 +86,8 @@ def _tensor(
 
 
 def _known(checked: Callable[[Any], Any]) -> dict[str, Any]:
-    """What stands for each name; made anew for each pickle, which might set attributes of it.
-
-    ``checked`` gives a key of a dict, or raises.
+    """What stands for each name; made anew for each pickle, which might set attributes of it. ``checked`` gives a key of
+    a dict, or raises.
     """
 
     def tensor(

@@ -35,31 +35,19 @@ class ItemFacts(NamedTuple):
 
 @frozen
 class StepFacts:
-    """One step, as its metadata describes it.
+    """One step, as its metadata describes it."""
 
-    Attributes:
-        step: its number; None for a single checkpoint.
-        path: its path or URL.
-        problem: why it cannot be read; then only ``path`` and ``step`` are known.
-        unread: whether the problem is no damage: a newer format, or a refusal.
-        info: its metadata, without items and files.
-        items: what it holds.
-        structure: position of its leaves in the table.
-        written_bytes, linked_bytes: of its files; see ``written_and_linked``.
-        numbers: numbers about its leaves, by their number in the table; None if no array was read.
-        verified: the result of verifying it, and how long that took.
-    """
-
-    step: int | None
-    path: str
-    problem: str | None = None
-    unread: bool = False
-    info: CheckpointInfo | None = None
+    step: int | None  # None for a single checkpoint
+    path: str  # or URL
+    problem: str | None = None  # why it cannot be read; then only path and step are known
+    unread: bool = False  # the problem is no damage: a newer format, or a refusal
+    info: CheckpointInfo | None = None  # without items and files
     items: tuple[ItemFacts, ...] = ()
-    structure: int | None = None
-    written_bytes: int | None = None
+    structure: int | None = None  # position of its leaves in Table.structures
+    written_bytes: int | None = None  # see written_and_linked
     linked_bytes: int | None = None
-    verified: tuple[VerifyReport, float] | None = None
+    verified: tuple[VerifyReport, float] | None = None  # the result, and how many seconds it took
+    # by the leaf's number in the table; None if no array was read
     numbers: Mapping[int, LeafStatistics] | None = None
 
     @property
@@ -216,14 +204,8 @@ def _short(value: complex) -> float | None:
 
 
 def written_and_linked(files: Mapping[str, int]) -> tuple[int | None, int | None]:
-    """Bytes of a step's files that its save wrote, and that it shares with an earlier step.
-
-    None if the files are not recorded, as in a directory of Orbax.
-
-    Example:
-        >>> from ckpt_core.report._facts import written_and_linked
-        >>> written_and_linked({"state/d/a": 10, "state/ocdbt.linked/0/d/b": 30})
-        (10, 30)
+    """Bytes of a step's files that its save wrote, and that it shares with an earlier step; None if the files are not
+    recorded, as in a directory of Orbax.
     """
     if not files:
         return None, None

@@ -61,10 +61,8 @@ def html_page(
 
 
 def embedded(value: Any) -> str:
-    """JSON that may stand in a script element, whatever names are in it.
-
-    It is ASCII, so U+2028 cannot end a line of JavaScript; without ``<``, ``>`` and ``&`` nothing in it
-    can end the element or begin a comment.
+    """JSON that may stand in a script element, whatever names are in it. It is ASCII, so U+2028 cannot end a line of
+    JavaScript; without ``<``, ``>`` and ``&`` nothing in it can end the element or begin a comment.
     """
     text = strict_json(value)
     for character in "<>&":

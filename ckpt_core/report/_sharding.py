@@ -15,23 +15,15 @@ MOST_BLOCKS = 1024
 
 @frozen
 class Drawing:
-    """How an array lies over a mesh.
+    """How an array lies over a mesh."""
 
-    Attributes:
-        kind: ``NamedSharding`` or another name; empty if the checkpoint does not say.
-        axes: name and size of each axis of the mesh.
-        spec: for each dimension of the array, the axes that it is split over; dimensions that are
-            not named are not split.
-        devices: for each part of the array, in C order over ``parts``, the ids of the devices that hold
-            it; empty if there are too many parts, or the mesh is not known.
-        note: why there is no drawing.
-    """
-
-    kind: str = ""
-    axes: tuple[tuple[str, int], ...] = ()
+    kind: str = ""  # NamedSharding, another name, or unknown
+    axes: tuple[tuple[str, int], ...] = ()  # name and size of each axis of the mesh
+    # for each dimension of the array, the axes that it is split over; dimensions that are not named are not split
     spec: tuple[tuple[str, ...], ...] = ()
+    # ids of the devices that hold each part, in C order over parts; empty if there are too many parts, or the mesh is not known
     devices: tuple[tuple[int, ...], ...] = ()
-    note: str = ""
+    note: str = ""  # why there is no drawing
 
     @property
     def parts(self) -> tuple[int, ...]:

@@ -82,13 +82,7 @@ class Table:
 
 
 def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Numbers as ranges (first, one after the last), in their order.
-
-    Example:
-        >>> from ckpt_core.report._table import ranges_of
-        >>> ranges_of([0, 1, 2, 7, 8])
-        ((0, 3), (7, 9))
-    """
+    """Numbers as ranges (first, one after the last), in their order: 0, 1, 2, 7, 8 are (0, 3), (7, 9)."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number:
@@ -99,15 +93,8 @@ def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def shortened(paths: Sequence[str]) -> list[tuple[int, str]]:
-    """Each path as how many characters it shares with the one before it, and the rest.
-
-    Half of a page with 5,000 leaves would be repeated beginnings of paths. Counted are UTF-16 code units,
-    as in JavaScript's strings.
-
-    Example:
-        >>> from ckpt_core.report._table import shortened
-        >>> shortened(["layers/0/w", "layers/0/b", "layers/1/b"])
-        [(0, 'layers/0/w'), (9, 'b'), (7, '1/b')]
+    """Each path as how many UTF-16 code units (as in JavaScript's strings) it shares with the one before it, and the
+    rest: half of a page with 5,000 leaves would be repeated beginnings of paths.
     """
     found: list[tuple[int, str]] = []
     before = ""

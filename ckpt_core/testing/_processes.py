@@ -20,13 +20,7 @@ TIMEOUT_SECS = 300
 
 
 def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:
-    """The result of the function in a new interpreter.
-
-    Raises:
-        TypeError: the function or an argument cannot be sent to another process.
-        AssertionError: the function raised; its traceback is in the message.
-        TimeoutError: it took longer than TIMEOUT_SECS, and was killed.
-    """
+    """The result of the function in a new interpreter; an error there is an AssertionError here, with the traceback in its message."""
     arguments = tuple(map(portable, arguments))
     with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
         answer = Path(directory) / "answer.json"
@@ -52,11 +46,7 @@ def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[st
 
 
 def portable(value: Any) -> Any:
-    """The value, or a substitute for it, that can be sent to a new process.
-
-    Raises:
-        TypeError: it cannot be pickled and is not a function at the top of a module.
-    """
+    """The value, or a substitute for it, that can be sent to a new process; TypeError if there is none."""
     try:
         pickle.dumps(value)
         return value

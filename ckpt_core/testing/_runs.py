@@ -91,12 +91,8 @@ def run_here(train: Train, directory: Path, stop_at: int | None) -> Run:
 def run_in_process(
     train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float
 ) -> Run:
-    """Runs in a new interpreter, and interrupts it by a signal at the step ``stop_at``.
-
-    Raises:
-        TypeError: ``train`` cannot be sent to another process.
-        RuntimeError: ``train`` raised, or the process ended in an unexpected way.
-        TimeoutError: the process ran longer than the time limit, and was killed.
+    """The run of ``train`` in a new interpreter, which a signal interrupts at the step ``stop_at``. An error of ``train``
+    is a RuntimeError here.
     """
     log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
     # spawn, because JAX and TensorStore do not survive a fork

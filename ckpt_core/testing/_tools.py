@@ -137,10 +137,8 @@ def abstract(tree: Any) -> Any:
 
 @contextmanager
 def writers_held_back() -> Generator[None]:
-    """Asynchronous saves that begin inside the block write nothing before its end.
-
-    Otherwise a small object could be on the disk before the next step changes it, and a save
-    without a real snapshot would pass the test.
+    """Asynchronous saves that begin inside the block write nothing before its end. Otherwise a small object could be on
+    the disk before the next step changes it, and a save without a real snapshot would pass the test.
     """
     go = threading.Event()
     run = threading.Thread.run

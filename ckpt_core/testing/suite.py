@@ -50,36 +50,31 @@ class _Suite:
 
     @pytest.fixture
     def make(self) -> Make:
-        """``make(seed)`` creates the object to save: same structure, different values for each seed.
-
-        It must be a function at the top of a module, because a new process imports it by name.
+        """``make(seed)`` creates the object to save: same structure, different values for each seed. It must be a
+        function at the top of a module, because a new process imports it by name.
         """
         raise NotImplementedError("the test class needs a fixture `make` that returns make(seed)")
 
     @pytest.fixture
     def step(self) -> Step:
-        """``step(object)`` changes it as one training step does; also at the top of a module.
-
-        It changes the object in place and returns the value to compare (a loss, a batch); for
-        pytrees, it returns the new tree.
+        """``step(object)`` changes it as one training step does; also at the top of a module. It changes the object in
+        place and returns the value to compare (a loss, a batch); for pytrees, it returns the new tree.
         """
         raise NotImplementedError("the test class needs a fixture `step` that returns step(object)")
 
     @pytest.fixture
     def misfits(self) -> Mapping[str, Callable[[], Any]] | None:
-        """Name -> function that makes a target that a checkpoint of ``make(0)`` does not fit.
-
-        None derives them from the saved leaves: another shape, another dtype, one leaf too few,
-        one too many. Adapters with ``per_process`` states must define this.
+        """Name -> function that makes a target that a checkpoint of ``make(0)`` does not fit. None derives them from the
+        saved leaves: another shape, another dtype, one leaf too few, one too many. Adapters with ``per_process`` states
+        must define this.
         """
         return None
 
     @pytest.fixture
     def shard(self) -> Callable[[Any], Any]:
-        """``shard(object)`` returns the object with its arrays sharded over several devices.
-
-        The default uses ``set_state``: it shards the first axis that the devices divide, replicates
-        arrays without one, and leaves scalars as they are.
+        """``shard(object)`` returns the object with its arrays sharded over several devices. The default uses
+        ``set_state``: it shards the first axis that the devices divide, replicates arrays without one, and leaves scalars
+        as they are.
         """
         return self._sharded
 

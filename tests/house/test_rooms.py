@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support.paths import INTEGRATIONS, PACKAGE
+from tests.support.paths import modules
 
 # Rooms with a face: one imports what their `__init__` names. Imports of other rooms that go past it; they only fall.
 # The pure rooms (`_format`, `_layout`, `_tree`, `_run.policies`), `_devices` and `_background` are shelves: one takes
@@ -61,17 +61,6 @@ _CHANGES = (
 _CHANGING = re.compile(
     r"(Lock|RLock|WeakSet|ContextVar|Registry|_Watcher|_FastPath|_Allocator|_Home|_Blocked|Event|deque)$"
 )
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the core and of the integrations, by name."""
-    roots = [PACKAGE, *sorted(INTEGRATIONS.glob("*/ckpt_*"))]
-    found: dict[str, Path] = {}
-    for root in roots:
-        for file in root.rglob("*.py"):
-            parts = file.relative_to(root.parent).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
 
 
 def imported(tree: ast.AST, known: Mapping[str, Path], *, at_once: bool) -> Iterator[str]:

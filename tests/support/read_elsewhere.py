@@ -11,7 +11,7 @@ import numpy as np
 
 import ckpt_core as ckpt
 
-GOLDEN = Path(__file__).parents[1] / "format" / "golden"
+GOLDEN = Path(__file__).parents[1] / "contract" / "format" / "golden"
 RUN = GOLDEN / "tiers" / "run"
 
 

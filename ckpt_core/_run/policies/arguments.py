@@ -87,11 +87,7 @@ def choose_keep_policy(
 def metrics_of(
     metrics: Mapping[str, float] | None, items: Mapping[str, object]
 ) -> dict[str, float]:
-    """The numbers of a step, by name: those of ``metrics=``, or in an item ``metrics`` that is Json.
-
-    Raises:
-        TypeError: both were passed, or ``metrics`` holds something else than numbers.
-    """
+    """The numbers of a step by name, from ``metrics=`` or from an item ``metrics`` that is Json; TypeError if both were passed."""
     item = items.get("metrics")
     if not isinstance(item, Json):
         return {} if metrics is None else check_metrics(metrics)
@@ -103,11 +99,7 @@ def metrics_of(
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics as Python floats.
-
-    Raises:
-        TypeError: a name is not a str, or a value is not a scalar number.
-    """
+    """The metrics as Python floats; TypeError if a name is not a str, or a value is not a scalar number."""
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}: {METRICS_ARE_NUMBERS}"

@@ -9,11 +9,7 @@ from collections.abc import Iterable
 
 
 def whole_number(name: str, value: object, least: int = 1, why: str = "") -> int:
-    """``value`` as an int of at least ``least``.
-
-    Raises:
-        TypeError, ValueError: it is not; the message contains ``name``, and for a number too small ``why``.
-    """
+    """``value`` as an int of at least ``least``; else a TypeError or ValueError with ``name``, and ``why`` if it is too small."""
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]
     except TypeError:
@@ -26,11 +22,7 @@ def whole_number(name: str, value: object, least: int = 1, why: str = "") -> int
 
 
 def seconds(name: str, value: object) -> float:
-    """``value`` as a number of seconds, which may be infinite.
-
-    Raises:
-        TypeError, ValueError: it is none, or negative; the message contains ``name``.
-    """
+    """``value`` as a number of seconds, which may be infinite; TypeError or ValueError with ``name`` if it is none, or negative."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         raise _no_number(name, "a number of seconds", value, _meant(value, 0, whole=False))
     number = float(value)  # pyright: ignore[reportArgumentType]
@@ -40,11 +32,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def numbers_of_steps(name: str, values: Iterable[object]) -> frozenset[int]:
-    """The numbers of steps in ``values``.
-
-    Raises:
-        TypeError, ValueError: they are none; the message contains ``name``.
-    """
+    """The numbers of steps in ``values``; a TypeError or ValueError with ``name`` if they are none."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         meant = _meant(values, 0, whole=True)
         raise _no_number(name, "a list of numbers", values, f"[{meant}]" if meant else "")

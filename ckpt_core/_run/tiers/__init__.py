@@ -32,13 +32,7 @@ _LOOKS = 3
 
 
 class Tiers:
-    """The steps of a run in both tiers.
-
-    Args:
-        persistent: the directory that all processes share.
-        local: the local tier, or None.
-        alone: whether this process is the only one.
-    """
+    """The steps of a run in both tiers: in local directories, if there are any, and in the persistent one that all share."""
 
     def __init__(self, persistent: Steps, local: LocalTier | None, alone: bool) -> None:
         self.directory = persistent.directory
@@ -86,9 +80,8 @@ class Tiers:
         return newest
 
     def candidates(self) -> list[tuple[int, bool | None]]:
-        """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows.
-
-        That reads the record of a step which is in both tiers, so it is asked of the newest one alone.
+        """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows. That reads
+        the record of a step which is in both tiers, so it is asked of the newest one alone.
         """
         if self._local is not None:
             self._local.refresh()
@@ -115,11 +108,7 @@ class Tiers:
         return not names or not self._local.is_older(step, self._persistent.token(names[0]))
 
     def facts(self) -> list[StepFacts]:
-        """The metrics of every step, but for those that are damaged, or gone.
-
-        Raises:
-            OSError, NewerFormat: what one of them has cannot be read now.
-        """
+        """The metrics of every step, but for those that are damaged, or gone; OSError or NewerFormat if one cannot be read now."""
         if self._local is not None:
             self._local.refresh()
             for step in {*self._local.standing, MAX_STEP}:
@@ -132,9 +121,7 @@ class Tiers:
 
     def open(self, step: int) -> Checkpoint:
         """A step with its metadata read; from the persistent directory, unless the local copy is a newer save.
-
-        Raises:
-            CheckpointNotFound: no tier has it; the message lists steps of both.
+        CheckpointNotFound lists steps of both tiers.
         """
         step = check_step(step)
         if self._local is not None:
@@ -160,11 +147,7 @@ class Tiers:
         return lambda: self.open(step)
 
     def load(self, step: int, load: Callable[[_load.Opening], T]) -> T:
-        """What ``load`` makes of a step, from the tier that ``open`` takes.
-
-        Raises:
-            CheckpointNotFound, CheckpointCorrupt, CheckpointError: as ``restore``.
-        """
+        """What ``load`` makes of a step, from the tier that ``open`` takes; raises what ``restore`` does."""
         step = check_step(step)
         if self._local is None or step not in self._local.complete:
             return load(self.opening(step))
@@ -176,18 +159,10 @@ class Tiers:
     def restore(
         self, step: int, local_first: bool, targets: Mapping[str, Any], request: Any
     ) -> tuple[RestoredStep, str]:
-        """Restores a step from the tier that counts, else from the other; also gives the token of the save.
-
-        Args:
-            step: its number.
-            local_first: what ``prefers_local`` said on process 0.
-            targets, request: as for ``_load.restore_checkpoint``.
-
-        Raises:
-            CheckpointNotFound: no tier has it.
-            CheckpointCorrupt: every tier that has it holds a damaged copy.
-            CheckpointError: only the local directories have it, and not for these shardings.
-            OSError: this process could not read it, which is no damage.
+        """Restores a step from the tier that counts, else from the other; also gives the token of the save. ``local_first``
+        is what ``prefers_local`` said on process 0. Raises CheckpointCorrupt if every copy is damaged, CheckpointError if
+        only the local directories have the step, and not for these shardings. OSError means that this process could not read
+        it, which is no damage.
         """
         failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
@@ -238,19 +213,10 @@ class Tiers:
         list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
         damaged: Callable[[int], None],
     ) -> RestoredStep | None:
-        """The result of ``restore`` for the newest step it can restore; None if there is no step.
-
-        Args:
-            restore: restores one step, of those that were listed.
-            strict_latest: raise if the newest step is damaged, instead of trying older ones.
-            list_steps: lists the steps as process 0 sees them, so that all processes try the same ones, from
-                the same tier.
-            damaged: called for each step that is skipped.
-
-        Raises:
-            CheckpointCorrupt: there are steps, and none can be loaded; or, with ``strict_latest``, the
-                newest one cannot.
-            CheckpointNotFound: all listed steps were deleted before they could be read.
+        """The result of ``restore`` for the newest step that it can restore; None if there is no step. ``list_steps`` gives
+        the steps as process 0 sees them, so that all processes try the same ones, from the same tier. Calls ``damaged`` for
+        each step that is skipped. Raises CheckpointCorrupt if there are steps and none can be loaded, or with
+        ``strict_latest`` if the newest one cannot.
         """
         for look in range(_LOOKS):
             candidates = list_steps()

@@ -29,17 +29,12 @@ class _Cancelled(CheckpointError):
 
 
 class Copier:
-    """Fetches the parts of the processes whose partner this one is, one step at a time.
-
-    Args:
-        peers: the processes of the run; they can fetch the copies from this one.
-        target: for the index of a process and a step, where the copy of its part goes.
-        bytes_per_sec: limit of the rate; None for no limit.
-    """
+    """Fetches the parts of the processes that have this one as partner, one step at a time; others can fetch them here."""
 
     def __init__(
         self,
         peers: Peers,
+        # of process, step, and what raises if it is not wanted any more
         target: Callable[[int, int, Callable[[], None]], Target],
         bytes_per_sec: int | None,
     ) -> None:
@@ -149,10 +144,9 @@ class Copier:
             self._state = "idle"
 
     def finish(self, timeout_secs: float) -> None:
-        """Blocks until the copies of the last step are made, here and of this process's part.
-
-        Gives up when nothing moves any more, or at the timeout. A part that is being written or verified
-        here counts as moving, and so does one that a partner is connected for: it may write it meanwhile.
+        """Blocks until the copies of the last step are made, here and of this process's part; gives up when nothing moves any
+        more, or at the timeout. A part that is being written or verified here counts as moving, and so does one that a
+        partner is connected for: it may write it meanwhile.
         """
         server, deadline = self._peers.server, time.monotonic() + timeout_secs
         while self.step is not None and time.monotonic() < deadline:
@@ -165,11 +159,8 @@ class Copier:
             time.sleep(_LOOK_SECS)
 
     def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
-        """Finishes; also copies the newest step if copies of an earlier one were still being made then.
-
-        Args:
-            steps: the complete steps with their tokens.
-            timeout_secs: limit for all of it.
+        """Finishes; also copies the newest of ``steps`` (with their tokens), if copies of an earlier one were still being
+        made then. The timeout is for all of it.
         """
         if not self.active:
             return

@@ -41,39 +41,22 @@ _LEVELS = 3
 
 @frozen
 class LocalRun:
-    """What one run left in a local directory of this host.
+    """What one run left in a local directory of this host."""
 
-    Attributes:
-        path: its folder.
-        persistent: the run's persistent directory; empty if it is not known.
-        processes: how many processes have folders in it.
-        steps: numbers of which there are parts, or copies of parts of other hosts.
-        size_bytes: of all files.
-        used_unix_secs: when the newest of its folders of steps was changed.
-        in_use: whether a writer or a reader of it may live.
-        mine: whether its folder belongs to this user.
-        live: how many of its processes have writers that may live.
-        unfinished_bytes: of files that are being written or deleted.
-    """
-
-    path: str
-    persistent: str
-    processes: int
-    steps: tuple[int, ...]
+    path: str  # its folder
+    persistent: str  # the run's persistent directory; empty if it is not known
+    processes: int  # how many have folders in it
+    steps: tuple[int, ...]  # with parts here, or copies of parts of other hosts
     size_bytes: int
-    used_unix_secs: float
-    in_use: bool
-    mine: bool
-    live: int
-    unfinished_bytes: int
+    used_unix_secs: float  # when the newest of its folders of steps was changed
+    in_use: bool  # a writer or a reader of it may live
+    mine: bool  # its folder belongs to this user
+    live: int  # how many of its processes have writers that may live
+    unfinished_bytes: int  # of files that are being written or deleted
 
 
 def runs_in(root: str) -> list[LocalRun]:
-    """The runs in a local directory, the longest unused first; writes a temporary file there to learn whether locks work.
-
-    Raises:
-        OSError: the directory cannot be listed.
-    """
+    """The runs in a local directory, the longest unused first; writes a temporary file there to learn whether locks work."""
     locks_work = locks_work_in(root)
     found = (
         _run_at(f"{root}/{name}", locks_work) for name in os.listdir(root) if _RUN.fullmatch(name)
@@ -95,12 +78,8 @@ def runs_of(root: str, hashes: Collection[str]) -> list[LocalRun]:
 
 
 def remove_run(run: LocalRun) -> bool:
-    """Removes what a run left; returns whether all of it is gone. If somebody uses the run again, nothing is removed.
-
-    Each folder of a process is hidden first, so that nobody meets half of a step.
-
-    Raises:
-        OSError: it cannot be deleted.
+    """Removes what a run left; returns whether all of it is gone. If somebody uses the run again, nothing is removed. Each
+    folder of a process is hidden first, so that nobody meets half of a step.
     """
     backend, path = PosixBackend(), run.path
     locks_work = locks_work_in(os.path.dirname(path))
@@ -124,32 +103,18 @@ def remove_run(run: LocalRun) -> bool:
 
 @frozen
 class Room:
-    """What ``make_room`` did.
-
-    Attributes:
-        removed: the runs that are gone.
-        over_bytes: how much more than the limit is needed still; at most 0 if it fits.
-    """
+    """What ``make_room`` did."""
 
     removed: tuple[LocalRun, ...]
-    over_bytes: int
+    over_bytes: int  # what is still needed beyond the limit; at most 0 if it fits
 
 
 def make_room(
     root: str, max_bytes: int, own: str, needed_bytes: int, turn_secs: float = _TURN_SECS
 ) -> Room:
-    """Removes ended runs of this user, the longest unused first, until so much more fits.
-
-    Args:
-        root: of all runs.
-        max_bytes: what the runs may have together.
-        own: folder of the run that needs the room.
-        needed_bytes: how much one of its processes is about to write; its others on this host, which have
-            claimed their folders, are taken to write as much.
-        turn_secs: maximum wait for other processes of this host that make room there.
-
-    Raises:
-        OSError: the directory cannot be listed.
+    """Removes ended runs of this user, the longest unused first, until ``needed_bytes`` more fit below ``max_bytes``. One
+    process of the run in the folder ``own`` is about to write so much; its others on this host, which have claimed their
+    folders, are taken to write the same. Waits up to ``turn_secs`` for other processes that make room there.
     """
     if kind_at(root) != "directory":
         return Room((), needed_bytes - max_bytes)
@@ -220,22 +185,16 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
 
 
 class _Found:
-    """What is below the folder of a run; its writer may live, and change it meanwhile.
-
-    Attributes:
-        files: sizes; steps share unchanged ones by hard links.
-        unfinished_bytes: of those that are in hidden folders.
-        steps: numbers.
-        used_unix_secs: of the newest change of a step's folder, or one above.
-        unread: whether something could not be looked at.
-    """
+    """What is below the folder of a run; its writer may live, and change it meanwhile."""
 
     def __init__(self, path: str, changed_unix_secs: float) -> None:
+        # sizes by device and inode: steps share unchanged files by hard links
         self.files: dict[tuple[int, int], int] = {}
-        self.unfinished_bytes = 0
+        self.unfinished_bytes = 0  # in hidden folders
         self.steps: set[int] = set()
+        # of the newest change of a step's folder, or one above
         self.used_unix_secs = changed_unix_secs
-        self.unread = False
+        self.unread = False  # True if something could not be looked at
         for top, directories, files in os.walk(path, onerror=self._missed):
             inside = top[len(path) + 1 :].split("/") if top != path else []
             hidden = any(name.startswith(".") for name in inside)
@@ -295,13 +254,7 @@ def _folders(path: str) -> list[str]:
 
 
 def name_other_runs(root: str, run_name: str, directory: str) -> None:
-    """Logs the steps in a local directory that do not count though they are of this directory, as its file of the run is another one.
-
-    Args:
-        root: the local directory.
-        run_name: what the file of the run says.
-        directory: the persistent one.
-    """
+    """Logs the steps in a local directory that do not count, though of this ``directory``: its run file names another run."""
     for run in runs_of(root, hashes_of(directory)):
         folder = os.path.basename(run.path)
         if not folder.startswith(f"{run_name}-"):

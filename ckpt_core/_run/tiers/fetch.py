@@ -40,28 +40,18 @@ Pieces = Callable[[int], Iterator[bytes]]
 
 
 class Target(NamedTuple):
-    """Where a part is brought.
+    """Where a part is brought."""
 
-    Attributes:
-        path: of the step's directory.
-        backend: writes it.
-        durable: whether it is fsynced.
-        may_commit: called right before the commit; raises if the part is not wanted there any more.
-    """
-
-    path: str
+    path: str  # of the step's directory
     backend: Backend
-    durable: bool
+    durable: bool  # whether it is fsynced
+    # Called right before the commit; raises if the part is not wanted there any more.
     may_commit: Callable[[], None]
 
 
 def bring(key: Key, pieces: Pieces, target: Target) -> Record:
-    """Brings a part; returns its record. If anything is wrong with it, nothing remains of it.
-
-    Raises:
-        CheckpointCorrupt: it is damaged, or another one.
-        ConnectionError: it could not be fetched.
-        OSError: it could not be read or written.
+    """Brings a part and verifies it; returns its record. If anything is wrong, nothing remains of it. Raises
+    CheckpointCorrupt if it is damaged, or another one; ConnectionError if it could not be fetched.
     """
     head = b"".join(_bounded(pieces(0), most_bytes(RECORD_FILE), RECORD_FILE))
     record = load_record(head)
@@ -93,17 +83,11 @@ class TooLate(CheckpointError):
 
 
 class Fetched(NamedTuple):
-    """A part that was brought here.
-
-    Attributes:
-        record: its ckpt.json.
-        source: that gave it.
-        failures: what the sources before answered.
-    """
+    """A part that was brought here."""
 
     record: Record
     source: Source
-    failures: list[str]
+    failures: list[str]  # what the sources before answered
 
 
 def fetch_first(
@@ -115,25 +99,12 @@ def fetch_first(
     may_go_on: Callable[[], None] = lambda: None,
     rest: Callable[[], Sequence[Source]] = tuple,
 ) -> Fetched:
-    """Brings a part from the first of its sources that gives it, another process or another folder of this one.
-
-    A source that is to get the part from another process is waited for; see ``_patiently``. For all of them together
-    that takes no longer than ``Peers.patience_secs``, after which no others are asked either.
-
-    Args:
-        save: step and token.
-        sources: the best first.
-        peers: the processes of the run.
-        target: where to.
-        what: is brought, and could not be, for the message.
-        may_go_on: called before each source and after each block; raises ``TooLate`` if it is.
-        rest: further sources, asked for if none of the first gives it. Each process begins elsewhere among them.
-
-    Raises:
-        CheckpointCorrupt: none has it whole; the message says what each answered.
-        TooLate: as ``may_go_on`` says.
-        OSError: it could not be written here for a reason of this machine or its disk, such as one that is full; or none
-            gave it, and one that may have it could not be asked, or could not read it.
+    """Brings a part from the first of its sources that gives it, another process or another folder of this one. Those of
+    ``rest`` come after ``sources``, and each process begins elsewhere among them. A source that has yet to get the part is
+    waited for, see ``_patiently``, for all together up to ``Peers.patience_secs``; then no more of ``rest`` are asked.
+    ``may_go_on`` is called before each source and after each block, and raises TooLate if it is too late. CheckpointCorrupt
+    says what each answered, if none has the part whole. OSError: it could not be written here, or one source could not be
+    asked or could not read it.
     """
     failures: list[str] = []
     refused: OSError | None = None
@@ -204,11 +175,7 @@ def _each(
 def _patiently(
     bring: Callable[[], Record], may_go_on: Callable[[], None], deadline: float
 ) -> Record:
-    """What ``bring`` gives, once the source has it: for up to 5 s until it begins to fetch it, and then until the deadline.
-
-    Raises:
-        NotYet: it took longer.
-    """
+    """What ``bring`` gives once the source has it; NotYet if it has not begun to fetch it in 5 s, or lacks it at the deadline."""
     begin_until, wait_secs = min(deadline, time.monotonic() + _BEGIN_SECS), _LOOK_SECS
     while True:
         try:
@@ -266,14 +233,9 @@ def pieces_of_directory(path: str, names: tuple[str, ...]) -> Pieces:
 
 
 class Mender:
-    """Gets the parts that this process lacks or that are damaged here, from wherever they are whole.
-
-    Each process does so by itself, when it opens the step: all have agreed on the sources before, in
-    ``judge.judge``, and the others only serve files meanwhile.
-
-    Args:
-        peers: the processes of the run.
-        target: for a step, where its own part goes; raises if it may not go there.
+    """Gets the parts that this process lacks or that are damaged here, from wherever they are whole. Each process does so by
+    itself, when it opens the step: all have agreed on the sources before, in ``judge.judge``, and the others only serve
+    files.
     """
 
     def __init__(self, peers: Peers, target: Callable[[int], Target]) -> None:
@@ -293,9 +255,8 @@ class Mender:
         )
 
     def state(self, step: int, token: str | None, path: str, max_host_bytes: int) -> State:
-        """Whether this process's own part is as it was saved; if not, it is left out, and replaced if there is another copy.
-
-        One that could not be read is left out until ``try_again``, a damaged one until it is replaced.
+        """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
+        ``try_again``, a damaged one until another copy replaces it.
         """
         found = self._damaged
         try:
@@ -324,12 +285,8 @@ class Mender:
         self._unread.clear()
 
     def mend(self, step: int) -> None:
-        """Gets this process's part of a whole step, if it lacks it; blocks meanwhile.
-
-        Raises:
-            CheckpointCorrupt: no source has it whole; the message says what each answered.
-            CheckpointNotFound: it may not be brought here.
-            OSError: see ``fetch_first``.
+        """Gets this process's part of a whole step, if it lacks it; blocks meanwhile. Raises CheckpointNotFound if it may not
+        be brought here, else what ``fetch_first`` does.
         """
         if step not in self._missing:
             return

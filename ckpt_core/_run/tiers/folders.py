@@ -56,11 +56,8 @@ _MOST_FOLDERS = 64
 
 
 def local_root(directory: str | os.PathLike[str], persistent: str | None = None) -> str:
-    """The absolute path of a ``local_directory`` beside a persistent one.
-
-    Raises:
-        ValueError: it is a URL and not a path on this host, or the persistent directory itself.
-        NotADirectoryError: it is a file.
+    """The absolute path of a ``local_directory``; ValueError if it is a URL, or the ``persistent`` one itself,
+    NotADirectoryError if it is a file.
     """
     root, local = resolve(directory)
     if not local:
@@ -76,10 +73,9 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
 
 
 def folder_of(run: Lineage, root: str, persistent: str) -> str:
-    """The folder of a run in a local directory: the run's name with a hash of the persistent directory's path.
-
-    A copy of that directory is another run. Another name of it is not: links are followed. Earlier versions followed
-    none, and what they left here goes on to be used.
+    """The folder of a run in a local directory: the run's name with a hash of the persistent directory's path. A copy of that
+    directory is another run. Another name of it is not: links are followed. Earlier versions followed none, and what they
+    left here stays in use.
     """
     if not run.name:
         return f"{root}/none"
@@ -99,17 +95,11 @@ def hashes_of(persistent: str) -> tuple[str, str]:
 
 @frozen
 class Place:
-    """A part of a step, and where it is.
+    """A part of a step, and where it is."""
 
-    Attributes:
-        seen: what the other processes get to know of it.
-        path: its directory.
-        opened: the part, with its ckpt.json read.
-    """
-
-    seen: Seen
-    path: str
-    opened: NativeCheckpoint
+    seen: Seen  # what the other processes get to know of it
+    path: str  # its directory
+    opened: NativeCheckpoint  # with its ckpt.json read
 
     @property
     def key(self) -> Key:
@@ -118,24 +108,7 @@ class Place:
 
 
 class Folders:
-    """The folder of one process, and those that lie beside it.
-
-    Args:
-        root: folder of the run in the local directory.
-        persistent: the run's persistent directory.
-        index, count: of this process.
-        names: names of step directories.
-        durable: whether what is written is fsynced.
-
-    Attributes:
-        path: the folder of this process.
-        backend: of the folders.
-        own: the steps in it, of which each is a part.
-        lease: who may write there.
-        unread: own steps that the last look could not read, though nothing says that they are damaged, and why.
-            If the folder could not be listed, that is said of ``MAX_STEP``.
-        unread_beside: the same of steps of which other folders have parts or copies.
-    """
+    """The folder of one process, and those that lie beside it in ``root``, the run's folder in the local directory."""
 
     def __init__(
         self,
@@ -149,11 +122,12 @@ class Folders:
     ) -> None:
         self.path = f"{root}/process_{index}-of-{count}"
         self.backend = PosixBackend()
-        self.own = Steps(self.path, True, self.backend, names)
+        self.own = Steps(self.path, True, self.backend, names)  # of each a part
         self._persistent = persistent
         self.lease = self._lease(self.path)
+        # Steps that the last look could not read, though nothing says that they are damaged; MAX_STEP if a folder could not be listed.
         self.unread: _Unread = {}
-        self.unread_beside: _Unread = {}
+        self.unread_beside: _Unread = {}  # parts and copies in other folders
         self._root = root
         self._index = index
         self._count = count
@@ -164,11 +138,7 @@ class Folders:
     # ------------------------------------------------------------------------------------ look
 
     def look(self, run: Lineage) -> list[Place]:
-        """The readable parts that count here, first the own ones, and beside it.
-
-        Args:
-            run: parts of histories that it has left do not count.
-        """
+        """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count."""
         mine = os.path.basename(self.path)
         found: list[Place] = []
         self.unread, self.unread_beside = {}, {}
@@ -269,11 +239,9 @@ class Folders:
         return Lease(folder, self.backend, self._persistent)
 
     def claim(self) -> None:
-        """Claims the folder: the next commit of an older writer there fails.
-
-        Also folders of other numbers of processes whose writers still live, until ``close``: if such a folder
-        were deleted, its writer would take it for emptied, and go on. If they cannot be written, only warns: a
-        restore still works, and the first save will raise the error.
+        """Claims the folder: the next commit of an older writer there fails. Also claims, until ``close``, folders of other
+        numbers of processes with live writers: if one were deleted, its writer would take it for emptied, and continue. If
+        they cannot be written, only warns: a restore still works, and the first save will raise the error.
         """
         try:
             self.lease.take()
@@ -308,11 +276,7 @@ class Folders:
             self._use.close()
 
     def own_target(self, step: int) -> Target:
-        """Where a part goes that this process lacks.
-
-        Raises:
-            CheckpointNotFound: another Checkpointer uses the folder.
-        """
+        """Where a part goes that this process lacks; CheckpointNotFound if another Checkpointer uses the folder."""
         if not self.lease.taken and is_locked(f"{self.path}/{OWNER_FILE}"):
             raise CheckpointNotFound(
                 f"{self.path}: the part of step {step} is not here, and is not fetched while another "
@@ -358,12 +322,8 @@ class Folders:
         self._delete_in(self.own, lambda other, _: other == step)
 
     def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
-        """Deletes own parts and copies of other steps.
-
-        Args:
-            kept: numbers of the steps that stay.
-            saved: path of the newest one's part: what stands beside it under another prefix of names goes.
-            sources: the processes of whose parts this one has copies; those of others go.
+        """Deletes own parts and copies of other steps than ``kept``, and copies for processes not in ``sources``. What stands
+        beside the path ``saved`` of the newest part under another prefix of names goes, too.
         """
         wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
         for copies in self._copies():
@@ -399,14 +359,9 @@ class Folders:
                     logger.warning("could not delete %s: %s", path, error)
 
     def discard_leftovers(self, *, of_others: bool) -> None:
-        """Deletes the folders that dead processes of this run left beside this one.
-
-        There are such if other processes ran on this host before. Live ones take part in this save and
-        hold the locks of their owner files.
-
-        Args:
-            of_others: delete those of other numbers of processes, whose steps count until all have
-                committed a newer one; otherwise those of this number.
+        """Deletes the folders that dead processes of this run left beside this one, if others ran on this host before. Live
+        ones take part in this save and hold the locks of their owner files. ``of_others``: those of other numbers of
+        processes, with steps that count until all have committed a newer one; otherwise those of this number.
         """
         try:
             self._discard_unowned(of_others)  # first: who deletes steps makes a folder look used
@@ -428,9 +383,8 @@ class Folders:
 
 
 def _use(root: str) -> LockFile | None:
-    """Shows that the folder of a run is in use, before this process claims its own one in it; see ``ended.remove_run``.
-
-    None if there is no such folder yet, or it is being removed.
+    """A lock that shows, before this process claims its own folder, that the run's is in use; see ``ended.remove_run``. None
+    if there is no such folder yet, or it is being removed.
     """
     try:
         for _ in range(_USE_TRIES):  # who lists the runs excludes others for a moment
@@ -499,9 +453,8 @@ def _numbers(folder: str) -> tuple[int, int]:
 
 
 def offered_of(places: Iterable[Place], index: int) -> dict[Key, str]:
-    """The paths of parts by their keys; of equal parts the first.
-
-    A process's own part, if another one wrote it, is also offered in the place of that which it lost.
+    """The paths of parts by their keys; of equal parts the first. A process's own part, if another one wrote it, is also
+    offered in the place of that which it lost.
     """
     found: dict[Key, str] = {}
     for place in places:

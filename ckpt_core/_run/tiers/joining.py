@@ -43,26 +43,16 @@ _SHARE_OF_TIME = 0.5
 
 
 class Joining:
-    """The steps of other numbers of processes or other shardings, as one process reads them; for several threads.
-
-    Args:
-        peers: the processes of the run.
-        directory: of this process; the hidden folder is made there.
-        backend: of that directory.
-        timeout_secs: for how long the other processes wait in a load.
-
-    Attributes:
-        steps: those that can be put together, as all agreed.
-    """
+    """The steps of other numbers of processes or other shardings, read in a hidden folder of ``directory``; for several threads."""
 
     def __init__(
         self,
         peers: Peers,
         directory: str,
         backend: PosixBackend,
-        timeout_secs: float,
+        timeout_secs: float,  # for how long the other processes wait in a load
     ) -> None:
-        self.steps: dict[int, StepHere] = {}
+        self.steps: dict[int, StepHere] = {}  # those that can be put together, as all agreed
         self._peers = peers
         self._directory = directory
         self._backend = backend
@@ -80,9 +70,8 @@ class Joining:
         self.note({other: whole for other, whole in self.steps.items() if other != step})
 
     def open(self, step: int) -> NativeCheckpoint:
-        """One part of a step, which gathers what a load needs of the others.
-
-        Another thread may read another step meanwhile, or look at one; it is then deleted later.
+        """One part of a step, which gathers what a load needs of the others. Another step that another thread still reads
+        meanwhile is deleted later.
         """
         with self._lock:
             joined = self._find(step)
@@ -132,12 +121,8 @@ class Joining:
     def _bring(
         self, key: tuple[int, str], sources: Sequence[Source], path: str, deadline: float
     ) -> Record:
-        """Brings one part from the first of its sources that gives it.
-
-        Raises:
-            CheckpointCorrupt: none has it whole; the message says what each answered.
-            OSError: see ``fetch_first``.
-            TooLate: the deadline has passed.
+        """Brings one part from the first of its sources that gives it, near ones first; raises TooLate after the deadline,
+        else what ``fetch_first`` does.
         """
 
         def may_go_on() -> None:
@@ -168,17 +153,7 @@ class Joining:
 
 
 class _Joined:
-    """One step in a hidden folder.
-
-    Args:
-        key: step and token; None while it is of no use.
-        near: the numbers of its parts, the one first that most likely holds what is wanted.
-        sources: of a part.
-        folder: path of the folder.
-        delete: deletes it.
-        bring: brings a part from its sources to a path, before a deadline.
-        lock: of all that this process puts together.
-    """
+    """One step in a hidden folder; ``near`` has the numbers of its parts, the one first that most likely holds what is wanted."""
 
     def __init__(
         self,
@@ -190,7 +165,7 @@ class _Joined:
         bring: Callable[[tuple[int, str], Sequence[Source], str, float], Record],
         lock: threading.RLock,
     ) -> None:
-        self.key: tuple[int, str] | None = key
+        self.key: tuple[int, str] | None = key  # None while it is of no use
         self._save = key
         self._delete = delete
         self._near = near
@@ -238,9 +213,8 @@ class _Joined:
         )
 
     def gather(self, needed: Mapping[str, set[str]]) -> None:
-        """Adds parts until those that are here have the chunks of these keys, or all are here.
-
-        A chunk that no part has is missing to the reader, as in any checkpoint.
+        """Adds parts until those that are here have the chunks of these keys, or all are here. A chunk that no part has is
+        missing to the reader, as in any checkpoint.
         """
         with self._lock:
             assert self._opened is not None

@@ -34,101 +34,63 @@ Partners = Literal["host"] | Callable[[int, int], int] | None
 
 
 class Seen(NamedTuple):
-    """A part in a local directory that a process can read.
-
-    Attributes:
-        step, token: of the save that wrote it.
-        order: of the saves of one number, the one with the greatest order counts; see ``Lineage``.
-        writer: index of the process that wrote it.
-        serves: the processes for which it is as good as their own.
-        own: whether it lies where the process that sees it has its own parts, and serves it.
-        processes: number of processes of the save; 0 for as many as run now.
-        differ_in_shards_alone: see ``Part``.
-        continues: whether the save went on from another one, which was whole then.
-    """
+    """A part in a local directory that a process can read."""
 
     step: int
     token: str
-    order: Order
-    writer: int
-    serves: Runs
-    own: bool
-    processes: int = 0
-    differ_in_shards_alone: bool = False
-    continues: bool = False
+    order: Order  # of one step number, the save with the greatest order counts; see ``Lineage``
+    writer: int  # index of the process that wrote it
+    serves: Runs  # the processes for which it is as good as their own
+    own: bool  # it serves the process that sees it, and lies where that one has its own parts
+    processes: int = 0  # number of them in the save; 0 if that is how many run now
+    differ_in_shards_alone: bool = False  # see ``Part``
+    continues: bool = False  # the save continued another one, which was whole then
 
 
 class Unread(NamedTuple):
-    """A step that a process could not read, though nothing says that it is damaged.
+    """A step that a process could not read, though nothing says that it is damaged."""
 
-    Attributes:
-        step: its number; ``MAX_STEP`` if a folder could not be listed.
-        errno: of the error; 0 if a later version of ckpt wrote it.
-        why: the error.
-        process: that met it.
-    """
-
-    step: int
-    errno: int
+    step: int  # ``MAX_STEP`` if a folder could not be listed
+    errno: int  # 0 if a later version of ckpt wrote it
     why: str
-    process: int
+    process: int  # that met it
 
 
 class Source(NamedTuple):
-    """From where a process gets the part that it lacks.
+    """From where a process gets the part that it lacks."""
 
-    Attributes:
-        process: the process that sees it; possibly the one that lacks it, in another folder.
-        writer: the process that wrote it.
-    """
-
-    process: int
-    writer: int
+    process: int  # that sees it; possibly the one that lacks it, in another folder
+    writer: int  # the process that wrote it
 
 
 @frozen
 class WholeStep:
-    """A step that every process has or can get.
-
-    Attributes:
-        token: of the save.
-        sources: process that lacks its part -> up to 3 places from where it may get it, the best first. The first may be
-            a process that lacks it as well and gets it before.
-        twice: whether each part is in two places, so that the step survives the loss of one.
-        pieces: of a step that is put together, the parts that are not as good as another one: from where each may be
-            fetched, in the order of their processes. Empty for all others.
-        rest: process that lacks its part -> all that have it, where those of ``sources`` are not all.
-    """
+    """A step that every process has or can get."""
 
     token: str
+    # Process that lacks its part -> up to 3 places, the best first. The first may lack it as well, and gets it before.
     sources: dict[int, list[Source]]
-    twice: bool = False
+    twice: bool = False  # each part is in two places, so that the step survives the loss of one
+    # Of a step that is put together, the parts that are not as good as another one: where each is, in the order of their processes.
     pieces: list[list[Source]] = field(default_factory=list[list[Source]])
+    # Process that lacks its part -> all that have it, where those of ``sources`` are not all.
     rest: dict[int, list[Source]] = field(default_factory=dict[int, list[Source]])
 
 
 @frozen
 class Judgement:
-    """Which steps are whole in the local directories.
+    """Which steps are whole in the local directories."""
 
-    Attributes:
-        steps: the whole ones.
-        partial: step -> up to 5 processes whose part cannot be had, for all other steps.
-        lost: the newest of these that went on from another step: the run had steps, and not only a first save that never ended.
-        unread: the steps that any process could not read, ascending.
-    """
-
-    steps: dict[int, WholeStep]
+    steps: dict[int, WholeStep]  # the whole ones
+    # All other steps, with up to 5 processes that cannot get their part.
     partial: dict[int, list[int]]
+    # The newest partial one that continued another step: the run had steps, and not only a first save that never ended.
     lost: int | None = None
     unread: list[Unread] = field(default_factory=list[Unread])
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
-        """As text for ``parse_judgement``: the same for all processes, and short.
-
-        Args:
-            count: number of processes.
-            publish: publishes rows of which each process needs few, and gives their name.
+        """As text for ``parse_judgement``: the same for all processes, and short. ``publish`` gives the name under which each
+        process gets those of the rows that it needs.
         """
         sources: list[list[Any]] = [[] for _ in range(count)]
         steps: list[Any] = []
@@ -149,34 +111,20 @@ class Judgement:
 
 @frozen
 class StepHere:
-    """A whole step, as one process knows it.
-
-    Attributes:
-        token: of the save.
-        sources: from where this process may get its part, the best first; empty if it has it.
-        twice: see ``WholeStep``.
-        rest: all that have it, should those of ``sources`` not give it.
-        pieces: number of the parts of a step that is put together; 0 for all other steps.
-        piece: from where the n-th of them may be fetched.
-    """
+    """A whole step, as one process knows it."""
 
     token: str
+    # From where this process may get its part, the best first; empty if it has it.
     sources: Sequence[Source]
-    twice: bool
-    rest: Callable[[], list[Source]]
-    pieces: int
-    piece: Callable[[int], list[Source]]
+    twice: bool  # see ``WholeStep``
+    rest: Callable[[], list[Source]]  # all that have it, should those of ``sources`` not give it
+    pieces: int  # number of the parts of a step that is put together; 0 for all other steps
+    piece: Callable[[int], list[Source]]  # from where the n-th of them may be fetched
 
 
 @frozen
 class LocalSteps:
-    """A judgement, as one process knows it.
-
-    Attributes:
-        steps: the whole ones.
-        partial, lost: see ``Judgement``.
-        unread: step -> why a process could not read it.
-    """
+    """A judgement, as one process knows it."""
 
     steps: dict[int, StepHere]
     partial: dict[int, list[int]]
@@ -185,13 +133,7 @@ class LocalSteps:
 
 
 def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> LocalSteps:
-    """What ``Judgement.dump`` gave, for one process.
-
-    Args:
-        text: the answer.
-        index: of the process.
-        row: reads a row that was published, by the name of all and its number.
-    """
+    """What ``Judgement.dump`` gave, for process ``index``; ``row`` reads a published row, by the name of all and its number."""
     table, rows, partial, lost, unread = json.loads(text)
     mine = row(table, index)
     lacking = {step: (_sources(found), rest) for step, found, rest in json.loads(mine or "[]")}
@@ -229,24 +171,14 @@ def _order(value: Sequence[Any]) -> Order:
 
 @frozen
 class LocalParts:
-    """What one process tells the others.
-
-    Attributes:
-        parts: what it sees.
-        mends: whether it would write parts that it lacks; not if it is read-only.
-        unread: the steps that it could not read.
-    """
+    """What one process tells the others."""
 
     parts: Sequence[Seen]
-    mends: bool
+    mends: bool  # whether it would write parts that it lacks; not if it is read-only
     unread: Sequence[Unread] = ()
 
     def dump(self, index: int) -> str:
-        """As text for ``judge``, the same for processes that see the like each in its place.
-
-        Args:
-            index: of the process.
-        """
+        """As text for ``judge``, the same for processes that see the like each in its place: relative to ``index``."""
         parts = [
             part._replace(writer=part.writer - index, serves=_packed(part.serves, index))
             for part in self.parts
@@ -295,13 +227,9 @@ def judge(
     serving: Sequence[bool],
     join: int | None = None,
 ) -> Judgement:
-    """The steps that are whole, and from where each process gets what it lacks.
-
-    Args:
-        everyone: what each process tells.
-        machines: for each process, its machine.
-        serving: for each process, whether the others can fetch from it.
-        join: a step whose parts are wanted together, though as many processes saved it as run now.
+    """The steps that are whole, and from where each process gets what it lacks. Each process has an entry in ``everyone``, in
+    ``machines``, and in ``serving``: whether others can fetch from it. The parts of the step ``join`` are wanted together,
+    though this number of processes saved it.
     """
     saves: dict[int, dict[tuple[str, int], _Parts]] = {}
     for process, one in enumerate(everyone):
@@ -345,10 +273,9 @@ class _Parts:
 
 
 class _Givers:
-    """Sources of one part: the processes that have it, and those that get it before another one needs it.
-
-    ``load`` counts for each process the transfers that it takes part in. One that lacks the part gives it once it is there,
-    so from 64 processes that have it 4,096 get it in six rounds of transfers, instead of 63 from each of the 64.
+    """Sources of one part: the processes that have it, and those that get it before another one needs it. ``load`` counts for
+    each process the transfers that it takes part in. One that lacks the part gives it once it is there, so from 64 processes
+    that have it 4,096 get it in six rounds of transfers, instead of 63 from each of the 64.
     """
 
     def __init__(self, sources: list[Source], machines: Sequence[str], load: Counter[int]) -> None:
@@ -509,11 +436,7 @@ ChosenPartner = int | Literal["host"] | None
 
 
 def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
-    """What process ``index`` says of the process that keeps copies of its parts.
-
-    Raises:
-        ValueError: the caller's function gives no other process of the run.
-    """
+    """What process ``index`` says of the process that keeps copies of its parts; ValueError if the user's function gives no other."""
     if partners is None or count == 1:
         return None
     if partners == "host":
@@ -528,9 +451,8 @@ def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
 
 
 def all_partners(chosen: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
-    """For each process, the one that keeps copies of its parts, from what ``choose_partner`` gave.
-
-    On the next machine that is a process of the same place in it; with one machine, the next process.
+    """For each process, the one that keeps copies of its parts, from what ``choose_partner`` gave. On the next machine that
+    is a process of the same place in it; with one machine, the next process.
     """
     count, of_machine, places = len(chosen), dict[str, list[int]](), list[int]()
     for index, machine in enumerate(machines):
@@ -556,23 +478,15 @@ def inverted(partners: Sequence[int | None]) -> list[list[int]]:
     return sources
 
 
+# without partners; has copied none, or could not; is copying; has copied
 CopyState = Literal["off", "idle", "busy", "done"]
 """Of the copies that one process makes: of which step, see ``judge_copies``."""
 
 
 def judge_copies(reports: Sequence[Any]) -> dict[str, Any]:
-    """On process 0, before a save: what is to be copied, and what all have.
-
-    All copy the same steps, so that there is one of which every part has a copy. While any process
-    still copies, none begins with another step.
-
-    Args:
-        reports: for each process ``[state, step, token]``: "busy" copying that step, "done" with it,
-            "idle" since it has copied none or could not, "off" without partners.
-
-    Returns:
-        ``copies``: whether the step that is about to be saved is copied; ``protected``: step and
-        token of which all have a copy, or None.
+    """On process 0, before a save, from ``[state, step, token]`` of each process: ``copies``, whether the step to be saved is
+    copied, and ``protected``, step and token that all have copied, or None. All copy the same steps, so that there is one
+    with a copy of every part. While any process still copies, none begins with another step.
     """
     states = [state for state, _, _ in reports]
     same = all(one == reports[0] for one in reports)

@@ -46,14 +46,8 @@ T = TypeVar("T")
 
 
 def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalTier:
-    """The local tier of a run; all processes must call it.
-
-    Args:
-        given: ``local_directory`` of this process.
-        directory: the persistent directory.
-
-    Raises:
-        ValueError, OSError: this process cannot have its steps there; the others hear of it.
+    """The local tier of a run; all processes must call it. Raises ValueError or OSError if this process cannot have its steps
+    there; the others hear of it.
     """
     processes, root, refusal = directory.processes, "", None
     try:
@@ -70,16 +64,7 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
 
 
 class LocalTier:
-    """The steps of one run in local directories; all processes make the same calls.
-
-    Args:
-        root: ``local_directory`` of this process, possibly shared with others; see ``local_root``.
-        run: the run whose steps count; if its name is empty, there are no local steps yet.
-        directory: the persistent directory.
-
-    Attributes:
-        reads_alone: a reader of one process, whose writer goes on meanwhile: it agrees with nobody.
-    """
+    """The steps of one run in local directories; all processes make the same calls. A run without a name has no local steps yet."""
 
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
@@ -102,6 +87,7 @@ class LocalTier:
         self._processes = processes
         self._options = options
         self._read_only = directory.read_only
+        # its writer is at work meanwhile; it agrees with nobody
         self.reads_alone = directory.read_only and processes.count == 1
         self._persistent = directory
         self._run = run
@@ -162,11 +148,7 @@ class LocalTier:
         return OSError(number, text) if number else NewerFormat(text)
 
     def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
-        """Raises CheckpointCorrupt if there is no step at all, though the run had some; OSError if it may have, or none could be listed.
-
-        Args:
-            newest: the newest step of any tier.
-        """
+        """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
         if self._read_only or (self._lost is None and not self._unread):
             return
         if MAX_STEP not in self._unread and newest() is not None:
@@ -202,11 +184,8 @@ class LocalTier:
             self._run = run
 
     def leave(self, run: Lineage | None, unwanted: Callable[[int], bool] | None = None) -> None:
-        """Takes over a new lineage of the run; deletes what counts no more; all processes must call it.
-
-        Args:
-            run: the run, of which the last of the earlier lineages says what still counts; None if it stays.
-            unwanted: tells the steps to delete; by default those that count no more.
+        """Takes over a new lineage of the run (None if it stays); deletes the ``unwanted`` steps, by default those that count
+        no more. All processes must call it.
         """
         if run is not None and run.name:
             self._run = run
@@ -237,10 +216,8 @@ class LocalTier:
             self.look()
 
     def look(self, join: int | None = None) -> None:
-        """Lists the parts that each process sees; all agree on the steps that every one has or can get.
-
-        Args:
-            join: a step that is to be put together from all parts, if they differ in shards alone; the same on all.
+        """Lists the parts that each process sees; all agree on the steps that every one has or can get. The step ``join``,
+        the same on all, is put together from all parts, if they differ in shards alone.
         """
         left_out, call = self._mender.leaves_out, "look at the local steps"
         with heard_when_they_meet(self._processes, call):
@@ -308,12 +285,7 @@ class LocalTier:
     def prepare(
         self, what: StepToSave, replaced_first: Callable[[], None] | None = None
     ) -> tuple[Snapshot, Callable[[], None]]:
-        """A snapshot, which the caller takes; and what then commits it and deletes old steps.
-
-        Args:
-            what: the step.
-            replaced_first: see ``LocalSave``.
-        """
+        """A snapshot, which the caller takes; and what then commits it and deletes old steps."""
         folders = self._folders
         path = folders.own.new_path(what.step)
         folders.claim_again_if_emptied()
@@ -406,10 +378,9 @@ class LocalTier:
             self._folders.discard_leftovers(of_others=True)
 
     def _retain(self, step: int, saved: Saved, path: str) -> None:
-        """Keeps the newest complete steps and the saved one; deletes this process's other parts.
-
-        With partners it also keeps the newest step of which all partners have copies, and the one that
-        they copy now: a step of which a host loses its part is only of use with that copy.
+        """Keeps the newest complete steps and the saved one; deletes this process's other parts. With partners it also keeps
+        the newest step that all partners have copied, and the one that they copy now: once a host loses its part, a step is
+        only of use with that copy.
         """
         complete = {**self._complete, step: saved.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
@@ -452,20 +423,10 @@ class LocalTier:
     def read(
         self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
     ) -> T | CheckpointError | OSError:
-        """What ``load`` makes of a step in the local directories; all processes must call it.
-
-        If parts are damaged, their processes get them from others, and all try once more. If all are whole, but a process
-        wants what is not in its own, as with other shardings, they put all parts together. Returns the error instead
-        if that is of no help and all agreed to try another copy.
-
-        Args:
-            step: its number.
-            load: restores or loads what the function opens that it is given.
-            first: opens the step for the first try; by default as all others.
-
-        Raises:
-            StructureMismatch: the targets do not match the checkpoint.
-            Exception: any other error that is not caused by the local files.
+        """What ``load`` makes of a step in the local directories; all processes must call it. If parts are damaged, their
+        processes get them from others, and all try once more. If all are whole, but a process wants what is not in its own,
+        as with other shardings, they put all parts together. Returns the error if that is of no help and all agreed to try
+        another copy; raises one that the local files do not cause. ``first`` opens the step for the first try.
         """
         token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
         joins, joined = mends and step not in self._joining.steps, False

@@ -104,11 +104,7 @@ class Offers:
             return self._paths.get(key)
 
     def find(self, key: Key) -> Offered | Coming | None:
-        """The files of a part, from its record; a ``ServedParts``.
-
-        Raises:
-            OSError: the record cannot be read now.
-        """
+        """The files of a part, from its record; a ``ServedParts``. Raises OSError if the record cannot be read now."""
         path = self.path(key)
         if path is None:
             with self._lock:
@@ -125,31 +121,20 @@ class Offers:
 
 @frozen
 class Peers:
-    """The processes of a run, and where each serves its local steps.
-
-    Attributes:
-        processes: of the run.
-        offers: the parts that this process gives.
-        secret: what every request carries.
-        server: that of this process; None if it serves nothing.
-        folder: where each process has put its address; see ``Processes.put``.
-        idle_secs: maximum time in which a connection moves no byte.
-        patience_secs: maximum time in which one waits for those that have yet to get a part, and asks further ones.
-        hosts: on process 0: for each process its machine, and whether others can fetch from it.
-        copies: whether each process has a partner, which keeps copies of its parts.
-        sources: the processes whose partner this one is.
-    """
+    """The processes of a run, and where each serves its local steps."""
 
     processes: Processes
-    offers: Offers
-    secret: str
-    server: Server | None
-    folder: str = ""
-    idle_secs: float = IDLE_SECS
+    offers: Offers  # the parts that this process gives
+    secret: str  # what every request carries
+    server: Server | None  # that of this process; None if it serves nothing
+    folder: str = ""  # where each process has put its address; see ``Processes.put``
+    idle_secs: float = IDLE_SECS  # maximum time in which a connection moves no byte
+    # Maximum wait for those that have yet to get a part, and for asking further ones.
     patience_secs: float = _TIMES_IDLE * IDLE_SECS
+    # On process 0: for each process its machine, and whether others can fetch from it.
     hosts: tuple[tuple[str, bool], ...] = ()
-    copies: bool = False
-    sources: tuple[int, ...] = ()
+    copies: bool = False  # whether each process has a partner, which keeps copies of its parts
+    sources: tuple[int, ...] = ()  # the processes that have this one as partner
     _found: dict[int, Peer] = field(default_factory=dict[int, Peer])
 
     @property
@@ -158,11 +143,7 @@ class Peers:
         return self.processes.index
 
     def find(self, process: int) -> Peer:
-        """Where a process serves; asked of the coordination service once.
-
-        Raises:
-            ConnectionError: it is not known, or serves nothing.
-        """
+        """Where a process serves; asked of the coordination service once. ConnectionError if it is not known, or has ended."""
         if process not in self._found:
             try:
                 text = self.processes.get(f"{self.folder}/{process}")
@@ -183,11 +164,7 @@ class Peers:
             return False
 
     def connect(self, process: int, block_bytes: int = BLOCK_BYTES) -> Connection:
-        """A connection to a process.
-
-        Raises:
-            ConnectionError: it serves nothing.
-        """
+        """A connection to a process; ConnectionError if it serves nothing."""
         peer = self.find(process)
         if not peer.port:
             raise ConnectionError(f"process {process} serves nothing")
@@ -209,16 +186,10 @@ class Peers:
 
 @frozen
 class _Opening:
-    """What process 0 answers to the networks of all, the same to each.
+    """What process 0 answers to the networks of all, the same to each."""
 
-    Attributes:
-        nonce: of this meeting.
-        private: whether process 0 has the secret of a file.
-        networks: of the processes.
-    """
-
-    nonce: str
-    private: bool
+    nonce: str  # of this meeting
+    private: bool  # whether process 0 has the secret of a file
     networks: Networks
 
     def dump(self) -> str:
@@ -232,12 +203,7 @@ class _Opening:
 
 @contextlib.contextmanager
 def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[None]:
-    """If the block raises, all others raise in the agreement that comes next, and do not wait for this process.
-
-    Args:
-        processes: of the run.
-        call: of that agreement; by default ``exchange_addresses``.
-    """
+    """If the block raises, all others raise in the agreement ``call`` that comes next, and do not wait for this process."""
     try:
         yield
     except GeneratorExit:  # an interrupt kept the block from ending
@@ -252,19 +218,10 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
 def exchange_addresses(
     processes: Processes, options: Options, offers: Offers, directory: str | None = None
 ) -> Peers:
-    """Starts this process's server and tells where it is; all processes must call it.
-
-    What process 0 answers has a few hundred bytes, whatever the number of processes: where another one
-    serves is asked when something is fetched from it.
-
-    Args:
-        processes, options: of the run.
-        offers: the parts that this process gives.
-        directory: the persistent directory, where it is one of a file system: the secret is made there.
-
-    Raises:
-        CheckpointError: ``Options.partners`` of a process gave no other process; or the processes have no
-            secret in common.
+    """Starts this process's server and tells where it is; all processes must call it. What process 0 answers has a few
+    hundred bytes, whatever the number of processes: where another one serves is asked when something is fetched from it. The
+    secret is made in ``directory``, the persistent one in a file system. Raises CheckpointError if the processes have no
+    secret in common, or ``Options.partners`` of one gave no other process.
     """
     machine = _name(this_machine())
     if processes.count == 1:
@@ -341,21 +298,13 @@ def _serve(address: str | None, secret: str, offers: Offers) -> tuple[Server | N
 
 
 class _Introduced(NamedTuple):
-    """What one process says of itself once it serves.
+    """What one process says of itself once it serves."""
 
-    Attributes:
-        serves: whether others can fetch from it.
-        partner: see ``judge.choose_partner``.
-        error: why it cannot take part.
-        proof: that it knows the secret, or nothing.
-        why: it has no secret.
-    """
-
-    serves: bool
-    partner: ChosenPartner
-    error: str
-    proof: str
-    why: str
+    serves: bool  # whether others can fetch from it
+    partner: ChosenPartner  # see ``judge.choose_partner``
+    error: str  # why it cannot take part
+    proof: str  # that it knows the secret, or nothing
+    why: str  # it has no secret
 
 
 def _introduce(

@@ -30,60 +30,40 @@ class NotReplaced(CheckpointError):
 
 @frozen
 class StepToSave:
-    """The items of one step and the fields of its record; see ``Checkpointer.save``.
-
-    Attributes:
-        token: of the save; in all tiers the same.
-        parent: number and token of the step that it continues from, or None.
-        decided: of an overwrite: set when its persistent copy is committed, or has failed.
-        ended: the save of each tier calls it after its last read of the snapshot.
-    """
+    """The items of one step and the fields of its record; see ``Checkpointer.save``."""
 
     step: int
     items: Mapping[str, Any]
     fields: RecordFields
-    token: str
-    parent: tuple[int, str] | None = None
+    token: str  # in all tiers the same
+    parent: tuple[int, str] | None = None  # number and token of the step that it continues from
+    # Of an overwrite: set when its persistent copy is committed, or has failed.
     decided: Flag = field(default_factory=Flag)
+    # The save of each tier calls it after its last read of the snapshot.
     ended: Callable[[], None] = lambda: None
 
 
 @frozen
 class Saved:
-    """What all processes agreed on in a save.
-
-    Attributes:
-        token: identifies the save.
-        part: the part of this process; None if it is the only one.
-        copies: whether the partners copy the step now.
-        protected: step and token of which the partners have whole copies, or None.
-    """
+    """What all processes agreed on in a save."""
 
     token: str
-    part: Part | None = None
-    copies: bool = False
+    part: Part | None = None  # of this process; None if it is the only one
+    copies: bool = False  # whether the partners copy the step now
+    # Step and token that the partners have whole copies of.
     protected: tuple[int, str] | None = None
 
 
 class Tables(NamedTuple):
-    """What process 0 publishes at a local save, for those that it concerns.
+    """What process 0 publishes at a local save, for those that it concerns."""
 
-    Attributes:
-        groups: of which processes hold the same; most saves have that of the save before.
-        states: of the pipeline states of each group of processes.
-    """
-
-    groups: Table
-    states: Table
+    groups: Table  # which processes hold the same; most saves have that of the save before
+    states: Table  # of the pipelines of each group of processes
 
 
 def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> Offer:
     """What one of several processes offers in agreement 1: about 30 bytes are its own, besides its pipeline states.
-
-    Args:
-        token: of the save.
-        held: what it holds.
-        copied: see ``judge_copies``.
+    ``copied`` is its report for ``judge_copies``.
     """
     state, *step = copied
     own: list[Any] = [held.digest, _COPY_STATES.index(state)]
@@ -116,36 +96,22 @@ def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
 
 
 class LocalSave:
-    """One save of all processes, each into its own directory: all commit, or none.
-
-    The thread that calls ``save`` takes the snapshot, the background thread runs ``write_and_commit``. The processes agree three times: that they save the same; that all have
-    made their files durable and still own their directories; and that all have committed.
-
-    Args:
-        job: the process-local checkpoint; an existing one at its target is replaced.
-        lease: checks that this writer still owns the directory.
-        committed: called after this process's commit, before the last agreement: every live process
-            still holds its claim then.
-        copied: what ``judge_copies`` gets of this process.
-        make_room: called with the number of bytes that this process is about to write, when all processes of the
-            save have claimed their directories.
-        tables: what process 0 publishes.
-        replaced_first: called when this process has written its files; blocks until another tier has replaced its copy of
-            the step, and raises ``NotReplaced`` if it still has the old one.
-
-    Attributes:
-        snapshot: what is saved.
-        may_have_replaced: a process may have put the step in the place of an earlier save of its number.
+    """One save of all processes, each into its own directory: all commit, or none. The caller takes the snapshot, a
+    background thread runs ``write_and_commit``. The processes agree three times: that they save the same; that all have made
+    their files durable and still own their directories; and that all have committed.
     """
 
     def __init__(
         self,
         job: SaveJob,
         lease: Lease,
+        # after its commit, before the last agreement: live processes still hold their claims
         committed: Callable[[Saved], None],
-        copied: Callable[[], Any],
+        copied: Callable[[], Any],  # its report for ``judge_copies``
         tables: Tables,
+        # for these bytes, once all processes have claimed their directories
         make_room: Callable[[int], None] | None = None,
+        # called once the files are written; blocks until another tier has replaced its copy of the step, else raises NotReplaced
         replaced_first: Callable[[], None] | None = None,
     ) -> None:
         self._job = job
@@ -157,7 +123,7 @@ class LocalSave:
         self._replaced_first = replaced_first
         self.snapshot = Snapshot(job, "save locally", "save into its local directory")
         self._all_wrote = False
-        self.may_have_replaced = False
+        self.may_have_replaced = False  # a process may have put the step in an older one's place
 
     @property
     def _size_bytes(self) -> int:
@@ -168,9 +134,8 @@ class LocalSave:
         return sum(leaf.size_bytes for leaf in leaves) + sum(file.size_bytes for file in files)
 
     def write_and_commit(self) -> Saved:
-        """Blocks until all processes have committed; returns what they agreed on.
-
-        If one process fails before the commits, all raise and nothing of the step remains.
+        """Blocks until all processes have committed; returns what they agreed on. If one process fails before the commits,
+        all raise and nothing of the step remains.
         """
         snapshot = self.snapshot
         with snapshot.operation.failing("save_failed", "beginning"):

@@ -27,11 +27,10 @@ Cause = Literal["room", "machine", "disk", ""]
 
 
 def cause_of(error: BaseException) -> Cause:
-    """What an error of the system says: nothing of what was saved, unless it is ``""``.
-
-    Returns ``"room"`` (nothing can be written here), ``"machine"`` (too few descriptors, no memory, no permission, a file
-    system that does not answer: no other copy would help), ``"disk"`` (a disk does not give what it holds, such as
-    EIO: another copy may help) or ``""`` (no error of the system, or one that tells what lies there: no file, a directory).
+    """What an error of the system says of this machine: ``"room"`` (nothing can be written here), ``"machine"`` (too few
+    descriptors, no memory, no permission, a file system that does not answer: no other copy would help) or ``"disk"`` (a disk
+    does not give what it holds: another copy may help). Only ``""`` may say something of what was saved: no error of the
+    system, or one that tells what lies there (no file, a directory).
     """
     if not isinstance(error, OSError) or error.errno is None or error.errno in _OF_THE_FILES:
         return ""
@@ -50,16 +49,10 @@ State = Literal["whole", "damaged", "unread"]
 
 
 def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "whole") -> str:
-    """One process's vote after a failed restore of a local step, for ``judge_failure``.
-
-    Returns ``"mend"`` (its part is damaged or gone: a copy of it may help), ``"unread"`` (its part could not be read: a
-    copy may help, too, but if there is none the step is not damaged), ``"leave"`` (try another copy of the step),
-    ``"raise"`` (no other copy would help) or ``""`` (abstain).
-
-    Args:
-        error: what the restore raised here.
-        there: whether the step is still in the directory of this process.
-        state: verifies this process's part, and notes if it cannot be used; called only if the error may come from it.
+    """One process's vote for ``judge_failure`` after a failed restore: ``"mend"`` (its part is damaged or gone: a copy may
+    help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"leave"`` (try another
+    copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this process's
+    directory. ``state`` verifies the part; called only if the error may come from it.
     """
     if raised_by_a_handler(error) is not None or is_of_target(error):
         return "raise"  # it says nothing about the directory

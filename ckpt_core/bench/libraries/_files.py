@@ -77,10 +77,9 @@ class Equinox(Library):
 
 
 class Floor(Library):
-    """The lower bound: writes all bytes to one file with writev and fsync, and reads them back.
-
-    The buffer to read into is allocated and touched before the clock starts, so that a load causes
-    no page faults. A library that stores and returns the same bytes has more to do.
+    """The lower bound: writes all bytes to one file with writev and fsync, and reads them back. The buffer to read into
+    is touched before the clock starts, so that a load causes no page faults. A library that stores and returns the same
+    bytes has more to do.
     """
 
     loads_to: ClassVar[str] = "numpy"

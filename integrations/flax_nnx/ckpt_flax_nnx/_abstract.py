@@ -124,11 +124,7 @@ def _eval_split(make: Callable[[], T]) -> tuple[nnx.GraphDef[T], nnx.State[Any, 
 
 
 def _without_classes(made: T) -> T:
-    """``made``, if it holds no class in the place of an object.
-
-    Raises:
-        TypeError: it does.
-    """
+    """``made``; TypeError if it holds a class in the place of an object."""
     for one in jax.tree.leaves(made, is_leaf=lambda one: isinstance(one, _OBJECTS)):
         if isinstance(one, type) and issubclass(one, _OBJECTS):
             name = one.__name__

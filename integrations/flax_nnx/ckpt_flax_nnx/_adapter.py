@@ -238,10 +238,8 @@ def _value_of(leaf: Any) -> Any:
 
 
 def _on_devices(value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The abstract value with its sharding on the devices of the current mesh.
-
-    ``nnx.eval_shape`` inside ``jax.set_mesh`` gives shardings over an abstract mesh, which has no
-    devices.
+    """The abstract value with its sharding on the devices of the current mesh: ``nnx.eval_shape`` inside ``jax.set_mesh``
+    gives shardings over an abstract mesh, which has no devices.
     """
     sharding = value.sharding
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):

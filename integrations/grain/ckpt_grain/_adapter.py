@@ -163,9 +163,8 @@ class GrainAdapter:
             )
 
     def _remember(self, obj: Any, saved: dict[str, Any] | None) -> None:
-        """Describes the pipeline before it is used, in as much detail as the saved description.
-
-        ``saved`` is None if a restore is undone, or if Grain's own handler wrote the state.
+        """Describes the pipeline before it is used, in as much detail as the saved description. ``saved`` is None if a
+        restore is undone, or if Grain's own handler wrote the state.
         """
         if saved is None:
             before = self._described_before.pop(obj, None)
@@ -182,10 +181,8 @@ class GrainAdapter:
             self._descriptions[obj] = _pipeline.describe(obj, detail)
 
     def _describe(self, obj: Any) -> dict[str, Any]:
-        """The description of the iterator's pipeline, made once, because pipelines do not change.
-
-        If this is the first call that sees the pipeline, it may have been used, and its
-        transformations may have filled caches: then such attributes are left out.
+        """The description of the iterator's pipeline, made once, because pipelines do not change. A pipeline that is
+        first seen here may have been used, so attributes that its transformations may have filled (caches) are left out.
         """
         if obj not in self._warned:
             for problem in _pipeline.problems(obj):

@@ -38,9 +38,8 @@ def without_code(text: str) -> str:
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Names and values that a function holds: its closure, and the defaults of its parameters.
-
-    Variables that the function assigns to are left out: a counter is not a setting.
+    """Names and values that a function holds: its closure, and the defaults of its parameters. Variables that the
+    function assigns to are left out: a counter is not a setting.
     """
     set_anew = _cells_set_anew(function, {})
     for name, cell in _cells(function).items():

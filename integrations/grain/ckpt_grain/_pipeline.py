@@ -184,10 +184,9 @@ def _node_name(line: str) -> str:
 
 
 def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None:
-    """The differing settings of one node on both sides; the whole lines if they have no settings.
-
-    Another version of Grain may have added or dropped settings that this pipeline does not use;
-    ``all_settings=False`` therefore compares only settings that both sides have.
+    """The differing settings of one node on both sides; if none differ, the whole lines, or None without
+    ``all_settings``. That compares only settings of both sides: another version of Grain may have added or dropped some
+    that this pipeline does not use.
     """
     before, after = _settings(old), _settings(new)
     if not all_settings:

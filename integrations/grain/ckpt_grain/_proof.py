@@ -15,9 +15,8 @@ _END = object()
 
 
 class Proven(grain.DatasetIterator[T], Generic[T]):
-    """An iterator that can look at its next element without returning it.
-
-    A save takes the element from the pipeline, digests it, and keeps it for the next ``next``.
+    """An iterator that can look at its next element without returning it. A save takes the element from the pipeline,
+    digests it, and keeps it for the next ``next``.
     """
 
     def __init__(self, iterator: Any) -> None:

@@ -12,12 +12,9 @@ _SUB_STATES = "iterators_in_use_states"
 
 
 def forget_unstarted(obj: Any, state: Any) -> Any:
-    """The state of ``obj`` with empty states for workers that have not started.
-
-    Until a worker process of ``mp_prefetch`` has returned its first element, Grain takes its state
-    from the main process, which knows the whole pipeline and not the worker's part. With few
-    files that state points outside of the part, and the restored iterator fails. An empty state
-    means "from the beginning" to every worker.
+    """The state of ``obj`` with empty states, which mean the beginning, for workers that have not started. Until a worker
+    of ``mp_prefetch`` has returned an element, Grain takes its state from the main process, which does not know the
+    worker's part. With few files that state points outside of the part, and the restored iterator fails.
     """
     unstarted = {
         id(worker._state)
@@ -31,9 +28,8 @@ def forget_unstarted(obj: Any, state: Any) -> Any:
 
 
 def let_go_of_workers(obj: Any, state: Any) -> None:
-    """Makes ``obj`` restart the workers whose state is empty.
-
-    Otherwise a running worker would ignore its empty state and keep its position.
+    """Closes all workers of ``obj`` if a state in ``state`` is empty, so that they start again: a running one would
+    ignore its empty state and keep its position.
     """
     if not _holds_empty(state):
         return

@@ -62,9 +62,8 @@ class ValueText:
         self._inside: list[int] = []
 
     def text(self, value: Any, *, source: bool = False) -> str:
-        """A setting as text that is the same in every process, shortened to MAX_TEXT.
-
-        ``source``: the value is a data source; Grain's own are described by their ``repr``.
+        """A setting as text that is the same in every process, shortened to MAX_TEXT. ``source``: the value is a data
+        source; Grain's own are described by their ``repr``.
         """
         text = self._described(value, own_repr=not self._firm or (source and is_of_grain(value)))
         if len(text) <= MAX_TEXT:

@@ -64,10 +64,9 @@ def names_of_owners(model: Any) -> str:
 
 
 class AssetsTarget:
-    """The target that assets are restored into; the constructor checks them against the model.
-
-    ``names`` is the saved result of ``names_of_owners``, empty if Keras' callback saved. ``rebuilt``: whether the
-    model was made from the configuration of the checkpoint.
+    """The target that assets are restored into; the constructor checks them against the model. ``names`` is the saved
+    result of ``names_of_owners``, empty if Keras' callback saved; ``rebuilt``: the model was made from the checkpoint's
+    configuration.
     """
 
     def __init__(

@@ -49,12 +49,9 @@ _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 def fingerprint(value: Any, dataset: Any = None, found: Found | None = None) -> str:
-    """What tells a value from any other one, in every process, or `UNKNOWN` after its class. All of it is read, nothing is sampled.
-
-    Args:
-        value: of an attribute.
-        dataset: whose it is: a reference to it says nothing.
-        found: takes the classes and modules of the program that are met: they count by their names alone.
+    """A text that distinguishes a value from any other one, in every process; `UNKNOWN` after its class if that fails.
+    All of it is read, nothing is sampled. A reference to ``dataset`` does not count; classes and modules of the program
+    count by name alone, and ``found`` takes them.
     """
     name = type(value).__name__
     try:
@@ -357,8 +354,7 @@ def _stored_array(value: np.ndarray) -> dict[str, Any] | None:
 
 def restored(held: Mapping[str, Any], now: Any, *, renewed: bool = False) -> Any:
     """The value that ``stored`` took, for an attribute that is ``now`` there; ``renewed``: the program makes it anew.
-
-    Raises ValueError if that is another kind of value, or has other elements, so that the saved order is none of them.
+    Raises ValueError if that is another kind of value, or has other elements than those that were saved.
     """
     value = _value_in(held)
     if is_dict(now) and type(value) is dict and type(now) is not dict:

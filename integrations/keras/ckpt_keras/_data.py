@@ -13,11 +13,9 @@ from ckpt_keras._kept import Kept
 
 
 class FitData:
-    """The iterator behind ``fit``, for as long as ``fit`` runs.
-
-    Keras creates an iterator from the dataset itself, and on an accelerator it draws one batch more
-    than it has trained. For a dataset or loader this class therefore gives Keras its own iterator,
-    and remembers the state after the last trained batch. A user's iterator is used as it is.
+    """The iterator behind ``fit``, for as long as ``fit`` runs. Keras makes its own from the dataset, and on an
+    accelerator draws one batch more than it has trained. For a dataset or loader this class therefore gives Keras an
+    iterator, and remembers the state after the last trained batch. A user's iterator is used as it is.
     """
 
     def __init__(self, data: Any) -> None:
@@ -39,10 +37,8 @@ class FitData:
         _drop_carried_over(self._adapter)
 
     def begin(self, inside: InsideFit) -> None:
-        """Connects to a ``fit`` that begins.
-
-        Raises:
-            CheckpointError: ``fit`` trains from something else.
+        """Connects to a ``fit`` that begins; CheckpointError if ``fit`` trains from something else, or the position of
+        the data cannot be saved.
         """
         adapter = self._adapter = inside.adapter
         _drop_carried_over(adapter)
@@ -163,11 +159,9 @@ class _Feed:
 
 
 def _drop_carried_over(adapter: Any) -> None:
-    """Drops batches that a PyDataset's workers made before, in the order of an earlier shuffle.
-
-    Keras draws the first batches before training, and its queue carries the rest of them into the
-    next epoch, which then has some samples twice and others not at all, differently after a restart. On a
-    busy machine it even leaves some that its workers began too late for it.
+    """Drops batches that a PyDataset's workers made before, in the order of an earlier shuffle. Keras draws the first
+    batches before training, and its queue carries the rest of them into the next epoch, which then has some samples twice
+    and others not at all. A worker that began too late on a busy machine leaves some, too.
     """
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is None or adapter.num_batches is None or enqueuer.is_running():

@@ -27,9 +27,8 @@ class Averages:
         return bool(getattr(self._swapper, "_ema_weights_in_model", False))
 
     def unshare(self) -> None:
-        """Copies the averages: at the end of a fit, weights and averages share arrays.
-
-        Keras donates both to the next compiled step, and jax refuses to donate an array twice.
+        """Copies averages that share an array with their weight, as at the end of a fit: Keras donates both to the next
+        compiled step, and jax refuses to donate an array twice.
         """
         import jax.numpy as jnp
 
@@ -58,9 +57,8 @@ class Averages:
             self._trained = []
 
     def restored(self, *, trains: bool) -> None:
-        """Handles a restored state that was saved swapped.
-
-        If no epoch follows, the end of fit copies the averages' variables into the model, as after the last one.
+        """Handles a restored state that was saved swapped. If no epoch follows, the end of fit copies the averages'
+        variables into the model, as after the last one.
         """
         if trains and self._swapper is not None:
             self._swapper._ema_weights_in_model = True

@@ -23,18 +23,12 @@ _MOST_FRAMES = 16
 
 @dataclass(frozen=True)
 class InsideFit:
-    """The parts of a running ``fit``; None for parts that were not found, and after ``fit``.
+    """The parts of a running ``fit``; None for parts that were not found, and after ``fit``."""
 
-    Attributes:
-        list_of_callbacks: returns Keras' ``CallbackList``. Only ``fit`` refers to it, so its
-            garbage collection shows that ``fit`` is gone, even after an exception.
-        epochs: Keras' epoch iterator.
-        last_epoch: the argument ``epochs`` of fit.
-    """
-
+    # only `fit` refers to Keras' CallbackList: its garbage collection shows that `fit` is gone, even after an exception
     list_of_callbacks: Callable[[], Any] = lambda: None
-    epochs: Any = None
-    last_epoch: int | None = None
+    epochs: Any = None  # Keras' epoch iterator
+    last_epoch: int | None = None  # the argument epochs of fit
 
     @property
     def callbacks(self) -> Any:
@@ -98,9 +92,8 @@ def can_skip(inside: InsideFit) -> bool:
 
 
 def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> None:
-    """Lets the next epoch begin after ``count`` batches, which were trained already.
-
-    ``draw``: whether to draw these from the data and drop them; False if the data is already at the right position.
+    """Lets the next epoch begin after ``count`` batches, which were trained already. ``draw``: whether to draw these from
+    the data and drop them; False if the data is already at the right position.
     """
     epochs = inside.epochs
     enumerate_all = epochs._enumerate_iterator
@@ -130,10 +123,8 @@ def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> No
 
 
 def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any]:
-    """One batch that trains nothing and is hidden from callbacks.
-
-    All batches of the epoch were trained, but not its validation and the callbacks' end of epoch.
-    Keras reaches these only with the logs of a batch.
+    """One batch that trains nothing and is hidden from callbacks. All batches of the epoch were trained, and Keras
+    reaches its validation and the callbacks' end of epoch only with the logs of a batch.
     """
     logs = dict(model.get_metrics_result())
     train, callbacks = model.train_function, inside.callbacks

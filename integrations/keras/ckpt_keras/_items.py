@@ -39,17 +39,11 @@ WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a step holds of a model.
-
-    Attributes:
-        info: the step.
-        item: name of the item with the model's state.
-        groups: the groups of variables in it.
-    """
+    """What a step holds of a model."""
 
     info: CheckpointInfo
-    item: str
-    groups: frozenset[str]
+    item: str  # name of the item with the model's state
+    groups: frozenset[str]  # of variables in the item
 
     @property
     def weights_only(self) -> bool:
@@ -94,9 +88,8 @@ def save_with(
     others: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Result:
-    """Calls ``save`` with the items of a model (variables, assets, configuration) and others.
-
-    Without ``config``, assets are left out, too, as Keras' callback does.
+    """Calls ``save`` with the items of a model (variables, assets, configuration) and others. Without ``config``, assets
+    are left out, too, as Keras' callback does.
     """
     with saved_beside():
         items: dict[str, Any] = {MODEL: model}
@@ -119,10 +112,8 @@ def restore_with(
     rebuilt: bool = False,
     **arguments: Any,
 ) -> Result:
-    """Calls ``restore`` with a model, its assets and others as targets.
-
-    A dict for ``rename=`` also applies to layers with assets. ``rebuilt``: whether the model was made from
-    the configuration of this step.
+    """Calls ``restore`` with a model, its assets and others as targets. A dict for ``rename=`` also applies to layers
+    with assets. ``rebuilt``: the model was made from the configuration of this step.
     """
     with saved_beside():
         targets: dict[str, Any] = {saved.item: model}
@@ -155,10 +146,8 @@ class ConfigItem:
 
 
 def config_item(model: Any) -> ConfigItem:
-    """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON.
-
-    If Keras cannot serialise the model (a class without ``get_config``, a lambda as loss), the item
-    holds the reason instead.
+    """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON. It holds the reason
+    instead if Keras cannot serialise the model (a class without ``get_config``, a lambda as loss).
     """
     import keras
 

@@ -44,10 +44,8 @@ slots with the same name, if known."""
 def align_model(
     saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]
 ) -> tuple[Names, set[str]]:
-    """Changed names (saved -> live), and paths of either side that are ignored.
-
-    Metrics are ignored if they do not fit: they count the running epoch, and Keras
-    resets them at the next. ``counted`` are the class names that Keras numbers.
+    """Changed names (saved -> live), and paths of either side that are ignored. Metrics are ignored if they do not fit:
+    they count the running epoch, and Keras resets them at the next. ``counted`` are the class names that Keras numbers.
     """
     old, new = _by_collection(saved), _by_collection(wanted)
     weights = _align_weights(old, new, counted)
@@ -182,10 +180,8 @@ def _whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
 def _pair_by_owners(
     saved: Mapping[str, tuple[str, ...]], wanted: Mapping[str, tuple[str, ...]], counted: Set[str]
 ) -> Names:
-    """Matches paths that omit different layers: models made in code and from a configuration.
-
-    A saved path fits a weight if it names layers that contain the weight, in that order. It must
-    fit the weights of one pattern only.
+    """Matches paths that omit different layers: models made in code and from a configuration. A saved path fits a weight
+    if it names layers that contain the weight, in that order. It must fit the weights of one pattern only.
     """
     now = {path: patterns(parts, counted) for path, parts in wanted.items()}
     old: dict[str, tuple[object, tuple[int, ...]]] = {}
@@ -351,12 +347,9 @@ Table = Sequence[tuple[str, str]]
 
 
 def renamed(rename: Mapping[str, str], saved: Sequence[str]) -> Names:
-    """New names of the saved paths that a dict for ``rename=`` changes.
-
-    The name of a layer occurs in several collections, and joined with others in the names of optimizer slots:
-    ``{"head": "tail"}`` renames ``trainable_variables/head/kernel`` and
-    ``optimizer_variables/adam/head_kernel_momentum``. Whole paths (``trainable_variables/head``) work as
-    everywhere in ckpt, and are applied first.
+    """New names of the saved paths that a dict for ``rename=`` changes; whole paths are applied first. A layer's name
+    occurs in several collections, and inside the names of optimizer slots: ``{"head": "tail"}`` renames
+    ``trainable_variables/head/kernel`` and ``optimizer_variables/adam/head_kernel_momentum``.
     """
     table = table_of(rename)
     parts = [tuple(inside(path).split("/")) for path in _weights(saved)]
@@ -425,16 +418,8 @@ def _in_collection(path: str, table: Table, root: Owners) -> str:
 def names_by_order(
     saved: Iterable[Any], wanted: Sequence[Named], *, lost: Set[Owners], counted: Set[str]
 ) -> Names:
-    """Maps saved paths to those of a model made from the same configuration; empty if names suffice.
-
-    The order of the layers is that of the configuration, so such a model is
-    matched by order; any other difference is refused as usual.
-
-    Args:
-        saved: leaves of the checkpoint with ``path``, ``shape`` and ``dtype``, in its order.
-        wanted: the variables of the model that was just made.
-        lost: its layers whose names are lost (``_slots.nameless``).
-        counted: the class names that Keras numbers.
+    """Maps saved paths to those of a model made from the same configuration, which has the same order of layers; empty if
+    names suffice or the variables differ. ``lost`` are the layers that have lost their names (``_slots.nameless``).
     """
     if not lost:
         return {}

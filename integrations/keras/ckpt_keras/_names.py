@@ -22,20 +22,13 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Named:
-    """A saved or live variable.
+    """A saved or live variable."""
 
-    Attributes:
-        path: the path, beginning with the collection.
-        shape, dtype: those of its value.
-        owners: for a live weight, the layers that contain it, from the model's name inwards.
-        weight: for a slot of a live optimizer, the path of its weight.
-    """
-
-    path: str
+    path: str  # begins with the collection
     shape: tuple[int, ...]
     dtype: str
-    owners: tuple[str, ...] = ()
-    weight: str | None = None
+    owners: tuple[str, ...] = ()  # layers of a live weight, from the model inwards
+    weight: str | None = None  # of a live optimizer's slot, the path of its weight
 
 
 def inside(path: str) -> str:
@@ -75,10 +68,8 @@ def within_one(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def pattern(part: str, counted: Set[str], parent: str = "") -> tuple[str, int]:
-    """A part of a path without its counter, and the counter; 0 for the first, which has none.
-
-    A layer that is named after a numbered one, its ``parent`` in the path (``block_1_proj`` in ``block_1``), gets its
-    counter from there. ``counted`` are the class names that Keras numbers.
+    """A part of a path without its counter, and the counter; 0 for the first, which has none. A layer named after its
+    numbered ``parent`` (``block_1_proj`` in ``block_1``) also loses that number, and has 0: the parent counts it.
     """
     if part in counted:
         return part, 0
@@ -117,10 +108,8 @@ def pair(
 def pair_by_rank(
     saved: Mapping[str, tuple[object, Numbers]], wanted: Mapping[str, tuple[object, Numbers]]
 ) -> dict[str, str]:
-    """Maps saved names to wanted ones, by pattern and the order of the counters.
-
-    A pattern that one side has more often than the other, or twice with the same number, is left
-    out, because the assignment would be ambiguous.
+    """Maps saved names to wanted ones, by pattern and the order of the counters. Unless its names are the same, a pattern
+    is ambiguous and left out if one side has it more often than the other, or twice with the same number.
     """
     pairs: dict[str, str] = {}
     old, new = _by_pattern(saved), _by_pattern(wanted)
@@ -147,9 +136,8 @@ def _unique(group: Sequence[tuple[Numbers, str]]) -> bool:
 
 
 def embed(parts: Sequence[str], whole: Sequence[str | None]) -> tuple[int, ...] | None:
-    """The positions of the parts in a longer sequence, ending at its end; None if they do not fit.
-
-    None in ``whole`` fits any part.
+    """The positions of the parts in a longer sequence, as near to its end as they fit; None if they do not. None in
+    ``whole`` fits any part.
     """
     places: list[int] = []
     end = len(whole)

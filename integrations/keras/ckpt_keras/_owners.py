@@ -23,21 +23,13 @@ _OF_LIBRARIES = (list, dict, set, tuple, str, bytes, np.ndarray, collections.deq
 
 @dataclasses.dataclass(frozen=True)
 class Attribute:
-    """One attribute of a dataset, or of something in it.
+    """One attribute of a dataset, or of something in it."""
 
-    Attributes:
-        owner: the object, class or module that has it.
-        name: of the attribute.
-        value: what it is now.
-        holder: the object whose it is, also if its class has it.
-        is_of_class: a value of the class that is to become one of the object: nothing is written into it.
-    """
-
-    owner: Any
+    owner: Any  # the object, class or module that has it
     name: str
     value: Any
-    holder: Any
-    is_of_class: bool = False
+    holder: Any  # the object it belongs to, also if its class has it
+    is_of_class: bool = False  # the class has the value, and the object is to get its own: nothing is written into it
 
     def set(self, value: Any) -> None:
         setattr(self.owner, self.name, value)
@@ -49,10 +41,9 @@ class Attribute:
 
 
 class Found:
-    """Classes and modules of the program that were met in a dataset.
-
-    What a class has may describe samples as well as what an object has, and change. It is not a part of the fingerprint of
-    each attribute that leads to the class: a counter of all objects would change all of them.
+    """Classes and modules of the program that were met in a dataset. What a class has may describe samples, and change.
+    It is not a part of the fingerprint of each attribute that leads to the class: a counter of all objects would change
+    all of them.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -23,41 +23,25 @@ HOST = "fit_of_process"
 
 @dataclass
 class Progress:
-    """Counters of a training, random state of the host, and the state of tracked callbacks.
+    """Counters of a training, random state of the host, and the state of tracked callbacks."""
 
-    Attributes:
-        unit: what steps count, ``epoch`` or ``batch``.
-        epoch: the next epoch to run, or the running one.
-        batch: finished batches of that epoch; 0 between epochs.
-        batches: all batches so far.
-        since_save: batches since the last save.
-        run: the number of earlier calls of ``fit`` with the callback.
-        first_step: the offset from epochs to step numbers.
-        best: the best value of the monitored metric so far.
-        stopped: whether a callback had ended the training.
-        batch_size: samples per batch; None if unknown.
-        batches_per_epoch: None if unknown.
-        averages_swapped: whether weights and their averages are swapped.
-        learning_rate: of the optimizer when ``fit`` began first, as the program had set it; None for a schedule.
-        random_state: numpy's and Python's global generators, which shuffle arrays and PyDatasets.
-        dataset: what a PyDataset keeps from epoch to epoch.
-        callbacks: state of tracked callbacks.
-    """
-
-    unit: str = "epoch"
-    epoch: int = 0
-    batch: int = 0
-    batches: int = 0
-    since_save: int = 0
-    run: int = 0
-    first_step: int = 0
-    best: float | None = None
-    stopped: bool = False
+    unit: str = "epoch"  # of steps: epoch or batch
+    epoch: int = 0  # the next to run, or the running one
+    batch: int = 0  # finished ones of that epoch; 0 between epochs
+    batches: int = 0  # all so far
+    since_save: int = 0  # batches
+    run: int = 0  # number of earlier calls of fit with the callback
+    first_step: int = 0  # offset from epochs to step numbers
+    best: float | None = None  # of the monitored metric
+    stopped: bool = False  # by a callback
     batch_size: int | None = None
     batches_per_epoch: int | None = None
     averages_swapped: bool = False
+    # when fit began first, as the program had set it; None for a schedule
     learning_rate: float | None = None
+    # numpy's and Python's global generators, which shuffle arrays and PyDatasets
     random_state: dict[str, Any] = field(default_factory=dict[str, Any])
+    # what a PyDataset keeps from epoch to epoch
     dataset: dict[str, Any] = field(default_factory=dict[str, Any])
     callbacks: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -174,11 +158,9 @@ class Batches:
 
 
 def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, str | None]:
-    """The number of finished batches of an interrupted epoch, and a warning for the user or None.
-
-    If the batch size changed, samples are counted: none is left out, and at most a part of a batch
-    is trained twice. ``together`` is the number of batches per call of the compiled step: a partly finished
-    group is run again.
+    """The number of finished batches of an interrupted epoch, and a warning for the user or None. If the batch size
+    changed, samples are counted: none is left out, and at most a part of a batch is trained twice. ``together`` batches
+    are one call of the compiled step; a partly finished group is run again.
     """
     before = Batches(saved.batch_size, saved.batches_per_epoch)
     done = saved.batch

@@ -123,10 +123,9 @@ class FitRun(keras.callbacks.Callback):
         self._metric_values = []
 
     def between_batches(self, batch: int) -> None:
-        """Saves between two steps, when no step is running and the trainer holds the state.
-
-        Runs at the beginning of a batch, before other callbacks: ``on_train_batch_end``
-        would make Keras wait for every step, and may run in a thread.
+        """Saves between two steps, when no step is running and the trainer holds the state. Runs at the beginning of a
+        batch, before other callbacks: ``on_train_batch_end`` would make Keras wait for every step, and may run in a
+        thread.
         """
         done = batch - self._seen
         if done > 0:
@@ -427,9 +426,8 @@ class _First(keras.callbacks.Callback):
 
 
 def _ending(run: FitRun, session: Session) -> Callable[[], None]:
-    """Ends a session whose ``fit`` an exception ended; refers to the callback weakly.
-
-    Keras does not call callbacks then. Garbage collection may call this in any thread, even the saving one.
+    """A function that ends a session after an exception ended ``fit``, when Keras calls no callbacks; it refers to the
+    run weakly. Garbage collection may call it in any thread, even the saving one.
     """
     held = weakref.ref(run)
 

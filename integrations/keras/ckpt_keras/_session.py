@@ -68,9 +68,8 @@ class Session:
         _RUNNING[self._place] = self
 
     def close(self) -> None:
-        """Waits for a running save and closes the session; raises the save's error.
-
-        If Ctrl-C ends the wait, the session is still open, and may be closed again.
+        """Waits for a running save and closes the session; raises the save's error. If Ctrl-C ends the wait, the session
+        is still open, and may be closed again.
         """
         with self._closing:
             try:
@@ -117,9 +116,8 @@ class Session:
         metrics: Mapping[str, float],
         host: Mapping[str, Any],
     ) -> None:
-        """Starts a save of everything; waits for it if the callback was asked to.
-
-        ``host`` are the fields of ``progress`` that belong to this process alone. Raises the error of the previous save.
+        """Starts a save of everything, and waits for it unless saves run in the background; raises the error of the
+        previous one. ``host`` are the fields of ``progress`` that belong to this process alone.
         """
         started = time.perf_counter()
         step = self._step(progress)

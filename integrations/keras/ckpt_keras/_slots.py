@@ -21,20 +21,13 @@ _ALWAYS_COUNTED = frozenset({"variable", "seed_generator"})
 
 @dataclass(frozen=True)
 class Slot:
-    """One variable and its place in the state.
+    """One variable and its place in the state."""
 
-    Attributes:
-        path: names from the top of the state to the leaf.
-        variable: the Keras variable.
-        owners: names of the layers that contain it, from the model inwards. Keras' own path omits
-            functional models, and Sequential ones that were made from a configuration.
-        weight: for an optimizer's slot, the Slot of its weight.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # names from the top of the state to the leaf
     variable: Any
+    # layers from the model inwards; Keras' own path omits functional models, and Sequential ones made from a configuration
     owners: tuple[str, ...] = ()
-    weight: Slot | None = None
+    weight: Slot | None = None  # of an optimizer's slot
 
     @property
     def text(self) -> str:
@@ -58,10 +51,8 @@ class Origin:
 
 
 def slots_of_model(model: Any) -> list[Slot]:
-    """The variables of a model or layer by collection, in Keras' order.
-
-    A variable is listed once. Optimizers that a model holds as attributes beside the compiled one
-    (a GAN's) are found too; Keras' own state tree lacks them.
+    """The variables of a model or layer by collection, each once, in Keras' order. Optimizers that a model holds as
+    attributes beside the compiled one (a GAN's) are found too; Keras' own state tree lacks them.
     """
     trainable = list(model.trainable_variables)
     seen = {id(variable) for variable in trainable}
@@ -137,12 +128,9 @@ def _named(
     origins: Mapping[int, Origin],
     shared: set[str] | None = None,
 ) -> Iterator[Slot]:
-    """Slots under Keras' own paths, with a suffix if a path is not unique.
-
-    If several variables have one path (Adafactor's, two metrics of one name, layers of one name in
-    two models), the suffix says what they belong to: ``kernel@tower_a``, ``kernel@tower_b``; if that
-    is equal too, it is ``@2``, ``@3``. Paths that contain the path of another variable (a variable
-    and a layer of one name) also get one, because nested dictionaries cannot hold both.
+    """Slots under Keras' own paths, with a suffix if a path is not unique (Adafactor's, layers of one name in two
+    models). The suffix names what the variable belongs to: ``kernel@tower_a``; if that is equal too, it is ``@2``,
+    ``@3``. Paths that contain the path of another variable also get one, because nested dictionaries cannot hold both.
     """
     variables = list(variables)
     nowhere = Origin()
@@ -253,10 +241,8 @@ def origins_of_metrics(model: Any) -> dict[int, Origin]:
 
 
 def counted_in(model: Any) -> frozenset[str]:
-    """The numbered names in a model: classes of its layers, optimizers and metrics.
-
-    A layer that the user named is not numbered, so ``tower_1`` and ``tower_2`` are as different
-    as ``user`` and ``item``.
+    """The numbered names in a model: classes of its layers, optimizers and metrics. A layer that the user named is not
+    numbered, so ``tower_1`` and ``tower_2`` are as different as ``user`` and ``item``.
     """
     layers = [layer for layer, _ in layers_of(model)]
     optimizers = [*_compiled_optimizers(model), *more_optimizers(model).values()]
@@ -292,10 +278,8 @@ def _snake_case(name: str) -> str:
 
 
 def nameless(model: Any) -> frozenset[tuple[str, ...]]:
-    """The layers whose configuration has no name, each as the tuple of names that leads to it.
-
-    For a layer class without ``get_config``, Keras writes no ``name`` into the configuration, so the layer that is
-    made from it is named after its class.
+    """The layers without a name in their configuration, each as the tuple of names that leads to it. Keras writes no
+    ``name`` for a layer class without ``get_config``, so the layer that is made from it is named after its class.
     """
     return frozenset(owners for layer, owners in layers_of(model) if owners and _has_no_name(layer))
 

@@ -18,10 +18,8 @@ _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 
 
 def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """The state of each callback, under its class and its number among callbacks of that class.
-
-    A callback may define ``get_state`` and ``set_state``. Otherwise its state is every
-    attribute that is not an argument of ``__init__``: the code sets arguments, so a changed
+    """The state of each callback, under its class and its number among callbacks of that class. Without ``get_state`` and
+    ``set_state`` it is every attribute that is not an argument of ``__init__``: the code sets arguments, so a changed
     ``patience`` takes effect after a restart.
     """
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}

@@ -26,10 +26,8 @@ _LOOK_SECS = 0.02
 
 
 class SaveEnd:
-    """The end of one save, which the thread that saves sets.
-
-    It has no lock: a signal handler that raises within ``threading.Event.wait`` would leave that locked, and the thread
-    that saves would wait for it.
+    """The end of one save, which the thread that saves sets. It has no lock: a signal handler that raises within
+    ``threading.Event.wait`` would leave that locked, and the thread that saves would wait for it.
     """
 
     def __init__(self, metrics: Any) -> None:

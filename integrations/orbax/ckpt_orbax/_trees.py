@@ -21,9 +21,8 @@ def load_tree(
     leaving_out: str,
     keeping: str = "",
 ) -> Any:
-    """One item of a checkpoint as a new tree, as its target asks; ``partial`` leaves out what that does not name.
-
-    If the two differ, TreeMismatchError has ``leaving_out`` and ``keeping`` as advice for leaves of one side alone.
+    """One item of a checkpoint as a new tree, as its target asks; ``partial`` leaves out what that does not name. If the
+    two differ, TreeMismatchError has ``leaving_out`` and ``keeping`` as advice for leaves of one side alone.
     """
     if target is None:
         return orbax_form(ckpt.load(path, item=item.name, options=options))

@@ -67,9 +67,8 @@ def to_numpy(tensor: torch.Tensor, where: str) -> Array:
 
 
 def from_numpy(array: Array, where: str) -> torch.Tensor:
-    """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory.
-
-    4-bit and 2-bit integers, for which torch has no arithmetic, become 8-bit ones.
+    """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory. 4-bit and 2-bit
+    integers, for which torch has no arithmetic, become 8-bit ones.
     """
     if array.dtype in WIDENED:
         array = array.astype(WIDENED[array.dtype])

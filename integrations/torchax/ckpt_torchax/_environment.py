@@ -42,10 +42,8 @@ def wanted(environment: Any, saved: Any) -> Any:
 
 
 def _refuse_foreign_thread(key: Any) -> None:
-    """Refuses a key that torchax has only just made for this thread.
-
-    torchax keeps a key for every thread, and makes it from torch's seed at the thread's first
-    access. The training thread has drawn from its key, or seeded it, or enabled torchax.
+    """Refuses a key that torchax has only just made for this thread, from torch's seed at its first access: torchax keeps
+    a key for every thread. The training thread has drawn from its key, or seeded it, or enabled torchax.
     """
     if threading.current_thread() is threading.main_thread() or _enabled_here():
         return

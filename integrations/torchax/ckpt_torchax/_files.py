@@ -53,9 +53,8 @@ def refuse_other_names(file: Any, advice: str) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-    """The content of a weights file: a dictionary of arrays, or the tree in a ``.pt`` file.
-
-    Only tensors and plain containers are unpickled.
+    """The content of a weights file: a dictionary of arrays, or the tree in a ``.pt`` file. Only tensors and plain
+    containers are unpickled.
     """
     file = Path(path).expanduser()
     if not is_file(file):
@@ -71,9 +70,8 @@ def write(
     tree: Callable[[], Any],
     named: Callable[[], Mapping[str, Array]],
 ) -> None:
-    """Writes a weights file, which appears under its name only when it is complete.
-
-    ``tree`` returns a tree of tensors, for torch's own format; ``named`` the arrays by name, for safetensors.
+    """Writes a weights file, which appears under its name only when it is complete. ``tree`` returns a tree of tensors,
+    for torch's own format; ``named`` the arrays by name, for safetensors.
     """
     file = Path(path).expanduser()
     if file.suffix == ".safetensors":

@@ -39,9 +39,8 @@ def refuse_no_module(call: str, module: Any) -> None:
 
 
 class Filling(torch.nn.Module):
-    """A target that receives the loaded state of the module ``inside``; the caller then sets the state.
-
-    It is a torch module so that the adapter accepts it; its tensors are those of ``inside``.
+    """A target that receives the loaded state of the module ``inside``; the caller then sets the state. It is a torch
+    module so that the adapter accepts it; its tensors are those of ``inside``.
     """
 
     state: Any = None
@@ -224,10 +223,8 @@ def _fits(leaf: Any, first: Any, name: str) -> bool:
 
 
 def _integers_as_saved(leaf: Any, saved: Any, tensor: Any) -> Any:
-    """The leaf; or the saved one, if they differ only because torchax stores int64 as int32.
-
-    torchax stores int64 (``num_batches_tracked``) as int32, which can be restored into an int64 CPU
-    tensor. A meta tensor of int64 can only become int32, if the values fit.
+    """The leaf; or the saved one, if they differ only because torchax stores int64 (``num_batches_tracked``) as int32,
+    which can be restored into an int64 CPU tensor. A meta tensor of int64 can only become int32, if the values fit.
     """
     saved_dtype = getattr(saved, "dtype", None)
     if isinstance(leaf, np.ndarray) and (leaf.dtype.name, saved_dtype) == ("int64", "int32"):

@@ -89,9 +89,8 @@ def args_of_call(handler: Any, for_save: bool, *arguments: Any, **named: Any) ->
 
 
 def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
-    """The classes of arguments of a handler, for saves and for restores.
-
-    A handler that inherits from one of ckpt's forms without writing itself takes those of that form.
+    """The classes of arguments of a handler, for saves and for restores. A handler that inherits from one of ckpt's forms
+    without writing itself takes those of that form.
     """
     kinds = [type(handler)] if handlers.overrides(handler) else type(handler).__mro__
     for kind in kinds:

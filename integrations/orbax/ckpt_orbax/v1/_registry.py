@@ -21,9 +21,8 @@ _Target = TypeVar("_Target")
 
 @runtime_checkable
 class StatefulCheckpointable(Protocol):
-    """An object that writes its state into a directory and reads it back.
-
-    Both methods do first what must block, and return an awaitable that does the rest.
+    """An object that writes its state into a directory and reads it back. Both methods do first what must block, and
+    return an awaitable that does the rest.
     """
 
     async def save(self, directory: Any) -> Awaitable[None]:
@@ -36,9 +35,8 @@ class StatefulCheckpointable(Protocol):
 
 
 class CheckpointableHandler(Protocol[_Object, _Target]):
-    """Saves objects of one type into a directory and loads them; see Orbax's class of this name.
-
-    ``CheckpointableHandler[Config, AbstractConfig]`` says what it takes, and what its targets are.
+    """Saves objects of one type into a directory and loads them, as Orbax's class of this name does.
+    ``CheckpointableHandler[Config, AbstractConfig]`` takes objects of the first type and targets of the second.
     """
 
     async def save(self, directory: Any, checkpointable: _Object) -> Awaitable[None]: ...
@@ -145,10 +143,8 @@ class CheckpointableHandlerRegistry:
         *,
         secondary_typestrs: Sequence[str] | None = None,
     ) -> CheckpointableHandlerRegistry:
-        """Adds a handler: for one name, or for all that it says it can handle.
-
-        Raises:
-            AlreadyExistsError: there is an entry for this name, or this handler without a name.
+        """Adds a handler for one name, or for all objects that it can handle; AlreadyExistsError if the name, or the
+        handler without a name, has an entry.
         """
         if self._fixed:
             raise NotImplementedError(
@@ -167,11 +163,7 @@ class CheckpointableHandlerRegistry:
         return self
 
     def get(self, checkpointable_name: str) -> Any:
-        """The handler of this name.
-
-        Raises:
-            NoEntryError: there is none.
-        """
+        """The handler of this name; NoEntryError if there is none."""
         for handler, name in self._entries:
             if name == checkpointable_name:
                 return handler
@@ -239,13 +231,8 @@ def register_handler(
 
 
 def handler_for_save(registry: Any, name: str, value: Any) -> Any:
-    """An instance of the handler that saves ``value``.
-
-    The one of that name, unless the object saves itself; else the last one that takes the object.
-
-    Raises:
-        NoEntryError: there is none.
-        ValueError: ``value`` is None.
+    """An instance of the handler that saves ``value``: the one of that name, unless the object saves itself; else the
+    last one that takes the object. NoEntryError if there is none.
     """
     if value is None:
         raise ValueError(f"{name}: a checkpointable must not be None for saving")
@@ -267,10 +254,8 @@ def handler_for_save(registry: Any, name: str, value: Any) -> Any:
 
 
 def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | None) -> Any:
-    """An instance of the handler that loads an item into ``abstract``; None if there is none.
-
-    The one of that name, then the one that saved it, if they take the target; then the last one that
-    does.
+    """An instance of the handler that loads an item into ``abstract``: the one of that name, then the one that saved it,
+    if they take the target; then the last one that does. If none does, it is the one of that name, or None.
     """
     entries = list(reversed(registry.get_all_entries()))
     by_name = next((kind() for kind, other in entries if other == name), None)

@@ -1,0 +1,206 @@
+"""Our database, signed again, so that what lies in it is believed so far."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import tensorstore as ts
+
+from tests.contract.faults.crafted.by_hand import (
+    as_json,
+    grid,
+    missing,
+    nested,
+    node,
+    tree_metadata,
+    varint,
+    zstd_zeros,
+)
+from tests.contract.faults.crafted.case import GIB, Case
+from tests.contract.faults.crafted.signed import read_record, sign, write_record
+
+
+def _rewritten(
+    name: str, base: str, key: str, change: Callable[[bytes], bytes], *, codec: str | None = None
+) -> Case:
+    """A case in whose database one value is another one; all of it is signed."""
+
+    def make(path: Path) -> None:
+        store: Any = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{path}/state/"}).result()
+        store.write(key, change(bytes(store.read(key).result().value))).result()
+        sign(path)
+
+    return Case(f"database-{name}{base}", make, base=base)
+
+
+def _metadata_of_large(**changes: Any) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps(json.loads(data) | changes).encode()
+
+
+def _large_leaf(name: str, base: str, shape: list[int], chunk: list[int], **changes: Any) -> Case:
+    """A case in which record and `zarr.json` agree about a leaf that is not what is stored."""
+
+    def make(path: Path) -> None:
+        record = read_record(path)
+        record["items"]["state"]["leaves"][-1][2:4] = [shape, chunk]
+        write_record(path, record)
+        metadata = _metadata_of_large(shape=shape, chunk_grid=grid(*chunk), **changes)
+        _rewritten("", base, "large/zarr.json", metadata).make(path)
+
+    return Case(f"database-{name}{base}", make, base=base)
+
+
+def _root(
+    name: str, node: Callable[[], bytes], *, length: int = 0, grown: int = 0, record: bool = True
+) -> Case:
+    """A case whose index has another root, of a length that may be a lie.
+
+    Args:
+        node: its bytes.
+        length: what the manifest says of its length; the truth where it is 0.
+        grown: the size that its file is given.
+        record: whether ckpt wrote the checkpoint, or Orbax.
+    """
+
+    def make(path: Path) -> None:
+        item = path / "state"
+        shutil.rmtree(item / "d", ignore_errors=True)
+        (item / "manifest.ocdbt").unlink()
+        if not record:
+            (path / "ckpt.json").unlink()
+            (item / "_METADATA").write_bytes(
+                as_json(tree_metadata([["a"]], zarr3=True, ocdbt=True))
+            )
+            (path / "_CHECKPOINT_METADATA").write_text("{}")
+        put_root(item, node(), length=length, grown=grown)
+        if record:
+            _sign_sparse(path)
+
+    return Case(f"index-{name}{'' if record else '-orbax'}", make)
+
+
+def put_root(item: Path, node: bytes, *, length: int = 0, grown: int = 0) -> None:
+    """A database of one key, whose root is then replaced."""
+    config = {"compression": None, "max_inline_value_bytes": 10, "manifest_kind": "single"}
+    base = ts.KvStore.open(f"file://{item}/").result()
+    spec = {"driver": "ocdbt", "base": f"file://{item}/", "config": config}
+    ts.KvStore.open(spec).result().write("a/zarr.json", b"x" * 100).result()
+    versions: Any = ts.ocdbt.dump(base).result()
+    root = max(versions["versions"], key=lambda version: version["generation_number"])["root"]
+    _, _, file, offset, old_length = root["location"].split(":")
+    manifest = (item / "manifest.ocdbt").read_bytes()
+    old = missing() + varint(int(offset)) + missing() + varint(int(old_length))
+    assert manifest.count(old) == 1
+    data = (item / file).read_bytes()
+    new = missing() + varint(len(data)) + missing() + varint(length or len(node))
+    body = manifest[12:-4].replace(old, new)
+    whole = manifest[:4] + struct.pack("<Q", len(body) + 16) + body
+    (item / "manifest.ocdbt").write_bytes(whole + struct.pack("<I", crc32c.crc32c(whole)))
+    (item / file).write_bytes(data + node)
+    if grown:
+        os.truncate(item / file, grown)
+
+
+def _sign_sparse(path: Path) -> None:
+    """Signs, without reading what is of gigabytes: a data file, whose digest covers nothing then."""
+    record = read_record(path)
+    for file in path.rglob("d/*"):
+        if file.stat().st_size > GIB:
+            record["files"][str(file.relative_to(path))] = [file.stat().st_size, 0, 1]
+    write_record(path, record)
+    sign(path)
+
+
+def _many_keys(count: int) -> bytes:
+    """A leaf node of keys without values: as many as TensorStore takes in one."""
+    keys = b"".join(number.to_bytes(3, "big") for number in range(count))
+    return node(
+        b"\0\0"
+        + varint(count)
+        + varint(0) * (count - 1)
+        + varint(3) * count
+        + keys
+        + varint(0) * count
+        + varint(0) * count
+    )
+
+
+def _inflating_node() -> bytes:
+    """A node that is 16 GiB of zeros when it is decompressed."""
+    payload = zstd_zeros(16 * GIB // 2**17)
+    head = struct.pack(">I", 0x0CDB20DE) + struct.pack("<Q", len(payload) + 18) + b"\0\1"
+    return head + payload + struct.pack("<I", crc32c.crc32c(head + payload))
+
+
+_LARGE = 90_000 * 4
+
+
+_INNER = {
+    "chunk_shape": [1],
+    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "index_location": "end",
+}
+
+
+def _zstd_of_large(_: bytes) -> bytes:
+    """As many zeros as the leaf `large` has bytes: sound, and not what was saved."""
+    runs = [2**17] * (_LARGE // 2**17) + [_LARGE % 2**17]
+    blocks = [(size << 3 | 2).to_bytes(3, "little") + b"\0" for size in runs[:-1]]
+    end = (runs[-1] << 3 | 3).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks) + end
+
+
+def _blosc_bomb(_: bytes) -> bytes:
+    """A chunk of 96 KiB that blosc makes 2047 MiB of, by hand: blocks of 1 MiB of zeros."""
+    count, block_bytes = 2047, 2**20
+    block = zstd_zeros(block_bytes // 2**17)
+    block = struct.pack("<i", len(block)) + block
+    starts = [16 + 4 * count + number * len(block) for number in range(count)]
+    body = struct.pack(f"<{count}i", *starts) + block * count
+    no_split_zstd = 4 << 5 | 0x10
+    sizes = (count * block_bytes, block_bytes, 16 + len(body))
+    return struct.pack("<BBBBIII", 2, 1, no_split_zstd, 4, *sizes) + body
+
+
+DATABASE_CASES = [
+    _rewritten("chunk-short", "", "large/c/0", lambda data: data[:-1]),
+    _rewritten("chunk-long", "", "large/c/0", lambda data: data * 2),
+    _rewritten("chunk-long", "-zstd", "large/c/0", lambda data: data + bytes(2 * _LARGE)),
+    _rewritten("zstd-bomb", "-zstd", "large/c/0", lambda _: zstd_zeros(2 * GIB // 2**17)),
+    _rewritten("garbage", "-zstd", "large/c/0", lambda data: b"\x28\xb5\x2f\xfd" + b"\xff" * 99),
+    _rewritten("blosc-bomb", "-blosc", "large/c/0", _blosc_bomb),
+    _rewritten("other-values", "-zstd", "large/c/0", _zstd_of_large),
+    _rewritten("metadata-shape", "-zstd", "large/zarr.json", _metadata_of_large(shape=[2**33])),
+    _rewritten(
+        "metadata-chunk",
+        "-zstd",
+        "large/zarr.json",
+        _metadata_of_large(
+            chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**40]}}
+        ),
+    ),
+    _rewritten("metadata-deep", "-zstd", "large/zarr.json", lambda _: nested(200_000)),
+    _rewritten("metadata-long", "-zstd", "large/zarr.json", lambda data: data + b" " * 2**21),
+    _rewritten(
+        "metadata-inner-chunks",
+        "-zstd",
+        "large/zarr.json",
+        _metadata_of_large(codecs=[{"name": "sharding_indexed", "configuration": _INNER}]),
+    ),
+    _large_leaf("terabyte-chunk", "-zstd", [2**38], [2**38]),
+    _large_leaf("terabyte-chunk", "", [2**38], [2**38]),
+    _root("node-of-40-gigabytes", lambda: b"", length=40 * GIB, grown=41 * GIB),
+    _root("node-of-40-gigabytes", lambda: b"", length=40 * GIB, grown=41 * GIB, record=False),
+    _root("node-beyond-the-end", lambda: b"", length=2**20),
+    _root("node-of-many-keys", lambda: node(b"\0\0" + varint(2**28))),
+    _root("node-inflates", lambda: _inflating_node(), record=False),
+    _root("too-many-keys", lambda: _many_keys(2**17)),
+]

@@ -1,0 +1,327 @@
+"""A save that is killed, refused or starved at any file operation leaves the old state or the new.
+
+The operations are numbered by a preload shim (`tests/contract/faults`). The quick run kills at every second one of
+a save to a new path, and at fewer of the rest; `make faults` takes every operation of every scenario.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
+from tests.contract.faults.harness import Fault, Nursery, Op, Outcome, Pool
+
+_KEPT_OLD = (".ckpt-old.", ".ckpt-kept.")
+_VISIBLE = "visible, durability unknown"
+WORKERS = 2
+_EXTRA_RUNS = 30  # threads differ from run to run, so a run may have a few operations more
+
+Check = Callable[[str, Outcome, Outcome], None]
+"""Looks at the scenario's name, the disturbed process, and the one after it."""
+
+pytestmark = pytest.mark.faults
+exhaustive = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def counted(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Op]]:
+    """The operations of an undisturbed run, by scenario."""
+
+    def job(nursery: Nursery, name: str) -> list[Op]:
+        root = tmp_path_factory.mktemp(name)
+        outcome = nursery.run("scenarios:save", [name, str(root)], path=str(root))
+        assert outcome.exit_code == 0, str(outcome)
+        assert not outcome.reported("error"), str(outcome)
+        return outcome.ops
+
+    return dict(zip(SCENARIOS, pool.map(job, SCENARIOS), strict=True))
+
+
+# ---- what may be found --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The version of every checkpoint that a reader may find in a scenario.
+
+    Attributes:
+        old: before the disturbed save.
+        new: after it was acknowledged.
+        later: after the save of the next process.
+        between: what else may be found when the disturbed save was not acknowledged.
+    """
+
+    old: dict[str, int]
+    new: dict[str, int]
+    later: tuple[dict[str, int], ...]
+    between: tuple[dict[str, int], ...] = ()
+
+    def allowed(
+        self, events: list[dict[str, Any]], *, kept_too_much: bool = False
+    ) -> list[dict[str, int]]:
+        """What a reader may find, given what was acknowledged to the writer in `events`."""
+        acknowledged = dict(event["acknowledged"] for event in events if "acknowledged" in event)
+        if 2 in acknowledged.values():
+            return [self.new, *(self.between if kept_too_much else ())]
+        return [self.old, *self.between, self.new]
+
+
+_STEPS = Expectation(
+    old={"0": 0, "1": 1},
+    new={"1": 1, "2": 2},
+    later=({"1": 1, "3": 3}, {"2": 2, "3": 3}),
+    between=({"0": 0, "1": 1, "2": 2},),  # saved, and the oldest not yet deleted
+)
+_OVERWRITE = Expectation({"second": 1}, {"second": 2}, ({"second": 3},))
+EXPECTED = {
+    "new": Expectation({"first": 1}, {"first": 1, "second": 2}, ({"first": 1, "second": 3},)),
+    "files": Expectation({"first": 1}, {"first": 1, "second": 2}, ({"first": 1, "second": 3},)),
+    "nested": Expectation(
+        {"first": 1}, {"first": 1, "a/b/second": 2}, ({"first": 1, "a/b/second": 3},)
+    ),
+    "overwrite": _OVERWRITE,
+    "no_exchange": _OVERWRITE,
+    "step": _STEPS,
+    "async_step": _STEPS,
+    "linked": _STEPS,
+    "open": _STEPS,
+}
+SCENARIOS = tuple(EXPECTED)
+
+
+def _kept_too_much(outcome: Outcome) -> bool:
+    """Whether deleting an old step failed: that is logged and done by a later save."""
+    return "could not delete" in outcome.output
+
+
+def _check_next_process(name: str, outcome: Outcome, after: Outcome) -> None:
+    """A fresh process reads old or new, and its own save leaves nothing of the dead one behind."""
+    assert after.exit_code == 0, f"{outcome}\nthe next process: {after}"
+    expected = EXPECTED[name]
+    (found,) = after.reported("found")
+    allowed = expected.allowed(outcome.events, kept_too_much=_kept_too_much(outcome))
+    assert found in allowed, f"{outcome}\n{after}"
+    (contents,) = after.reported("contents")
+    assert contents in expected.later, f"{outcome}\n{after}"
+    (left,) = after.reported("left")
+    assert left == _with_parents(contents), f"junk: {left}\n{outcome}\n{after}"
+
+
+def _with_parents(names: Iterable[str]) -> list[str]:
+    return sorted(
+        {str(path) for name in names for path in (Path(name), *Path(name).parents)} - {"."}
+    )
+
+
+def _sweep(
+    pool: Pool, scratch: Path, name: str, faults: Iterable[Fault], *checks: Check
+) -> list[Outcome]:
+    """Runs the scenario once under each fault, a fresh process after it, and all checks on both."""
+    faults = list(faults)
+    shares = [share for i in range(WORKERS) if (share := faults[i::WORKERS])]
+    outcomes: list[Outcome] = []
+    failures: list[str] = []
+    for pairs in pool.map(lambda nursery, share: _chain(nursery, scratch, name, share), shares):
+        for outcome, after in pairs:
+            outcomes.append(outcome)
+            try:
+                for check in checks:
+                    check(name, outcome, after)
+            except AssertionError as error:
+                failures.append(str(error))
+    assert not failures, f"{len(failures)} of {len(faults)}:\n" + "\n\n".join(failures[:8])
+    return outcomes
+
+
+def _chain(
+    nursery: Nursery, scratch: Path, name: str, faults: list[Fault]
+) -> list[tuple[Outcome, Outcome]]:
+    """The disturbed process of each fault, and the process after it.
+
+    A process first looks after the one that died before it, and is then disturbed itself: starting
+    processes is most of the work.
+    """
+    pairs: list[tuple[Outcome, Outcome]] = []
+    outcome: Outcome | None = None
+    dead_root = ""
+    for fault in faults:
+        root = scratch / f"{fault.action}-{fault.nth}"
+        root.mkdir()
+        count = {"path": str(root), "fault": fault}
+        if outcome is None:
+            outcome = nursery.run("scenarios:save", [name, str(root)], **count)
+        else:
+            both = nursery.run("scenarios:later_and_save", [name, dead_root, str(root)], **count)
+            if two := both.split("now"):
+                pairs.append((outcome, two[0]))
+                outcome = two[1]
+            else:  # it failed already in looking after the dead one
+                pairs.append((outcome, both))
+                outcome = nursery.run("scenarios:save", [name, str(root)], **count)
+            shutil.rmtree(dead_root)
+        dead_root = str(root)
+    if outcome is not None:
+        pairs.append((outcome, nursery.run("scenarios:later", [name, dead_root])))
+    return pairs
+
+
+def _numbers(count: int, stride: int) -> list[int]:
+    """Every `stride`-th number from the last one back, where the commit is, and the first four."""
+    return sorted({*range(count, 0, -stride), *range(1, min(4, count) + 1)})
+
+
+# ---- kills --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [
+        ("new", 2),
+        ("step", 4),
+        ("overwrite", 4),
+        ("no_exchange", 7),
+        ("async_step", 6),
+        ("linked", 6),
+        ("open", 9),
+        *(pytest.param(name, 1, marks=exhaustive) for name in SCENARIOS),
+    ],
+)
+def test_killed_before_an_operation(
+    pool: Pool, counted: dict[str, list[Op]], tmp_path: Path, name: str, stride: int
+) -> None:
+    count = len(counted[name])
+    seen = {op.name for op in counted[name]}
+    assert {"open", "write", "fsync", "rename", "mkdir"} <= seen, "the shim sees too little"
+    checks = (_check_killed_or_done, _check_next_process)
+    faults = [Fault("kill", nth) for nth in _numbers(count, stride)]
+    outcomes = _sweep(pool, tmp_path, name, faults, *checks)
+    kills = sum(outcome.was_killed for outcome in outcomes)
+    assert kills >= 0.9 * len(faults), f"only {kills} of {len(faults)} operations were reached"
+    for nth in range(count + 1, count + 1 + _EXTRA_RUNS):
+        (outcome,) = _sweep(pool, tmp_path, name, [Fault("kill", nth)], *checks)
+        if not outcome.was_killed:
+            break
+    else:
+        pytest.fail(f"runs have more and more operations, beyond {count + _EXTRA_RUNS}")
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [
+        ("new", 3),
+        ("step", 4),
+        *(pytest.param(name, 1, marks=exhaustive) for name in SCENARIOS),
+    ],
+)
+def test_killed_in_the_middle_of_a_write(
+    pool: Pool, counted: dict[str, list[Op]], tmp_path: Path, name: str, stride: int
+) -> None:
+    count = sum(op.name == "write" for op in counted[name])
+
+    faults = [Fault("torn", nth, ops="write") for nth in _numbers(count, stride)]
+    _sweep(pool, tmp_path, name, faults, _check_killed_or_done, _check_next_process)
+
+
+def _check_killed_or_done(name: str, outcome: Outcome, after: Outcome) -> None:
+    assert outcome.was_killed or outcome.exit_code == 0, str(outcome)
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+def _removes(op: Op) -> bool:
+    """Whether it gives what is to be removed a name under which nobody looks for it."""
+    target = Path(op.path.partition(" -> ")[2])
+    return op.name == "rename" and target.name.startswith(".ckpt-tmp.")
+
+
+def _check_error(name: str, errno: str, outcome: Outcome) -> None:
+    """A typed error, earlier states untouched, no junk; and the same process could try again."""
+    assert outcome.exit_code == 0, str(outcome)
+    struck = outcome.reported("struck")[0]
+    errors = outcome.reported("error")
+    if not errors:
+        # Cleaning up may fail where the next save does it; a directory may be there already; what
+        # cannot be linked is written.
+        names = ("unlink", "rmdir", "mkdir", "link")
+        harmless = {op.number for op in outcome.ops if op.name in names or _removes(op)}
+        assert struck in harmless | {0} or _kept_too_much(outcome), f"swallowed: {outcome}"
+        return
+    (error,) = errors
+    assert "OSError" in error["bases"], str(outcome)
+    assert error["errno"] == errno, str(outcome)
+    (op,) = (op for op in outcome.ops if op.number == struck)
+    if op.name not in ("unlink", "rmdir"):
+        expected = EXPECTED[name]
+        # It may stand there already: when the directory of the finished rename cannot be synced.
+        # What it replaced then stays beside it until the next save.
+        committed = set(_with_parents(expected.new)) - set(_with_parents(expected.old))
+        new = {name for name in outcome.reported("new")[0] if not name.startswith(_KEPT_OLD)}
+        assert new in (set(), committed), f"junk: {outcome}"
+        kept_old = new != set(outcome.reported("new")[0])
+        replaces = name in ("overwrite", "no_exchange")
+        assert not kept_old or (replaces and op.name == "fsync"), f"junk: {outcome}"
+        visible = 2 in outcome.reported("after_error")[0].values()
+        assert (_VISIBLE in error["text"]) == visible, str(outcome)
+        assert kept_old == (replaces and visible), f"the old one is gone: {outcome}"
+    until = next(i for i, event in enumerate(outcome.events) if "error" in event)
+    allowed = EXPECTED[name].allowed(outcome.events[:until])
+    assert outcome.reported("after_error")[0] in allowed, str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("name", "stride", "action", "errno"),
+    [
+        ("new", 4, "eio", "EIO"),
+        ("nested", 12, "eio", "EIO"),
+        ("step", 8, "eio", "EIO"),
+        ("open", 20, "eio", "EIO"),
+        ("new", 8, "enospc", "ENOSPC"),
+        ("async_step", 12, "enospc", "ENOSPC"),
+        *(
+            pytest.param(name, 1, action, errno, marks=exhaustive)
+            for name in SCENARIOS
+            for action, errno in (("eio", "EIO"), ("enospc", "ENOSPC"))
+        ),
+    ],
+)
+def test_failing_operation(
+    pool: Pool,
+    counted: dict[str, list[Op]],
+    tmp_path: Path,
+    name: str,
+    stride: int,
+    action: str,
+    errno: str,
+) -> None:
+    faults = [Fault(action, nth) for nth in _numbers(len(counted[name]), stride)]
+
+    def check(name: str, outcome: Outcome, after: Outcome) -> None:
+        _check_error(name, errno, outcome)
+
+    _sweep(pool, tmp_path, name, faults, check, _check_next_process)
+
+
+def test_the_linked_step_shares_its_large_leaf(pool: Pool, tmp_path: Path) -> None:
+    """Else that scenario would be as `step`."""
+
+    def check(name: str, outcome: Outcome, after: Outcome) -> None:
+        assert outcome.reported("shared")[0] > 4 << 20, str(outcome)
+        assert any(op.name == "link" for op in outcome.ops), str(outcome)
+
+    _sweep(pool, tmp_path, "linked", [Fault("kill", 10**6)], check, _check_next_process)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_short_writes_are_completed(pool: Pool, tmp_path: Path, name: str) -> None:
+    def check(name: str, outcome: Outcome, after: Outcome) -> None:
+        assert outcome.exit_code == 0, str(outcome)
+        assert not outcome.reported("error"), str(outcome)
+
+    _sweep(pool, tmp_path, name, [Fault("short", 1)], check, _check_next_process)

@@ -1,0 +1,256 @@
+"""Real file systems without room, without permission, and without power.
+
+Most of these mount something, which takes root; elsewhere they are skipped and say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
+from tests.contract.faults.harness import HERE, Outcome, Pool, environment
+
+pytestmark = pytest.mark.faults
+
+_IMAGE_BYTES = 96 * 2**20
+
+
+def _command(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(arg) for arg in args], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@contextlib.contextmanager
+def _mounted(target: Path, *args: object) -> Iterator[Path]:
+    """`mount args target`, undone at the end; skips where that is not possible."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting takes root")
+    target.mkdir(exist_ok=True)
+    done = _command("mount", *args, target)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    try:
+        yield target
+    finally:
+        # Lazily when something still holds it, so that no mount outlives the test.
+        if _command("umount", target).returncode:
+            _command("umount", "-l", target)
+
+
+def _failed_save(outcome: Outcome, errnos: set[str]) -> None:
+    """The save failed with an error of the system, the earlier state stood, a retry worked."""
+    assert outcome.exit_code == 0, str(outcome)
+    (error,) = outcome.reported("error")
+    assert "OSError" in error["bases"], str(outcome)
+    assert error["errno"] in errnos, str(outcome)
+    assert outcome.reported("before") == outcome.reported("after"), f"junk: {outcome}"
+    assert outcome.reported("intact") == [True], str(outcome)
+
+
+# ---- no room ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["save", "overwrite", "step", "async_step"])
+def test_full_disk(plain_pool: Pool, tmp_path: Path, how: str) -> None:
+    with _mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=6m", "tmpfs") as disk:
+        outcome = plain_pool.run("probes:save_too_much", [str(disk), how, 16 * 2**20])
+        _failed_save(outcome, {"ENOSPC"})
+        before, after = outcome.reported("room_bytes")
+        assert before - after < 64 * 1024, f"room was not given back: {outcome}"
+        assert outcome.reported("retried") == [True], str(outcome)
+
+
+def test_no_inodes_left(plain_pool: Pool, tmp_path: Path) -> None:
+    with _mounted(
+        tmp_path / "disk", "-t", "tmpfs", "-o", "size=50m,nr_inodes=200", "tmpfs"
+    ) as disk:
+        outcome = plain_pool.run("probes:save_too_many_files", [str(disk)])
+        _failed_save(outcome, {"ENOSPC"})
+
+
+def test_file_size_limit(plain_pool: Pool, tmp_path: Path) -> None:
+    outcome = plain_pool.run("probes:save_beyond_limit", [str(tmp_path), 2**20])
+    _failed_save(outcome, {"EFBIG"})
+    assert outcome.reported("retried") == [True], str(outcome)
+
+
+# ---- no permission ------------------------------------------------------------------------------
+
+
+def test_read_only_file_system(plain_pool: Pool, tmp_path: Path) -> None:
+    with _mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=50m", "tmpfs") as disk:
+        assert plain_pool.run("probes:save_both", [str(disk)]).exit_code == 0
+        assert _command("mount", "-o", "remount,ro", disk).returncode == 0
+        outcome = plain_pool.run("probes:save_where_forbidden", [str(disk)])
+    _failed_save(outcome, {"EROFS"})
+    assert outcome.reported("step_error") == [["OSError", "EROFS"]], str(outcome)
+
+
+def test_directory_without_permission(plain_pool: Pool, tmp_path: Path) -> None:
+    assert plain_pool.run("probes:save_both", [str(tmp_path)]).exit_code == 0
+    for directory in (tmp_path, tmp_path / "steps"):
+        directory.chmod(0o555)
+    try:
+        outcome = plain_pool.run("probes:save_where_forbidden", [str(tmp_path)])
+    finally:
+        for directory in (tmp_path, tmp_path / "steps"):
+            directory.chmod(0o755)
+    _failed_save(outcome, {"EACCES"})
+    assert outcome.reported("step_error") == [["PermissionError", "EACCES"]], str(outcome)
+
+
+# ---- no power -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _ext4(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """An ext4 file system in a file: (the image, where it is mounted)."""
+    if shutil.which("mkfs.ext4") is None or shutil.which("losetup") is None:
+        pytest.skip("needs mkfs.ext4 and loop devices")
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(_IMAGE_BYTES)
+    done = _command("mkfs.ext4", "-q", "-F", image)
+    if done.returncode:
+        pytest.skip(f"cannot make a file system: {done.stderr.strip()}")
+    # commit=300: the journal is not written behind our back, only fsync makes anything durable.
+    with _mounted(tmp_path / "disk", "-o", "loop,commit=300", image) as disk:
+        yield image, disk
+
+
+def _cut_power(image: Path, copy: Path) -> None:
+    """Copies what has reached the device: what a machine would find after losing power now."""
+    for _ in range(10):
+        assert _command("cp", "--sparse=always", image, copy).returncode == 0
+        if filecmp.cmp(image, copy, shallow=False):
+            return  # nothing was written while it was being copied
+    pytest.fail("the device is never quiet")
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "overwrite",
+        "async_step",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("new", "step")),
+    ],
+)
+def test_power_cut_after_a_save_was_acknowledged(
+    plain_pool: Pool, tmp_path: Path, scenario: str
+) -> None:
+    with _ext4(tmp_path) as (image, disk):
+        root = disk / "new" / "directories"  # whose names must be durable too
+        root.mkdir(parents=True)
+        os.sync()
+        outcome = plain_pool.run(
+            "probes:save_and_cut", [scenario, str(root), str(image), str(tmp_path / "cut")]
+        )
+        assert outcome.exit_code == 0, str(outcome)
+    acknowledged = dict(outcome.reported("acknowledged"))
+    with _mounted(tmp_path / "after", "-o", "loop", tmp_path / "cut") as after:
+        reader = plain_pool.run("scenarios:later", [scenario, str(after / "new" / "directories")])
+    assert reader.exit_code == 0, f"{outcome}\n{reader}"
+    found = reader.reported("found")[0]
+    if scenario in ("step", "async_step"):
+        acknowledged.pop("0")  # retention
+        found.pop("0", None)  # deleting need not be durable
+    assert found == acknowledged, f"{outcome}\n{reader}"
+
+
+@pytest.mark.parametrize("name", [pytest.param("a", marks=pytest.mark.slow), "a/b/c"])
+def test_power_cut_after_saving_into_new_directories(
+    plain_pool: Pool, tmp_path: Path, name: str
+) -> None:
+    """The names of all directories that the save itself makes are durable."""
+    with _ext4(tmp_path) as (image, disk):
+        os.sync()
+        outcome = plain_pool.run(
+            "probes:save_in_new_directory", [str(disk), name, str(image), str(tmp_path / "cut")]
+        )
+        assert outcome.exit_code == 0, str(outcome)
+    with _mounted(tmp_path / "after", "-o", "loop", tmp_path / "cut") as after:
+        reader = plain_pool.run("probes:read_both", [str(after / name)])
+    assert reader.reported("versions") == [[1, 2]], f"{outcome}\n{reader}"
+
+
+def test_power_cut_loses_what_was_not_synced(plain_pool: Pool, tmp_path: Path) -> None:
+    """The method itself works: a save that may be lost is lost."""
+    with _ext4(tmp_path) as (image, disk):
+        os.sync()
+        outcome = plain_pool.run(
+            "probes:save_carelessly", [str(disk / "first"), str(image), str(tmp_path / "cut")]
+        )
+        assert outcome.exit_code == 0, str(outcome)
+    with _mounted(tmp_path / "after", "-o", "loop", tmp_path / "cut") as after:
+        reader = plain_pool.run("probes:read_one", [str(after / "first")])
+    assert reader.reported("error")[0]["type"] in ("CheckpointNotFound", "CheckpointCorrupt")
+
+
+@pytest.mark.slow
+def test_power_cut_at_any_moment(plain_pool: Pool, tmp_path: Path) -> None:
+    """While steps are saved one after another, power fails now and then; resuming always works."""
+    cuts_with_steps = 0
+    with _ext4(tmp_path) as (image, disk), _Trainer(tmp_path, disk / "steps") as trainer:
+        for number in range(40):
+            time.sleep(0.05 + number * 0.013 % 0.2)
+            with trainer.stopped():
+                acknowledged = trainer.acknowledged()
+                _cut_power(image, tmp_path / "cut")
+            with _mounted(tmp_path / "after", "-o", "loop", tmp_path / "cut") as after:
+                reader = plain_pool.run("probes:read_steps", [str(after / "steps")])
+            assert reader.exit_code == 0, str(reader)
+            (steps,) = reader.reported("steps")
+            cuts_with_steps += bool(steps)
+            assert max(steps, default=-1) >= acknowledged, f"{acknowledged} is lost: {reader}"
+    assert cuts_with_steps > 30, "the trainer saved too little to show anything"
+
+
+class _Trainer:
+    """A process that saves step after step, and can be stopped for a moment."""
+
+    def __init__(self, scratch: Path, directory: Path) -> None:
+        self._events = scratch / "events"
+        request = {
+            "module": "probes",
+            "function": "train",
+            "args": [str(directory)],
+            "events": str(self._events),
+            "output": str(scratch / "output"),
+        }
+        self._request = scratch / "request"
+        self._request.write_text(json.dumps(request))
+
+    def __enter__(self) -> _Trainer:
+        command = [sys.executable, str(HERE / "nursery.py"), "--once", str(self._request)]
+        self._process = subprocess.Popen(command, env=environment(None))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def acknowledged(self) -> int:
+        """The newest step that was acknowledged, or -1."""
+        lines = self._events.read_text().splitlines() if self._events.exists() else []
+        return max((json.loads(line)["step"] for line in lines), default=-1)

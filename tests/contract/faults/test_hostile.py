@@ -1,0 +1,151 @@
+"""A checkpoint from a stranger cannot crash, exhaust or hang the process, or leave its directory.
+
+Every case is opened by all readers in a child with little memory and little time. A reader may
+raise a `CheckpointError`, or load where nothing is wrong after all; anything else is a failure: an
+untyped exception, a signal, a file changed or made outside, bytes from outside the directory.
+Checksums are no defence here: who makes a hostile checkpoint makes its checksums too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.faults.crafted import (
+    CASES,
+    DATABASE_CASES,
+    FILE_CASES,
+    ORBAX_CASES,
+    RECORD_CASES,
+)
+from tests.contract.faults.crafted.by_hand import as_json, grid, zarr3_json
+from tests.contract.faults.crafted.case import GIB, SECRET, Case
+from tests.contract.faults.crafted.signed import read_record, write_record
+from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
+from tests.contract.faults.harness import Pool
+
+ADDRESS_SPACE_BYTES = 8 * GIB
+RESIDENT_BYTES = 1.5 * GIB
+BATCH_TIMEOUT_SECS = 60
+LOADERS = ("load", "as_numpy", "like")
+
+
+@pytest.fixture(name="good", scope="module")
+def make_good(plain_pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("good") / "good"
+    outcome = plain_pool.run("hostile:make", [str(path)])
+    assert outcome.exit_code == 0, str(outcome)
+    return path
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [RECORD_CASES, DATABASE_CASES, FILE_CASES, ORBAX_CASES],
+    ids=["record", "database", "files", "orbax"],
+)
+def test_hostile(plain_pool: Pool, good: Path, tmp_path: Path, cases: list[Case]) -> None:
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names)) or pytest.fail(f"names twice in {sorted(names)}")
+    outside = make_outside(tmp_path)
+    paths = {
+        case.name: make_case(case, good, tmp_path, number) for number, case in enumerate(cases)
+    }
+    before = _contents(outside)
+    wrong = list(_open(plain_pool, cases, paths))
+    assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(wrong)
+    assert _contents(outside) == before, "something outside was changed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["outside", *(path.name for path in paths.values())]
+    ), "something was made beside the checkpoints"
+
+
+def test_hostile_step(plain_pool: Pool, good: Path, tmp_path: Path) -> None:
+    """A trainer that finds only a hostile step does not start from scratch, nor die."""
+    directory = tmp_path / "steps"
+    shutil.copytree(f"{good}-steps", directory)
+    record = read_record(directory / "0")
+    record["items"]["state"]["leaves"][0][2:4] = [[2**40, 2**19], [2**40, 2**19]]
+    write_record(directory / "0", record)
+    outcome = plain_pool.run(
+        "hostile:open_steps", [str(directory)], limits={"RLIMIT_AS": ADDRESS_SPACE_BYTES}
+    )
+    assert outcome.exit_code == 0, str(outcome)
+    (results,) = outcome.reported("results")
+    assert results["restore_latest"].startswith("CheckpointCorrupt: "), results
+    assert "impossible shape" in results["restore_latest"], results
+
+
+def make_outside(tmp_path: Path) -> Path:
+    """What must stay as it is; the module in it would say when it is imported."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "canary").write_bytes(SECRET)
+    (outside / "array").mkdir()
+    (outside / "array" / "zarr.json").write_bytes(
+        as_json(zarr3_json(shape=[250], chunk_grid=grid(250)))
+    )
+    (outside / "array" / "c").mkdir()
+    (outside / "array" / "c" / "0").write_bytes(SECRET)
+    return outside
+
+
+def make_case(case: Case, good: Path, tmp_path: Path, number: int) -> Path:
+    path = tmp_path / f"case-{number}"
+    shutil.copytree(f"{good}{case.base}", path)
+    case.make(path)
+    return path
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in sorted(files)}
+
+
+def _open(pool: Pool, cases: list[Case], paths: dict[str, Path]) -> Iterator[str]:
+    """Opens all cases in as few children as possible; what is wrong, one line each."""
+    by_name = {case.name: case for case in cases}
+    left = list(by_name)
+    while left:
+        outcome = pool.run(
+            "hostile:open_all",
+            [[(name, str(paths[name])) for name in left]],
+            timeout_secs=BATCH_TIMEOUT_SECS,
+            limits={"RLIMIT_AS": ADDRESS_SPACE_BYTES},
+        )
+        for event in outcome.events:
+            if "opened" in event:
+                left.remove(event["opened"])
+                case = by_name[event["opened"]]
+                yield from judge(case, event)
+                if not refused_by(case, event):
+                    yield f"{case.name}: not refused with {case.says!r}, but {event['results']}"
+        if outcome.exit_code == 0:
+            break
+        died_at = outcome.reported("opening")
+        if not died_at:
+            yield f"the child did not start: {outcome}"
+            return
+        left.remove(died_at[-1])
+        how = "hangs" if outcome.timed_out else f"ends the process ({outcome.exit_code})"
+        yield f"{died_at[-1]}: {how}: {outcome.output[-600:]}"
+
+
+def judge(case: Case, event: dict[str, Any]) -> Iterator[str]:
+    for reader, result in event["results"].items():
+        if result.startswith("untyped"):
+            yield f"{case.name}: {reader}: {result}"
+        elif reader in LOADERS and not case.may_load and result in ("ok", "good"):
+            yield f"{case.name}: {reader} takes it"
+    if case.found and event["results"]["verify"] == "ok":
+        yield f"{case.name}: verify finds nothing"
+    if event["rss_bytes"] > RESIDENT_BYTES:
+        yield f"{case.name}: {event['rss_bytes'] / GIB:.1f} GiB resident"
+
+
+def refused_by(case: Case, event: dict[str, Any]) -> bool:
+    """Whether a reader met what the case is made for, and not something that came before."""
+    return case.says is None or any(case.says in text for text in event["results"].values())

@@ -1,0 +1,151 @@
+"""A checkpoint that an earlier version wrote: every later one must load it, bit for bit.
+
+`python -m tests.contract.format.test_golden` writes it anew: only for a new format version, into a new directory.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+
+GOLDEN = Path(__file__).parent / "golden" / "v1"
+METADATA = {"run": "golden", "numbers": [1, 2.5, None]}
+
+
+class Moments(NamedTuple):
+    mu: Any
+    nu: Any
+
+
+# The checkpoint names the class by the module that it was in when it was written.
+sys.modules.setdefault("test_golden", sys.modules[__name__])
+
+
+def tree() -> dict[str, Any]:
+    """What was saved: integers and their bits only, so that every platform makes the same."""
+    count = np.arange(24)
+    signed = (count % 16 - 8).reshape(4, 6)
+    return {
+        "params": {
+            "f32": jnp.asarray((count - 7.5).reshape(4, 6), jnp.float32),
+            "bf16": jnp.asarray(count / 8, jnp.bfloat16),
+            "int4": jnp.asarray(signed, jnp.int4),
+            "flags": jnp.asarray(count % 3 == 0),
+            "special": jnp.asarray([np.nan, np.inf, -np.inf, -0.0], jnp.float32),
+            "empty": jnp.zeros((0, 3), jnp.float16),
+            "long": jnp.arange(60, dtype=jnp.int32),
+        },
+        "optimizer": (
+            Moments([jnp.float32(1.5)], {0: jnp.int32(3), 10: jnp.uint8(4)}),
+            (),
+            None,
+            {},
+        ),
+        "key": jax.random.key(5, impl="threefry2x32"),
+        "keys": jax.random.split(jax.random.key(6, impl="rbg"), 3),
+        "numpy": {
+            "f64": np.array([[1 / 3, -1e300]]),
+            "e4m3": np.arange(5).astype(ml_dtypes.float8_e4m3fn),
+            "complex": np.array([1 + 2j], np.complex64),
+            "scalar": np.int16(-3),
+            "generator": np.random.Generator(np.random.PCG64(7)),
+        },
+        "plain": [7, -(2**70), 1 / 3, True, "text ~/ü\n", b"\x00\xff", 1 - 2j],
+        "a/b": {"~": 1},
+    }
+
+
+def bits(value: Any) -> Any:
+    """A leaf as something that can be compared exactly."""
+    if isinstance(value, np.random.Generator):
+        return ("generator", repr(value.bit_generator.state))
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(value))
+        return ("key", str(value.dtype), data.shape, data.tobytes())
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        data = np.asarray(value)
+        kind = "jax" if isinstance(value, jax.Array) else type(value).__name__
+        return (kind, str(value.dtype), data.shape, data.tobytes())
+    return (type(value).__name__, repr(value))
+
+
+def exactly(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(value)
+    return structure, [(jax.tree_util.keystr(path), bits(leaf)) for path, leaf in leaves]
+
+
+@pytest.fixture(params=["where it lies", "a read-only copy"])
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "where it lies":
+        return GOLDEN
+    copied = Path(shutil.copytree(GOLDEN, tmp_path / "copied"))
+    for path in [*copied.rglob("*"), copied]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    return copied
+
+
+def test_loads_without_a_target(golden):
+    loaded = ckpt.load(golden)
+    assert exactly(loaded) == exactly(tree())
+    assert isinstance(loaded["optimizer"][0], Moments)
+
+
+def test_loads_into_a_target(golden):
+    fresh = jax.tree.map(lambda leaf: leaf, tree())
+    assert exactly(ckpt.load(golden, fresh)) == exactly(tree())
+    abstract = jax.eval_shape(lambda: tree()["params"])
+    loaded = ckpt.load(golden, {"params": abstract}, unexpected="ignore")
+    assert exactly(loaded) == exactly({"params": tree()["params"]})
+    restored = ckpt.restore(golden, state=fresh)
+    assert exactly(restored["state"]) == exactly(tree()) and restored.metadata == METADATA
+
+
+def test_verifies(golden):
+    report = ckpt.verify(golden)
+    assert report.ok and report.problems == () and report.checked_bytes > 0
+
+
+def test_inspects(golden):
+    info = ckpt.inspect(golden)
+    assert info.format_version == 1 and info.metadata == METADATA and list(info.items) == ["state"]
+    leaves = {leaf.path: leaf for leaf in info.items["state"].leaves}
+    assert leaves["params/int4"].dtype == "int4" and leaves["params/f32"].shape == (4, 6)
+    assert "a~1b/~0" in leaves
+
+
+def test_every_file_is_here():
+    """Git and packagers drop files that they take for rubbish, and what is empty."""
+    recorded = ckpt.inspect(GOLDEN).files
+    for name, size in recorded.items():
+        assert (GOLDEN / name).stat().st_size == size, name
+    there = {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*") if path.is_file()}
+    assert there == {*recorded, "ckpt.json"}
+    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 50_000
+
+
+def test_todays_code_writes_what_it_reads(tmp_path):
+    """The tree above is what the golden checkpoint should hold: a fresh one of it is equal."""
+    ckpt.save(tmp_path / "fresh", tree(), options=ckpt.Options(durable=False))
+    assert exactly(ckpt.load(tmp_path / "fresh")) == exactly(ckpt.load(GOLDEN))
+
+
+if __name__ == "__main__":
+    # imported by its name, so that the class of the NamedTuple is found again by the tests
+    from tests.contract.format import test_golden
+
+    # saved elsewhere and copied: a checkpoint notes the path to which it was written
+    made = Path("/tmp/ckpt-golden/v1")
+    ckpt.save(made, test_golden.tree(), overwrite=True, metadata=METADATA)
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    shutil.copytree(made, GOLDEN)
+    shutil.rmtree(made.parent)
+    assert ckpt.verify(GOLDEN).ok
+    print(f"wrote {GOLDEN}")

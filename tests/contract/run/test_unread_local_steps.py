@@ -1,0 +1,320 @@
+"""A local step that cannot be read, though nothing says that it is damaged, is neither passed over nor deleted.
+
+It may be the newest: training went back to an older step, and the next save deleted it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.contract.faults.crafted.signed import read_record, write_record
+from tests.support.damage import FAILING_OPEN, failing_reads, turn_a_bit
+
+_FAILING = """
+def function(path, *args, **kwargs):
+    if ours(sys._getframe(1).f_code.co_filename) and isinstance(path, str) and any(one in path for one in where):
+        raise OSError(number, os.strerror(number), path)
+    return real(path, *args, **kwargs)
+"""
+"""From no file: what is raised in a file of this project's tests counts as raised by a signal handler."""
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"n": step, "w": np.full(300, step, np.float32)}
+
+
+def start(root: Path, **options: Any) -> ckpt.Checkpointer:
+    return ckpt.Checkpointer(root / "run", local_directory=root / "local", **options)
+
+
+@pytest.fixture(name="newest")
+def make_newest(tmp_path: Path) -> Path:
+    """Steps 0 to 3, of which the last is in the local directory alone; where that is."""
+    with start(tmp_path, options=ckpt.Options(local_max_to_keep=5)) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, state(step))
+    shutil.rmtree(tmp_path / "run" / "3")
+    (record,) = (tmp_path / "local").rglob("3/ckpt.json")
+    return record.parent
+
+
+def test_a_newer_format_is_told_and_stays(newest: Path, tmp_path: Path) -> None:
+    record = read_record(newest)
+    record["format_version"] = 2
+    write_record(newest, record)
+    before = (newest / "ckpt.json").read_bytes()
+    for read_only in (False, True):
+        reader = start(tmp_path, read_only=read_only)
+        with pytest.raises(ckpt.CheckpointError, match=r"local step 3 .*upgrade ckpt") as told:
+            reader.restore_latest(state(9))
+        assert not isinstance(told.value, ckpt.CheckpointCorrupt)
+        reader.close()
+    with start(tmp_path) as checkpointer:
+        checkpointer.restore(1, state=state(9)).state  # noqa: B018
+    with start(tmp_path) as checkpointer:
+        checkpointer.save(7, state(7), force=True)
+    assert (newest / "ckpt.json").read_bytes() == before
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 7
+
+
+@pytest.mark.parametrize("name", ["open", "scandir"])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EMFILE]
+)
+def test_what_the_system_refuses_is_told(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    names = {
+        "ours": lambda file: "ckpt_core" in file,
+        "where": [str(newest if name == "open" else newest.parent)],
+        "number": number,
+        "real": getattr(os, name),
+        "os": os,
+        "sys": sys,
+    }
+    exec(compile(_FAILING, "<injected>", "exec"), names)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, names["function"])
+        reader = start(tmp_path, read_only=True)
+        with pytest.raises(OSError, match="cannot be read, and training does not go back") as told:
+            reader.restore_latest(state(9))
+        reader.close()
+    assert told.value.errno == number and str(newest.parent) in str(told.value)
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 3
+
+
+@pytest.mark.linux("/proc/self/fd")
+@pytest.mark.parametrize("of", ["preadv", "pread"])
+def test_a_disk_that_does_not_give_the_data_of_the_newest_step_is_no_damage(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Nothing is read from an older step instead, nothing moved to ``damaged/``; the older one by its number."""
+    with monkeypatch.context() as patch:
+        met = failing_reads(patch, newest, of)
+        with start(tmp_path) as checkpointer:
+            with pytest.raises(OSError, match=r"step 3 cannot be read .*restore\(step") as caught:
+                checkpointer.restore_latest(state(9))
+            assert (
+                met
+                and caught.value.errno == errno.EIO
+                and not isinstance(caught.value, ckpt.CheckpointError)
+            )
+            with pytest.raises(OSError, match="Input/output error"):
+                checkpointer.load(3)
+        with start(tmp_path) as checkpointer:
+            assert checkpointer.restore(2, state(9)).step == 2
+    assert newest.is_dir() and not (tmp_path / "run" / "damaged").exists()
+    with start(tmp_path, read_only=True) as reader:
+        restored = reader.restore_latest(state(9))
+        assert restored is not None and restored.step == 3
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_the_persistent_copy_is_read_if_the_local_disk_does_not_give_its_own(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = failing_reads(monkeypatch, newest.parent / "2")
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore(2, state(9))
+        assert met and restored.state["n"] == 2 and restored.path == str(tmp_path / "run" / "2")
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_nor_where_the_persistent_copy_is_damaged(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local one of step 2 may be sound: no older step takes its place."""
+    shutil.rmtree(newest)
+    turn_a_bit(tmp_path / "run" / "2")
+    with monkeypatch.context() as patch:
+        failing_reads(patch, newest.parent / "2")
+        with start(tmp_path) as checkpointer, pytest.raises(OSError, match="step 2 cannot be read"):
+            checkpointer.restore_latest(state(9))
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 2
+
+
+@pytest.mark.linux("/proc/self/fd")
+def test_a_load_reads_the_local_copy_if_the_persistent_one_cannot_be_read(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(tmp_path, read_only=True) as reader:
+        with monkeypatch.context() as patch:
+            met = failing_reads(patch, tmp_path / "run" / "2")
+            assert reader.load(2)["n"] == 2 and met
+        turn_a_bit(tmp_path / "run" / "1")
+        assert reader.load(1)["n"] == 1
+        assert reader.load(3)["n"] == 3
+        turn_a_bit(newest)
+        with pytest.raises(ckpt.CheckpointCorrupt, match="step 3"):
+            reader.load(3)
+
+
+def test_a_folder_of_runs_that_cannot_be_listed(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Any] = {"where": str(newest.parents[1]), "number": errno.EIO, "met": []}
+    names |= {"real": os.scandir, "os": os}
+    exec(compile(FAILING_OPEN, "<injected>", "exec"), names)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", names["function"])
+        with start(tmp_path) as checkpointer:
+            with pytest.raises(OSError, match="local steps cannot be read"):
+                checkpointer.restore_latest(state(9))
+            assert names["met"] and checkpointer.restore(2, state(9)).step == 2
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 3
+
+
+def test_what_goes_on_from_the_newest_step_is_refused_while_one_cannot_be_read(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked for ``latest_step()``, and restored that, or began anew, lost the newest one at the next save."""
+    unread = r"local step 3 cannot be read"
+    for others in (True, False):
+        if not others:
+            for step in range(3):
+                shutil.rmtree(tmp_path / "run" / str(step))
+                shutil.rmtree(newest.parent / str(step), ignore_errors=True)
+        names: dict[str, Any] = {"real": os.open, "os": os, "met": [], "number": errno.EIO}
+        names["where"] = "/3/ckpt.json"
+        exec(compile(FAILING_OPEN, "<injected>", "exec"), names)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", names["function"])
+            checkpointer = start(tmp_path)
+        with checkpointer:
+            for call in (checkpointer.load, checkpointer.inspect):
+                with pytest.raises(OSError, match=unread):
+                    call(3)
+            with pytest.raises(OSError, match=unread):
+                checkpointer.latest_step()
+            if not others:
+                with pytest.raises(OSError, match=unread):
+                    checkpointer.save(0, state(0))
+            assert newest.exists()
+            restored = checkpointer.restore_latest(state(9))  # it looks anew
+            assert restored is not None and restored.step == 3 == checkpointer.latest_step()
+
+
+def test_one_bad_directory_of_a_step_hides_no_newer_ones(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, real, number = newest.parent / "2", os.listdir, errno.EIO
+    names: dict[str, Any] = {"real": real, "sys": sys, "os": os, "number": number}
+    names |= {"where": [str(bad)], "ours": lambda file: "ckpt_core" in file}
+    exec(compile(_FAILING, "<injected>", "exec"), names)
+    monkeypatch.setattr(os, "listdir", names["function"])
+    with start(tmp_path) as checkpointer:
+        assert checkpointer.latest_step() == 3
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 3
+
+
+@pytest.fixture(name="unread")
+def make_unread(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ckpt.Checkpointer]:
+    """A writer that could not read the newest step, 3, for the moment in which it began."""
+    with begun_without([newest], tmp_path, monkeypatch) as checkpointer:
+        yield checkpointer
+
+
+def begun_without(
+    where: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> ckpt.Checkpointer:
+    """A writer that could open nothing in some directories for the moment in which it began."""
+    names = {
+        "ours": lambda file: "ckpt_core" in file,
+        "where": [str(path) for path in where],
+        "number": errno.EIO,
+        "real": os.open,
+        "os": os,
+        "sys": sys,
+    }
+    exec(compile(_FAILING, "<injected>", "exec"), names)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", names["function"])
+        return start(root)
+
+
+def test_no_first_save_takes_its_place(unread: ckpt.Checkpointer, tmp_path: Path) -> None:
+    """As where it can be read."""
+    with pytest.raises(ckpt.CheckpointExists, match="step 3 is there already"):
+        unread.save(3, state(9))
+    unread.close()
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and (restored.step, restored.state["n"]) == (3, 3)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_nor_that_of_an_older_one(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    """Several cannot be read: which is told of is the newest, and what counts is each."""
+    shutil.rmtree(tmp_path / "run" / "2")
+    with begun_without([newest, newest.parent / "2"], tmp_path, monkeypatch) as checkpointer:
+        for call in (checkpointer.delete, checkpointer.inspect, checkpointer.load):
+            with pytest.raises(OSError, match="the local step 2 cannot be read"):
+                call(2)
+        with pytest.raises(ckpt.CheckpointExists, match="step 2 is there already"):
+            checkpointer.save(2, state(9), force=force)
+    with start(tmp_path) as checkpointer:
+        assert checkpointer.all_steps() == [0, 1, 2, 3]
+        assert checkpointer.restore(2, state(9)).state["n"] == 2
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_nor_does_one_begin_while_none_can_be_listed(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """What it would replace, and what its retention would delete, is not known."""
+    with begun_without([newest.parent], tmp_path, monkeypatch) as checkpointer:
+        with pytest.raises(OSError, match=r"local steps cannot be read.*restore_latest\(\) looks"):
+            checkpointer.save(step, state(9))
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and (restored.step, restored.state["n"]) == (3, 3)
+        assert checkpointer.save(4, state(4))
+
+
+@pytest.mark.parametrize("to", [1, 0])
+def test_who_has_left_it_hears_no_more_of_it(unread: ckpt.Checkpointer, to: int) -> None:
+    with pytest.raises(OSError, match="the local step 3 cannot be read"):
+        unread.latest_step()
+    gone = unread.rollback_to(to)
+    assert (gone, unread.latest_step()) == ([*range(to + 1, 4)], to)
+    unread.save(to + 1, state(to + 1))
+    unread.wait_until_finished()
+    assert unread.latest_step() == to + 1
+
+
+def test_who_restores_an_older_one_and_saves_hears_no_more_of_it(unread: ckpt.Checkpointer) -> None:
+    assert unread.restore(1, state(9)).state["n"] == 1
+    unread.save(2, state(2))
+    unread.wait_until_finished()
+    assert unread.latest_step() == 2
+
+
+def test_it_is_not_deleted_as_if_it_were_not_there(unread: ckpt.Checkpointer) -> None:
+    for call in (unread.delete, unread.inspect, unread.load):
+        with pytest.raises(OSError, match="the local step 3 cannot be read, which says nothing"):
+            call(3)
+    assert unread.restore_latest(state(9)).step == 3  # pyright: ignore[reportOptionalMemberAccess]
+    unread.delete(3)
+    assert unread.latest_step() == 2

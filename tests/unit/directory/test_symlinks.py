@@ -1,0 +1,388 @@
+"""Checkpoints whose files are symbolic links: what counts is the content, which is verified.
+
+Caches of weights (the hub of Hugging Face), git-annex and `cp -rs` make such directories. Links are
+followed for reading, wherever they lead; what deletes or replaces never follows one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import is_local_disk
+from ckpt_core._read import extents
+from ckpt_core.testing import assert_same
+from tests.unit.load.test_memory_mapped import is_mapped
+
+TREE = {
+    "w": np.arange(300 * 300, dtype=np.float32).reshape(300, 300),
+    "small": jnp.arange(3.0),
+    "text": "of a leaf",
+    "key": jax.random.key(3),
+}
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file() or path.is_symlink())
+
+
+def hub(step: Path, elsewhere: Path) -> None:
+    """As in the cache of the hub: `blobs/<hash>`, and relative links to them."""
+    blobs = elsewhere / "blobs"
+    blobs.mkdir(parents=True)
+    for file in files_of(step):
+        blob = blobs / hashlib.sha256(file.read_bytes()).hexdigest()
+        file.replace(blob)
+        file.symlink_to(os.path.relpath(blob, file.parent))
+
+
+def annex(step: Path, elsewhere: Path) -> None:
+    """As git-annex does it: content that may not be written to, each file in a directory of its own."""
+    for number, file in enumerate(files_of(step)):
+        kept = elsewhere / f"{number:03}" / "object"
+        kept.parent.mkdir(parents=True)
+        file.replace(kept)
+        kept.chmod(0o444)
+        file.symlink_to(kept)
+
+
+def copied(step: Path, elsewhere: Path) -> None:
+    """`cp -rs`: directories, and absolute links to the files of the original."""
+    original = elsewhere / "original"
+    elsewhere.mkdir()
+    step.rename(original)
+    subprocess.run(["cp", "-rs", str(original), str(step)], check=True, timeout=60)
+
+
+def whole_step(step: Path, elsewhere: Path) -> None:
+    elsewhere.mkdir()
+    step.rename(elsewhere / "step")
+    step.symlink_to(elsewhere / "step")
+
+
+def item(step: Path, elsewhere: Path) -> None:
+    elsewhere.mkdir()
+    (step / "state").rename(elsewhere / "state")
+    (step / "state").symlink_to(elsewhere / "state")
+
+
+def chain(step: Path, elsewhere: Path) -> None:
+    """Links to links, of directories below the item too."""
+    item(step, elsewhere)
+    annex(elsewhere / "state", elsewhere / "kept")
+    for folder in [path for path in (elsewhere / "state").iterdir() if path.is_dir()]:
+        kept = elsewhere / f"kept-{folder.name}"
+        folder.rename(kept)
+        (elsewhere / f"by-{folder.name}").symlink_to(kept)
+        folder.symlink_to(elsewhere / f"by-{folder.name}")
+
+
+LAYOUTS = [hub, annex, copied, whole_step, item, chain]
+Layout = Callable[[Path, Path], None]
+
+
+@pytest.fixture(params=LAYOUTS, ids=lambda layout: layout.__name__)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return request.param
+
+
+@pytest.fixture
+def linked(layout: Layout, tmp_path: Path) -> Path:
+    """A directory whose one step is made of links."""
+    with ckpt.Checkpointer(tmp_path / "steps", asynchronous=False) as checkpointer:
+        checkpointer.save(0, state=TREE, metrics={"loss": 1.0})
+    layout(tmp_path / "steps" / "0", tmp_path / "elsewhere")
+    return tmp_path / "steps"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_content_counts(linked: Path):
+    step = linked / "0"
+    assert ckpt.verify(step).ok, ckpt.verify(step).problems
+    assert ckpt.inspect(step).items["state"].leaves
+    assert_same(ckpt.load(step)["state"], TREE)
+    loaded = ckpt.load(step, as_numpy=True)["state"]
+    np.testing.assert_array_equal(loaded["w"], TREE["w"])
+    with ckpt.Checkpointer(linked) as checkpointer:
+        assert checkpointer.all_steps() == [0]
+        assert checkpointer.metrics(0) == {"loss": 1.0}
+        restored = checkpointer.restore_latest(state=TREE)
+        assert restored is not None
+        assert_same(restored["state"], TREE)
+
+
+def test_damaged_content_is_found(linked: Path, tmp_path: Path):
+    data = max((path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()), key=_size)
+    data.chmod(0o644)
+    content = bytearray(data.read_bytes())
+    content[1000] ^= 4
+    data.write_bytes(content)
+    assert not ckpt.verify(linked / "0").ok
+    with pytest.raises(ckpt.CheckpointCorrupt, match="checksum differs"):
+        ckpt.load(linked / "0")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def test_numpy_arrays_are_mapped_where_their_file_lies(
+    linked: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The disk of the file counts, not that of the link."""
+    if not is_local_disk(str(tmp_path)):
+        pytest.skip("the temporary directory is on no local file system: nothing is mapped there")
+    assert is_mapped(ckpt.load(linked / "0", as_numpy=True)["state"]["w"])
+    asked: list[str] = []
+
+    def elsewhere(path: str) -> bool:
+        asked.append(os.path.realpath(path))
+        return False
+
+    monkeypatch.setattr(extents, "is_local_disk", elsewhere)
+    loaded = ckpt.load(linked / "0", as_numpy=True)["state"]["w"]
+    np.testing.assert_array_equal(loaded, TREE["w"])
+    assert not is_mapped(loaded)
+    assert asked and all(str(tmp_path / "elsewhere") in path for path in asked)
+
+
+def test_deleting_takes_the_links(linked: Path, tmp_path: Path):
+    before = contents(tmp_path / "elsewhere")
+    assert before
+    with ckpt.Checkpointer(linked, asynchronous=False) as checkpointer:
+        checkpointer.delete(0)
+        assert checkpointer.all_steps() == []
+    assert contents(tmp_path / "elsewhere") == before
+    assert not any(name.startswith((".ckpt-tmp", "0")) for name in os.listdir(linked))
+
+
+def test_retention_takes_the_links(linked: Path, tmp_path: Path):
+    before = contents(tmp_path / "elsewhere")
+    with ckpt.Checkpointer(linked, asynchronous=False, max_to_keep=1) as checkpointer:
+        checkpointer.restore_latest(state=TREE)["state"]  # pyright: ignore
+        checkpointer.save(1, state=TREE)
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [1]
+    assert contents(tmp_path / "elsewhere") == before
+    assert not any(name.startswith(".ckpt-tmp") for name in os.listdir(linked))
+
+
+def test_overwriting_takes_the_links(linked: Path, tmp_path: Path):
+    before = contents(tmp_path / "elsewhere")
+    other = TREE | {"w": np.ones((300, 300), np.float32)}
+    ckpt.save(linked / "0", state=other, overwrite=True)
+    assert_same(ckpt.load(linked / "0")["state"], other)
+    assert contents(tmp_path / "elsewhere") == before
+    assert not (linked / "0").is_symlink()
+    assert not any(name.startswith((".ckpt-tmp", ".ckpt-old")) for name in os.listdir(linked))
+
+
+def test_the_trash_gets_the_links(linked: Path, tmp_path: Path):
+    before = contents(tmp_path / "elsewhere")
+    options = ckpt.Options(trash_directory="trash")
+    with ckpt.Checkpointer(linked, asynchronous=False, options=options) as checkpointer:
+        checkpointer.delete(0)
+    assert os.path.lexists(linked / "trash" / "0")
+    assert contents(tmp_path / "elsewhere") == before
+
+
+def test_what_dead_writers_left_as_links_is_removed_as_links(tmp_path: Path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    left = steps / ".ckpt-tmp.0.00000000-1-1.abcdef01"
+    left.mkdir()
+    (left / "state").symlink_to(outside)
+    old = 1_000_000_000
+    os.utime(left / "state", (old, old), follow_symlinks=False)
+    for path in (left, outside, outside / "kept"):
+        os.utime(path, (old, old))
+    with ckpt.Checkpointer(steps, asynchronous=False) as checkpointer:
+        checkpointer.save(0, state=TREE)
+    assert not os.path.lexists(left)
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_frozen_leaves_of_a_step_that_became_links_are_written_anew(tmp_path: Path):
+    """A link to a link would share nothing, and would break with it."""
+    frozen = {f"frozen{n}": jnp.full((512, 1024), float(n)) for n in range(4)}
+    with ckpt.Checkpointer(tmp_path / "steps", asynchronous=False) as checkpointer:
+        checkpointer.save(0, state=frozen)
+        checkpointer.save(1, state=frozen)
+        assert any(s.stat().st_nlink > 1 for s in files_of(tmp_path / "steps" / "1"))
+        hub(tmp_path / "steps" / "1", tmp_path / "elsewhere")
+        checkpointer.save(2, state=frozen)
+    files = files_of(tmp_path / "steps" / "2")
+    assert not any(file.is_symlink() for file in files)
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert ckpt.verify(tmp_path / "steps" / "2").ok
+    assert_same(ckpt.load(tmp_path / "steps" / "2")["state"], frozen)
+
+
+# ---- links that lead to nothing that could be read ------------------------------------------------
+
+
+def dangling(file: Path) -> None:
+    file.symlink_to(file.parent / "gone")
+
+
+def circle(file: Path) -> None:
+    file.symlink_to(file.name)
+
+
+def device(file: Path) -> None:
+    file.symlink_to("/dev/zero")
+
+
+def pipe(file: Path) -> None:
+    os.mkfifo(file.parent / "pipe")
+    file.symlink_to("pipe")
+
+
+def directory(file: Path) -> None:
+    (file.parent / "directory").mkdir()
+    file.symlink_to("directory")
+
+
+def unix_socket(file: Path) -> None:
+    made = socket.socket(socket.AF_UNIX)
+    here = os.getcwd()
+    try:
+        os.chdir(file.parent)  # the path of a socket may not be long
+        made.bind("socket")
+    finally:
+        os.chdir(here)
+        made.close()
+    file.symlink_to("socket")
+
+
+BROKEN = [dangling, circle, device, pipe, directory, unix_socket]
+NEEDED = ["ckpt.json", "state/manifest.ocdbt", "state/_strings.json"]
+
+
+@pytest.fixture(params=BROKEN, ids=lambda broken: broken.__name__)
+def broken(request: pytest.FixtureRequest) -> Callable[[Path], None]:
+    return request.param
+
+
+@pytest.fixture
+def two_steps(tmp_path: Path) -> Path:
+    path = tmp_path / "steps"
+    with ckpt.Checkpointer(path, asynchronous=False) as checkpointer:
+        for step in range(2):
+            checkpointer.save(step, state=TREE)
+    return path
+
+
+@pytest.mark.parametrize("name", [*NEEDED, "data"])
+def test_what_cannot_be_read_is_named_and_never_waited_for(
+    two_steps: Path, broken: Callable[[Path], None], name: str
+):
+    step = two_steps / "1"
+    if name == "data":
+        found = max(step.glob("state/*/d/*"), key=_size)
+        name = str(found.relative_to(step))
+    (step / name).unlink()
+    broken(step / name)
+    base = name.rpartition("/")[2]
+    for reader in (ckpt.load, lambda path: ckpt.load(path, as_numpy=True)):
+        with pytest.raises(ckpt.CheckpointCorrupt) as caught:
+            reader(step)
+        assert base in str(caught.value)
+        assert caught.value.file is not None and caught.value.file.endswith(base)
+    report = ckpt.verify(step)
+    assert not report.ok
+    assert any(base in str(problem) for problem in report.problems)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with ckpt.Checkpointer(two_steps, read_only=True) as checkpointer:
+            assert checkpointer.all_steps() == [0, 1]
+            restored = checkpointer.restore_latest(state=TREE)
+            assert restored is not None and restored.step == 0
+            assert_same(restored["state"], TREE)
+
+
+def test_compressed_data_that_cannot_be_read_is_never_waited_for(
+    tmp_path: Path, broken: Callable[[Path], None]
+):
+    """TensorStore opens it, too: for the metadata of the arrays, which are in the same file."""
+    ckpt.save(tmp_path / "one", TREE, options=ckpt.Options(compression="zstd"))
+    (data,) = (tmp_path / "one").glob("state/ocdbt.process_0/d/*")
+    data.unlink()
+    broken(data)
+    with pytest.raises(ckpt.CheckpointCorrupt, match=data.name):
+        ckpt.load(tmp_path / "one")
+    report = ckpt.verify(tmp_path / "one")
+    assert not report.ok
+    assert any(data.name in str(problem) for problem in report.problems)
+
+
+def test_a_step_that_is_a_link_to_nowhere_is_no_step(two_steps: Path):
+    (two_steps / "2").symlink_to(two_steps / "gone")
+    with ckpt.Checkpointer(two_steps, read_only=True) as checkpointer:
+        assert checkpointer.all_steps() == [0, 1]
+
+
+def test_verify_ends_in_a_maze_of_links(tmp_path: Path):
+    """Each of 20 directories has two links to the next: 2**20 ways to the last."""
+    ckpt.save(tmp_path / "step", TREE)
+    for number in range(20):
+        folder = tmp_path / "maze" / str(number)
+        folder.mkdir(parents=True)
+        for name in ("one", "other"):
+            (folder / name).symlink_to(tmp_path / "maze" / str(number + 1))
+    (tmp_path / "maze" / "20").mkdir()
+    (tmp_path / "maze" / "20" / "file").write_text("found")
+    (tmp_path / "step" / "maze").symlink_to(tmp_path / "maze" / "0")
+    (tmp_path / "step" / "back").symlink_to(tmp_path / "step")
+    report = ckpt.verify(tmp_path / "step")
+    assert [problem.file.rpartition("/")[2] for problem in report.problems] == ["file"]
+
+
+def test_two_items_that_are_one_directory(tmp_path: Path):
+    """Saved alike, then stored once: both are there."""
+    ckpt.save(tmp_path / "step", one=TREE, other=TREE)
+    shutil.rmtree(tmp_path / "step" / "other" / "array_metadatas")
+    (tmp_path / "step" / "other" / "array_metadatas").symlink_to(
+        tmp_path / "step" / "one" / "array_metadatas"
+    )
+    assert ckpt.verify(tmp_path / "step").ok, ckpt.verify(tmp_path / "step").problems
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs names longer than PATH_MAX")
+def test_directories_deeper_than_a_path_can_be(tmp_path: Path):
+    ckpt.save(tmp_path / "step", TREE)
+    top = os.open(tmp_path / "step", os.O_RDONLY)
+    here = top
+    for _ in range(60):  # 60 names of 100 bytes: more than the 4096 of a path
+        os.mkdir("d" * 100, dir_fd=here)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=here)
+        if here != top:
+            os.close(here)
+        here = below
+    os.close(here)
+    try:
+        report = ckpt.verify(tmp_path / "step")
+        assert not report.ok
+        assert_same(ckpt.load(tmp_path / "step"), TREE)
+    finally:
+        os.close(top)
+        shutil.rmtree(tmp_path / "step")

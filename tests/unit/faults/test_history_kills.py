@@ -1,0 +1,250 @@
+"""A call that changes which steps a run has is killed, or interrupted, at any operation: before or after, never else.
+
+``rollback_to``, ``delete``, ``save(overwrite=True)``, and the first save after going back; with one tier and with
+two, where the steps are in both, in one, or were never written to the persistent one. After each a reader and then
+a writer start anew: all that they can ask gives one number one value, and the run goes on.
+
+The quick run takes some operations of each; ``make faults`` takes all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
+from tests.contract.faults.harness import Fault, Nursery, Outcome, Pool
+from tests.contract.faults.history_scenarios import (
+    CASES,
+    STEPS,
+    Steps,
+    first,
+    opened,
+    prepared,
+    save,
+    tree,
+)
+from tests.unit.interrupts.test_calls import AtMoment, Stop
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+_QUICK_KILLS = 3
+_QUICK_MOMENTS, _MOMENTS = 6, 200
+THIRD = 7
+
+
+# ---- what a restart finds ------------------------------------------------------------------------
+
+
+def seen(checkpointer: ckpt.Checkpointer, *, loads: bool = True) -> Steps:
+    """All that a Checkpointer tells of its steps, which must agree; without ``loads`` only the newest is loaded."""
+    steps = checkpointer.all_steps()
+    values = {step: checkpointer.inspect(step).metadata["value"] for step in steps}
+    for step in steps if loads else ():
+        assert checkpointer.load(step)["n"] == values[step], f"step {step}: inspect and load differ"
+    assert checkpointer.latest_step() == max(steps, default=None)
+    restored = checkpointer.restore_latest(state=tree(0))
+    newest = None if restored is None else (restored.step, restored["state"]["n"])
+    assert newest == max(values.items(), default=None), "restore_latest and load differ"
+    if restored is not None:
+        assert (restored["state"]["w"] == restored["state"]["n"]).all()
+    return values
+
+
+def _files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def check_restart(
+    root: Path,
+    layout: str,
+    allowed: list[Steps],
+    numbers: list[int],
+) -> Steps:
+    """What readers and writers find after the call; then the run goes on with these numbers; gives the former.
+
+    Args:
+        root, layout: of the run.
+        allowed: what may be found.
+        numbers: how far the next saves are from the newest step.
+    """
+    before = _files(root)
+    with opened(str(root), layout, read_only=True) as reader:
+        found = seen(reader)
+    assert _files(root) == before, "a reader wrote"
+    assert found in allowed, f"found {found}; allowed {allowed}"
+    with opened(str(root), layout, "", read_only=True) as tool:  # knows of no local directory
+        persistent = {step: int(tool.load(step)["n"]) for step in tool.all_steps()}
+    assert persistent.items() <= found.items(), (persistent, found)  # one number, one value
+    for nth, number in enumerate(numbers):
+        with opened(str(root), layout) as writer:
+            # all have loaded what stands there: readers, and the first writer
+            loads = nth == 0
+            assert seen(writer, loads=loads) == found, "a writer finds something else than a reader"
+            newest = max(found)
+            step = newest + number
+            save(writer, step, step * 10 + THIRD)
+            found |= {step: step * 10 + THIRD}
+            assert seen(writer, loads=loads) == found
+        with opened(str(root), layout, read_only=True) as reader:
+            assert seen(reader) == found, "after the save of a restarted run"
+    assert not list(root.rglob(".ckpt-leaving"))
+    assert not list(root.rglob(".ckpt-tmp*"))
+    return found
+
+
+def going_on(layout: str) -> list[int]:
+    """How far the next saves are from the newest step: also onto numbers that were left, in all tiers that save."""
+    return [1, 1] if layout in ("one tier", "local only") else [100, 1, 99]
+
+
+# ---- kills ---------------------------------------------------------------------------------------
+
+NAMES = [
+    (layout, name, restarted)
+    for layout in STEPS
+    for name in CASES
+    for restarted in ((False, True) if layout != "persistent only" else (True,))
+]
+# Each call once, over all layouts; the exhaustive form has every call in every layout.
+_QUICK = [one for one in NAMES if one[2] == (one[0] == "persistent only")][::5]
+exhaustive = [pytest.mark.slow]
+
+
+def _marked(quick: list[tuple[str, str, bool]]) -> list[Any]:
+    return [
+        *(pytest.param(*one, False, id="-".join(map(str, one))) for one in quick),
+        *(
+            pytest.param(*one, True, id="-".join(map(str, one)) + "-all", marks=exhaustive)
+            for one in NAMES
+        ),
+    ]
+
+
+def _numbers(count: int, seed: str) -> list[int]:
+    """Some of the operations, others for each case, so that together they are at many places."""
+    return sorted(random.Random(seed).sample(range(1, count + 1), min(count, _QUICK_KILLS)))
+
+
+@pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))
+def test_killed(
+    pool: Pool, tmp_path: Path, layout: str, name: str, restarted: bool, all_: bool
+) -> None:
+    allowed = CASES[name].found(STEPS[layout])
+
+    def run(nursery: Nursery, fault: Fault) -> tuple[Path, Outcome]:
+        root = tmp_path / f"{fault.action}-{fault.nth}"
+        arguments = [str(root), layout, name, restarted]
+        outcome = nursery.run("history_scenarios:run", arguments, path=str(root), fault=fault)
+        return root, outcome
+
+    def check(root: Path, outcome: Outcome) -> None:
+        acknowledged = bool(outcome.reported("acknowledged"))
+        assert outcome.was_killed or acknowledged, str(outcome)
+        try:
+            check_restart(root, layout, allowed[-1:] if acknowledged else allowed, going_on(layout))
+        except (AssertionError, ckpt.CheckpointError) as error:
+            struck = [str(op) for op in outcome.ops[-3:]]
+            raise AssertionError(
+                f"{root.name}: {type(error).__name__} {error}\n{struck}"
+            ) from error
+        shutil.rmtree(root)
+
+    undisturbed = pool.map(run, [Fault()])
+    root, outcome = next(undisturbed)
+    assert outcome.reported("acknowledged"), str(outcome)
+    count = len(outcome.ops)
+    assert count > 3, "the shim sees too little"
+    check(root, outcome)
+    numbers = range(1, count + 2) if all_ else _numbers(count, f"{layout} {name}")
+    failures: list[str] = []
+    kills = 0
+    for root, outcome in pool.map(run, [Fault("kill", nth) for nth in numbers]):
+        kills += outcome.was_killed
+        try:
+            check(root, outcome)
+        except AssertionError as error:
+            failures.append(str(error))
+    assert not failures, f"{len(failures)} of {len(numbers)}:\n" + "\n\n".join(failures[:6])
+    assert kills >= 0.8 * len(numbers), f"only {kills} of {len(numbers)} operations were reached"
+
+
+# ---- exceptions from a signal handler ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))
+def test_interrupted(tmp_path: Path, layout: str, name: str, restarted: bool, all_: bool) -> None:
+    """The program goes on, or ends: its steps are those before the call, or after it."""
+    case, steps = CASES[name], STEPS[layout]
+    allowed = case.found(steps)
+    roots = (tmp_path / str(number) for number in itertools.count())
+
+    def disturbed(moment: int, goes_on: bool) -> tuple[int, str]:
+        root = next(roots)
+        checkpointer = prepared(str(root), layout, case, restarted=restarted)
+        interrupt = AtMoment(moment)
+        try:
+            with interrupt:
+                case.call(checkpointer, steps)
+        except Stop:
+            pass
+        after = allowed if interrupt.raised_in else allowed[-1:]
+        where = f"moment {moment} of {interrupt.seen}, at {interrupt.raised_in}"
+        try:
+            if goes_on:
+                _check_goes_on(checkpointer, layout, after)
+                after = [seen_by_reader(root, layout)]
+            checkpointer.close()
+            check_restart(root, layout, after, going_on(layout))
+        except (AssertionError, ckpt.CheckpointError) as error:
+            raise AssertionError(f"{where}: {type(error).__name__} {error}") from error
+        shutil.rmtree(root)
+        return interrupt.seen, interrupt.raised_in
+
+    total, _ = disturbed(-1, False)
+    count = min(total, _MOMENTS) if all_ else _QUICK_MOMENTS
+    chance = random.Random(f"{layout} {name} {restarted}")  # other moments for each
+    moments = sorted(chance.sample(range(1, total + 1), min(count, total)))
+    failures: list[str] = []
+    for moment in moments:
+        try:
+            disturbed(moment, goes_on=chance.random() < 0.5)
+        except AssertionError as error:
+            failures.append(str(error))
+    assert not failures, f"{len(failures)} of {len(moments)}:\n" + "\n\n".join(failures[:6])
+
+
+def seen_by_reader(root: Path, layout: str) -> Steps:
+    with opened(str(root), layout, read_only=True) as reader:
+        return seen(reader)
+
+
+def _check_goes_on(checkpointer: ckpt.Checkpointer, layout: str, allowed: list[Steps]) -> None:
+    """The same Checkpointer saves a step beyond all, which a reader then finds with what it continues."""
+    step = 1000
+    save(checkpointer, step, first(step))
+    steps = checkpointer.all_steps()
+    found = {one: int(checkpointer.load(one)["n"]) for one in steps}
+    assert found.pop(step) == first(step)
+    assert found in allowed, f"after a save: {found}; allowed {allowed}"
+
+
+def test_what_a_restart_finds_can_fail(tmp_path: Path) -> None:
+    """Else the tests above would say nothing."""
+    checkpointer = prepared(str(tmp_path), "local only", CASES["rollback"], restarted=False)
+    checkpointer.close()
+    wrong = [{100: first(100)}, {100: first(100), 101: first(101), 102: 5}]
+    with pytest.raises(AssertionError, match="allowed"):
+        check_restart(tmp_path, "local only", wrong, [])
+    assert np.array_equal(ckpt.load(tmp_path / "run" / "100")["w"], np.full(300, first(100)))

@@ -1,0 +1,193 @@
+"""What a store refuses is refused, whatever the body of its answer is, and what one's rights reach is enough.
+
+A listing that Google's store refuses has a body of JSON, which TensorStore takes for a listing of nothing: training
+started afresh beside its own steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._storage import KeyValues, Location, location
+from tests.support.fault_proxy import Proxy, Request
+from tests.support.gcs_server import Server
+from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
+from tests.unit.faults.test_store_faults import make_spoiled  # noqa: F401 (fixture)
+
+BODIES = {
+    "empty": b"",
+    "object": b"{}",
+    "error": b'{"error": {"code": 403, "message": "no", "errors": [{"reason": "forbidden"}]}}',
+    "error-text": b'{"error": "invalid_grant"}',
+    "listing": b'{"kind": "storage#objects"}',
+    "empty-listing": b'{"kind": "storage#objects", "items": []}',
+    "array": b"[]",
+    "null": b"null",
+    "xml": b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
+    "html": b"<html>no</html>",
+}
+
+
+def tree(step: int) -> dict[str, Any]:
+    return {"n": step, "w": np.full(1000, step, np.float32)}
+
+
+REFUSALS = [(status, body) for status in (401, 403) for body in BODIES]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        pytest.param(*one, marks=[] if place % 2 == place // len(BODIES) else pytest.mark.slow)
+        for place, one in enumerate(REFUSALS)
+    ],
+)
+def test_a_refused_listing_is_no_empty_directory(server: Server, status: int, body: str) -> None:
+    reader = _refusing(server, status, body)
+    _assert_refused(server, status, reader.all_steps)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        pytest.param(*one, marks=[] if one in ((401, "xml"), (403, "error")) else pytest.mark.slow)
+        for one in REFUSALS
+    ],
+)
+def test_no_call_takes_a_refused_listing_for_nothing(
+    server: Server, status: int, body: str
+) -> None:
+    reader = _refusing(server, status, body)
+    before = dict(server.objects)
+    for call in (
+        reader.latest_step,
+        lambda: reader.restore_latest(state=tree(9)),
+        lambda: ckpt.Checkpointer(f"{server.root}/run").restore_latest(state=tree(9)),
+        lambda: ckpt.load(f"{server.root}/nothing"),
+    ):
+        _assert_refused(server, status, call)
+    server.fault = lambda _: None
+    assert before.items() <= server.objects.items()
+    assert reader.restore_latest(state=tree(9)).step == 0
+
+
+def _refusing(server: Server, status: int, body: str) -> ckpt.Checkpointer:
+    """Saves a step; from then on the server refuses all listings. The run, opened to read."""
+    url = f"{server.root}/run"
+    with ckpt.Checkpointer(url) as checkpointer:
+        checkpointer.save(0, tree(0))
+    server.refusal = BODIES[body]
+    server.fault = lambda request: status if request.kind == "list" else None
+    return ckpt.Checkpointer(url, read_only=True)
+
+
+def _assert_refused(server: Server, status: int, call: Callable[[], object]) -> None:
+    with pytest.raises(PermissionError, match="credentials") as caught:
+        call()
+    assert str(status) in str(caught.value) and server.root in str(caught.value)
+
+
+@pytest.mark.parametrize("body", ["error", "object", "xml"])
+def test_a_listing_that_is_refused_at_its_second_page_is_refused(server: Server, body: str) -> None:
+    for number in range(1500):
+        server.objects[f"run/{number:04}"] = (1, b"")
+    server.refusal = BODIES[body]
+    listed: list[str] = []
+
+    def second(request: Any) -> int | None:
+        listed.append(request.kind)
+        return 403 if request.kind == "list" and len(listed) > 1 else None
+
+    server.fault = second
+    with pytest.raises(PermissionError):
+        KeyValues(Location(f"{server.root}/run", False)).list()
+
+
+def test_the_refusals_of_other_requests_are_not_those_of_a_listing(server: Server) -> None:
+    """They are counted for the whole process: a listing that came whole meanwhile is asked for again."""
+    server.objects["run/one"] = (1, b"")
+    refused = 0
+
+    def once(request: Any) -> int | None:
+        nonlocal refused
+        if request.kind == "list" and refused < 2:
+            refused += 1
+            with pytest.raises(PermissionError):
+                other.get("two")
+        return 403 if request.name == "run/two" else None
+
+    other = KeyValues(Location(f"{server.root}/run", False))
+    server.fault = once
+    assert KeyValues(Location(f"{server.root}/run", False)).list() == ["one"]
+    assert refused == 2
+
+
+def test_tensorstore_counts_what_a_store_refuses(server: Server) -> None:
+    before = location._refused()
+    server.fault = lambda _: 403
+    with pytest.raises(PermissionError):
+        KeyValues(Location(f"{server.root}/run", False)).get("one")
+    after = location._refused()
+    assert after["403"] == before["403"] + 1 and after["401"] == before["401"]
+
+
+def _inside(request: Request, below: str) -> bool:
+    """Whether a request asks for nothing but what lies below a prefix."""
+    if request.key is not None:
+        return request.key.startswith(below)
+    query = urllib.parse.parse_qs(request.path.partition("?")[2])
+    first = query.get("prefix") or query.get("startOffset") or [""]
+    return first[0].startswith(below)
+
+
+@pytest.mark.parametrize("spoiled", ["gs", "s3"], indirect=True)
+def test_rights_below_the_run_are_enough(spoiled: tuple[Proxy, str]) -> None:
+    proxy, around = spoiled
+    url = f"{around}/team/run"
+    below = url.partition("://")[2].partition("/")[2] + "/"
+    refused = list[str]()
+    lock = threading.Lock()
+
+    def rule(request: Request) -> Any:
+        if _inside(request, below):
+            return None
+        with lock:
+            refused.append(request.path)
+        return 403, b'{"error": {"code": 403}}'
+
+    proxy.rule = rule
+    with ckpt.Checkpointer(url, max_to_keep=2, step_prefix="s") as checkpointer:
+        assert checkpointer.restore_latest(state=tree(9)) is None
+        for step in range(4):
+            checkpointer.save(step, tree(step), metrics={"loss": step})
+        checkpointer.wait_until_finished()
+        checkpointer.write_run_metadata({"a": 1})
+        assert checkpointer.run_metadata == {"a": 1}
+    with ckpt.Checkpointer(url, step_prefix="s") as checkpointer:
+        assert checkpointer.restore_latest(state=tree(9)).state["n"] == 3
+        checkpointer.rollback_to(2)
+        assert checkpointer.all_steps() == [2]
+    assert ckpt.load(f"{url}/s_2")["n"] == 2
+    assert ckpt.verify(f"{url}/s_2").ok
+    assert ckpt.inspect(f"{url}/s_2").items["state"].leaves
+    with pytest.raises(ckpt.CheckpointNotFound):
+        ckpt.load(f"{url}/s_7")
+    # the checkpoint is the prefix itself
+    proxy.rule = lambda _: None
+    one = f"{around}/team/one"
+    below = one.partition("://")[2].partition("/")[2] + "/"
+    proxy.rule = rule
+    ckpt.save(one, tree(1))
+    ckpt.save(one, tree(2), overwrite=True)
+    assert ckpt.load(one)["n"] == 2 and ckpt.verify(one).ok
+    assert ckpt.inspect(one).items["state"].leaves
+    assert ckpt.load(f"{one}/state")["n"] == 2
+    assert refused, "nothing was asked for outside: the test refuses nothing"
+    proxy.reset()

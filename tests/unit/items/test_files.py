@@ -1,0 +1,378 @@
+"""`ckpt.Files`: any files inside the atomic, checksummed step."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core._directory import gather
+from tests.support.command_line import make_call  # noqa: F401 (fixture)
+from tests.support.launch import launch, reports
+from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
+from tests.support.units import MIB
+from tests.unit.processes.test_two_processes import _PRELUDE
+
+BIG = 3 * MIB
+MODEL = {"w": np.arange(3.0)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Small files, a large one, a hidden one, an empty one, and names that mean something to others."""
+    folder = tmp_path / "source"
+    for name, data in contents().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def contents() -> dict[str, bytes]:
+    names = ["ä/vocabulary.txt", ".gitattributes", "d/0123", "x/d/y", "commit_success.txt"]
+    names += ["manifest.ocdbt", "checksums/process_0", "ckpt.json/part", "_METADATA", "metadata"]
+    found = {name: name.encode() * 9 for name in names}
+    return found | {"empty": b"", "sub/big.bin": bytes(range(256)) * (BIG // 256)}
+
+
+def held(files: ckpt.SavedFiles) -> dict[str, bytes]:
+    return {name: files.read(name) for name in files.names()}
+
+
+def below(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def test_what_is_saved_comes_back(place: Place, source: Path, tmp_path: Path):
+    path = (place / "step").url
+    ckpt.save(path, model=MODEL, tokenizer=ckpt.Files(source))
+    found = ckpt.load(path)["tokenizer"]
+    assert isinstance(found, ckpt.SavedFiles)
+    assert held(found) == contents()
+    assert found.names() == sorted(contents())
+    assert found.size("sub/big.bin") == BIG
+    assert below(found.copy_to(tmp_path / "out")) == contents()
+    assert ckpt.inspect(path).items["tokenizer"].files == {n: len(d) for n, d in contents().items()}
+    assert ckpt.verify(path).ok
+    with pytest.raises(KeyError, match="holds no file 'no'"):
+        found.read("no")
+    ckpt.save((place / "again").url, tokenizer=found)
+    assert held(ckpt.load((place / "again").url)["tokenizer"]) == contents()
+
+
+def test_one_file_one_state_and_a_function(place: Place, source: Path):
+    one = (place / "one").url
+    ckpt.save(one, ckpt.Files(source / "sub" / "big.bin"))
+    assert held(ckpt.load(one)) == {"big.bin": contents()["sub/big.bin"]}
+    asked: list[Path] = []
+
+    def write(folder: Path) -> None:
+        asked.append(folder)
+        (folder / "in").mkdir()
+        (folder / "in" / "a").write_text("a")
+        (folder / "big").write_bytes(bytes(BIG))
+
+    two = (place / "two").url
+    ckpt.save(two, items={"metrics": ckpt.Files(write)}, model=MODEL)
+    assert held(ckpt.load(two)["metrics"]) == {"in/a": b"a", "big": bytes(BIG)}
+    assert len(asked) == 1
+    assert not asked[0].exists()
+
+
+def test_an_empty_directory(place: Place, tmp_path: Path):
+    (tmp_path / "empty" / "in").mkdir(parents=True)
+    path = (place / "step").url
+    ckpt.save(path, model=MODEL, files=ckpt.Files(tmp_path / "empty"))
+    found = ckpt.load(path)["files"]
+    assert (found.names(), len(found), bool(found)) == ([], 0, True)
+    assert list(found.copy_to(tmp_path / "out").iterdir()) == []
+
+
+def test_every_byte_is_verified(tmp_path: Path, source: Path):
+    ckpt.save(tmp_path / "step", model=MODEL, tokenizer=ckpt.Files(source))
+    found = ckpt.load(tmp_path / "step")["tokenizer"]
+    for name, data in contents().items():
+        file = tmp_path / "step" / "tokenizer" / name
+        for damaged in ([data[:-1] + b"?"] if data else []) + [data + b"?"]:
+            file.write_bytes(damaged)
+            report = ckpt.verify(tmp_path / "step")
+            assert [problem.file for problem in report.problems] == [f"tokenizer/{name}"]
+            with pytest.raises(ckpt.CheckpointCorrupt, match="damaged"):
+                ckpt.load(tmp_path / "step")
+            with pytest.raises(ckpt.CheckpointCorrupt, match="damaged"):
+                found.read(name)
+            out = tmp_path / f"{len(damaged)} {name.replace('/', ' ')}"
+            with pytest.raises(ckpt.CheckpointCorrupt, match="damaged"):
+                found.copy_to(out)
+            copied = below(out)
+            assert name not in copied
+            assert copied == {other: contents()[other] for other in copied}
+        file.unlink()
+        with pytest.raises(ckpt.CheckpointCorrupt, match="missing"):
+            ckpt.load(tmp_path / "step", item="tokenizer")
+        file.write_bytes(data)
+    assert ckpt.verify(tmp_path / "step").ok
+
+
+def test_damage_makes_a_restore_go_back(tmp_path: Path, source: Path):
+    items: dict[str, Any] = {"model": MODEL, "tokenizer": ckpt.Files(source)}
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(0, **items)
+        checkpointer.save(1, **items)
+        checkpointer.wait_until_finished()
+        file = tmp_path / "run" / "1" / "tokenizer" / "metadata"
+        file.write_bytes(b"?" * file.stat().st_size)
+        with pytest.warns(RuntimeWarning, match="tokenizer/metadata is damaged"):
+            restored = checkpointer.restore_latest(**items)
+        assert restored is not None
+        assert restored.step == 0
+        assert held(restored["tokenizer"]) == contents()
+
+
+def test_a_deleted_checkpoint_says_so(tmp_path: Path, source: Path):
+    ckpt.save(tmp_path / "step", tokenizer=ckpt.Files(source))
+    found = ckpt.load(tmp_path / "step")["tokenizer"]
+    ckpt.save(tmp_path / "step", model=MODEL, overwrite=True)
+    for read in (lambda: found.read("metadata"), lambda: found.copy_to(tmp_path / "out")):
+        with pytest.raises(ckpt.CheckpointNotFound, match="deleted or replaced"):
+            read()
+
+
+def test_links_are_followed(tmp_path: Path, source: Path):
+    (tmp_path / "links" / "deep").mkdir(parents=True)
+    os.symlink(source / "metadata", tmp_path / "links" / "file")
+    os.symlink(source / "sub", tmp_path / "links" / "deep" / "folder")
+    os.symlink(tmp_path / "links", tmp_path / "the-source")
+    ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "the-source"))
+    found = held(ckpt.load(tmp_path / "step"))
+    expected = {"file": contents()["metadata"], "deep/folder/big.bin": contents()["sub/big.bin"]}
+    assert found == expected
+    assert not any(file.is_symlink() for file in (tmp_path / "step").rglob("*"))
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path):
+    folder = tmp_path / "source"
+
+    def refused(what: str) -> None:
+        with pytest.raises(ckpt.UnsupportedLeaf, match=what) as caught:
+            ckpt.save(tmp_path / "step", model=MODEL, tokenizer=ckpt.Files(folder))
+        assert "item 'tokenizer'" in str(caught.value)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+        for entry in folder.iterdir():
+            entry.unlink()
+
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    refused("no regular file")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(folder / "socket"))
+        refused("no regular file")
+    os.symlink("nowhere", folder / "link")
+    refused("leads nowhere")
+    os.symlink("circle", folder / "circle")
+    refused("in a circle")
+    os.symlink(folder, folder / "itself")
+    refused("a directory that it lies in")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff")).touch()
+    refused("no UTF-8")
+    (folder / ".attempt.a").touch()
+    refused("as ckpt's own do")
+    with pytest.raises(FileNotFoundError):
+        ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "nothing"))
+    with pytest.raises(TypeError, match="takes a path, or a function"):
+        ckpt.Files(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ZeroDivisionError):
+        ckpt.save(tmp_path / "step", ckpt.Files(lambda folder: 1 / 0))
+    with pytest.raises(ckpt.UnsupportedLeaf, match="Files: it is an item"):
+        ckpt.save(tmp_path / "step", {"a": ckpt.Files(folder)})
+
+
+@pytest.mark.parametrize("size", [5, BIG])
+def test_a_change_after_the_call_is_not_saved_in_half(tmp_path: Path, size: int):
+    """Small files are saved as they were at the call; a large one that changes fails the save."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(size))
+
+    def change(event: ckpt.Event) -> None:
+        if event.kind == "snapshot_taken":
+            file.write_bytes(b"1" * (size + 1))
+
+    options = ckpt.Options(on_event=change)
+    pending = ckpt.save_async(tmp_path / "step", ckpt.Files(file), options=options)
+    if size < MIB:
+        pending.result()
+        assert held(ckpt.load(tmp_path / "step")) == {"file": bytes(size)}
+        return
+    with pytest.raises(ckpt.CheckpointError, match=r"file changed while it was being saved"):
+        pending.result()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_memory_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Pieces, never a whole large file; many small files are held up to a limit."""
+    from ckpt_core._save import plain_items
+
+    monkeypatch.setattr(plain_items, "_HELD_BYTES_IN_ALL", 250)
+    seen: list[int] = []
+    pieces_of = gather.pieces_of
+
+    def watched(source: gather.SourceFile):
+        for piece in pieces_of(source):
+            seen.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(plain_items, "pieces_of", watched)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name in "abcd":
+        (folder / name).write_bytes(b"1" * 100)
+    (folder / "e").write_bytes(bytes(9 * MIB))
+    ckpt.save(tmp_path / "step", ckpt.Files(folder))
+    assert max(seen) == gather.PIECE_BYTES
+    assert below(folder) == held(ckpt.load(tmp_path / "step"))
+
+
+def test_a_bucket_holds_no_more_than_it_may(tmp_path: Path):
+    (tmp_path / "file").write_bytes(bytes(3000))
+    options = ckpt.Options(max_host_bytes=2000)
+    with pytest.raises(ckpt.CheckpointError, match=r"3,000 bytes.*max_host_bytes"):
+        ckpt.save("memory://files-too-large/a", ckpt.Files(tmp_path / "file"), options=options)
+    ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "file"), options=options)
+
+
+def test_unchanged_files_are_linked(tmp_path: Path, source: Path):
+    run = tmp_path / "run"
+
+    def inode(step: int) -> int:
+        return (run / str(step) / "tokenizer" / "sub" / "big.bin").stat().st_ino
+
+    with ckpt.Checkpointer(run) as checkpointer:
+        for step in range(6):
+            if step == 2:  # as long as before, other bytes
+                (source / "sub" / "big.bin").write_bytes(b"2" * BIG)
+            if step == 3:  # other bytes at the end only, one more
+                (source / "sub" / "big.bin").write_bytes(b"2" * BIG + b"3")
+            if step == 5:  # the file of the last step is no longer what was written
+                os.utime(run / "4" / "tokenizer" / "sub" / "big.bin", (1, 1))
+            checkpointer.save(step, model=MODEL, tokenizer=ckpt.Files(source))
+            checkpointer.wait_until_finished()
+    inodes = [inode(step) for step in range(6)]
+    assert inodes[0] == inodes[1]
+    assert inodes[3] == inodes[4]
+    assert len(set(inodes)) == 4
+    for step in range(6):
+        assert ckpt.verify(run / str(step)).ok
+    off = ckpt.Options(link_unchanged=False)
+    with ckpt.Checkpointer(tmp_path / "off", options=off) as checkpointer:
+        for step in range(2):
+            checkpointer.save(step, tokenizer=ckpt.Files(source / "sub"))
+    assert (tmp_path / "off" / "1" / "tokenizer" / "big.bin").stat().st_nlink == 1
+
+
+def test_an_item_may_change_its_form(tmp_path: Path, source: Path):
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        for step, value in enumerate([MODEL, ckpt.Files(source), ckpt.Json(1), MODEL, MODEL]):
+            checkpointer.save(step, thing=value)
+            checkpointer.wait_until_finished()
+        assert [type(checkpointer.load(step)["thing"]) for step in range(4)] == [
+            dict,
+            ckpt.SavedFiles,
+            int,
+            dict,
+        ]
+
+
+def test_restoring_it(tmp_path: Path, source: Path):
+    """A path needs no restoring; what a function writes may be state."""
+
+    def written(folder: Path) -> None:
+        (folder / "state").write_text("1")
+
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(0, model=MODEL, tokenizer=ckpt.Files(source), own=ckpt.Files(written))
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore_latest(model=MODEL, own=ckpt.Files)
+        assert restored is not None
+        restored["model"]
+        checkpointer.save(1, model=MODEL, tokenizer=ckpt.Files(source))
+        with pytest.raises(ckpt.RestoredValueIgnored, match="'own'"):
+            checkpointer.save(2, model=MODEL, own=ckpt.Files(written))
+        assert restored["own"].read("state") == b"1"
+        checkpointer.save(2, model=MODEL, own=ckpt.Files(written))
+        with pytest.raises(ckpt.StructureMismatch, match="a tree of arrays"):
+            checkpointer.restore(1, model=ckpt.Files(source), tokenizer=None)
+        with pytest.raises(ckpt.StructureMismatch, match="files"):
+            checkpointer.restore(1, model=MODEL, tokenizer=ckpt.Json)
+
+
+def test_the_local_tier(tmp_path: Path, source: Path):
+    run, local = tmp_path / "run", tmp_path / "local"
+    with ckpt.Checkpointer(run, local_directory=local) as checkpointer:
+        checkpointer.save(0, model=MODEL, tokenizer=ckpt.Files(source))
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore_latest(model=MODEL, tokenizer=None)
+        assert restored is not None
+        assert restored.path.startswith(str(local))
+        assert held(restored["tokenizer"]) == contents()
+
+
+def test_show_and_copies(call, place: Place, source: Path, tmp_path: Path):
+    path = str(tmp_path / "step")
+    ckpt.save(path, model=MODEL, tokenizer=ckpt.Files(source))
+    code, out, _ = call("show", path, "--leaf")
+    assert (code, "tokenizer: 12 files" in out, "sub/big.bin" in out) == (0, True, True)
+    for name in ("there", "back"):
+        path, before = (place / name).url, path
+        assert call("cp", before, path)[0] == 0
+        assert held(ckpt.load(path)["tokenizer"]) == contents()
+        assert ckpt.verify(path).ok
+
+
+def test_two_processes(tmp_path: Path, source: Path):
+    code = f"""
+def function(folder):
+    (folder / "who").write_text(str(index))
+    (folder / "big").write_bytes(bytes(3 << 20))
+path = f"{{directory}}/step"
+ckpt.save(path, state=state(1), tokenizer=ckpt.Files({str(source)!r}), own=ckpt.Files(function), j=ckpt.Json(7), options=options)
+found = ckpt.load(path, dict(state=state(9), tokenizer=None, own=None, j=None))
+report(
+    names=found["tokenizer"].names(),
+    who=found["own"].read("who").decode(),
+    big=len(found["own"].read("big")),
+    j=found["j"],
+    verified=ckpt.verify(path).ok,
+)
+"""
+    told = reports(launch(_PRELUDE + code, tmp_path / "run"))
+    expected = {"who": "0", "big": 3 * MIB, "j": 7, "verified": True}
+    assert told == [expected | {"names": sorted(contents())}] * 2
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1)
+PARTS = NAMES.filter(lambda name: name not in (".", "..") and len(name.encode()) < 200)
+
+
+@settings(max_examples=30)
+@example({"\U0001f600" * 40: b""})
+@given(st.dictionaries(PARTS, st.binary(max_size=99), max_size=5))
+def test_any_names(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]):
+    top = tmp_path_factory.mktemp("any")
+
+    def write(folder: Path) -> None:
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+
+    if any(name.startswith(".attempt.") for name in files):
+        return
+    for path in (str(top / "step"), f"memory://any-names-{os.getpid()}/{top.name}"):
+        ckpt.save(path, ckpt.Files(write), options=ckpt.Options(durable=False))
+        assert held(ckpt.load(path)) == files
+        assert ckpt.verify(path).ok

@@ -1,0 +1,291 @@
+"""No memory, stack, thread or descriptor, and a newer format: whatever is met while reading, it is no damage.
+
+Only `CheckpointCorrupt` makes `restore_latest` go back a step, after which the next save sets the newest one
+aside. So each of these must arrive as what it is, from wherever it is raised, and nothing may move.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._read import extents, wants
+from ckpt_core._storage import bounds
+from tests.contract.faults.crafted.signed import read_record, write_record
+
+STATE = {
+    "large": np.arange(300_000, dtype=np.float32),
+    "small": np.arange(12, dtype=np.int32),
+    "text": "words",
+    "generator": np.random.default_rng(3),
+    "key": (1, [2.5, None]),
+}
+CALLS: dict[str, Callable[[str], Any]] = {
+    "load": ckpt.load,
+    "as_numpy": lambda path: ckpt.load(path, as_numpy=True),
+    "like": lambda path: ckpt.load(path, STATE),
+    "inspect": ckpt.inspect,
+    "verify": lambda path: ckpt.verify(path).ok or pytest.fail("verify says damaged"),
+}
+_MOST_CALLS = 400
+
+
+@pytest.fixture(name="path", params=[None, "zstd"], ids=["plain", "zstd"])
+def make_path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    path = str(tmp_path / "one")
+    ckpt.save(path, STATE, options=ckpt.Options(compression=request.param))
+    return path
+
+
+_INJECTED = """
+def function(*args, **kwargs):
+    if ours(sys._getframe(1).f_code.co_filename):
+        state["left"] -= 1
+        if state["left"] == 0:
+            state["came"] = True
+            raise error
+    return real(*args, **kwargs)
+"""
+"""From no file: what is raised in a file of this project's tests counts as raised by a signal handler."""
+
+
+def _failing_at(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException
+) -> dict[str, Any]:
+    """Makes the call number ``left`` of a function raise; ``came`` says whether it came."""
+    state = {"left": 0, "came": False}
+    names = {
+        "sys": sys,
+        "ours": lambda file: "ckpt_core" in file,
+        "state": state,
+        "error": error,
+        "real": getattr(owner, name),
+    }
+    exec(compile(_INJECTED, "<injected>", "exec"), names)
+    monkeypatch.setattr(owner, name, names["function"])
+    return state
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (os, "read", MemoryError()),
+        (os, "open", OSError(errno.EMFILE, "Too many open files")),
+        (json, "loads", MemoryError()),
+        (json, "loads", RecursionError("maximum recursion depth exceeded")),
+        (np, "empty", MemoryError()),
+        (np, "frombuffer", MemoryError()),
+        (mmap, "mmap", MemoryError()),
+        (mmap, "mmap", OSError(errno.ENOMEM, "Cannot allocate memory")),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or str(value)[:20],
+)
+def test_what_each_call_meets_arrives_as_it_is(
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    owner: Any,
+    name: str,
+    error: BaseException,
+) -> None:
+    CALLS[call](path)  # what is loaded once and kept is loaded now
+    state = _failing_at(monkeypatch, owner, name, error)
+    for number in range(1, _MOST_CALLS):
+        state.update(left=number, came=False)
+        raised = _raised(lambda: CALLS[call](path))
+        right = type(raised) in (type(None), type(error))
+        assert right, f"call {number} of {name}: {type(raised).__name__}: {raised}"
+        if not state["came"]:
+            return
+    pytest.fail(f"more than {_MOST_CALLS} calls of {name}")
+
+
+def _raised(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def _at_depth(left: int, call: Callable[[], Any]) -> Any:
+    """Calls with so many frames left."""
+    frame: Any = sys._getframe()
+    depth = 0
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+
+    def down(more: int) -> Any:
+        return call() if more <= 0 else down(more - 1)
+
+    return down(sys.getrecursionlimit() - depth - left)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_little_stack_is_no_damage(path: str, call: str) -> None:
+    CALLS[call](path)
+    met = set[str]()
+    for left in range(4, 160, 2):
+        try:
+            _at_depth(left, lambda: CALLS[call](path))
+        except RecursionError:
+            met.add("RecursionError")
+        except Exception as raised:
+            pytest.fail(f"with {left} frames left: {type(raised).__name__}: {raised}")
+        else:
+            met.add("")
+    assert met == {"RecursionError", ""}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_descriptors_is_no_damage(path: str, call: str) -> None:
+    CALLS[call](path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    met = set[str]()
+    try:
+        for more in range(24):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+            raised = _raised(lambda: CALLS[call](path))
+            met.add(f"{type(raised).__name__} {getattr(raised, 'errno', '')}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert f"OSError {errno.EMFILE}" in met and met <= {f"OSError {errno.EMFILE}", "NoneType "}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_threads_is_no_damage(path: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import _thread
+    import threading
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+    CALLS[call](path)
+
+
+def _steps(directory: Path) -> None:
+    with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
+        for step in range(2):
+            checkpointer.save(step, {"w": np.full(100_000, step, np.float32)})
+
+
+def _next_run_goes_on(directory: Path) -> None:
+    """The newest step stands where it stood, and a run continues after it."""
+    target = {"w": np.zeros(100_000, np.float32)}
+    with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
+        restored = checkpointer.restore_latest(state=target)
+        assert restored is not None and restored.step == 1
+        assert restored["state"]["w"][0] == 1
+        assert checkpointer.save(2, restored["state"])
+        assert checkpointer.all_steps() == [0, 1, 2]
+    assert not (directory / "damaged").exists()
+
+
+@pytest.mark.parametrize("alignment", [2**46, 2**63], ids=["no-memory", "no-addresses"])
+def test_restore_latest_goes_back_for_no_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alignment: int
+) -> None:
+    _steps(tmp_path)
+
+    with (
+        ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer,
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr(wants, "_ALIGNMENT", alignment)  # a buffer of any size is too large
+        with pytest.raises(MemoryError):
+            checkpointer.restore_latest(state={"w": np.zeros(100_000, np.float32)})
+    _next_run_goes_on(tmp_path)
+
+
+def test_more_bytes_than_addresses_is_no_memory() -> None:
+    with pytest.raises(MemoryError, match=r"float32\[4611686018427387904\]"):
+        wants.aligned((2**62,), np.dtype(np.float32))
+
+
+def test_a_compressed_chunk_beyond_memory_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "one")
+    ckpt.save(path, {"w": np.zeros(2**20, np.float32)}, options=ckpt.Options(compression="zstd"))
+    monkeypatch.setattr("ckpt_core._storage.bounds.memory_bytes", lambda: 2**20)
+    with pytest.raises(MemoryError, match="4194304 bytes must be decoded at once"):
+        ckpt.load(path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"v2": f"{2**30}\n"}, 2**30),
+        ({"v2": "max\n", "v1": f"{2**31}\n"}, 2**31),
+        ({"v2": "max\n", "v1": f"{2**63 - 4096}\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_memory_of_a_process_is_that_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str], expected: int | None
+) -> None:
+    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", ())
+    whole = bounds.memory_bytes()
+    assert whole > 2**31
+    for name, text in limits.items():
+        (tmp_path / name).write_text(text)
+    files = (str(tmp_path / "v2"), str(tmp_path / "v1"))
+    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", files)
+    assert bounds.memory_bytes() == (expected or whole)
+
+
+def test_a_newer_format_says_so_and_nothing_moves(tmp_path: Path) -> None:
+    _steps(tmp_path)
+    record = read_record(tmp_path / "1")
+    older = dict(record)
+    record["format_version"] = 2
+    record["leaves_of_a_later_version"] = []
+    write_record(tmp_path / "1", record)
+    target = {"w": np.zeros(100_000, np.float32)}
+    for call in (
+        lambda: ckpt.load(tmp_path / "1"),
+        lambda: ckpt.inspect(tmp_path / "1"),
+        lambda: ckpt.verify(tmp_path / "1"),
+        lambda: _restore_latest(tmp_path, target),
+        lambda: _restore_latest(tmp_path, target, strict_latest=True),
+    ):
+        with pytest.raises(ckpt.CheckpointError, match="upgrade ckpt to load it") as caught:
+            call()
+        assert not isinstance(caught.value, ckpt.CheckpointCorrupt)
+    write_record(tmp_path / "1", older)
+    _next_run_goes_on(tmp_path)
+
+
+def _restore_latest(directory: Path, target: Any, **arguments: Any) -> Any:
+    with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
+        return checkpointer.restore_latest(state=target, **arguments)
+
+
+def test_a_file_that_is_shorter_than_recorded_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one"
+    ckpt.save(path, {"w": np.zeros(2**20, np.float32)})
+    (data,) = [file for file in path.rglob("d/*") if file.stat().st_size > 2**21]
+    os.truncate(data, 2**20)
+    monkeypatch.setattr(
+        extents, "aligned", lambda *_: pytest.fail("room before the file was looked at")
+    )
+    with pytest.raises(ckpt.CheckpointCorrupt, match="the file is truncated"):
+        ckpt.load(path)

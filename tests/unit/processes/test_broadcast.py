@@ -1,0 +1,289 @@
+"""Options(broadcast=True): each region is read once, by one of the processes that hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.launch import launch, reports
+
+COUNTING = """
+from ckpt_core._storage import arrays
+counted = []
+plain = arrays.DataFiles.read
+def counting(self, *arguments):
+    got = plain(self, *arguments)
+    counted.append(got)
+    return got
+arrays.DataFiles.read = counting
+
+def bytes_read(call):
+    counted.clear()
+    value = call()
+    return sum(counted), value
+
+sharing = ckpt.Options(timeout_secs=40, broadcast=True)
+devices = np.array(jax.devices())
+"""
+
+LOAD = (
+    COUNTING
+    + """
+mesh = Mesh(devices.reshape(2, -1), ("replica", "shard"))
+def target(spec):
+    return jax.ShapeDtypeStruct((4096, 1024), np.float32, sharding=NamedSharding(mesh, spec))
+like = {
+    "all": target(P()), "halves": target(P(None, "shard")), "once": target(P(("replica", "shard")))
+}
+for number in range(40):
+    like[f"small{number:02}"] = jax.ShapeDtypeStruct((64,), np.int32, sharding=NamedSharding(mesh, P()))
+def same(loaded):
+    for name, leaf in loaded.items():
+        whole = np.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
+        assert leaf.sharding == like[name].sharding
+        for shard in leaf.addressable_shards:
+            if not (np.asarray(shard.data) == whole[shard.index]).all():
+                return False
+    return True
+
+told = {}
+for name in like if count == 2 else ["all"]:
+    if "small" not in name:
+        told[name], loaded = bytes_read(
+            lambda: ckpt.load(f"{directory}/one", {name: like[name]}, unexpected="ignore", options=sharing)
+        )
+        assert same(loaded)
+told["tree"], loaded = bytes_read(lambda: ckpt.load(f"{directory}/one", like, options=sharing))
+assert same(loaded)
+told["apart"], loaded = bytes_read(lambda: ckpt.load(f"{directory}/one", like, options=options))
+assert same(loaded)
+# rounds of a megabyte, and regions of which one is more than that
+small = ckpt.Options(timeout_secs=40, broadcast=True, max_host_bytes=4 << 20)
+told["bounded"], loaded = bytes_read(lambda: ckpt.load(f"{directory}/one", like, options=small))
+assert same(loaded)
+restored = ckpt.restore(f"{directory}/one", options=sharing, state=like)
+assert same(restored["state"])
+pending = ckpt.load_async(f"{directory}/one", like, options=sharing)
+told["background"], loaded = bytes_read(pending.result)
+assert same(loaded)
+report(**told)
+"""
+)
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_one_copy_is_read(tmp_path: Path, processes: int) -> None:
+    directory = tmp_path / "run"
+    large = np.arange(4096 * 1024, dtype=np.float32).reshape(4096, 1024)
+    tree: dict[str, object] = dict.fromkeys(("all", "halves", "once"), large)
+    tree |= {f"small{number:02}": np.arange(64, dtype=np.int32) for number in range(40)}
+    ckpt.save(directory / "one", tree)
+    told = reports(launch(LOAD, directory, processes=processes, devices=4 // processes))
+    size = large.nbytes
+    if processes == 2:
+        assert [one["all"] for one in told] in ([size, 0], [0, size])
+        assert sum(one["halves"] for one in told) == 2 * size  # columns: blocks are whole rows
+        assert [one["once"] for one in told] == [size // 2] * 2
+    small = 40 * 64 * 4
+    for name in ("tree", "bounded"):
+        total = sum(one[name] for one in told)
+        # "halves" is read in columns, and blocks are whole rows: they are read once for all halves that
+        # are read in one round, so once or twice; small ones with gaps
+        assert 3 * size + small <= total <= 4.01 * size, (name, told)
+    for one in told:
+        assert one["apart"] >= 2 * size + size // processes
+        assert one["background"] == one["apart"]
+
+
+BITS = """
+from tests.unit.processes.test_broadcast import values
+jax.config.update("jax_enable_x64", True)
+devices = np.array(jax.devices())
+sharing = ckpt.Options(timeout_secs=40, broadcast=True)
+mesh = Mesh(devices.reshape(2, 2), ("replica", "shard"))
+one_each = Mesh(devices[1:3], ("a",))
+hidden = Mesh(devices, ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+def like(name, array, spec, mesh):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
+
+def bits(array):
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    array = np.ascontiguousarray(np.asarray(array))
+    return array.reshape(-1).view(np.uint8).tolist() if array.size else []
+
+wrong = []
+everything = values()
+for path in ("plain", "packed"):
+    for spec, where in ((P(), mesh), (P("shard"), mesh), (P(), one_each), (P("a"), hidden)):
+        chosen = {n: a for n, a in everything.items() if spec == P() or (a.ndim and a.shape[0] == 8)}
+        target = {name: like(name, array, spec, where) for name, array in chosen.items()}
+        with jax.set_mesh(hidden):
+            loaded = ckpt.load(f"{directory}/{path}", target, unexpected="ignore", options=sharing)
+        for name, leaf in loaded.items():
+            for shard in leaf.addressable_shards:
+                if bits(shard.data) != bits(chosen[name][shard.index[: leaf.ndim]]):
+                    wrong.append([path, str(spec), name])
+# numbers of the host, and arrays of each process's own, are read by each
+told = ckpt.load(f"{directory}/plain", {"count": 0, "f32": np.zeros(8, np.float32)}, unexpected="ignore", options=sharing)
+own = jax.device_put(np.zeros(8, np.int16), jax.local_devices()[0])
+mine = ckpt.load(f"{directory}/plain", {"i16": own}, unexpected="ignore", options=sharing)["i16"]
+assert mine.sharding == own.sharding and bits(mine) == bits(everything["i16"])
+report(wrong=wrong, count=told["count"])
+"""
+
+
+def values() -> dict[str, Any]:
+    """Every pattern of bits that may be lost on the way: eight elements of random bytes."""
+    random = np.random.default_rng(7)
+    found: dict[str, Any] = {}
+    names = (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "complex64",
+    )
+    for name in names:
+        dtype = jnp.dtype(name)
+        found[name] = np.frombuffer(random.bytes(8 * dtype.itemsize), dtype)
+    found["f32"] = np.array([0x7FC00001, 0xFF800001, 0x80000000, 1] * 2, np.uint32).view(np.float32)
+    found["i16"] = np.arange(-4, 4, dtype=np.int16)
+    found["u64"] = np.frombuffer(random.bytes(64), np.uint64)
+    found["bool"] = np.arange(8) % 3 == 0
+    found["int4"] = np.arange(-8, 8, 2).astype(jnp.int4)
+    found["uint2"] = (np.arange(8) % 4).astype(jnp.uint2)
+    found["empty"] = np.zeros((0, 3), np.float32)
+    found["scalar"] = np.float32(0.1).reshape(())
+    found["odd"] = np.frombuffer(random.bytes(105), np.uint8).reshape(3, 5, 7)
+    found["key"] = jax.random.split(jax.random.key(1), 8)
+    found["rbg"] = jax.random.key(2, impl="rbg")
+    return found
+
+
+def test_every_bit_arrives(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with jax.enable_x64(True):
+        tree = {
+            name: array if name in ("key", "rbg") else jnp.asarray(array)
+            for name, array in values().items()
+        }
+        ckpt.save(directory / "plain", {**tree, "count": 3})
+        ckpt.save(directory / "packed", tree, options=ckpt.Options(compression="zstd"))
+    told = reports(launch(BITS, directory))
+    assert told == [{"wrong": [], "count": 3}] * 2
+
+
+DAMAGED = (
+    COUNTING
+    + """
+mesh = Mesh(devices, ("a",))
+def target(rows, spec=P()):
+    return {"w": jax.ShapeDtypeStruct((rows, 1024), np.float32, sharding=NamedSharding(mesh, spec))}
+
+class Counter:
+    value = -1
+    def get_state(self): return {"value": self.value}
+    def set_state(self, state): self.value = state["value"]
+
+def load(like, path="steps/1"):
+    return raised(lambda: ckpt.load(f"{directory}/{path}", {"state": like}, unexpected="ignore", options=sharing))
+told = {"damaged": load(target(1024))}
+# what one process alone cannot do
+told["mismatch"] = load(target(1024 + index))
+told["missing"] = load(target(1024), "steps/1" if index else "steps/7")
+told["other"] = load(target(1024, P("a") if index else P()), "steps/0")
+told["items"] = raised(lambda: ckpt.load(
+    f"{directory}/steps/0",
+    {"state": target(1024)} | ({"counter": {"value": 0}, "other": target(8)} if index else {}),
+    options=sharing,
+))
+counter = Counter()
+with ckpt.Checkpointer(f"{directory}/steps", options=sharing) as checkpointer:
+    import warnings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        restored = checkpointer.restore_latest(state=target(1024), counter=counter)
+told["restored"] = [restored.step, counter.value, float(np.asarray(restored["state"]["w"].addressable_data(0)).sum())]
+report(**told)
+"""
+)
+
+
+def test_an_error_of_one_is_an_error_of_all(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with ckpt.Checkpointer(directory / "steps", asynchronous=False) as checkpointer:
+        for step in range(2):
+            state = {"w": np.full((1024, 1024), step + 1, np.float32)}
+            other = {"w": np.zeros((8, 1024), np.float32)}
+            checkpointer.save(step, state=state, counter={"value": step}, other=other)
+    files = [file for file in (directory / "steps/1/state").rglob("*") if file.is_file()]
+    data = max(files, key=lambda file: file.stat().st_size)
+    with data.open("r+b") as file:
+        file.seek(data.stat().st_size // 2)
+        file.write(b"x")
+    told = reports(launch(DAMAGED, directory))
+    for one in told:
+        assert one["damaged"]["type"] == "CheckpointCorrupt", one
+        assert "checksum differs" in one["damaged"]["text"]
+        assert one["restored"] == [0, 0, 1024.0 * 1024]
+        for name in ("damaged", "mismatch", "missing", "other", "items"):
+            assert one[name]["secs"] < 20, (name, one)
+    assert sorted("cannot load it" in one["damaged"]["text"] for one in told) == [False, True]
+    assert [one["mismatch"]["type"] for one in told] == ["StructureMismatch", "StructureMismatch"]
+    assert [one["missing"]["type"] for one in told] == ["CheckpointNotFound"] * 2
+    for one in told:
+        assert one["other"]["type"] == one["items"]["type"] == "NotTogether"
+        assert "loads other leaves" in one["other"]["text"]
+
+
+ORBAX = """
+mesh = Mesh(np.array(jax.devices()), ("a",))
+sharing = ckpt.Options(timeout_secs=40, broadcast=True, max_host_bytes=1 << 20)
+like = {
+    name: jax.ShapeDtypeStruct((512, 512), np.float32, sharding=NamedSharding(mesh, spec))
+    for name, spec in (("copied", P()), ("rows", P("a")))
+}
+loaded = ckpt.load(f"{directory}/orbax", like, options=sharing)
+whole = np.arange(512 * 512, dtype=np.float32).reshape(512, 512)
+report(same=[
+    bool((np.asarray(shard.data) == whole[shard.index]).all())
+    for leaf in loaded.values() for shard in leaf.addressable_shards
+])
+"""
+
+
+def test_what_orbax_wrote(tmp_path: Path) -> None:
+    """Without checksums and chunks of ours: in rounds of a quarter of a megabyte."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    directory = tmp_path / "run"
+    values = jnp.arange(512 * 512, dtype=jnp.float32).reshape(512, 512)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(directory / "orbax", {"copied": values, "rows": values})
+    assert reports(launch(ORBAX, directory)) == [{"same": [True] * 4}] * 2
+
+
+def test_a_runtime_that_cannot_exchange_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ckpt_core._devices import collectives
+
+    whole = collectives._adder((0,))  # pyright: ignore[reportPrivateUsage]
+
+    def fail(lanes: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("UNKNOWN: connection closed by peer")
+
+    monkeypatch.setattr(collectives, "_adder", lambda holders: (fail, whole[1]))
+    with pytest.raises(
+        ckpt.CheckpointError, match=r"processes \[0\] could not exchange .* closed by peer"
+    ):
+        collectives.join(collectives.room(10), (0,))
