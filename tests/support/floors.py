@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What only the tests and the documentation need is not a claim about the package.
-NOT_PROMISED = ("all", "demo", "docs", "test")
+NOT_PROMISED = ("all", "check", "demo", "docs", "test")
 # Built for the CPU in one version only, wherever the tests run: see constraints.txt.
 HELD = {"torch"}
 

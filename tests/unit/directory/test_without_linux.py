@@ -1,6 +1,6 @@
 """What only Linux has is taken away from a process: it saves, replaces, verifies, deletes and resumes all the same.
 
-`make test-portable` runs the quick tests so.
+`CKPT_TEST_PLATFORM=portable make test` runs the quick tests that way.
 """
 
 from __future__ import annotations
