@@ -21,6 +21,7 @@ STAMP := $(VENV)/.up-to-date
 # Ordinary indexes have torch with gigabytes of CUDA for Linux; this one has builds for the CPU only.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # The first check and the demonstration have small environments of their own, unless the full one is there.
+CORE := $(foreach subject,tree save load format items look,$(wildcard tests/*/$(subject))) tests/unit/run/test_policies.py
 SMALL = $(VENV)$(if $(wildcard $(STAMP)),,-$@)
 
 .DEFAULT_GOAL := list
@@ -59,7 +60,7 @@ endef
 check: $$(SMALL)/.up-to-date  ## the core alone: style, types and quick tests, in three minutes
 	$(call style,$(SMALL)/bin/python)
 	@"$(SMALL)/bin/python" -m pyright --pythonpath "$(SMALL)/bin/python" ckpt_core & types=$$!; \
-	"$(SMALL)/bin/python" $(TESTS) --quick $(PYTEST_ARGS) $(addprefix tests/,tree save load format items look); tests=$$?; \
+	"$(SMALL)/bin/python" $(TESTS) --quick $(PYTEST_ARGS) $(CORE); tests=$$?; \
 	wait $$types && exit $$tests
 
 lint: $(STAMP)  ## style and types of everything; CI runs it beside the tests
