@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
+from tests.support import sums
 from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
@@ -27,3 +31,30 @@ def test_every_test_lies_in_a_folder_that_is_a_package() -> None:
 def test_no_folder_hides_a_framework() -> None:
     shadowing = [folder for folder in TESTS.rglob("*") if folder.name in SHADOWED]
     assert [str(one) for one in shadowing if "golden" not in one.parts] == []  # no code is there
+
+
+def test_a_contract_knows_nothing_private() -> None:
+    """Neither by itself nor through its helpers, so that a rewrite of the inside changes nothing there."""
+    todo, seen = [*(TESTS / "contract").rglob("*.py")], set[Path]()
+    while todo:
+        file = todo.pop()
+        if file not in seen and file.exists():
+            seen.add(file)
+            todo += imported(ast.parse(file.read_text()))
+    known = [
+        one.relative_to(TESTS).as_posix()
+        for one in seen
+        if sums.imports_private_names(one.read_text())
+    ]
+    assert sorted(known) == []
+
+
+def imported(tree: ast.AST) -> list[Path]:
+    """Files of tests that a module imports, and some that are not there."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names += [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [one.name for one in node.names]
+    return [ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")]
