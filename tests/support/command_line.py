@@ -29,13 +29,14 @@ print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})
 @pytest.fixture(name="call")
 def make_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Runs ``ckpt`` in this process; gives (exit code, stdout, stderr)."""
-    from ckpt_core.cli import _app
+    from ckpt_core.cli import main
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ckpt", *map(str, arguments)])
-        code = _app.run()
+        with pytest.raises(SystemExit) as ended:
+            main()
         out, err = capsys.readouterr()
-        return code, out, err
+        return int(ended.value.code or 0), out, err
 
     return run
 
