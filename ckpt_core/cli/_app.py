@@ -264,9 +264,7 @@ def remove(
         typer.Option("--run", help="With --local: only this run's folder; may be repeated."),
     ] = None,
 ) -> None:
-    """Delete checkpoints, hidden first, so that no reader meets half of one; a step that is being read stays. With
-    --local: what runs that have ended left in a local_directory of this host; never what a live one has.
-    """
+    """Delete checkpoints, hidden first, so that no reader meets half of one; a step that is being read stays."""
     if local:
         from ckpt_core.cli import _local
 
