@@ -1,4 +1,4 @@
-"""Catching a message in a test, by the place in the source that it covers."""
+"""Catching a message in a test, by a part of it."""
 
 from __future__ import annotations
 
@@ -29,27 +29,21 @@ class Said:
         return inside
 
 
-def fragment_of(key: str) -> str:
-    """Of ``module.py: part of a text``, the part."""
-    return key.partition(".py: ")[2]
-
-
 @contextmanager
-def told(key: str, *, of: type[BaseException] = Exception) -> Iterator[Said]:
-    """The block raises an error with the message of ``key``, and no other."""
+def told(fragment: str, *, of: type[BaseException] = Exception) -> Iterator[Said]:
+    """The block raises an error with this in its message, and no other."""
     said = Said()
     with pytest.raises(of) as caught:
         yield said
     said.error = caught.value
     said.text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-    assert fragment_of(key) in said.text, said.text
+    assert fragment in said.text, said.text
 
 
-def logged(key: str, caplog: pytest.LogCaptureFixture) -> Said:
-    """The message of ``key`` was logged as a warning."""
+def logged(fragment: str, caplog: pytest.LogCaptureFixture) -> Said:
+    """A warning with this was logged; ``%s`` stands for what was filled in."""
     said = Said()
     said.text = "\n".join(record.getMessage() for record in caplog.records)
-    # What is filled into a log's text stands in the source as %s.
-    for part in fragment_of(key).split("%s"):
+    for part in fragment.split("%s"):
         assert part in said.text, said.text
     return said

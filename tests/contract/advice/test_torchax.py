@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -42,42 +41,26 @@ def same(one: Any, other: Any) -> bool:
 
 TENSORS: dict[str, tuple[str, Any, Any]] = {
     "sparse": (
-        "torchax/ckpt_torchax/_bits.py: : save tensor.to_dense()",
+        ": save tensor.to_dense()",
         lambda: torch.eye(2).to_sparse(),
         lambda text, tensor: {"w": eval(text.rpartition("save ")[2], {"tensor": tensor})},
     ),
     "quantized": (
-        "torchax/ckpt_torchax/_bits.py: it is quantized: save int_repr(), scale and zero point",
+        "it is quantized: save int_repr(), scale and zero point",
         lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.quint8),
         lambda _, t: {"w": t.int_repr(), "scale": t.q_scale(), "zero": t.q_zero_point()},
     ),
     "nested": (
-        "torchax/ckpt_torchax/_bits.py: it is nested: save its parts",
+        "it is nested: save its parts",
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         lambda _, t: list(t.unbind()),
     ),
 }
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", TENSORS)
-def test_tensors_that_are_not_plain(tmp_path: Path, kind: str):
-    key, make, action = TENSORS[kind]
-    tensor = make()
-    with told(key) as said:
-        save(tmp_path / "a", {"w": tensor})
-    state = action(said.text, tensor)
-    save(tmp_path / "a", state)
-    found = jax.tree.leaves(ckpt.load(tmp_path / "a"))
-    assert all(
-        np.array_equal(one, np.asarray(two))
-        for one, two in zip(found, jax.tree.leaves(state), strict=True)
-    )
-
-
 def test_a_lazy_module(tmp_path: Path):
     module = nn.LazyLinear(2)
-    with told("torchax/ckpt_torchax/_bits.py: it is not initialized: run the lazy module once"):
+    with told("it is not initialized: run the lazy module once"):
         save(tmp_path / "a", model=module)
     module(torch.ones(1, 3))
     save(tmp_path / "a", model=module)
@@ -86,59 +69,7 @@ def test_a_lazy_module(tmp_path: Path):
     assert same(module, again)
 
 
-def test_a_dtype_that_torch_lacks(tmp_path: Path):
-    save(tmp_path / "a", {"w": jnp.ones(2, jnp.float8_e4m3b11fnuz)})
-    with told("torchax/ckpt_torchax/_bits.py: : load it as numpy with") as said:
-        to_torch(tmp_path / "a")
-    back = eval(said.after("numpy with "), {"ckpt_core": ckpt, "path": tmp_path / "a"})
-    assert back["w"].tolist() == [1, 1]
-
-
 # Files
-
-
-def test_an_object_in_a_file(tmp_path: Path):
-    model = linear()
-    torch.save(model, tmp_path / "a.pt")
-    with told(
-        "torchax/ckpt_torchax/_files.py: the file, save model.state_dict() instead, or"
-    ) as said:
-        ckpt_torchax.import_file(tmp_path / "a.pt", tmp_path / "x")
-    trusted = torch.load(tmp_path / "a.pt", weights_only=False)
-    state = eval(said.between("the file, save ", " instead"), {"model": trusted})
-    torch.save(state, tmp_path / "b.pt")
-    assert same(load_into(tmp_path / "b.pt", linear(1)), model)
-    eval(
-        f"{said.after('itself with ')}(path, model=model)",
-        {"ckpt_core": ckpt, "path": tmp_path / "c", "model": trusted},
-    )
-    assert same(load_into(tmp_path / "c", linear(1)), model)
-
-
-def test_what_is_no_state_dict(tmp_path: Path):
-    model = linear()
-    torch.save({"model": model.state_dict(), "epoch": 3}, tmp_path / "a.pt")
-    with told(
-        "torchax/ckpt_torchax/_fill.py: , so it is no state_dict: make a checkpoint of it with"
-    ) as said:
-        load_into(tmp_path / "a.pt", linear(1))
-    call = said.between("of it with ", ", and load")
-    eval(call, {"ckpt_torchax": ckpt_torchax, "file": tmp_path / "a.pt", "path": tmp_path / "a"})
-    rename = {"model/weight": "weight", "model/bias": "bias"}
-    again = load_into(tmp_path / "a", linear(1), rename=rename, unexpected="ignore")
-    assert same(again, model)
-
-
-def test_arguments_for_a_file_of_torch(tmp_path: Path):
-    model = linear()
-    torch.save({"w": model.weight.detach(), "bias": model.bias.detach()}, tmp_path / "a.pt")
-    with told(
-        "torchax/ckpt_torchax/_load_into.py: need a checkpoint or safetensors: make a"
-    ) as said:
-        load_into(tmp_path / "a.pt", linear(1), rename={"w": "weight"})
-    call = said.between("of the file with ", ", and")
-    eval(call, {"ckpt_torchax": ckpt_torchax, "file": tmp_path / "a.pt", "path": tmp_path / "a"})
-    assert same(load_into(tmp_path / "a", linear(1), rename={"w": "weight"}), model)
 
 
 def test_the_path_comes_first(tmp_path: Path):
@@ -161,30 +92,12 @@ def test_a_class_for_the_module(tmp_path: Path, call: Any):
     model = linear()
     save(tmp_path / "a", model=model)
     names = {call.__name__: call, "path": tmp_path / "a", "Linear": torch.nn.Linear}
-    with told(
-        "torchax/ckpt_torchax/_modules.py: fills an object, got the class", of=TypeError
-    ) as said:
+    with told("fills an object, got the class", of=TypeError) as said:
         call(tmp_path / "a", torch.nn.Linear)
     ins, outs = model.in_features, model.out_features
     assert same(eval(said.after("write ").replace("...", f"{ins}, {outs}"), names), model)
     with pytest.raises(TypeError, match="got a dict: for tensors by name, "):
         call(tmp_path / "a", {})
-
-
-def test_several_items(tmp_path: Path):
-    model = linear()
-    save(tmp_path / "a", one=model, two=linear(1))
-    with told("torchax/ckpt_torchax/_tied.py: : name one with item="):
-        load_into(tmp_path / "a", linear(2))
-    assert same(load_into(tmp_path / "a", linear(2), item="one"), model)
-
-
-def test_texts_in_safetensors(tmp_path: Path):
-    save(tmp_path / "a", {"w": torch.ones(2), "epoch": "three"})
-    with told("torchax/ckpt_torchax/_weights.py: : write .pt instead"):
-        ckpt_torchax.export_file(tmp_path / "a", tmp_path / "a.safetensors")
-    ckpt_torchax.export_file(tmp_path / "a", tmp_path / "a.pt")
-    assert torch.load(tmp_path / "a.pt", weights_only=True)["epoch"] == "three"
 
 
 # Modules
@@ -203,9 +116,7 @@ def test_buffers_on_meta_that_no_checkpoint_has(tmp_path: Path, action: str):
     save(tmp_path / "a", model=model)
     with torch.device("meta"):
         again = Buffered()
-    with told(
-        "torchax/ckpt_torchax/_modules.py: Make them outside of the meta device, or pass"
-    ) as said:
+    with told("Make them outside of the meta device, or pass") as said:
         load_into(tmp_path / "a", again)
     if action == "outside of meta":
         again.register_buffer("x", torch.arange(3.0), persistent=False)
@@ -230,7 +141,7 @@ def test_numbers_of_64_bits(tmp_path: Path):
     with torch.device("meta"):
         again = nn.Module()
         again.register_buffer("n", torch.tensor([0]))
-    with told("torchax/ckpt_torchax/_modules.py: Set jax_enable_x64, or load it with") as said:
+    with told("Set jax_enable_x64, or load it with") as said:
         load_into(tmp_path / "a", again)
     call = said.after("load it with ").rstrip(".")
     back = eval(call, {"ckpt_core": ckpt, "path": tmp_path / "a"})
@@ -244,9 +155,7 @@ def test_entries_that_are_not_the_modules(tmp_path: Path):
     module = linear()
     hook = lambda m, state, prefix, local: state.update(extra=torch.ones(1))  # noqa: E731
     module._register_state_dict_hook(hook)
-    with told(
-        "torchax/ckpt_torchax/_modules.py: instead of the module, and restore with load_state_dict"
-    ) as said:
+    with told("instead of the module, and restore with load_state_dict") as said:
         save(tmp_path / "a", model=module)
     state = eval("module.state_dict()", {"module": module})
     assert "module.state_dict()" in said.text
@@ -272,10 +181,10 @@ def test_tied_and_separate(tmp_path: Path):
     model = Two(tied=True)
     save(tmp_path / "a", model=model)
     again = Two(tied=False)
-    key = "torchax/ckpt_torchax/_modules.py: tie them again after .to('jax'), which unties them"
+    key = "tie them again after .to('jax'), which unties them"
     with pytest.warns(UserWarning, match="tie them again after") as caught:
         ckpt.restore(tmp_path / "a", model=again)
-    assert key.partition(".py: ")[2] in str(caught[0].message)
+    assert key in str(caught[0].message)
     again.tie()
     ckpt.restore(tmp_path / "a", model=again)
     assert again.a.weight is again.b.weight and torch.equal(again.a.weight, model.a.weight)
@@ -287,9 +196,7 @@ def test_another_optimizer(tmp_path: Path):
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     save(tmp_path / "a", optimizer=optimizer)
-    with told(
-        "torchax/ckpt_torchax/_optimizers.py: Give the optimizer the parameters it had, in the same"
-    ):
+    with told("Give the optimizer the parameters it had, in the same"):
         ckpt.restore(tmp_path / "a", optimizer=torch.optim.Adam(nn.Linear(4, 2).parameters()))
     again = torch.optim.Adam(linear(1).parameters())
     ckpt.restore(tmp_path / "a", optimizer=again)
@@ -310,50 +217,9 @@ def test_a_tensor_that_was_donated(tmp_path: Path):
             name: nets.torch_view(jnp.asarray(value.jax()) + 1) for name, value in weights.items()
         }
         model.weight.jax().delete()
-        with told(
-            "torchax/ckpt_torchax/_tensors.py: the step returned: pass that instead, such as model="
-        ) as said:
+        with told("the step returned: pass that instead, such as model=") as said:
             save(tmp_path / "a", model=model)
         item = eval(f"dict({said.after('such as ')})", {"weights": returned, "buffers": buffers})
         save(tmp_path / "a", **item)
     back = to_torch(tmp_path / "a", linear(1))
     assert np.allclose(back.weight.detach().numpy(), linear().weight.detach().numpy() + 1)
-
-
-@pytest.mark.parametrize("action", ["the thread that trains", "seeded"])
-def test_the_key_of_another_thread(tmp_path: Path, action: str):
-    torchax = nets.torchax
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            if action == "seeded" and errors:
-                torchax.default_env().manual_seed(3)
-            save(tmp_path / "a", env=torchax.default_env())
-        except ckpt.CheckpointError as error:
-            errors.append(error)
-
-    for _ in range(2):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    key = "torchax/ckpt_torchax/_environment.py: with torchax.default_env().manual_seed(...)"
-    assert key.partition(".py: ")[2] in str(errors[0])
-    assert len(errors) == (1 if action == "seeded" else 2)
-    if action != "seeded":
-        save(tmp_path / "a", env=torchax.default_env())
-    ckpt.restore(tmp_path / "a", env=torchax.default_env())
-
-
-def test_a_name_that_ckpt_uses_itself(tmp_path: Path):
-    module = linear()
-    module._tied_weights = nn.Parameter(torch.ones(1))
-    with told("torchax/ckpt_torchax/_modules.py: is a name that ckpt uses itself"):
-        save(tmp_path / "one", model=module)
-    module = linear()
-    module.tied = nn.Parameter(torch.ones(1))
-    save(tmp_path / "one", model=module)
-    with torch.no_grad():
-        module.tied.zero_()
-    ckpt.restore(tmp_path / "one", model=module)
-    assert module.tied.item() == 1

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import shlex
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,13 +11,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core import when
-from ckpt_core._directory import PosixBackend
-from ckpt_core._directory.locks import reading
 from tests.contract.advice.said import logged, told
-from tests.contract.faults.crafted.signed import read_record, write_record
 from tests.support.command_line import Call, make_call  # noqa: F401
-from tests.support.damage import failing_reads
 
 FAST = ckpt.Options(durable=False)
 
@@ -59,7 +50,7 @@ def run_call(text: str, run: Any) -> Any:
 
 # A directory in which steps are already
 
-TAKEN = "_run/history.py: before the first save, to go on from step"
+TAKEN = "before the first save, to go on from step"
 
 
 @pytest.mark.parametrize("action", ["go on", "begin anew"])
@@ -90,33 +81,12 @@ def resumes_unchanged(directory: Path, steps: list[int]) -> bool:
         )
 
 
-def test_a_directory_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    saved(tmp_path, [0, 1])
-    with monkeypatch.context() as refused:
-
-        def no_permission(*_: Any) -> None:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-        refused.setattr(PosixBackend, "claim", no_permission)
-        key = (
-            "_run/lease.py: could not be claimed for this run, which changes nothing there without"
-        )
-        with told(key, of=PermissionError) as said, runs(tmp_path) as run:
-            run.save(2, state(2))
-        assert "pass read_only=True to a Checkpointer that only restores" in said.text
-        assert resumes_unchanged(tmp_path, [0, 1])
-    saved(tmp_path, [2])
-    assert resumes(tmp_path, 2)
-
-
 def test_a_step_that_is_there_after_a_restore(tmp_path: Path):
     saved(tmp_path, [0, 1, 2])
     with runs(tmp_path) as run:
         start = run.restore_latest(state(0))
         assert start is not None and start["state"]
-        with told(
-            "_run/history.py: is there already, and not from this Checkpointer: pass "
-        ) as said:
+        with told("is there already, and not from this Checkpointer: pass ") as said:
             run.save(1, state(1, run=1))
         assert "restore_latest()" not in said.text, "it was called"
         run.save(1, state(1, run=1), **eval(f"dict({said.between('pass ', ' to replace')})"))
@@ -124,7 +94,7 @@ def test_a_step_that_is_there_after_a_restore(tmp_path: Path):
         assert np.array_equal(run.restore(1, state(0))["state"]["w"], state(1, run=1)["w"])
 
 
-OLDER = "_run/history.py: call restore_latest() before the first save, to go on from step"
+OLDER = "call restore_latest() before the first save, to go on from step"
 
 
 @pytest.mark.parametrize("action", ["go on", "retire", "another directory", "beside"])
@@ -160,9 +130,7 @@ def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
     with runs(directory) as run:
         start = run.restore_latest(state(0))
         assert start is not None and start["state"]
-        with told(
-            "_run/history.py: restore_latest would resume from those. Call rollback_to("
-        ) as said:
+        with told("restore_latest would resume from those. Call rollback_to(") as said:
             run.save(3, state(3, run=1))
             run.wait_until_finished()
         if action == "rollback_to":
@@ -190,7 +158,7 @@ def test_a_restored_value_that_was_not_taken(tmp_path: Path):
 
     with runs(tmp_path) as run:
         run.save(1, params=state(1))
-    with told("_run/unread.py: Take the value right after the restore: ") as said:
+    with told("Take the value right after the restore: ") as said:
         start(None)
     start(said.text.rpartition("after the restore: ")[2])
     with runs(tmp_path) as run:
@@ -204,9 +172,7 @@ def test_an_item_that_was_left_out(tmp_path: Path, action: str):
     with runs(tmp_path) as run:
         restored = run.restore_latest(params=state(0), missing="keep")
         assert restored is not None
-        with told(
-            "_run/unread.py: that was not restored, and now one of that name is being"
-        ) as said:
+        with told("that was not restored, and now one of that name is being") as said:
             run.save(2, params=restored["params"], opt=state(0))
     with runs(tmp_path) as run:
         if action == "pass it":
@@ -231,7 +197,7 @@ def test_an_item_that_was_left_out(tmp_path: Path, action: str):
 
 def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
     saved(tmp_path, [3])
-    key = "_run/steps.py: if this is one of its steps, or load it with ckpt.load or ckpt.restore"
+    key = "if this is one of its steps, or load it with ckpt.load or ckpt.restore"
     with told(key.replace(", or load it with ckpt.load or ckpt.restore", "")) as said:
         runs(tmp_path / "3")
     assert resumes(Path(said.between("make the Checkpointer on ", " if")), 3)
@@ -241,7 +207,7 @@ def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
 
 def test_a_directory_of_steps_is_no_checkpoint(tmp_path: Path):
     saved(tmp_path, [3, 4])
-    with told("_saved/opening.py: not one: load one of them by its path, such as") as said:
+    with told("not one: load one of them by its path, such as") as said:
         ckpt.load(tmp_path)
     assert np.array_equal(ckpt.load(said.between("such as ", ", or use"))["w"], state(4)["w"])
     with eval(said.after("or use "), {"ckpt_core": ckpt, "directory": tmp_path}) as run:
@@ -256,7 +222,7 @@ def test_two_runs_in_one_directory(tmp_path: Path, action: str):
     second = runs(directory, asynchronous=False)
     second.restore_latest(state(0))["state"]  # pyright: ignore[reportOptionalSubscript]
     second.save(1, state(1))
-    with told("_run/lease.py: Stop this run, or give each run its own directory"):
+    with told("Stop this run, or give each run its own directory"):
         first.save(1, state(1, run=1))
     first.close()
     if action == "a directory of its own":
@@ -265,26 +231,6 @@ def test_two_runs_in_one_directory(tmp_path: Path, action: str):
     second.save(2, state(2))
     second.close()
     assert resumes(directory, 2)
-
-
-def test_a_directory_that_is_emptied_beneath_a_run(tmp_path: Path):
-    run = runs(tmp_path / "run", asynchronous=False)
-    run.save(0, state(0))
-    shutil.rmtree(tmp_path / "run")
-    with told("_run/lease.py: Stop this run, and start it again if nobody else trains here"):
-        run.save(1, state(1))
-    run.close()
-    saved(tmp_path / "run", [1])
-    assert resumes(tmp_path / "run", 1)
-
-
-def test_waiting_for_a_step_after_what_is_no_step(tmp_path: Path):
-    saved(tmp_path, [0, 1])
-    with runs(tmp_path, read_only=True) as reader:
-        first = reader.wait_for_new_step(timeout_secs=0)
-        with told("_run/steps.py: pass what the last call gave"):
-            reader.wait_for_new_step(after=str(first), timeout_secs=0)  # pyright: ignore[reportArgumentType]
-        assert reader.wait_for_new_step(after=first, timeout_secs=0) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"{", b"run-x\n"])
@@ -300,7 +246,7 @@ def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
         for step in range(4):
             run.save(step, state(step))
     (tmp_path / "run" / ".ckpt-run").write_bytes(content)
-    with told("_run/lineage.py: Delete the file to go on from the steps") as said:
+    with told("Delete the file to go on from the steps") as said:
         ckpt.Checkpointer(tmp_path / "run", **more)
     Path(said.text.partition(" is damaged")[0]).unlink()
     with ckpt.Checkpointer(tmp_path / "run", **more) as run:
@@ -309,113 +255,11 @@ def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
         assert run.save(3, restored.state)
 
 
-def test_a_local_step_that_cannot_be_read(tmp_path: Path):
-    more: dict[str, Any] = {"local_directory": tmp_path / "local", "asynchronous": False}
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        for step in range(3):
-            run.save(step, state(step))
-    shutil.rmtree(tmp_path / "run" / "2")
-    (record,) = (tmp_path / "local").rglob("2/ckpt.json")
-    content = read_record(record.parent)
-    write_record(record.parent, content | {"format_version": 2})
-    with (
-        told("_run/tiers/local.py: to go back to an older one, restore it by its number") as said,
-        ckpt.Checkpointer(tmp_path / "run", **more) as run,
-    ):
-        run.restore_latest(state(0))
-    assert str(record.parent) in said.text
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        assert run.save(2, run.restore(1, state(0)).state)
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        restored = run.restore_latest(state(0))
-        assert restored is not None and restored.step == 2
-
-
-def test_a_local_step_that_the_disk_does_not_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    more: dict[str, Any] = {"local_directory": tmp_path / "local", "asynchronous": False}
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        for step in range(3):
-            run.save(step, state(step))
-    shutil.rmtree(tmp_path / "run" / "2")
-    failing = failing_reads(monkeypatch, tmp_path / "local", "pread")
-    with (
-        told("_run/tiers/verdict.py: Start again when it can be read; to go back") as said,
-        ckpt.Checkpointer(tmp_path / "run", **more) as run,
-    ):
-        run.restore_latest(state(0))
-    assert failing and "restore(step, ...)" in said.text
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        assert run.restore(1, state(0)).step == 1
-    monkeypatch.undo()
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        restored = run.restore_latest(state(0))
-        assert restored is not None and restored.step == 2
-
-
-def test_local_steps_of_a_run_whose_note_is_gone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: Call
-):
-    more: dict[str, Any] = {
-        "local_directory": tmp_path / "local",
-        "options": ckpt.Options(persist_policy=ckpt.when.every_steps(2), durable=False),
-    }
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        for step in range(4):
-            run.save(step, state(step))
-    note = tmp_path / "run" / ".ckpt-run"
-    note.rename(tmp_path / "kept")
-    ckpt.Checkpointer(tmp_path / "run", **more).close()
-    said = logged("_run/tiers/ended.py: put that file back before the first save", caplog)
-    assert f"the {note.name} there" in said.text
-    remove = shlex.split(said.after("remove them: "))
-    (tmp_path / "kept").replace(note)
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        restored = run.restore_latest(state(0))
-        assert restored is not None and restored.step == 3
-    note.unlink()
-    ckpt.Checkpointer(tmp_path / "run", **more).close()
-    assert remove.pop(0) == "ckpt" and call(*remove, "--yes")[0] == 0
-    assert not list((tmp_path / "local").glob(remove[-1]))
-    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
-        assert run.all_steps() == [0, 2]
-
-
-def test_a_note_of_removals_that_is_damaged(tmp_path: Path):
-    from ckpt_core._run.lineage import LEAVING_FILE
-
-    saved(tmp_path, [0, 1])
-    (tmp_path / LEAVING_FILE).write_text("{")
-    with (
-        told("_run/lineage.py: Look at the steps, and delete the file") as said,
-        runs(tmp_path) as run,
-    ):
-        run.restore_latest(state(0))
-    file = Path(said.text.partition(" is damaged")[0])
-    assert file.is_absolute(), f"where is {file}?"
-    file.unlink()
-    assert resumes(tmp_path, 1)
-
-
-def test_a_step_that_is_being_read(tmp_path: Path):
-    saved(tmp_path, [0, 1])
-    with runs(tmp_path) as run:
-        with (
-            reading(str(tmp_path / "1" / "ckpt.json"), b""),
-            told("_run/retention.py: is being read, by this process or another: try again"),
-        ):
-            run.delete(1)
-        run.delete(1)
-        assert run.all_steps() == [0]
-    assert resumes(tmp_path, 0)
-
-
 @pytest.mark.parametrize("where", ["run", "run/", "link"])
 def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
     run, local = tmp_path / "run", f"{tmp_path}/{where}"
     (tmp_path / "link").symlink_to(run)
-    with told(
-        "_run/tiers/folders.py: for one directory leave local_directory= out; else pass"
-    ) as said:
+    with told("for one directory leave local_directory= out; else pass") as said:
         runs(run, local_directory=local)
     saved(run, [0, 1])
     written = said.after("such as ").replace("/dev/shm/ckpt", str(tmp_path / "apart"))
@@ -440,7 +284,7 @@ def test_an_item_that_is_misspelt(tmp_path: Path, caplog: pytest.LogCaptureFixtu
             assert run.restore_latest(model=state(1), layer_1=state(1))["model"]["w"].size  # pyright: ignore
             run.save(1, modle=state(1), layer_2=state(0))
             run.save(2, modle=state(1), layer_2=state(0))
-    key = "_run/unread.py: If it is the same one, write save(..., %s=...)"
+    key = "If it is the same one, write save(..., %s=...)"
     said = logged(key, caplog)
     assert said.text.count("'modle'") == 1 and "layer" not in said.text
     call = said.after("write ").replace("...,", "5,").replace("=...", "=state(5)")
@@ -470,38 +314,11 @@ def test_a_save_that_is_running(tmp_path: Path):
     options = ckpt.Options(durable=False, on_pending="fail", on_event=listen)
     with runs(tmp_path, options=options) as run:
         run.save(0, state(0))
-        with told(
-            "_run/in_flight.py: is still running, and Options(on_pending='fail') does not wait"
-        ):
+        with told("is still running, and Options(on_pending='fail') does not wait"):
             run.save(1, state(1))
         go_on.set()
         run.wait_until_finished()
         run.save(1, state(1))
-    assert resumes(tmp_path, 1)
-
-
-def test_a_call_from_a_policy(tmp_path: Path):
-    due: list[int] = []
-
-    def careless(step: int, _context: when.Context) -> bool:
-        return run.save(step, state(7))
-
-    def careful(step: int, _context: when.Context) -> bool:
-        due.append(step)
-        return True
-
-    run = runs(tmp_path, save_policy=careless)
-    with (
-        run,
-        told(
-            "_run/in_flight.py: Set a flag there instead, and make the call after that one"
-        ) as said,
-    ):
-        run.save(0, state(0))
-    assert "save() was called from within save()" in said.text
-    with runs(tmp_path, save_policy=careful) as run:
-        run.save(0, state(0))
-        run.save(due[-1] + 1, state(due[-1] + 1))
     assert resumes(tmp_path, 1)
 
 
@@ -521,8 +338,8 @@ def test_a_checkpointer_outside_of_the_main_thread(
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    logged("_run/preemption.py: Python lets only the main thread listen, and this is", caplog)
-    logged("_run/preemption.py: Make the Checkpointer, or ask should_stop once, there", caplog)
+    logged("Python lets only the main thread listen, and this is", caplog)
+    logged("Make the Checkpointer, or ask should_stop once, there", caplog)
     told_here = [
         record for record in caplog.records if "will not be noticed" in record.getMessage()
     ]
