@@ -284,18 +284,6 @@ def test_one_object_under_two_names(tmp_path: Path):
     assert right(again.w) and other["w"].tolist() == [0] * 4
 
 
-class OnlyOnce(Counted):
-    """Can be set, and not be set back."""
-
-    times = 0
-
-    def set_state(self, state: Any):
-        self.times += 1
-        if self.times == 2:
-            raise ValueError("not twice")
-        super().set_state(state)
-
-
 class Refuses(Counted):
     """Takes its own state, and no other: fails when what comes before it is set already."""
 
