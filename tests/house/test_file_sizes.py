@@ -9,6 +9,8 @@ from tests.support import sums
 from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
+BRIDGES = {"places", "replacing", "seams", "stores"}
+"""Helpers of contract tests that know private names: whoever rewrites the inside carries these over, and nothing else."""
 MAX_LINES = 600
 SHADOWED = {"flax", "grain", "jax", "keras", "optax", "orbax", "torch", "torchax"}
 
@@ -34,11 +36,11 @@ def test_no_folder_hides_a_framework() -> None:
 
 
 def test_a_contract_knows_nothing_private() -> None:
-    """Neither by itself nor through its helpers, so that a rewrite of the inside changes nothing there."""
+    """Neither by itself nor through its helpers, so that a rewrite of the inside changes nothing but the bridges."""
     todo, seen = [*(TESTS / "contract").rglob("*.py")], set[Path]()
     while todo:
         file = todo.pop()
-        if file not in seen and file.exists():
+        if file not in seen and file.exists() and file.stem not in BRIDGES:
             seen.add(file)
             todo += imported(ast.parse(file.read_text()))
     known = [

@@ -45,8 +45,7 @@ def make_store(request: pytest.FixtureRequest) -> str:
     return url_of_kind(request, request.param)
 
 
-WITH_STORES = ["local", "memory", "gs", pytest.param("s3", marks=pytest.mark.slow)]
-"""For fixtures of tests that are about more than stores: S3 is left to the long run."""
+WITH_STORES = ["local", "memory", "gs", "s3"]
 
 
 def url_of_kind(request: pytest.FixtureRequest, kind: str) -> str:

@@ -46,7 +46,7 @@ class Counted:
 
 def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from ckpt_core import convert
-    from ckpt_core.cli import _app
+    from ckpt_core.cli import main
 
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "a b.npz", w=W)
@@ -54,7 +54,8 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ckpt.load(tmp_path / "a b.npz")
     *_, target = typed = shlex.split(said.between("`", "`"))
     monkeypatch.setattr("sys.argv", typed)
-    assert _app.run() == 0
+    with pytest.raises(SystemExit, match="^0$"):
+        main()
     assert right(ckpt.load(target)["w"])
     call = "ckpt.convert.import_weights"
     assert f"or {call}, and load that" in said.text

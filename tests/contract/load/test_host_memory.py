@@ -62,20 +62,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-QUICK = [("one", "none", 16 * MIB), ("few", "columns", 4096 * MIB)]
-REST = [
-    (name, spec, limit_bytes)
-    for name in ("one", "few")
-    for spec in ("none", "rows", "columns")
-    for limit_bytes in (4096 * MIB, 16 * MIB)
-    if (name, spec, limit_bytes) not in QUICK
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "limit_bytes"),
-    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)],
-)
+@pytest.mark.parametrize("name", ["one", "few"])
+@pytest.mark.parametrize("spec", ["none", "rows", "columns"])
+@pytest.mark.parametrize("limit_bytes", [4096 * MIB, 16 * MIB])
 def test_the_peak_is_what_is_loaded(
     run_python: Any, saved: Path, name: str, spec: str, limit_bytes: int
 ):

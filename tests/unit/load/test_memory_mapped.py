@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from ckpt_core._load import loading
 from ckpt_core._read import extents
 from ckpt_core._storage import Location, arrays, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
-from tests.support import seams
 
 UNVERIFIED = ckpt.Options(checksums=False)
 SIDE = 256
@@ -98,18 +95,6 @@ def test_no_jax_array_is_mapped(saved: Any, monkeypatch: Any):
     assert not is_mapped(ckpt.load(path)["numpy"])
 
 
-def test_one_mapping_serves_all_arrays_of_a_file(local: Path, monkeypatch: pytest.MonkeyPatch):
-    tree = {f"leaf{i}": np.full((SIDE, SIDE), i, np.float32) for i in range(9)}
-    ckpt.save(local / "step", tree)
-    made: list[int] = []
-    seams.at(monkeypatch, (arrays.mmap, "mmap"), before=lambda *_, **__: made.append(1))
-    loaded = ckpt.load(local / "step", as_numpy=True)
-    monkeypatch.undo()
-    assert all(map(is_mapped, loaded.values()))
-    assert len(made) == len(data_files(local / "step")) == 1
-    assert_same(loaded, tree)
-
-
 def test_what_is_written_into_an_array_stays_there(saved: Any):
     path, _ = saved
     before = {file: file.read_bytes() for file in data_files(path)}
@@ -173,80 +158,6 @@ def test_a_file_cut_short_is_found_before_it_is_touched(
     assert "truncated" in found[2]
 
 
-def test_only_local_file_systems_are_mapped(saved: Any, monkeypatch: pytest.MonkeyPatch):
-    path, tree = saved
-    monkeypatch.setattr(loading, "is_local_disk", lambda _: False)
-    loaded = ckpt.load(path, as_numpy=True)
-    assert not any(map(is_mapped, loaded.values()))
-    assert_same(loaded["numpy"], tree["numpy"])
-
-
-@pytest.mark.linux("statfs")
-def test_what_is_known_of_file_systems(tmp_path: Path):
-    assert not is_local_disk("/proc/self")
-    assert not is_local_disk(str(tmp_path / "missing"))
-    if os.path.isdir("/dev/shm"):
-        assert is_local_disk("/dev/shm")
-
-
-def test_mappings_leave_most_descriptors_to_the_program(
-    local: Path, monkeypatch: pytest.MonkeyPatch
-):
-    tree = {f"leaf{i}": np.full((SIDE, SIDE), i, np.float32) for i in range(4)}
-    options = ckpt.Options(target_data_file_bytes=1024)
-    ckpt.save(local / "step", tree, options=options)
-    assert len(data_files(local / "step")) >= 4
-    monkeypatch.setattr(arrays, "_KEEPS_DESCRIPTORS", True)
-    monkeypatch.setattr(arrays, "_part_of_most_files", lambda: 2)
-    monkeypatch.setattr(arrays, "_alive", weakref.WeakSet())
-    loaded = ckpt.load(local / "step", as_numpy=True)
-    assert sum(map(is_mapped, loaded.values())) == 2
-    assert_same(loaded, tree)
-    again = ckpt.load(local / "step", as_numpy=True)
-    assert not any(map(is_mapped, again.values()))  # those of the first load are still in use
-    assert_same(again, tree)
-    del loaded
-    assert sum(map(is_mapped, ckpt.load(local / "step", as_numpy=True).values())) == 2
-
-
-def test_a_system_that_maps_nothing_is_read_from(saved: Any, monkeypatch: pytest.MonkeyPatch):
-    path, tree = saved
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(arrays.mmap, "mmap", refuse)
-    loaded = ckpt.load(path, as_numpy=True)
-    assert not is_mapped(loaded["numpy"])
-    assert_same(loaded["numpy"], tree["numpy"])
-
-
-@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"chunk_bytes": 64 * 1024}])
-def test_what_is_not_in_one_piece_is_read(local: Path, options: dict[str, Any]):
-    tree = {"a": np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE)}
-    ckpt.save(local / "step", tree, options=ckpt.Options(**options))
-    loaded = ckpt.load(local / "step", as_numpy=True)
-    assert not is_mapped(loaded["a"])
-    assert_same(loaded, tree)
-
-
-def test_arrays_that_share_their_place_share_no_memory(local: Path, monkeypatch: Any):
-    """An index may name one place twice; whoever writes into one array does not change the other."""
-    tree = {name: np.full((SIDE, SIDE), i, np.float32) for i, name in enumerate("ab")}
-    ckpt.save(local / "step", tree)
-    plain = extents.read_index
-
-    def twice(*arguments: Any) -> Any:
-        found = plain(*arguments)
-        found.places["b/c/0/0"] = found.places["a/c/0/0"]
-        return found
-
-    monkeypatch.setattr(extents, "read_index", twice)
-    loaded = ckpt.load(local / "step", as_numpy=True, options=UNVERIFIED)
-    loaded["a"][:] = -1
-    assert_same(loaded["b"], tree["a"])
-
-
 @settings(max_examples=60)
 @given(
     tree=strategies.pytrees(st.one_of(strategies.numpy_arrays(), strategies.jax_arrays())),
@@ -269,18 +180,3 @@ def test_mapped_and_read_are_the_same(tmp_path_factory: Any, tree: Any, verified
         # up to 100 bytes stand in the index itself
         assert is_mapped(leaf) == (leaf.nbytes > 100)
     shutil.rmtree(path)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "float64", "complex128"])
-def test_arrays_after_odd_ones_begin_where_they_can_be_mapped(local: Path, dtype: str):
-    sizes = [1, 13, 99, 101, 333, 4097, 70_001, 300_001]
-    tree = {f"{i}{size}": np.ones(size, dtype) for i, size in enumerate(sizes)}
-    tree |= {f"{i}between{size}": np.ones(size, np.uint8) for i, size in enumerate(sizes)}
-    ckpt.save(local / "step", tree)
-    index = read_index(Location(str(local / "step" / "state"), True), new_context())
-    offsets = [
-        extent.offset for key, extent in index.items() if extent.file and not key.endswith(".json")
-    ]
-    assert len(offsets) >= 10
-    assert {offset % 64 for offset in offsets} == {0}
-    assert_same(ckpt.load(local / "step", as_numpy=True), tree)

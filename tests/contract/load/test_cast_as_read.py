@@ -11,9 +11,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
-from ckpt_core import _operation
-from ckpt_core._load import targets
-from tests.support import seams
 from tests.support.meshes import explicit_mesh
 from tests.support.units import KIB
 
@@ -90,23 +87,6 @@ def test_on_shards(saved, spec):
     assert same_bytes(loaded, values(np.float32).astype(ml_dtypes.bfloat16))
 
 
-def test_no_array_is_converted_as_a_whole(saved, monkeypatch):
-    path = saved(np.float32)
-    seen: list[np.dtype] = []
-    converted = (targets, "_converted")
-    seams.at(monkeypatch, converted, before=lambda array, *_: seen.append(array.dtype))
-    ckpt.load(path, {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True)
-    assert seen == [np.dtype(ml_dtypes.bfloat16)]
-
-
-def test_progress_counts_what_is_read(tmp_path):
-    ckpt.save(tmp_path / "c", {"w": jnp.asarray(values(np.float32))})
-    told: list[ckpt.events.Event] = []
-    options = ckpt.Options(on_event=told.append)
-    ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True, options=options)
-    assert max(event.bytes for event in told) == 4 * SHAPE[0] * SHAPE[1]
-
-
 def test_damage_is_found(tmp_path):
     ckpt.save(tmp_path / "c", {"w": jnp.asarray(values(np.float32))})
     (data,) = (tmp_path / "c" / "state" / "ocdbt.process_0" / "d").iterdir()
@@ -127,16 +107,3 @@ def test_whole_numbers_are_still_looked_at(tmp_path, dtype):
     else:
         loaded = ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, dtype)}, cast=True)
         assert same_bytes(loaded["w"], numbers)
-
-
-def test_progress_never_goes_back_nor_beyond_the_total(tmp_path, monkeypatch):
-    monkeypatch.setattr(_operation, "PROGRESS_SECS", 0)
-    state = {f"w{n}": jnp.asarray(values(np.float32)) for n in range(5)}
-    ckpt.save(tmp_path / "c", state)
-    told: list[ckpt.events.Event] = []
-    ckpt.load(tmp_path / "c", state, options=ckpt.Options(on_event=told.append))
-    progress = [event for event in told if event.kind == "progress"]
-    counts = [event.bytes for event in progress]
-    assert len(counts) > 5
-    assert counts == sorted(counts)
-    assert {event.total_bytes for event in progress} == {counts[-1]}

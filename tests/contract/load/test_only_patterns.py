@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core import convert
-from ckpt_core._look import difference, statistics
 
 STATE = {"params": {"w": np.ones(3, np.float32), "b": np.zeros(2, np.float32)}, "step": 7}
 
@@ -77,22 +75,6 @@ def test_a_generator_is_read_once_for_all_items(tmp_path, make):
 def test_patterns_are_text(path):
     with pytest.raises(TypeError, match="patterns are text"):
         ckpt.load(path, only=[b"step"])
-
-
-def test_the_other_ways_in_that_take_patterns(path, tmp_path):
-    weights = tmp_path / "w.safetensors"
-    convert.export_safetensors(path, weights, only=iter(["params/w", "params/b"]))
-    assert len(ckpt.load(weights)) == 2
-    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['params'\] matches no leaf"):
-        convert.export_safetensors(path, tmp_path / "x", only=["params", "params/w"])
-    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['bias'\] matches nothing"):
-        convert.import_weights(weights, tmp_path / "y", only=["bias", "params.w"])
-    assert difference.compare(path, path, only=iter(["params/w", "step"])).same
-    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['params'\] matches no leaf"):
-        difference.compare(path, path, only=["params", "step"])
-    assert len(list(statistics.leaf_statistics(path, only=iter(["params/w", "step"])))) == 2
-    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['params'\] matches no leaf"):
-        list(statistics.leaf_statistics(path, only=["params", "step"]))
 
 
 def test_a_pattern_may_name_an_item_that_is_not_restored(tmp_path):

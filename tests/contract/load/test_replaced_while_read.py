@@ -19,7 +19,6 @@ from tests.support.replacing import KINDS, replacing
 
 _CALLS, _REPLACED = 20, 20
 """At least so many calls of each kind, and as many more as it takes for the path to be replaced so often."""
-_LONG_CALLS, _LONG_REPLACED = 200, 400
 _LIMIT_SECS = 120.0
 
 
@@ -75,22 +74,13 @@ def make_replaced(
         yield str(path), count
 
 
-@pytest.mark.parametrize(
-    ("least_calls", "least_replaced"),
-    [
-        (_CALLS, _REPLACED),
-        pytest.param(_LONG_CALLS, _LONG_REPLACED, marks=pytest.mark.slow, id="long"),
-    ],
-)
 @pytest.mark.parametrize("call", CALLS)
-def test_readers_see_the_old_or_the_new(
-    replaced: tuple[str, Callable[[], int]], call: str, least_calls: int, least_replaced: int
-) -> None:
+def test_readers_see_the_old_or_the_new(replaced: tuple[str, Callable[[], int]], call: str) -> None:
     path, count = replaced
     CALLS[call](path)
     before, calls, failed = count(), 0, list[str]()
     until = time.monotonic() + _LIMIT_SECS
-    while calls < least_calls or count() - before < least_replaced:
+    while calls < _CALLS or count() - before < _REPLACED:
         assert time.monotonic() < until, f"{calls} calls, replaced {count() - before} times"
         calls += 1
         try:

@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ckpt_core as ckpt
-from ckpt_core._format.metrics import numbers_in
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
 
@@ -71,10 +68,3 @@ def test_those_of_orbax_may_be_anything(tmp_path: Path):
         checkpointer.save(2, {"w": np.ones(2)}, metrics={"eval/loss": 0.9})
         checkpointer.wait_until_finished()
         assert checkpointer.all_steps() == [0, 2]
-
-
-@given(st.dictionaries(st.text(min_size=1).filter(lambda name: "/" not in name), st.floats()))
-def test_flat_numbers_stay_as_they_are(numbers: dict[str, float]):
-    assert repr(numbers_in(numbers)) == repr(numbers)
-    inside = numbers_in({"a": {"b": numbers, "c": None}, "d": "text"})
-    assert repr(inside) == repr({f"a/b/{name}": value for name, value in numbers.items()})

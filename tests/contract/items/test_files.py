@@ -13,12 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import ckpt_core as ckpt
-from ckpt_core._directory import gather
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.launch import launch, reports
 from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
 from tests.support.units import MIB
-from tests.unit.processes.test_two_processes import _PRELUDE
 
 BIG = 3 * MIB
 MODEL = {"w": np.arange(3.0)}
@@ -215,38 +213,6 @@ def test_a_change_after_the_call_is_not_saved_in_half(tmp_path: Path, size: int)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_memory_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Pieces, never a whole large file; many small files are held up to a limit."""
-    from ckpt_core._save import plain_items
-
-    monkeypatch.setattr(plain_items, "_HELD_BYTES_IN_ALL", 250)
-    seen: list[int] = []
-    pieces_of = gather.pieces_of
-
-    def watched(source: gather.SourceFile):
-        for piece in pieces_of(source):
-            seen.append(len(piece))
-            yield piece
-
-    monkeypatch.setattr(plain_items, "pieces_of", watched)
-    folder = tmp_path / "source"
-    folder.mkdir()
-    for name in "abcd":
-        (folder / name).write_bytes(b"1" * 100)
-    (folder / "e").write_bytes(bytes(9 * MIB))
-    ckpt.save(tmp_path / "step", ckpt.Files(folder))
-    assert max(seen) == gather.PIECE_BYTES
-    assert below(folder) == held(ckpt.load(tmp_path / "step"))
-
-
-def test_a_bucket_holds_no_more_than_it_may(tmp_path: Path):
-    (tmp_path / "file").write_bytes(bytes(3000))
-    options = ckpt.Options(max_host_bytes=2000)
-    with pytest.raises(ckpt.CheckpointError, match=r"3,000 bytes.*max_host_bytes"):
-        ckpt.save("memory://files-too-large/a", ckpt.Files(tmp_path / "file"), options=options)
-    ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "file"), options=options)
-
-
 def test_unchanged_files_are_linked(tmp_path: Path, source: Path):
     run = tmp_path / "run"
 
@@ -341,8 +307,8 @@ def function(folder):
     (folder / "who").write_text(str(index))
     (folder / "big").write_bytes(bytes(3 << 20))
 path = f"{{directory}}/step"
-ckpt.save(path, state=state(1), tokenizer=ckpt.Files({str(source)!r}), own=ckpt.Files(function), j=ckpt.Json(7), options=options)
-found = ckpt.load(path, dict(state=state(9), tokenizer=None, own=None, j=None))
+ckpt.save(path, state=dict(w=np.arange(4)), tokenizer=ckpt.Files({str(source)!r}), own=ckpt.Files(function), j=ckpt.Json(7), options=options)
+found = ckpt.load(path, dict(state=dict(w=np.zeros(4, int)), tokenizer=None, own=None, j=None))
 report(
     names=found["tokenizer"].names(),
     who=found["own"].read("who").decode(),
@@ -351,7 +317,7 @@ report(
     verified=ckpt.verify(path).ok,
 )
 """
-    told = reports(launch(_PRELUDE + code, tmp_path / "run"))
+    told = reports(launch(code, tmp_path / "run"))
     expected = {"who": "0", "big": 3 * MIB, "j": 7, "verified": True}
     assert told == [expected | {"names": sorted(contents())}] * 2
 

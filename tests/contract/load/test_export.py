@@ -13,14 +13,11 @@ import numpy as np
 import pytest
 import safetensors.flax
 import safetensors.numpy
-from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import Rule
-from ckpt_core._tree.leaves import LeafSpec
-from ckpt_core._tree.patterns import patterns_of, selector
 from ckpt_core.convert import export_safetensors
 from tests.contract.load.test_rules import RULES, by_hand, saved
 from tests.support.same_bits import bits
@@ -129,25 +126,6 @@ def test_the_advice_about_leaves_that_have_no_place(tmp_path: Path):
 NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(tuple)
 
 
-@given(st.sets(NAMES, min_size=1, max_size=12), st.data())
-def test_patterns_of_leaves(paths: set[tuple[str, ...]], data: st.DataObject):
-    """They match the leaves that they are of, and no others."""
-    leaves = [
-        path
-        for path in sorted(paths)
-        if not any(path == other[: len(path)] for other in paths - {path})
-    ]
-    chosen = data.draw(st.lists(st.sampled_from(range(len(leaves))), min_size=1, unique=True))
-    selected = selector(patterns_of(chosen, leaves), item="(none)")
-    assert selected is not None
-    assert {n for n, path in enumerate(leaves) if selected(path, LeafSpec("int"))} == {*chosen}
-
-
-def test_a_leaf_whose_name_ends_others_is_named_in_full():
-    leaves = [("a", "a"), ("a", "b"), ("a", "c"), ("b", "a"), ("b", "b"), ("b", "c"), ("c",)]
-    assert patterns_of([0, 1, 3, 4, 6], leaves) == ["**/a", "**/b", "c"]
-
-
 def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path):
     ckpt.save(tmp_path / "one", {"w": np.arange(100_000.0)})
     data = max((tmp_path / "one").rglob("*"), key=lambda file: file.stat().st_size)
@@ -193,14 +171,3 @@ def test_an_axis_counts_only_where_tensors_are_joined_or_split(tmp_path: Path):
     split = [Rule("a", ("z", "y"), axis=1)]
     with pytest.raises(ckpt.StructureMismatch, match="a dimension 1"):
         export_safetensors(tmp_path / "one", tmp_path / "split", rules=split)
-
-
-def test_no_file_is_written_that_cannot_be_read(tmp_path: Path):
-    """The header keeps one name for the metadata, which are texts."""
-    ckpt.save(tmp_path / "one", {"__metadata__": jnp.ones(4), "b": jnp.ones(1)})
-    with pytest.raises(ckpt.CheckpointError, match="can be called __metadata__"):
-        export_safetensors(tmp_path / "one", tmp_path / "out")
-    step: Any = {"step": 3}
-    with pytest.raises(ckpt.CheckpointError, match=r"texts by name.*: 3"):
-        export_safetensors(tmp_path / "one", tmp_path / "out", only="b", metadata=step)
-    assert not list(tmp_path.glob("out/*"))

@@ -54,24 +54,6 @@ def test_a_read_names_the_file(
     assert named and os.path.isfile(named[1]), str(caught.value)
 
 
-@pytest.mark.linux("/proc/self/fd")
-@pytest.mark.parametrize("of", ["preadv", "pread"])
-def test_an_error_of_a_signal_handler_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
-) -> None:
-    """It says nothing of the file that was just being read, and who raised it waits for its class."""
-
-    class Stopped(OSError):
-        pass
-
-    ckpt.save(tmp_path / "one", {"w": np.arange(3000.0)})  # one read, in this thread
-    error = Stopped(errno.EIO, "the handler's own")
-    failing(monkeypatch, error, of, handler=True)
-    with pytest.raises(Stopped) as caught:
-        ckpt.load(tmp_path / "one")
-    assert caught.value is error and error.filename is None
-
-
 @pytest.mark.linux("O_DIRECT")
 def test_a_read_past_the_page_cache_names_it_too(
     saved: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,41 +61,6 @@ def test_a_read_past_the_page_cache_names_it_too(
     failing(monkeypatch, OSError(errno.EIO, "gone"))
     with pytest.raises(OSError, match=rf"gone: '{saved}/.*/d/"):
         ckpt.load(saved, options=ckpt.Options(page_cache=False))
-
-
-@pytest.mark.linux("/proc/self/fd")
-def test_the_exception_of_a_signal_handler_is_not_changed(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, TimeoutError("of mine"))
-    with pytest.raises(TimeoutError, match=r"^of mine$"):
-        ckpt.load(saved)
-
-
-def test_nor_that_of_one_during_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpt_core._directory import writing
-
-    def interrupted(descriptor: int) -> None:
-        raise TimeoutError("of mine")
-
-    monkeypatch.setattr(writing, "sync_file", interrupted)
-    with pytest.raises(TimeoutError, match=r"^of mine"):
-        ckpt.save(tmp_path / "two", {"n": 1})
-
-
-@pytest.mark.linux("posix_fadvise")
-def test_a_hint_that_the_system_refuses_is_no_error(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def refused(*arguments: int) -> None:
-        asked.append(arguments[-1])
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(os, "posix_fadvise", refused)
-    loaded = ckpt.load(saved, options=ckpt.Options(page_cache=False))
-    assert asked and loaded["w"][-1] == (20 << 20) - 1
 
 
 @pytest.mark.linux("/proc/self/fd")
