@@ -25,17 +25,14 @@ from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._rows import beside, number, ratio
 from ckpt_core.bench._table import print_comparison, print_result
 
-DELAY_SECS = {"step": 0.005}
-
 
 class Clock:
-    """Naps, and a microsecond or two each time that somebody looks, pass on it alone."""
+    """On it alone pass naps, and some microseconds each time that somebody looks."""
 
-    now, looks = 0.0, 0
+    now, nap_secs = 0.0, 0.005
 
     def perf_counter(self) -> float:
-        self.looks += 1
-        self.now += 1e-6 * (1 + self.looks % 3)
+        self.now += 1e-6 * (1 + int(self.now * 1e6) % 3)
         return self.now
 
 
@@ -59,7 +56,7 @@ class Nap(bench.BenchmarksGenerator):
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         metrics = bench.Metrics()
         with metrics.measure("save", ["time", "rss"], nbytes=10**6):
-            CLOCK.now += DELAY_SECS["step"] * context.options.size
+            CLOCK.now += CLOCK.nap_secs * context.options.size
         with metrics.measure("load", ["time"]):
             pass
         return bench.TestResult(metrics=metrics, notes={"durable": "yes"})
@@ -194,7 +191,7 @@ def test_outside_of_git_the_baseline_is_unknown(result: SuiteResult, tmp_path: P
 
 def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeypatch):
     path = capture_baseline(result, tmp_path / "base")
-    monkeypatch.setitem(DELAY_SECS, "step", 0.08)
+    monkeypatch.setattr(CLOCK, "nap_secs", 0.08)
     comparison = compare(rerun(tmp_path / "slow"), path, 0.5)
     worse = {(delta.label, delta.metric) for delta in comparison.worse}
     labels = [f"Nap: size={size}" for size in (1, 2, 4)]
@@ -209,7 +206,7 @@ def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeyp
 
 
 def test_faster_is_not_worse(result: SuiteResult, tmp_path: Path, monkeypatch):
-    monkeypatch.setitem(DELAY_SECS, "step", 0.08)
+    monkeypatch.setattr(CLOCK, "nap_secs", 0.08)
     slow = rerun(tmp_path / "slow")
     path = capture_baseline(slow, tmp_path)
     comparison = compare(result, path, 0.1)
