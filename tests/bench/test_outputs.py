@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,6 @@ class Clock:
 CLOCK = Clock()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _naps_take_no_time() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_collectors, "time", CLOCK)
-        yield
-
-
 @dataclass(frozen=True)
 class NapOptions(bench.BenchmarkOptions):
     size: int | list[int] = 1
@@ -55,10 +47,12 @@ class NapOptions(bench.BenchmarkOptions):
 class Nap(bench.BenchmarksGenerator):
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         metrics = bench.Metrics()
-        with metrics.measure("save", ["time", "rss"], nbytes=10**6):
-            CLOCK.now += CLOCK.nap_secs * context.options.size
-        with metrics.measure("load", ["time"]):
-            pass
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_collectors, "time", CLOCK)
+            with metrics.measure("save", ["time", "rss"], nbytes=10**6):
+                CLOCK.now += CLOCK.nap_secs * context.options.size
+            with metrics.measure("load", ["time"]):
+                pass
         return bench.TestResult(metrics=metrics, notes={"durable": "yes"})
 
 

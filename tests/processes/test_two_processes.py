@@ -324,8 +324,7 @@ def kept(self, tag, *_, **__):
     return index == 1 and tag.endswith("/committed")
 def agreed(self, tag, *_, **__):
     passed.append(tag.partition("/")[2])
-    if passed[-1] == "written":
-        shorten(2)
+    return passed[-1] == "written" and shorten(2)
 seams.at(None, "agreement", after=agreed)
 seams.at(None, "agreement", before=seams.fail(OSError, 5, "gone"), where=kept)
 report(error=raised(lambda: ckpt.save(f"{directory}/one", state(), options=options)), passed=passed)
