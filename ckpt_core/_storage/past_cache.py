@@ -75,11 +75,16 @@ class PastCache:
         return part.size
 
     def _is_cached(self, file: str, descriptor: int, offset: int, end: int) -> bool:
-        """Whether what comes next is read through the cache; its first page says it, once for all up to ``end``."""
+        """Whether what comes next is read through the cache; the first page of its own says it, once for all up to ``end``.
+
+        The page before that one has the end of what another thread may just have read through the cache.
+        """
         cached, start, stop = self._window.cached
         if file in self._never or (file == cached and start <= offset < stop):
             return True
-        if not (_is_resident if file in self._own else _is_read_at_once)(descriptor, offset):
+        page = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        place = page if page < end else offset
+        if not (_is_resident if file in self._own else _is_read_at_once)(descriptor, place):
             return False
         self._window.cached = file, offset, end
         return True

@@ -54,7 +54,7 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ckpt.load(tmp_path / "a b.npz")
     *_, target = typed = shlex.split(said.between("`", "`"))
     monkeypatch.setattr("sys.argv", typed)
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main()
     assert right(ckpt.load(target)["w"])
     call = "ckpt.convert.import_weights"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from ckpt_core import bench
 from ckpt_core._directory.paths import file_system_of
+from ckpt_core.bench import _collectors
 from ckpt_core.bench._baseline import capture_baseline, compare
 from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._jsonl import JsonLines
@@ -24,7 +24,18 @@ from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._rows import beside, number, ratio
 from ckpt_core.bench._table import print_comparison, print_result
 
-DELAY_SECS = {"step": 0.005}
+
+class Clock:
+    """On it alone pass naps, and some microseconds each time that somebody looks."""
+
+    now, nap_secs = 0.0, 0.005
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6 * (1 + int(self.now * 1e6) % 3)
+        return self.now
+
+
+CLOCK = Clock()
 
 
 @dataclass(frozen=True)
@@ -36,10 +47,12 @@ class NapOptions(bench.BenchmarkOptions):
 class Nap(bench.BenchmarksGenerator):
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         metrics = bench.Metrics()
-        with metrics.measure("save", ["time", "rss"], nbytes=10**6):
-            time.sleep(DELAY_SECS["step"] * context.options.size)
-        with metrics.measure("load", ["time"]):
-            pass
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_collectors, "time", CLOCK)
+            with metrics.measure("save", ["time", "rss"], nbytes=10**6):
+                CLOCK.now += CLOCK.nap_secs * context.options.size
+            with metrics.measure("load", ["time"]):
+                pass
         return bench.TestResult(metrics=metrics, notes={"durable": "yes"})
 
 
@@ -172,7 +185,7 @@ def test_outside_of_git_the_baseline_is_unknown(result: SuiteResult, tmp_path: P
 
 def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeypatch):
     path = capture_baseline(result, tmp_path / "base")
-    monkeypatch.setitem(DELAY_SECS, "step", 0.08)
+    monkeypatch.setattr(CLOCK, "nap_secs", 0.08)
     comparison = compare(rerun(tmp_path / "slow"), path, 0.5)
     worse = {(delta.label, delta.metric) for delta in comparison.worse}
     labels = [f"Nap: size={size}" for size in (1, 2, 4)]
@@ -187,7 +200,7 @@ def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeyp
 
 
 def test_faster_is_not_worse(result: SuiteResult, tmp_path: Path, monkeypatch):
-    monkeypatch.setitem(DELAY_SECS, "step", 0.08)
+    monkeypatch.setattr(CLOCK, "nap_secs", 0.08)
     slow = rerun(tmp_path / "slow")
     path = capture_baseline(slow, tmp_path)
     comparison = compare(result, path, 0.1)

@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,19 +171,18 @@ def test_a_save_of_another_host_outlives_a_wrong_clock(
 HIDDEN = """
 import json, os, sys
 from ckpt_core._directory import PosixBackend, backend, locks, object_store, posix, syscalls
-folder = sys.argv[1]
 writing, written = os.pipe()
 ending, end = os.pipe()
 writer = os.fork()
 if writer == 0:
     os.close(end)
     os.setgroups([]), os.setgid(12345), os.setuid(12345)
-    PosixBackend().begin(folder + "/model", overwrite=False, durable=False, token="token")
+    PosixBackend().begin("./model", overwrite=False, durable=False, token="token")
     os.write(written, b"x")
     os.read(ending, 1)
     os._exit(0)
-os.close(ending)
-os.read(writing, 1)
+os.close(ending), os.close(written)
+assert os.read(writing, 1), "the writer failed"
 
 def cleaned():
     answer, told = os.pipe()
@@ -192,7 +190,7 @@ def cleaned():
     if child == 0:
         os.setgroups([]), os.setgid(54321), os.setuid(54321)
         seen = os.path.exists(f"/proc/{writer}")
-        os.write(told, json.dumps([seen, PosixBackend().clean(folder)]).encode())
+        os.write(told, json.dumps([seen, PosixBackend().clean(".")]).encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(told)
@@ -220,20 +218,18 @@ def hidden_proc() -> list[str]:
     return begin
 
 
-def test_a_live_writer_that_proc_hides(hidden_proc: list[str]) -> None:
-    folder = tempfile.mkdtemp()
-    os.chmod(folder, 0o777)
-    try:
-        done = subprocess.run(
-            [*hidden_proc, sys.executable, "-c", HIDDEN, folder],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            timeout=120,
-            check=True,
-        )
-        said = json.loads(done.stdout)
-    finally:
-        shutil.rmtree(folder)
+def test_a_live_writer_that_proc_hides(hidden_proc: list[str], tmp_path: Path) -> None:
+    """Other users reach the directory as their current one: those above it may be private."""
+    tmp_path.chmod(0o777)
+    done = subprocess.run(
+        [*hidden_proc, sys.executable, "-c", HIDDEN],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=True,
+    )
+    said = json.loads(done.stdout)
     assert said["living"] == [False, []]
     assert len(said["dead"][1]) == 1
 

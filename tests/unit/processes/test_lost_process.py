@@ -48,10 +48,10 @@ def arm():
     elif PHASE == "merged":
         seams.at(None, "record", before=dies)
 
-short = ckpt.Options(timeout_secs={timeout})
-checkpointer = ckpt.Checkpointer(f"{{directory}}/steps", options=short, asynchronous={asynchronous})
+checkpointer = ckpt.Checkpointer(f"{{directory}}/steps", options=options, asynchronous={asynchronous})
 checkpointer.save(0, state(0))
 checkpointer.wait_until_finished()
+shorten({timeout})
 meet("saved")
 if index == VICTIM:
     arm()

@@ -34,10 +34,10 @@ def state(step):
     values = np.arange(12 << 13, dtype=np.float32).reshape(12, -1) + step
     return {{"w": jax.make_array_from_callback(values.shape, NamedSharding(mesh, P("data")), lambda w: values[w])}}
 
-short = ckpt.Options(timeout_secs=4)
-checkpointer = ckpt.Checkpointer(f"{{directory}}/steps", options=short, asynchronous={asynchronous})
+checkpointer = ckpt.Checkpointer(f"{{directory}}/steps", options=options, asynchronous={asynchronous})
 checkpointer.save(0, state(0))
 checkpointer.wait_until_finished()
+shorten(4)
 meet("saved")
 
 def save():

@@ -249,11 +249,11 @@ from ckpt_core._save import write
 from tests.support import seams
 VICTIM, PHASE = {victim}, {phase!r}
 leaving = [n for n in range(count) if n != VICTIM]
-short = ckpt.Options(timeout_secs=4, persist_policy=options.persist_policy)
-checkpointer = start(options=short)
+checkpointer = start()
 for step in range(2):
     checkpointer.save(step, state(step))
 checkpointer.wait_until_finished()
+shorten(4)
 meet("saved")
 
 def arm():

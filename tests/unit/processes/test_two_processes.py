@@ -322,10 +322,12 @@ from tests.support import seams
 passed = []
 def kept(self, tag, *_, **__):
     return index == 1 and tag.endswith("/committed")
-seams.at(None, "agreement", after=lambda self, tag, *_, **__: passed.append(tag.partition("/")[2]))
+def agreed(self, tag, *_, **__):
+    passed.append(tag.partition("/")[2])
+    return passed[-1] == "written" and shorten(2)
+seams.at(None, "agreement", after=agreed)
 seams.at(None, "agreement", before=seams.fail(OSError, 5, "gone"), where=kept)
-short = ckpt.Options(timeout_secs=2)
-report(error=raised(lambda: ckpt.save(f"{directory}/one", state(), options=short)), passed=passed)
+report(error=raised(lambda: ckpt.save(f"{directory}/one", state(), options=options)), passed=passed)
 """)
     assert [one["error"]["type"] for one in told] == ["BarrierTimeout", "OSError"]
     assert [one["passed"] for one in told] == [["", "seen", "written"]] * 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,25 +34,26 @@ def test_a_save_that_hangs_says_where(
 ) -> None:
     gate, events = seams.Gate(), []
     seams.at(monkeypatch, "record", before=gate)
-    options = ckpt.Options(report_secs=0.05, on_event=events.append)
+
+    def hear(event: ckpt.Event) -> None:
+        if event.kind == "slow":  # in the thread that reports: the next one comes when it hangs
+            assert gate.entered.wait(30)
+            events.append(event)
+
+    options = ckpt.Options(report_secs=0.05, on_event=hear)
     caplog.set_level(logging.WARNING, "ckpt_core")
     with ckpt.Checkpointer(tmp_path, options=options) as run:
         run.save(3, {"w": jnp.ones(1000)})
-        wait_for(lambda: sum(event.kind == "slow" for event in events) > 6)
+        wait_for(lambda: len(events) > 6)
         gate.go.set()
-        run.wait_until_finished()
-        told = [event for event in events if event.kind == "slow"]
-        assert "syncing" in told[-1].phase and told[-1].step == 3
-        assert told[-1].secs > told[0].secs > 0
-        assert (told[-1].resident_bytes > 2**20) == LINUX
+        assert "syncing" in events[6].phase and events[6].step == 3
+        assert events[6].secs > events[0].secs > 0
+        assert (events[6].resident_bytes > 2**20) == LINUX
     text = caplog.text
     assert "save of" in text and "has taken" in text
     assert ("this process uses" in text) == LINUX
     stacks = [line for line in caplog.messages if "its threads are at" in line]
     assert len(stacks) == 1 and "self.go.wait(" in stacks[0]
-    count = len(told)
-    time.sleep(0.2)
-    assert sum(event.kind == "slow" for event in events) == count  # it ended: no report
 
 
 def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +71,16 @@ def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert told[0].phase == "reading" and told[0].total_bytes in (0, 160_000)
 
 
-def test_quick_work_is_not_reported_and_costs_no_measuring(tmp_path: Path) -> None:
+def test_quick_work_is_not_reported_and_costs_no_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[Any] = []
     ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=ckpt.Options(on_event=events.append))
     assert "slow" not in [event.kind for event in events]
     operation = Operation("save", "x", None, None, None)
-    before = threading.active_count()
+    monkeypatch.setattr(_operation, "_watcher", None)  # which nobody asks to watch it
     with operation.watched("nothing"):
-        assert threading.active_count() == before and not operation.asked
+        assert not operation.asked
 
 
 def test_reports_of_several_and_a_listener_that_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,25 +99,21 @@ def test_reports_of_several_and_a_listener_that_raises(caplog: pytest.LogCapture
 
 
 def test_the_watching_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_operation, "_IDLE_SECS", 0.05)
+    started: list[threading.Thread] = []
+
+    def thread(**named: Any) -> threading.Thread:
+        started.append(threading.Thread(**named))
+        return started[-1]
+
+    named = SimpleNamespace(**{**vars(threading), "Thread": thread})
+    monkeypatch.setattr(_operation, "threading", named)
+    monkeypatch.setattr(_operation, "_IDLE_SECS", 0.01)
     watcher = _operation._Watcher()
-    before = threading.enumerate()
-
-    def begin() -> threading.Thread:
+    for count in (1, 2):
         watcher.add(Operation("save", "x", None, 60.0, None))  # nobody holds it: it is over
-        wait_for(lambda: new(before))
-        return new(before)[0]
-
-    def new(earlier: list[threading.Thread]) -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if one.is_alive() and one not in earlier]
-
-    first = begin()
-    assert first.daemon
-    first.join(30)
-    assert not first.is_alive()
-    second = begin()
-    second.join(30)
-    assert second is not first and not second.is_alive()
+        wait_for(lambda count=count: len(started) == count and started[-1].ident)
+        started[-1].join(30)
+        assert started[-1].daemon and not started[-1].is_alive()
 
 
 def test_impossible_settings() -> None:
@@ -121,14 +122,20 @@ def test_impossible_settings() -> None:
             ckpt.Options(report_secs=secs)
 
 
-def test_a_process_that_stood_still_reports_once() -> None:
+def test_a_process_that_stood_still_reports_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ckpt.Event] = []
-    stopped = Operation("save", "p", None, 1.0, told.append, began=time.monotonic() - 1000.5)
-    with stopped.watched("stopped"):
-        wait_for(lambda: told)
-        time.sleep(0.1)
-        assert len(told) == 1
-        assert 0 < stopped.due - time.monotonic() < 0.5  # at a multiple, as ever
+    stopped = Operation("save", "p", None, 1.0, told.append, began=0.0)
+    for now, over, count in (
+        (0.9, False, 0),
+        (1000.5, False, 1),
+        (1000.9, False, 1),
+        (2e3, True, 1),
+    ):
+        monkeypatch.setattr(_operation, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        stopped.is_over = over  # it ended: no report
+        _operation._report_if_late(weakref.ref(stopped))
+        assert len(told) == count
+    assert stopped.due == 1001  # at a multiple, as ever
 
 
 def test_a_listener_that_exits_does_not_end_the_reports() -> None:
