@@ -148,6 +148,7 @@ print(json.dumps(taken))
 """
 
 
+@pytest.mark.always
 def test_in_a_new_process(tmp_path: Path, opened: Open, run_python: Any) -> None:
     shapes = ["map, batch, repeat", "concat then split", "mix by name", "loader", "elastic"]
     expected: dict[str, Any] = {}
