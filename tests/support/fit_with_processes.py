@@ -1,4 +1,4 @@
-"""``fit`` on a ``PyDataset(use_multiprocessing=True)``; started by test_keras_pydataset.py. DIRECTORY OWN STOP: SIGKILL at batch STOP.
+"""``fit`` on a ``PyDataset(use_multiprocessing=True)``; started by test_keras_pydataset.py. DIRECTORY STOP: SIGKILL at batch STOP.
 
 The processes that prepare batches import this file, so that it has a main guard.
 """
@@ -17,12 +17,11 @@ import numpy as np
 
 
 class Batches(keras.utils.PyDataset):
-    """Twelve batches; ``own`` shuffles them itself between epochs."""
+    """Twelve batches, shuffled by itself between epochs."""
 
-    def __init__(self, own: bool) -> None:
+    def __init__(self) -> None:
         super().__init__(workers=2, use_multiprocessing=True)
         drawn = np.random.default_rng(0)
-        self.own = own
         self.x = drawn.random((48, 4)).astype("f4")
         self.y = drawn.random((48, 2)).astype("f4")
         self.order = np.arange(48)
@@ -36,11 +35,10 @@ class Batches(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         """Called by Keras."""
-        if self.own:
-            np.random.shuffle(self.order)
+        np.random.shuffle(self.order)
 
 
-def main(directory: str, own: bool, stop: int) -> None:
+def main(directory: str, stop: int) -> None:
     """Trains three epochs in all; prints every variable."""
     from ckpt_keras import OrbaxCheckpointCallback
 
@@ -59,10 +57,10 @@ def main(directory: str, own: bool, stop: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     kept = OrbaxCheckpointCallback(directory, save_freq=5)
-    model.fit(Batches(own), epochs=3, verbose=0, shuffle=not own, callbacks=[kept, Killed()])
+    model.fit(Batches(), epochs=3, verbose=0, shuffle=False, callbacks=[kept, Killed()])
     for variable in model.variables + model.optimizer.variables:
         print("bits", np.asarray(variable.value).tobytes().hex())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "own", int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))

@@ -71,7 +71,7 @@ def joined(reports: list[dict[str, list[list[int]]]]) -> list[list[int]]:
     return [sorted(element for part in parts for element in part) for parts in rounds]
 
 
-@pytest.mark.parametrize(("saved", "now"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("saved", "now"), [(2, 4), (4, 2)])
 def test_a_state_for_each_process(tmp_path: Path, saved: int, now: int) -> None:
     directory = tmp_path / "run"
     first = reports(launch(COMMON + SAVE, directory, processes=saved, devices=4 // saved))

@@ -135,16 +135,6 @@ def test_save_and_restore_by_hand(tmp_path):
         ckpt_keras.restore(one, third, what="optimizer")
 
 
-def test_a_damaged_byte_does_not_load(tmp_path):
-    run(tmp_path, epochs=1)
-    (data_file,) = (tmp_path / "0" / "pytree" / "d").iterdir()
-    content = bytearray(data_file.read_bytes())
-    content[len(content) // 2] ^= 1
-    data_file.write_bytes(content)
-    with pytest.raises(ckpt.CheckpointCorrupt):
-        load_model(tmp_path)
-
-
 # --------------------------------------------------------------------------------------- Orbax
 
 
@@ -207,7 +197,6 @@ def test_orbax_reads_ours(tmp_path):
 def layouts():
     distribution = keras.distribution
     devices = distribution.list_devices()
-    names = ["none", "data8", "model", "data4", "data2"]
 
     def make(name):
         if name == "none":
@@ -220,7 +209,7 @@ def layouts():
         layout[".*wide/bias"] = ("model",)
         return distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
 
-    return names, make
+    return make
 
 
 def wide(seed):
@@ -240,7 +229,7 @@ def wide(seed):
 @pytest.fixture
 def on_layout():
     """Sets a distribution for the test and takes it away after it."""
-    _, make = layouts()
+    make = layouts()
 
     def use(name):
         keras.distribution.set_distribution(make(name))
@@ -252,12 +241,10 @@ def on_layout():
 PAIRS = [
     ("data8", "model"),
     ("model", "none"),
-    *(
-        pytest.param(a, b, marks=pytest.mark.slow)
-        for a in ("none", "data8", "model")
-        for b in ("none", "data8", "model", "data4", "data2")
-        if (a, b) not in {("data8", "model"), ("model", "none")}
-    ),
+    ("none", "data4"),
+    ("data8", "data2"),
+    ("model", "data8"),
+    ("none", "model"),
 ]
 
 

@@ -187,7 +187,6 @@ report(values=[value.tobytes().hex() for value in whole(model)])
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data", "2x4", "4x2", "1x8"])
 def test_killed_and_resumed_on_two_and_on_one(tmp_path: Path, mesh: str) -> None:
     """With "1x8" the parts of one weight lie in both processes, and both feed the whole batch."""
@@ -217,7 +216,6 @@ def run(code: str, directory: Path, *, devices: int = 8) -> list[dict[str, Any]]
     return reports(ended)
 
 
-@pytest.mark.slow
 def test_another_number_of_processes_says_whose_random_state_it_takes(tmp_path: Path) -> None:
     directory = tmp_path / "run" / "run"
     fit(directory, "data", 2, how="own order", killed_at=KILLED_AT, save_on_background=False)

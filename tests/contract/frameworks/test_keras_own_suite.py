@@ -21,7 +21,6 @@ theirs = pytest.importorskip("keras.src.callbacks.orbax_checkpoint_test")
 compiled_once = km.compiled_once
 
 pytestmark = [
-    pytest.mark.slow,
     # Keras and Orbax: Variable.numpy() and numpy 2, event loops left open, sharding from file
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

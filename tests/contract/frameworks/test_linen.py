@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from ckpt_flax_nnx import ADAPTER
 from tests.support.compiling import make_quick_compilation  # noqa: F401 (fixture)
-from tests.support.nnx_models import MLP, X, host, same, state_of
+from tests.support.nnx_models import X, host, same, state_of
 
 
 def test_linen_objects_are_plain_pytrees(tmp_path: Path) -> None:
@@ -87,23 +87,6 @@ def test_linen_train_state_with_boxes_on_a_mesh(tmp_path: Path, mesh: Mesh) -> N
     assert loaded.params["kernel"].value.sharding.spec == P(None, "model")
     assert isinstance(loaded.step, jax.Array)
     assert same(loaded, state)
-
-
-def test_averages_of_the_parameters(tmp_path: Path) -> None:
-    def make(seed: int) -> dict[str, Any]:
-        model = MLP(seed)
-        return {"model": model, "ema": nnx.clone(model)}
-
-    saved, live = make(0), make(1)
-    saved["ema"].out.kernel[...] = saved["ema"].out.kernel[...] * 0.9
-    ckpt.save(tmp_path / "a", **saved)
-    ckpt.restore(tmp_path / "a", **live)
-    assert same(state_of(live), state_of(saved))
-    assert not same(state_of(live["ema"]), state_of(live["model"]))
-    # The average alone serves evaluation.
-    model = MLP(2)
-    ckpt.restore(tmp_path / "a", ema=model)
-    assert same(state_of(model), state_of(saved["ema"]))
 
 
 def test_nnx_inside_linen(tmp_path: Path) -> None:

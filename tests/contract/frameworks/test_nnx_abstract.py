@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import ckpt_core as ckpt
-from ckpt_flax_nnx import abstract, restore_or_init
+from ckpt_flax_nnx import abstract
 from tests.support.meshes import explicit_mesh
 
 
@@ -104,20 +104,6 @@ def test_all_of_an_abstract_model_is_restored(name: str, mesh: Any, tmp_path):
     assert paths[0] == paths[1]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_restore_or_init_restores_what_it_made(name: str, mesh: Any, tmp_path):
-    def make() -> dict[str, Any]:
-        return {"model": MODELS[name]()}
-
-    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
-        items, restored = restore_or_init(checkpointer, make, mesh)
-        assert restored is None
-        checkpointer.save(0, **items)
-        again, restored = restore_or_init(checkpointer, make, mesh)
-        assert restored is not None
-    assert_equal(again["model"], items["model"])
-
-
 def test_several_models_in_a_tuple(tmp_path):
     def make() -> tuple[Any, Any]:
         return Holder({"a": jnp.arange(3.0)}), Holder([jnp.ones(2)])
@@ -140,14 +126,6 @@ def test_what_only_leaves_abstract_is_named_and_restored_later(name: str, tmp_pa
         ckpt.save(tmp_path / "b", model=model)
     ckpt.restore(tmp_path / "a", model=model)
     assert_equal(model, make())
-
-
-@pytest.mark.parametrize("more", [{"unexpected": "ignore"}, {"missing": "keep"}])
-def test_no_rule_leaves_parts_abstract_without_an_error(more: dict[str, Any], tmp_path):
-    ckpt.save(tmp_path / "a", model=Holder({"a": jnp.arange(3.0), "x": jnp.ones(1)}))
-    model = abstract(lambda: Holder({"a": jnp.arange(3.0), "b": jnp.ones(2)}))
-    with pytest.raises(ckpt.StructureMismatch, match=r"held/b: .*\(abstract\)"):
-        ckpt.restore(tmp_path / "a", model=model, **more)
 
 
 class Remembers(nnx.Module):

@@ -117,14 +117,6 @@ def test_renamed_attributes(tmp_path: Path) -> None:
     assert same(state_of(live.blocks), state_of(saved.layers))
 
 
-def test_a_cast_is_reported(tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "a", model=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
-    live = nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(1))
-    restored = ckpt.restore(tmp_path / "a", model=live, cast=True)
-    assert set(restored.report.cast) == {"model/kernel", "model/bias"}
-    assert live.kernel.get_value().dtype == jnp.bfloat16
-
-
 def test_lora_added_after_the_save(tmp_path: Path) -> None:
     base = Holder(linear=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
     ckpt.save(tmp_path / "base", model=base)

@@ -47,16 +47,6 @@ def test_what_a_made_model_lacks_is_advised_to_be_kept(tmp_path):
     ckpt.restore(tmp_path / "a", model=model, missing="keep")
 
 
-@pytest.mark.parametrize("only", [nnx.Param, "base/**", lambda path, leaf: "kernel" in path])
-def test_a_part_of_an_abstract_model_says_what_stays_abstract(tmp_path, only):
-    ckpt.save(tmp_path / "a", model=WithLoRA())
-    model = abstract(WithLoRA)
-    with pytest.warns(UserWarning, match=r"item 'model': only= leaves .* dropout/rngs/key"):
-        ckpt.restore(tmp_path / "a", model=model, only=only)
-    assert isinstance(model.base.kernel.get_value(), jax.Array)
-    assert isinstance(model.dropout.rngs.key.get_value(), jax.ShapeDtypeStruct)
-
-
 def test_nothing_is_said_of_models_that_were_made_and_of_pytrees(tmp_path):
     ckpt.save(tmp_path / "a", model=WithLoRA())
     ckpt.restore(tmp_path / "a", model=WithLoRA(), only=nnx.Param)

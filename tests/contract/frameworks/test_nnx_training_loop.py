@@ -89,7 +89,6 @@ def test_it_resumes_exactly(tmp_path: Path) -> None:
     assert found.leaves > 200
 
 
-@pytest.mark.slow
 def test_it_survives_being_killed(tmp_path: Path) -> None:
     assert_exact_resume(train, interrupt_at=4, by="SIGKILL", directory=tmp_path)
 

@@ -48,16 +48,6 @@ def test_no_factory_is_left_out() -> None:
     assert set(public_factories()) <= set(CASES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_state_alone(name: str, tmp_path: Path) -> None:
-    tx = CASES[name]()
-    state = tx.init(params_of(name))
-    ckpt.save(tmp_path / "a", state)
-    check(ckpt.load(tmp_path / "a", tx.init(params_of(name))), state)
-    check(ckpt.load(tmp_path / "a"), state)
-
-
 def test_weak_types_come_back(tmp_path: Path) -> None:
     # Without them every step would be compiled again after a restore.
     state = {"init": optax.adam(1e-2).init({"scale": jnp.asarray(1.0)}), "scale": jnp.asarray(1.0)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.launch import launch, reports
 from tests.support.paths import EXAMPLES, ROOT
-from tests.support.ports import free_port
 from tests.support.units import MIB
 
 pytest.importorskip("torch")
@@ -31,18 +30,14 @@ def environment(devices: int = 1) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(folders), "XLA_FLAGS": flags}
 
 
-@pytest.fixture(scope="module")
-def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the example's demonstration printed, and where it ran."""
-    directory = tmp_path_factory.mktemp("example")
-    command = [sys.executable, str(EXAMPLE), "--demo", "--directory", str(directory)]
+def test_killed_and_resumed_the_next_50_losses_are_equal(tmp_path: Path):
     compiled_once = {  # the three runs compile the same
-        "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     done = subprocess.run(
-        command,
+        [sys.executable, str(EXAMPLE), "--demo", "--directory", str(tmp_path)],
         env=environment() | compiled_once,
         capture_output=True,
         text=True,
@@ -50,48 +45,7 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout, directory
-
-
-@pytest.mark.slow  # a minute; without a process of its own it is test_all_of_a_training_state_goes_on_exactly
-def test_killed_and_resumed_the_next_50_losses_are_equal(demonstrated: Any):
-    printed, _ = demonstrated
-    assert "50 of the next 50 losses are equal" in printed
-
-
-@pytest.mark.slow
-def test_the_directory_is_the_one_that_the_article_describes(demonstrated: Any):
-    _, directory = demonstrated
-    step = directory / "killed" / "step_100"
-    assert (step / "commit_success.txt").is_file()
-    model = step / "model"
-    for name in ("manifest.ocdbt", "_METADATA", "_sharding"):
-        assert (model / name).is_file(), name
-    for name in ("ocdbt.process_0", "d", "array_metadatas"):
-        assert (model / name).is_dir(), name
-    # "a JSON blueprint": the names of the module's tensors
-    described = json.loads((model / "_METADATA").read_text())["tree_metadata"]
-    assert any("fc1.weight" in key for key in described)
-    info = ckpt.inspect(step)
-    shapes = {leaf.path: leaf.shape for leaf in info.items["model"].leaves}
-    assert shapes["fc1.weight"] == (120, 784)
-    assert shapes["fc3.weight"] == (10, 84)
-    assert set(info.items) == {"model", "optimizer", "random"}
-    assert ckpt.verify(step).ok
-
-
-def test_the_checkpoint_part_is_at_most_six_lines():
-    """Lines that would not be there without checkpoints; `for` would be, but says where to begin."""
-    source = EXAMPLE.read_text()
-    train = next(node for node in ast.parse(source).body if getattr(node, "name", None) == "train")
-    lines = ast.get_source_segment(source, train).splitlines()
-    words = ("ckpt.", "restore", "run.")
-    body = lines[2:]  # not the signature and the docstring
-    part = ["import ckpt_core as ckpt", *(line for line in body if any(w in line for w in words))]
-    assert "import ckpt_core as ckpt" in source.splitlines()
-    assert any("restore_latest" in line for line in part)
-    assert any(".save(" in line for line in part)
-    assert len(part) <= 6, part
+    assert "50 of the next 50 losses are equal" in done.stdout
 
 
 MEMORY = """
@@ -140,7 +94,9 @@ def large(count: int, width: int) -> dict[str, Any]:
     return state
 
 
-def measured(tmp_path: Path, count: int) -> tuple[int, int]:
+@pytest.mark.parametrize(("count", "times"), [(20, 1.2), (64, 1.1)])
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_a_model_is_in_memory_once(tmp_path: Path, count: int, times: float):
     ckpt.save(tmp_path / "large", model=large(count, 2048))
     ckpt.save(tmp_path / "warm", model=large(1, 64))
     arguments = [str(tmp_path / "large"), str(tmp_path / "warm"), str(count)]
@@ -156,36 +112,16 @@ def measured(tmp_path: Path, count: int) -> tuple[int, int]:
     size, peak, value = json.loads(done.stdout.splitlines()[-1])
     assert size == count * 16 * MIB
     assert value == count - 1
-    return size, peak
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_a_model_is_in_memory_once(tmp_path: Path):
-    size, peak = measured(tmp_path, 20)
-    assert peak <= 1.2 * size, f"{peak / size:.2f} times"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_a_gigabyte_is_in_memory_once(tmp_path: Path):
-    size, peak = measured(tmp_path, 64)
-    assert peak <= 1.1 * size, f"{peak / size:.2f} times"
+    assert peak <= times * size, f"{peak / size:.2f} times"
 
 
 TWO = """
-import json, os, sys, time
-index, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-import jax
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
-import numpy as np
 import torch
 from torch import nn
 from tests.support.torchax_nets import torchax
-import ckpt_core as ckpt
 
-mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-sharding = jax.NamedSharding(mesh, jax.P("data"))
+mesh = Mesh(np.array(jax.devices()), ("data",))
+sharding = NamedSharding(mesh, P("data"))
 env = torchax.default_env()
 env.manual_seed(7)  # else each process draws its own, which the save refuses
 
@@ -203,46 +139,19 @@ target = module(100)
 weight = target.weight
 ckpt.restore(directory, model=target, env=env)
 parts = {str(s.index): s.data.tolist() for s in target.weight.jax().addressable_shards}
-same = weight is target.weight and weight.jax().sharding == sharding
-print("REPORT" + json.dumps([parts, same]), flush=True)
-open(f"{directory}.{index}", "w").close()
-while not os.path.exists(f"{directory}.{1 - index}"):
-    time.sleep(0.02)
-os._exit(0)  # the first process holds the coordinator, so both go at once
+report(parts=parts, same=weight is target.weight and weight.jax().sharding == sharding)
 """
 
 
+@pytest.mark.always
 def test_two_processes_save_and_restore_their_shards(tmp_path: Path):
-    port = str(free_port())
     directory = tmp_path / "run"
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO, str(index), port, str(directory)],
-            env=environment(2),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
     rows: list[float] = []
-    try:
-        for child in children:
-            printed, errors = child.communicate(timeout=120)
-            assert child.returncode == 0, errors[-3000:]
-            report = next(line for line in printed.splitlines() if line.startswith("REPORT"))
-            parts, same = json.loads(report.removeprefix("REPORT"))
-            assert same
-            rows += [number for part in parts.values() for row in part for number in row]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    for one in reports(launch(TWO, directory)):
+        assert one["same"]
+        rows += [number for part in one["parts"].values() for row in part for number in row]
     assert sorted(rows) == [float(number) for number in range(1, 33)]
-    item = directory / "model"
-    assert {path.name for path in item.glob("ocdbt.process_*")} == {
-        "ocdbt.process_0",
-        "ocdbt.process_1",
-    }
+    found = {path.name for path in (directory / "model").glob("ocdbt.process_*")}
+    assert found == {"ocdbt.process_0", "ocdbt.process_1"}
     loaded = ckpt.load(directory, as_numpy=True)["model"]["weight"]
     assert loaded.ravel().tolist() == [float(number) for number in range(1, 33)]

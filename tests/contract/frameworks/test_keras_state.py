@@ -1,4 +1,4 @@
-"""Keras objects as items: every variable saved, every one found again. Numbers: the issue's cases."""
+"""Keras objects as items: every variable saved, every one found again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_keras import ADAPTER
-from ckpt_keras._slots import slots_of_model
 from tests.support import keras_models as km
 
 keras = km.keras
@@ -26,11 +24,6 @@ def round_trip(tmp_path, model, other, **arguments):
     return ckpt.restore(tmp_path / "step", model=other, **arguments).report
 
 
-def functional(*outputs, **names):
-    inputs = keras.Input((4,))
-    return inputs, [make(inputs) for make in outputs]
-
-
 def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
     model = km.mlp()
     km.scramble(model)
@@ -41,19 +34,6 @@ def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
     km.assert_same(
         [*map(np.asarray, jax.tree.leaves(loaded))], [*map(np.asarray, jax.tree.leaves(tree))]
     )
-    other = km.mlp(1)
-    assert {s.variable.path for s in slots_of_model(other)} >= {v.path for v in other.variables}
-
-
-def test_second_model_of_one_process_with_other_automatic_names(tmp_path):
-    model, other = km.mlp(0), km.mlp(1)
-    km.scramble(model)
-    assert [v.path for v in model.variables] != [v.path for v in other.variables]
-    report = round_trip(tmp_path, model, other)
-    km.assert_same(km.values(model), km.values(other))
-    loaded = [path for path in report.loaded if "metrics_variables" not in path]
-    assert len(loaded) == len(km.values(model))
-    assert not report.missing and not report.unexpected
 
 
 def test_shifted_names_that_overlap_do_not_land_in_the_wrong_layer(tmp_path):
@@ -107,13 +87,9 @@ OPTIMIZERS = {
 }
 if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
     OPTIMIZERS["schedule_free"] = lambda: keras.optimizers.ScheduleFreeAdamW()
-QUICK = ("adafactor", "accumulation")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS],
-)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_goes_on_bitwise(tmp_path, name):
     """Saved after an epoch, restored into a model of other names, and trained on: the same bits."""
     model = km.small(0, OPTIMIZERS[name]())
@@ -128,15 +104,6 @@ def test_every_optimizer_goes_on_bitwise(tmp_path, name):
             average.assign(np.array(average.value))
     km.fit(model, shuffle=False)
     km.fit(other, shuffle=False)
-    km.assert_same(km.values(model), km.values(other))
-
-
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_every_slot_of_every_optimizer_is_saved(tmp_path, name):
-    model, other = km.small(0, OPTIMIZERS[name]()), km.small(1, OPTIMIZERS[name]())
-    km.scramble(model)
-    report = round_trip(tmp_path, model, other)
-    assert len([p for p in report.loaded if "metrics_variables" not in p]) == len(km.values(model))
     km.assert_same(km.values(model), km.values(other))
 
 
@@ -167,31 +134,9 @@ def test_equal_names_of_layers_and_variables_are_distinguished(tmp_path):
     with pytest.raises((ValueError, TypeError)):
         model.get_state_tree()
     km.scramble(model)
-    paths = [slot.text for slot in slots_of_model(model)]
-    assert len(set(paths)) == len(paths)
-    assert any(path.endswith("d/kernel") for path in paths) and any(
-        "d@2" in p or "kernel@2" in p for p in paths
-    )
-    round_trip(tmp_path, model, other)
+    report = round_trip(tmp_path, model, other)
+    assert len(set(report.loaded)) == len(km.values(model, metrics=True))
     km.assert_same(km.values(model), km.values(other))
-
-
-def test_the_same_metric_of_two_outputs_comes_back_for_each(tmp_path):
-    def make(seed):
-        keras.utils.set_random_seed(seed)
-        inputs = keras.Input((4,))
-        outputs = {"a": layers.Dense(2, name="a")(inputs), "b": layers.Dense(2, name="b")(inputs)}
-        model = keras.Model(inputs, outputs)
-        model.compile("adam", "mse", metrics={"a": ["mae"], "b": ["mae"]})
-        return model
-
-    model, other = make(0), make(1)
-    x, y = km.data()
-    for each in (model, other):
-        each.fit(x, {"a": y, "b": y}, verbose=0)
-    assert km.differ(km.values(model, metrics=True), km.values(other, metrics=True))
-    round_trip(tmp_path, model, other)
-    km.assert_same(km.values(model, metrics=True), km.values(other, metrics=True))
 
 
 def test_metrics_that_do_not_fit_are_left_alone(tmp_path):
@@ -230,23 +175,6 @@ def test_freezing_moves_no_weight_out_of_sight(tmp_path, saved_trainable):
     )
 
 
-def test_a_model_with_lora_since_the_save_is_refused_and_takes_what_it_had(tmp_path):
-    model = frozen(0, trainable=True)
-    other = frozen(1, trainable=True)
-    ckpt.save(tmp_path / "step", model=model)
-    other.get_layer("head").enable_lora(2)
-    with pytest.raises(ckpt.StructureMismatch) as caught:
-        ckpt.restore(tmp_path / "step", model=other)
-    assert "lora" in str(caught.value)
-    ckpt.restore(tmp_path / "step", model=other, missing="keep", only=["*trainable_variables/**"])
-    for name in ("base", "head"):
-        a, b = model.get_layer(name), other.get_layer(name)
-        km.assert_same([np.array(a.bias.value)], [np.array(b.bias.value)])
-    km.assert_same(
-        [model.get_layer("head").kernel.numpy()], [other.get_layer("head")._kernel.numpy()]
-    )
-
-
 def test_uncompiled_model_has_weights_only(tmp_path):
     model, other = km.mlp(0, None), km.mlp(1, None)
     with pytest.raises(AttributeError):
@@ -260,15 +188,13 @@ def test_uncompiled_model_has_weights_only(tmp_path):
     km.assert_same(before, km.values(compiled))
 
 
-def test_an_unbuilt_model_is_refused_by_name():
+def test_an_unbuilt_model_is_refused_by_name(tmp_path):
     model = keras.Sequential([layers.Dense(2)], name="nothing_yet")
     with pytest.raises(ckpt.CheckpointError, match=r"nothing_yet.*not built"):
-        ADAPTER.get_state(model)
+        ckpt.save(tmp_path / "step", model=model)
 
 
-@pytest.mark.parametrize(
-    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow), "bfloat16"]
-)
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
 def test_precision_policies_come_back_bitwise(tmp_path, policy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
@@ -277,9 +203,8 @@ def test_precision_policies_come_back_bitwise(tmp_path, policy):
         km.scramble(model)
     finally:
         keras.config.set_dtype_policy(before)
-    if policy == "mixed_float16":
-        assert any("loss_scale" in slot.text for slot in slots_of_model(model))
-    round_trip(tmp_path, model, other)
+    report = round_trip(tmp_path, model, other)
+    assert any("loss_scale" in path for path in report.loaded) == (policy == "mixed_float16")
     km.assert_same(km.values(model), km.values(other))
 
 
@@ -297,129 +222,16 @@ def test_int8_layers_come_back_bitwise_and_never_as_floats(tmp_path):
         ckpt.restore(tmp_path / "step", model=float_model)
 
 
-def test_a_second_optimizer_is_found(tmp_path):
-    @keras.saving.register_keras_serializable("ckpt_tests")
-    class Gan(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.g, self.d = layers.Dense(4), layers.Dense(1)
-            self.d_optimizer = keras.optimizers.SGD(momentum=0.9)
-
-        def build(self, shape):
-            self.g.build(shape)
-            self.d.build((None, 4))
-            self.d_optimizer.build(self.d.trainable_variables)
-            self.built = True
-
-        def call(self, x):
-            return self.d(self.g(x))
-
-    def make(seed):
-        keras.utils.set_random_seed(seed)
-        model = Gan()
-        model.build((None, 4))
-        model.compile("adam", "mse")
-        return model
-
-    model, other = make(0), make(1)
-    gradients = [np.ones(v.shape, "f4") for v in model.d.trainable_variables]
-    model.d_optimizer.apply(gradients, model.d.trainable_variables)
-    round_trip(tmp_path, model, other)
-    km.assert_same(
-        [np.array(v.value) for v in model.d_optimizer.variables],
-        [np.array(v.value) for v in other.d_optimizer.variables],
-    )
-    assert int(other.d_optimizer.iterations) == 1
-
-
-def test_shared_layers_and_nested_models_come_back(tmp_path):
-    def make(seed):
-        keras.utils.set_random_seed(seed)
-        shared = layers.Dense(4)
-        inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dropout(0.2)])
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, layers.Dense(2)(inner(shared(shared(inputs)))))
-        model.compile("adam", "mse")
-        return model
-
-    model, other = make(0), make(1)
-    km.scramble(model)
-    report = round_trip(tmp_path, model, other)
-    km.assert_same(km.values(model), km.values(other))
-    kernels = [p for p in report.loaded if p.endswith("kernel") and "trainable" in p]
-    assert len(kernels) == 3  # the shared one once
-
-
-def test_another_architecture_is_named_and_changes_nothing(tmp_path):
-    def make(width, name):
-        model = keras.Sequential([keras.Input((4,)), layers.Dense(width, name=name)], name="net")
-        model.compile(keras.optimizers.Adam(name="adam"), "mse")
-        return model
-
-    model, other, renamed = make(4, "wide"), make(3, "wide"), make(3, "narrow")
-    ckpt.save(tmp_path / "step", model=model)
-    before = km.values(other)
-    with pytest.raises(ckpt.StructureMismatch) as caught:
-        ckpt.restore(tmp_path / "step", model=other)
-    text = str(caught.value)
-    assert "wide/kernel" in text and "[4,4]" in text and "[4,3]" in text
-    km.assert_same(before, km.values(other))
-    with pytest.raises(ckpt.StructureMismatch) as caught:
-        ckpt.restore(tmp_path / "step", model=renamed)
-    assert "wide/kernel" in str(caught.value) and "narrow/kernel" in str(caught.value)
-
-
-def test_adapted_normalization_and_recurrent_states_come_back(tmp_path):
-    x = np.random.default_rng(1).random((8, 3, 4)).astype("f4")
-
-    def make(seed, adapt):
-        keras.utils.set_random_seed(seed)
-        norm = layers.Normalization()
-        norm.adapt(x * adapt)
-        model = keras.Sequential(
-            [keras.Input(batch_shape=(8, 3, 4)), norm, layers.GRU(4, stateful=True)]
-        )
-        model.compile("sgd", "mse")
-        return model
-
-    model, other = make(0, 1.0), make(1, 5.0)
-    model.predict(x, verbose=0)  # moves the recurrent state
-    round_trip(tmp_path, model, other)
-    km.assert_same(km.values(model), km.values(other))
-    km.assert_same([model.predict(x, verbose=0)], [other.predict(x, verbose=0)])
-
-
 def test_parts_of_a_model_are_items_too(tmp_path):
-    optimizer, other = keras.optimizers.Adam(), keras.optimizers.Adam()
-    weight = keras.Variable(np.ones((2, 2), "f4"), name="w")
-    for each in (optimizer, other):
-        each.build([weight])
-    optimizer.apply([np.ones((2, 2), "f4")], [weight])
-    seed, metric, layer = keras.random.SeedGenerator(3), keras.metrics.Mean(), layers.Dense(2)
-    layer.build((None, 3))
-    metric.update_state([1.0, 2.0])
-    ckpt.save(
-        tmp_path / "step", optimizer=optimizer, weight=weight, seed=seed, mean=metric, layer=layer
-    )
-    targets = {
-        "optimizer": other,
-        "weight": keras.Variable(np.zeros((2, 2), "f4"), name="v"),
-        "seed": keras.random.SeedGenerator(4),
-        "mean": keras.metrics.Mean(),
-        "layer": layers.Dense(2),
-    }
-    targets["layer"].build((None, 3))
-    ckpt.restore(tmp_path / "step", **targets)
-    km.assert_same(
-        [np.array(v.value) for v in optimizer.variables], [v.numpy() for v in other.variables]
-    )
-    assert targets["weight"].numpy().tolist() == weight.numpy().tolist()
-    assert targets["seed"].state.numpy().tolist() == seed.state.numpy().tolist()
-    assert float(targets["mean"].result()) == 1.5
-    km.assert_same(
-        [np.array(v.value) for v in layer.variables],
-        [v.numpy() for v in targets["layer"].variables],
-    )
+    """Beside those of the suite of conformance: a weight, a layer."""
+    weight, other = (keras.Variable(np.full((2, 2), i, "f4"), name="w") for i in (1, 0))
+    layer, fresh = layers.Dense(2), layers.Dense(2)
+    for each in (layer, fresh):
+        each.build((None, 3))
+    ckpt.save(tmp_path / "step", weight=weight, layer=layer)
+    ckpt.restore(tmp_path / "step", weight=other, layer=fresh)
+    assert other.numpy().tolist() == weight.numpy().tolist()
+    km.assert_same(*([np.array(v.value) for v in each.variables] for each in (layer, fresh)))
 
 
 def test_optimizer_slots_are_made_before_they_are_saved_or_restored(tmp_path):

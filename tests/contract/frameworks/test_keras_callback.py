@@ -1,4 +1,4 @@
-"""The callback's arguments, what it keeps, data pipelines, other backends. Numbers: the cases."""
+"""The callback's arguments, what it keeps, and data pipelines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras._monitor import direction, is_better
 from tests.support import keras_models as km
 
 keras = km.keras
@@ -89,6 +88,10 @@ def test_arguments_are_those_of_keras_and_more():
         ),
         ({"extra": {"fit": 1}}, ValueError, "extra= cannot be called fit"),
         ({"checkpoint_dir": "b"}, TypeError, "two names for one thing"),
+        ({"save_interval_steps": 0}, ValueError, "must be a number of steps from 1 on, got 0"),
+        ({"keep_period": True}, ValueError, "keep_period must be a number of steps"),
+        ({"save_interval_steps": 2, "save_freq": 3}, ValueError, "both say when to save"),
+        ({"keep_period": 2, "max_to_keep": None}, ValueError, "keep_period needs max_to_keep"),
     ],
 )
 def test_bad_arguments_are_refused_in_words(arguments, error, text):
@@ -142,18 +145,14 @@ def test_verbose_shows_what_happens(tmp_path, capsys):
     assert str(tmp_path) in shown
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_save_on_background(tmp_path, background):
+def test_save_on_background(tmp_path):
     class Look(Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1:
-                found.append(callback.checkpointer._run._persistent.step)
+            found.append(steps(tmp_path))
 
     found = []
-    callback = OrbaxCheckpointCallback(tmp_path, save_on_background=background)
-    km.fit(km.small(), [Look(), callback], epochs=2)
-    assert found == [0 if background else None]
-    assert steps(tmp_path) == [0, 1]
+    trained(tmp_path, Look(), save_on_background=False, epochs=2)
+    assert found == [[], [0]]  # before the next epoch it is there
 
 
 def test_save_weights_only(tmp_path):
@@ -186,34 +185,23 @@ class Words:
         self.count = int(state["count"])
 
 
-def test_extra_items_come_back_beside_weights_alone(tmp_path):
-    """They were saved and left out of the restore: as they were made, or StopIteration."""
-    weights = [keras.Variable(np.full((2,), i, "f4"), name="w") for i in (5.0, 0.0)]
-    words = [Words(5), Words()]
+@pytest.mark.filterwarnings("ignore:.*save_weights_only:UserWarning")
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_extra_items_are_saved_and_restored(tmp_path, weights_only):
+    def make(value):
+        weight = keras.Variable(np.full((2,), value, "f4"), name="w")
+        optimizer = keras.optimizers.SGD(momentum=0.9)
+        optimizer.build([weight])
+        return {"weight": weight, "words": Words(value), "d_optimizer": optimizer}
 
-    def extra(at):
-        return {"weight": weights[at], "words": words[at]}
-
-    trained(tmp_path, save_weights_only=True, extra=extra(0))
-    callback = OrbaxCheckpointCallback(tmp_path, save_weights_only=True, extra=extra(1))
-    with pytest.warns(UserWarning, match="save_weights_only"):
-        km.fit(km.small(), [callback], epochs=2)
-    assert words[1].count == 5 and np.array(weights[1].value).tolist() == [5.0, 5.0]
-
-
-def test_extra_items_are_saved_and_restored(tmp_path):
-    weight = keras.Variable(np.ones((2,), "f4"), name="w")
-    optimizer = keras.optimizers.SGD(momentum=0.9)
-    optimizer.build([weight])
-    optimizer.apply([np.ones((2,), "f4")], [weight])
-    trained(tmp_path, extra={"d_optimizer": optimizer})
-    other = keras.optimizers.SGD(momentum=0.9)
-    other.build([weight])
-    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path, extra={"d_optimizer": other})], epochs=2)
-    km.assert_same(
-        [np.array(v.value) for v in optimizer.variables],
-        [np.array(v.value) for v in other.variables],
-    )
+    one, other = make(5), make(0)
+    one["d_optimizer"].apply([np.ones((2,), "f4")], [one["weight"]])
+    for epochs, extra in ((1, one), (2, other)):
+        trained(tmp_path, save_weights_only=weights_only, extra=extra, epochs=epochs)
+    assert other["words"].count == 5
+    for name in ("weight", "d_optimizer"):
+        found = [getattr(each[name], "variables", [each[name]]) for each in (one, other)]
+        km.assert_same(*([np.array(v.value) for v in of] for of in found))
 
 
 def test_a_callback_with_a_state_of_its_own_is_asked_for_it(tmp_path):
@@ -309,18 +297,14 @@ def test_save_best_only_of_an_unknown_direction_is_refused(tmp_path):
         trained(tmp_path, Report(1.0, name="x"), monitor="x", save_best_only=True)
 
 
-def test_directions():
-    model = km.small(metrics=["mae", "accuracy"])
-    km.fit(model)
-    assert [direction(n, "auto", model) for n in ("val_loss", "val_mae", "accuracy", "other")] == [
-        "min",
-        "min",
-        "max",
-        None,
-    ]
-    assert direction("loss", "max", model) == "max"
-    assert is_better(1.0, None, "min") and is_better(1.0, 2.0, "min") and is_better(2.0, 1.0, "max")
-    assert not is_better(float("nan"), None, "min") and is_better(1.0, float("nan"), "min")
+@pytest.mark.parametrize(
+    ("monitor", "expected"), [("val_loss", [1, 4]), ("mae", [1, 4]), ("accuracy", [1, 3])]
+)
+def test_the_metric_says_which_direction_is_better_and_nan_is_never(tmp_path, monitor, expected):
+    report = Report(float("nan"), 2.0, float("nan"), 3.0, 1.0, name=monitor)
+    arguments = {"monitor": monitor, "save_best_only": True, "max_to_keep": None}
+    trained(tmp_path, report, epochs=5, **arguments)
+    assert steps(tmp_path) == expected
 
 
 # ---------------------------------------------------------------------------------------- data
@@ -347,136 +331,104 @@ def grain_dataset(*, repeat, kind="map"):
     return dataset if kind == "map" else dataset.to_iter_dataset()
 
 
-@pytest.mark.parametrize(
-    ("stop", "kind"),
-    [
-        (9, "map"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [(8, "map"), (8, "iter"), (9, "iter")]
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-def test_grain_goes_on_in_the_middle_of_an_epoch(tmp_path, kind, stop):
-    """4 steps an epoch of 6 batches: epochs begin in the middle of the data."""
-
-    class StopAt(Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if self.model.optimizer.iterations == stop:
-                raise KeyboardInterrupt
-
-    def run(directory, seed, *others):
-        dataset = grain_dataset(repeat=True, kind=kind)
-        model = km.small(seed)
-        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3)
-        try:
-            history = model.fit(
-                dataset, epochs=4, steps_per_epoch=4, verbose=0, callbacks=[callback, *others]
-            )
-        finally:
-            callback.wait_until_finished()
-        return model, history
-
-    straight, logs = run(tmp_path / "a", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "b", 0, StopAt())
-    model, history = run(tmp_path / "b", 1)
-    begun = (stop // 3) * 3 // 4
-    assert history.epoch == [*range(begun, 4)]
-    assert history.history["loss"] == logs.history["loss"][begun:]
-    km.assert_same(km.values(straight), km.values(model))
+ON_GRAIN = [
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
+]
 
 
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-def test_grain_whole_epochs(tmp_path):
-    def run(directory, seed, epochs):
-        dataset = grain_dataset(repeat=False)
-        model = km.small(seed)
-        callback = OrbaxCheckpointCallback(directory, data=dataset)
-        model.fit(dataset, epochs=epochs, verbose=0, callbacks=[callback])
-        return model
+class StopAt(Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
 
-    straight = run(tmp_path / "a", 0, 3)
-    run(tmp_path / "b", 0, 2)
-    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 3)))
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.optimizer.iterations == self.step:
+            raise KeyboardInterrupt
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-def test_grain_iterator_of_ones_own(tmp_path):
-    """A generator over the user's iterator; Keras peeks at two batches before training begins."""
-
-    def run(directory, seed, epochs):
-        iterator = iter(grain_dataset(repeat=True))
-
-        def batches():
-            yield from iterator
-
-        model = km.small(seed)
-        callback = OrbaxCheckpointCallback(directory, data=iterator)
-        model.fit(batches(), epochs=epochs, steps_per_epoch=4, verbose=0, callbacks=[callback])
-        return model
-
-    straight = run(tmp_path / "a", 0, 3)
-    run(tmp_path / "b", 0, 2)
-    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 3)))
+def on_grain(directory, seed, *others, kind="map", steps_per_epoch=4, epochs=4, **arguments):
+    """Trains from a pipeline, which is repeated unless its epochs are whole ones."""
+    dataset = grain_dataset(repeat=steps_per_epoch is not None, kind=kind)
+    model = km.small(seed)
+    callback = OrbaxCheckpointCallback(directory, data=dataset, **arguments)
+    try:
+        history = model.fit(
+            dataset,
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            verbose=0,
+            callbacks=[callback, *others],
+        )
+    finally:
+        callback.wait_until_finished()
+    return model, history
 
 
-def test_data_that_fit_does_not_train_from_is_refused(tmp_path):
-    with pytest.raises(ckpt.CheckpointError, match="pass the same object to both"):
-        trained(tmp_path, data=grain_dataset(repeat=True))
+class TestGrain:
+    pytestmark = ON_GRAIN
 
+    @pytest.mark.parametrize(("stop", "kind"), [(9, "map"), (8, "iter")])
+    def test_it_goes_on_in_the_middle_of_an_epoch(self, tmp_path, kind, stop):
+        """4 steps an epoch of 6 batches: epochs begin in the middle of the data."""
+        straight, logs = on_grain(tmp_path / "a", 0, kind=kind, save_freq=3)
+        with pytest.raises(KeyboardInterrupt):
+            on_grain(tmp_path / "b", 0, StopAt(stop), kind=kind, save_freq=3)
+        model, history = on_grain(tmp_path / "b", 1, kind=kind, save_freq=3)
+        begun = (stop // 3) * 3 // 4
+        assert history.epoch == [*range(begun, 4)]
+        assert history.history["loss"] == logs.history["loss"][begun:]
+        km.assert_same(km.values(straight), km.values(model))
 
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-def test_an_epoch_that_ends_where_a_save_is_due(tmp_path):
-    """Of unknown length: that the sixth batch was the last is known only after it was saved."""
+    def test_whole_epochs(self, tmp_path):
+        straight, _ = on_grain(tmp_path / "a", 0, steps_per_epoch=None, epochs=3)
+        on_grain(tmp_path / "b", 0, steps_per_epoch=None, epochs=2)
+        model, _ = on_grain(tmp_path / "b", 1, steps_per_epoch=None, epochs=3)
+        km.assert_same(km.values(straight), km.values(model))
 
-    def run(directory, seed, epochs):
-        dataset = grain_dataset(repeat=False)
-        model = km.small(seed)
-        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3, max_to_keep=None)
-        model.fit(dataset, epochs=epochs, verbose=0, callbacks=[callback])
-        return model
+    def test_an_epoch_that_ends_where_a_save_is_due(self, tmp_path):
+        """Of unknown length: that the sixth batch was the last is known only after it was saved."""
+        options = {"steps_per_epoch": None, "save_freq": 3, "max_to_keep": None}
+        straight, _ = on_grain(tmp_path / "a", 0, epochs=2, **options)
+        assert steps(tmp_path / "a") == [3, 6, 9, 12]
+        on_grain(tmp_path / "b", 0, epochs=1, **options)
+        assert steps(tmp_path / "b") == [3, 6]
+        assert ckpt.load(tmp_path / "b" / "6")["fit"]["epoch"] == 1
+        model, _ = on_grain(tmp_path / "b", 1, epochs=2, **options)
+        km.assert_same(km.values(straight), km.values(model))
 
-    straight = run(tmp_path / "a", 0, 2)
-    assert steps(tmp_path / "a") == [3, 6, 9, 12]
-    run(tmp_path / "b", 0, 1)
-    assert steps(tmp_path / "b") == [3, 6]
-    assert ckpt.load(tmp_path / "b" / "6")["fit"]["epoch"] == 1
-    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 2)))
+    def test_keras_reads_a_batch_ahead(self, tmp_path, monkeypatch):
+        """As on accelerators, where it draws the next batch before it trains: the saved position is behind."""
+        monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+        straight, _ = on_grain(tmp_path / "a", 0, epochs=3, save_freq=3)
+        with pytest.raises(KeyboardInterrupt):
+            on_grain(tmp_path / "b", 0, StopAt(9), epochs=3, save_freq=3)
+        model, _ = on_grain(tmp_path / "b", 1, epochs=3, save_freq=3)
+        km.assert_same(km.values(straight), km.values(model))
+        with pytest.raises(ckpt.CheckpointError, match="Pass the dataset itself"):
+            trained(tmp_path / "c", data=iter(grain_dataset(repeat=True)))
 
+    def test_an_iterator_of_ones_own(self, tmp_path):
+        """A generator over the user's iterator; Keras peeks at two batches before training begins."""
 
-@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
-def test_grain_where_keras_reads_a_batch_ahead(tmp_path, monkeypatch):
-    """On accelerators Keras draws the next batch before it trains; the saved position is behind."""
+        def run(directory, seed, epochs):
+            iterator = iter(grain_dataset(repeat=True))
 
-    class Interrupt(Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if self.model.optimizer.iterations == 9:
-                raise KeyboardInterrupt
+            def batches():
+                yield from iterator
 
-    def run(directory, seed, *others):
-        dataset = grain_dataset(repeat=True)
-        model = km.small(seed)
-        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3)
-        try:
-            model.fit(
-                dataset, epochs=3, steps_per_epoch=4, verbose=0, callbacks=[callback, *others]
-            )
-        finally:
-            callback.wait_until_finished()
-        return model
+            model = km.small(seed)
+            callback = OrbaxCheckpointCallback(directory, data=iterator)
+            model.fit(batches(), epochs=epochs, steps_per_epoch=4, verbose=0, callbacks=[callback])
+            return model
 
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    straight = run(tmp_path / "a", 0)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "b", 0, Interrupt())
-    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
-    with pytest.raises(ckpt.CheckpointError, match="Pass the dataset itself"):
-        trained(tmp_path / "c", data=iter(grain_dataset(repeat=True)))
+        straight = run(tmp_path / "a", 0, 3)
+        run(tmp_path / "b", 0, 2)
+        km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 3)))
+
+    def test_data_that_fit_does_not_train_from_is_refused(self, tmp_path):
+        with pytest.raises(ckpt.CheckpointError, match="pass the same object to both"):
+            trained(tmp_path, data=grain_dataset(repeat=True))
 
 
 def test_two_callbacks_in_one_fit(tmp_path):

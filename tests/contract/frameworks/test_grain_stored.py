@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,13 @@ from grain import experimental as gx
 
 from ckpt_grain import ADAPTER
 from tests.support.grain_pipelines import (
-    READ,
     SHAPES,
     Open,
     make_opened,  # noqa: F401 (fixtures)
-    numbers,
     parts,
     records,
-    stream,
     take,
 )
-
-# --------------------------------------------------------------------------------- what is stored
 
 
 class Odd(grain.DatasetIterator):
@@ -111,18 +105,6 @@ def test_a_live_list_is_stored_as_it_was(tmp_path: Path) -> None:
     assert again.log == [0, 1, 2]
 
 
-def test_a_state_can_be_restored_twice(opened: Open) -> None:
-    # Grain's interleave changes the state that it is given.
-    make = SHAPES["interleave"]
-    iterator = opened(make())
-    take(iterator, 7)
-    state = ADAPTER.get_state(iterator)
-    expected = take(iterator, 30)
-    for _ in range(2):
-        ADAPTER.set_state(iterator, state)
-        assert take(iterator, 30) == expected
-
-
 def test_keys_of_shards_that_are_not_open_yet_are_numbers(tmp_path: Path, opened: Open) -> None:
     def make() -> Any:
         return opened(gx.InterleaveIterDataset(parts(5, 20), cycle_length=2))
@@ -139,37 +121,25 @@ def test_keys_of_shards_that_are_not_open_yet_are_numbers(tmp_path: Path, opened
     ckpt.restore(tmp_path / "a", data=other)
     expected = take(iterator, 200)
     assert take(other, 200) == expected
-    # Grain's own file has text keys there; they are put right when it is read.
-    state = ADAPTER.from_text(other, ADAPTER.to_text(ADAPTER.get_state(make())))
-    assert state["pipeline"] is None
 
 
-def test_loader_state_is_the_text_that_grain_wrote(opened: Open) -> None:
-    iterator = opened(SHAPES["loader"]())
-    take(iterator, 3)
-    state = ADAPTER.get_state(iterator)
-    assert type(state["grain"]) is bytes
-    assert ADAPTER.to_text(state) == iterator.get_state().decode()
-    other = opened(SHAPES["loader"]())
-    ADAPTER.set_state(other, ADAPTER.from_text(other, ADAPTER.to_text(state)))
-    assert take(other, 4) == take(iterator, 4)
-
-
-@pytest.mark.parametrize("shape", ["concat then split", "interleave", "mix"])
+@pytest.mark.parametrize("shape", ["concat then split", "interleave", "mix", "loader"])
 def test_text_of_grains_own_handler(shape: str, opened: Open) -> None:
+    def text_of(state: Any) -> str:
+        return state.decode() if isinstance(state, bytes) else json.dumps(state, indent=4)
+
     iterator = opened(SHAPES[shape]())
     elements: list[Any] = []
     texts: list[str] = []
     for _ in range(20):
-        assert ADAPTER.to_text(ADAPTER.get_state(iterator)) == json.dumps(
-            iterator.get_state(), indent=4
-        )
-        texts.append(json.dumps(iterator.get_state(), indent=4))
+        texts.append(text_of(iterator.get_state()))
+        assert ADAPTER.to_text(ADAPTER.get_state(iterator)) == texts[-1]
         elements += take(iterator, 1)
     other = opened(SHAPES[shape]())
     for position, text in enumerate(texts[:-1]):
-        ADAPTER.set_state(other, ADAPTER.from_text(other, text))
-        assert take(other, 1) == elements[position : position + 1], position
+        for _ in range(2):  # a state can be set twice, though Grain's interleave changes it
+            ADAPTER.set_state(other, ADAPTER.from_text(other, text))
+            assert take(other, 1) == elements[position : position + 1], position
 
 
 def test_a_file_that_grain_cannot_write() -> None:
@@ -205,44 +175,6 @@ def test_a_spoiled_position_is_found_and_the_step_before_is_taken(
     assert take(other, 2) == take(opened(make()), 4)[2:]
 
 
-def test_after_an_element_that_raised(tmp_path: Path, opened: Open) -> None:
-    def unless_five(i: Any) -> int:
-        if int(i) == 5 and faults["five"]:
-            raise ArithmeticError("five")
-        return int(i)
-
-    def make() -> Any:
-        return opened(numbers().map(unless_five).to_iter_dataset(READ))
-
-    faults = {"five": True}
-    iterator = make()
-    assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(ArithmeticError):
-        next(iterator)
-    ckpt.save(tmp_path / "a", data=iterator)
-    faults["five"] = False
-    other = make()
-    ckpt.restore(tmp_path / "a", data=other)
-    assert [next(other) for _ in range(2)] == [5, 6]  # it was not consumed, and comes again
-
-
-@pytest.mark.slow
-def test_a_thousand_sources_are_saved_in_passing(tmp_path: Path, opened: Open) -> None:
-    dataset = grain.IterDataset.mix([stream(20, seed) for seed in range(1000)], [0.001] * 1000)
-    iterator = opened(dataset)
-    take(iterator, 5)
-    ckpt.save(tmp_path / "described", data=iterator)  # the pipeline is described once
-    began = time.perf_counter()
-    pending = ckpt.save_async(tmp_path / "a", data=iterator)
-    blocked_secs = time.perf_counter() - began
-    expected = take(iterator, 5)
-    pending.result()
-    assert blocked_secs < 0.5, blocked_secs
-    other = opened(dataset)
-    ckpt.restore(tmp_path / "a", data=other)
-    assert take(other, 5) == expected
-
-
 def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) -> None:
     def make() -> dict[str, Any]:
         return {"train": opened(records().batch(2)), "valid": opened(records(90).batch(3))}
@@ -262,50 +194,6 @@ def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) ->
         ckpt.restore(tmp_path / "a", nothing=single)
 
 
-def test_prefetching_starts_with_the_restore(tmp_path: Path, opened: Open) -> None:
-    iterator = opened(SHAPES["thread prefetch"]())
-    take(iterator, 3)
-    ckpt.save(tmp_path / "a", data=iterator)
-    before = set(threading.enumerate())
-    other = opened(SHAPES["thread prefetch"]())
-    ckpt.restore(tmp_path / "a", data=other)
-    new = {thread.name for thread in set(threading.enumerate()) - before}
-    assert any("grain" in name for name in new)
-
-
-class Log(Odd):
-    """Writes down when it was set, and to what."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[int] = []
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.calls.append(len(self.log))
-
-
-def test_pipelines_fill_while_arrays_are_read(
-    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ckpt_core._load import loading
-
-    log, read = Log(), loading.execute
-    take(log, 3)
-    ckpt.save(tmp_path / "a", weights=np.ones(3), data=log)
-    order: list[str] = []
-
-    def reads(*arguments: Any) -> Any:
-        order.append(f"arrays are read, the pipeline was set to {other.calls}")
-        return read(*arguments)
-
-    monkeypatch.setattr(loading, "execute", reads)
-    other = Log()
-    ckpt.restore(tmp_path / "a", weights=np.zeros(3), data=other)
-    assert set(order) == {"arrays are read, the pipeline was set to [3]"}
-    assert other.calls == [3]
-
-
 def test_a_pipeline_is_set_back_when_the_arrays_are_damaged(tmp_path: Path, opened: Open) -> None:
     make = SHAPES["window shuffle"]
     iterator = opened(make())
@@ -320,25 +208,6 @@ def test_a_pipeline_is_set_back_when_the_arrays_are_damaged(tmp_path: Path, open
     expected = take(opened(make()), 9)
     assert take(other, 5) == expected[2:7]
     assert take(log, 5) == expected[4:9]
-
-
-def test_a_pipeline_that_cannot_be_set_leaves_the_others(tmp_path: Path) -> None:
-    class Stubborn(Odd):
-        def set_state(self, state: dict[str, Any]) -> None:
-            if len(state["log"]) == 2:
-                raise KeyError("no")
-            super().set_state(state)
-
-    iterators = {"one": Odd(), "two": Stubborn()}
-    for iterator in iterators.values():
-        take(iterator, 2)
-    ckpt.save(tmp_path / "a", **iterators)
-    others = {"one": Odd(), "two": Stubborn()}
-    for other in others.values():
-        take(other, 1)
-    with pytest.raises(KeyError):
-        ckpt.restore(tmp_path / "a", **others)
-    assert [len(other.log) for other in others.values()] == [1, 1]
 
 
 # ------------------------------------------------------------------------ Grain's and Orbax's files

@@ -1,14 +1,13 @@
-"""The callback inside of ``fit``: saved, stopped, resumed. Numbers: the issue's cases."""
+"""The callback inside of ``fit``: saved, stopped, resumed."""
 
 from __future__ import annotations
 
-import gc
+import errno
 import json
 import os
 import signal
 import sys
 import threading
-import time
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from tests.support import forked, seams
+from tests.support import forked
 from tests.support import keras_models as km
 from tests.support.children import environment
 
@@ -92,73 +91,6 @@ def test_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
     km.assert_same(km.values(straight, metrics=True), km.values(model, metrics=True))
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_who_waits_learns_of_the_last_save_while_another_thread_ends_the_fit(
-    tmp_path, monkeypatch, fails
-):
-    """The end of a fit may be noticed by the garbage collection of any thread, and takes time there.
-
-    `wait_until_finished` returned in between, with the last save still being written.
-    """
-    may_write = threading.Event()
-    commit = ckpt.Checkpointer.close
-
-    def slow_close(checkpointer):
-        assert may_write.wait(60)
-        commit(checkpointer)
-        if fails:
-            raise ckpt.CheckpointError("the disk is full")
-
-    callback = OrbaxCheckpointCallback(tmp_path, save_freq=2)
-    with pytest.raises(KeyboardInterrupt):
-        km.fit(km.small(), [callback, StopAt(9)], epochs=3)
-    gc.collect()  # the fit is gone now; again, with its last save held back
-    callback.wait_until_finished()
-    monkeypatch.setattr(ckpt.Checkpointer, "close", slow_close)
-    starts = threading.Thread.start
-
-    def slow_start(thread):
-        if thread.name == "ckpt-keras-end":
-            begun.set()
-            assert may_start.wait(60)
-        starts(thread)
-
-    begun, may_start = threading.Event(), threading.Event()
-    monkeypatch.setattr(threading.Thread, "start", slow_start)
-    gc.disable()  # this thread would wait for itself: neither it nor a count of zero ends the fit
-    try:
-        with pytest.raises(KeyboardInterrupt) as stopped:
-            km.fit(km.small(), [callback, StopAt(1)], epochs=3)
-        cycle = [stopped]  # its traceback holds the fit
-        cycle.append(cycle)
-        del stopped, cycle
-        collector = threading.Thread(target=gc.collect)
-        collector.start()
-        assert begun.wait(60)  # noticed, and nothing of the end done yet
-    finally:
-        gc.enable()
-    outcomes = []
-
-    def wait():
-        try:
-            callback.wait_until_finished()
-        except ckpt.CheckpointError as error:
-            outcomes.append(str(error))
-        else:
-            outcomes.append("written")
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    waiting.join(0.3)
-    early = list(outcomes)
-    may_write.set()
-    waiting.join(60)
-    may_start.set()
-    collector.join(60)
-    assert early == []
-    assert outcomes == ["the disk is full" if fails else "written"]
-
-
 JOURNEY = """
 import os, sys, json
 os.environ["KERAS_BACKEND"] = "jax"
@@ -188,6 +120,7 @@ print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wa
 """
 
 
+@pytest.mark.always
 @pytest.mark.usefixtures("compiled_for_children")
 def test_killed_and_started_again_it_ends_as_never_stopped(tmp_path, monkeypatch, capsys):
     """Trained three epochs and started again with seven, once after kill -9: as never stopped."""
@@ -262,17 +195,6 @@ def test_steps_per_execution_and_batches_between_saves(tmp_path):
 # ------------------------------------------------------------------------------- interruptions
 
 
-def test_interrupted_right_after_an_asynchronous_save(tmp_path):
-    callback = OrbaxCheckpointCallback(tmp_path, save_freq=5)
-    with pytest.raises(KeyboardInterrupt):
-        km.fit(km.small(), [callback, StopAt(5)], epochs=2)
-    callback.wait_until_finished()
-    assert steps(tmp_path) == [5]
-    assert ckpt.verify(tmp_path / "5").ok
-    assert [name for name in os.listdir(tmp_path) if not name.startswith(".")] == ["5"]
-    assert not [name for name in os.listdir(tmp_path) if "tmp" in name]
-
-
 def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_path):
     straight = km.small()
     km.fit(straight, epochs=2)
@@ -286,7 +208,13 @@ def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_pa
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_failed_background_save_raises_out_of_fit(tmp_path, monkeypatch, epochs):
-    seams.at(monkeypatch, "commit", before=seams.fail())
+    def full(file):
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=epochs)
     assert steps(tmp_path) == []
@@ -319,13 +247,6 @@ def test_a_second_fit_with_the_callback_is_not_shortened(tmp_path):
     km.fit(model, [callback], epochs=2)
     assert km.fit(model, [callback], epochs=3).epoch == [0, 1, 2]
     assert steps(tmp_path) == [0, 1, 2, 3, 4]
-    assert km.fit(model, epochs=2).epoch == [0, 1]
-
-
-def test_a_fit_after_a_resumed_one_starts_at_epoch_0(tmp_path):
-    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
-    model, history = resume(tmp_path, 3)
-    assert history.epoch == [2]
     assert km.fit(model, epochs=2).epoch == [0, 1]
 
 
@@ -489,18 +410,6 @@ def ordered(tree):
     return [ordered(child) for child in tree.values()]
 
 
-@pytest.mark.parametrize("save_freq", ["epoch", 2])
-def test_keras_goes_on_dispatching_asynchronously(tmp_path, save_freq):
-    found = []
-
-    class Look(Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            found.append(sys._getframe(1).f_locals["self"]._async_train)
-
-    km.fit(km.small(), [Look(), OrbaxCheckpointCallback(tmp_path, save_freq=save_freq)])
-    assert found == [True]
-
-
 def test_the_model_is_touched_only_by_steps_that_save(tmp_path, monkeypatch):
     synced = []
     model = km.small()
@@ -513,32 +422,28 @@ def test_the_model_is_touched_only_by_steps_that_save(tmp_path, monkeypatch):
     assert synced.count(False) == 4
 
 
-def test_validation_metrics_stay_where_they_belong(tmp_path):
-    straight = km.small()
-    logs = km.fit(straight, epochs=3, validation_split=0.25).history
-    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2, validation_split=0.25)
-    model = km.small(3)
-    resumed = km.fit(
-        model, [OrbaxCheckpointCallback(tmp_path)], epochs=3, validation_split=0.25
-    ).history
-    assert resumed == {name: values[2:] for name, values in logs.items()}
-
-
 def test_another_callback_after_ctrl_c(tmp_path, monkeypatch):
     """The cell of a notebook, run again while the save before Ctrl-C is still being written."""
-    run = threading.Thread.run
-
-    def late(thread):
-        if thread.name == "ckpt-save":
-            time.sleep(0.5)
-        run(thread)
-
     straight = km.small(0)
     km.fit(straight, epochs=2)
-    monkeypatch.setattr(threading.Thread, "run", late)
+    again, sync, held = threading.Event(), os.fsync, []
+
+    def late(file):
+        if threading.current_thread() is not threading.main_thread():
+            held.append(again.is_set())
+            assert again.wait(60)
+        sync(file)
+
+    class Again(Callback):
+        def set_model(self, model):
+            again.set()
+            super().set_model(model)
+
+    monkeypatch.setattr(os, "fsync", late)
     with pytest.raises(KeyboardInterrupt):
-        km.fit(km.small(0), [OrbaxCheckpointCallback(tmp_path, save_freq=4), StopAt(8)], epochs=2)
-    again = km.small(1)
-    history = km.fit(again, [OrbaxCheckpointCallback(tmp_path, save_freq=4)], epochs=2)
-    assert history.epoch == [1]  # from the eighth batch, not from the fourth
-    km.assert_same(km.values(straight), km.values(again))
+        km.fit(km.small(0), [OrbaxCheckpointCallback(tmp_path, save_freq=8), StopAt(8)], epochs=2)
+    second = km.small(1)
+    callback = OrbaxCheckpointCallback(tmp_path, save_freq=8)
+    history = km.fit(second, [Again(), callback], epochs=2)
+    assert not held[0] and history.epoch == [1]  # from the eighth batch, and not from the first
+    km.assert_same(km.values(straight), km.values(second))

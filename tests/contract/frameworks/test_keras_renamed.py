@@ -11,7 +11,6 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras._matching import renamed
 from tests.support import keras_models as km
 
 keras, layers = km.keras, km.keras.layers
@@ -109,18 +108,10 @@ NAMES = {
 
 MAKERS = [functional, sequential, inside, inside_functional, mixed]
 OPTIMIZERS = ["adam", "adafactor", None]
-# Every kind of model with all names, and with each of the optimizers: together, in the exhaustive form alone.
 LOST = [
-    pytest.param(
-        make,
-        name,
-        optimizer,
-        id=f"{make.__name__}-{name}-{optimizer}",
-        marks=[] if (nth + place) % len(OPTIMIZERS) == at else pytest.mark.slow,
-    )
+    pytest.param(make, name, OPTIMIZERS[(nth + place) % 3], id=f"{make.__name__}-{name}")
     for nth, make in enumerate(MAKERS)
     for place, name in enumerate(NAMES)
-    for at, optimizer in enumerate(OPTIMIZERS)
 ]
 
 
@@ -159,23 +150,25 @@ def test_any_other_difference_of_a_model_without_names_is_refused(tmp_path):
             ckpt_keras.restore(tmp_path / "run", other)
 
 
-def test_a_configuration_of_another_model_is_refused(tmp_path, monkeypatch):
-    from ckpt_keras import _directory
-
-    fill(model := mixed("first", "last"))
-    ckpt_keras.save(tmp_path / "run", model, step=0)
-    changed = {
-        "a layer more": lambda: mixed("first", "last", "more"),
-        "a layer less": lambda: mixed("first"),
-        "another layer": lambda: functional("first", "last"),
-    }
-    for make in changed.values():
-        made = make()
-        monkeypatch.setattr(_directory, "model_from_config", lambda *a, made=made, **k: made)
-        before = values(made)
-        with pytest.raises(ckpt.StructureMismatch):
-            ckpt_keras.load_model(tmp_path / "run")
-        assert values(made) == before
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: mixed("first", "last", "more"),
+        lambda: mixed("first"),
+        lambda: functional("first", "last"),
+    ],
+    ids=["a layer more", "a layer less", "another layer"],
+)
+def test_a_configuration_of_another_model_is_refused(other: Any, tmp_path: Path) -> None:
+    for name, model in (("one", mixed("first", "last")), ("two", other())):
+        fill(model)
+        ckpt_keras.save(tmp_path / name, model, step=0)
+    items = {"pytree": ckpt.load(tmp_path / "one/0", item="pytree")}
+    items["model_config"] = ckpt.load(tmp_path / "two/0", item="model_config")
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(0, items=items)
+    with pytest.raises(ckpt.StructureMismatch):
+        ckpt_keras.load_model(tmp_path / "run")
 
 
 # ------------------------------------------------------------------------------------- renamed
@@ -202,8 +195,17 @@ def net(name: str, kind: str = "functional", optimizer: Any = "adam") -> Any:
 RENAME = {"head": "tail", "head_other": "tail_other"}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adafactor", "nadam"])
-@pytest.mark.parametrize("kind", ["functional", "sequential", "nested"])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        ("functional", "adam"),
+        ("functional", "adafactor"),
+        ("sequential", "nadam"),
+        ("sequential", "adafactor"),
+        ("nested", "sgd"),
+        ("nested", "adam"),
+    ],
+)
 def test_a_renamed_layer_is_renamed_everywhere(kind, optimizer, tmp_path):
     fill(model := net("head", kind, optimizer))
     ckpt_keras.save(tmp_path / "run", model, step=0)
@@ -216,22 +218,6 @@ def test_a_renamed_layer_is_renamed_everywhere(kind, optimizer, tmp_path):
     again = net("tail", kind, optimizer)
     ckpt.restore(tmp_path / "run" / "0", pytree=again, rename=RENAME)
     assert values(again) == values(model)
-
-
-def test_renaming_by_whole_paths_works_as_before(tmp_path):
-    fill(model := net("head", optimizer="sgd"))
-    ckpt_keras.save(tmp_path / "run", model, step=0)
-    weights = {
-        f"trainable_variables/{old}": f"trainable_variables/{new}" for old, new in RENAME.items()
-    }
-    other = net("tail", optimizer="sgd")
-    ckpt_keras.restore(tmp_path / "run", other, rename=weights)
-    assert values(other) == values(model)
-    by_function = net("tail", optimizer="sgd")
-    ckpt_keras.restore(
-        tmp_path / "run", by_function, rename=lambda path: path.replace("head", "tail")
-    )
-    assert values(by_function) == values(model)
 
 
 def test_a_renamed_layer_keeps_its_files(tmp_path):
@@ -248,39 +234,22 @@ def test_a_renamed_layer_keeps_its_files(tmp_path):
     assert other.get_layer("new").words == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("trainable_variables/head/kernel", "trainable_variables/tail/kernel"),
-        ("non_trainable_variables/head/seed", "non_trainable_variables/tail/seed"),
-        ("trainable_variables/header/kernel", None),
-        ("trainable_variables/body/head/kernel", None),
-        (
-            "optimizer_variables/adam/head_kernel_momentum",
-            "optimizer_variables/adam/tail_kernel_momentum",
-        ),
-        ("optimizer_variables/adam/header_kernel_momentum", None),
-        ("optimizer_variables/adam/head_kernel_2_momentum", None),
-        (
-            "more_optimizers/second/sgd/head_kernel_momentum",
-            "more_optimizers/second/sgd/tail_kernel_momentum",
-        ),
-        (
-            "optimizer_variables/adam/head_kernel@m.head.kernel",
-            "optimizer_variables/adam/head_kernel@m.tail.kernel",
-        ),
-        ("optimizer_variables/adam/iteration", None),
-    ],
-)
-def test_what_a_layer_stands_for(path, expected):
-    saved = [
-        "trainable_variables/head/kernel",
-        "trainable_variables/header/kernel",
-        "trainable_variables/head_kernel_2",
-        "trainable_variables/body/head/kernel",
-    ]
-    names = renamed({"head": "tail"}, [*saved, path])
-    assert names.get(path) == expected
+def test_a_layer_whose_name_only_begins_alike_is_not_renamed(tmp_path: Path) -> None:
+    def make(name: str) -> Any:
+        inputs = x = keras.Input((4,))
+        for one in (name, "header", "head_kernel_2"):
+            x = layers.Dense(4, name=one)(x)
+        body = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="head")], name="body")
+        model = keras.Model(inputs, body(x))
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    fill(model := make("head"))
+    ckpt_keras.save(tmp_path / "run", model, step=0)
+    other = make("tail")
+    ckpt_keras.restore(tmp_path / "run", other, rename={"head": "tail"})
+    assert values(other) == values(model)
 
 
 # ------------------------------------------------------------------------------------ messages

@@ -1,0 +1,401 @@
+"""Which saved variable is which of a live model: by name, or by Keras' own counters, never by guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+import ckpt_keras
+from tests.support import keras_models as km
+
+keras, layers = km.keras, km.keras.layers
+compiled_once = km.compiled_once
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def counters_from_zero() -> None:
+    keras.backend.clear_session()
+
+
+def fill(model: Any) -> Any:
+    """Every variable gets a value that says which one it is."""
+    for index, variable in enumerate(km.variables(model, metrics=True)):
+        variable.assign(np.full(variable.shape, index + 1, str(variable.dtype)))
+    return model
+
+
+def first(variable: Any) -> float:
+    return float(np.array(variable.value).flat[0])
+
+
+def kernels(model: Any, *names: str) -> dict[str, float]:
+    found = {one.name: one for one in model._flatten_layers()}
+    return {name: first(found[name].kernel) for name in names}
+
+
+def slots(model: Any, role: str = "_momentums") -> list[float]:
+    """The value of each weight's slot, in the order of the weights."""
+    of = zip(model.optimizer._trainable_variables, getattr(model.optimizer, role), strict=True)
+    slot_of = {id(weight): first(slot) for weight, slot in of}
+    return [slot_of[id(weight)] for weight in model.trainable_variables]
+
+
+def saved(path: Path, model: Any) -> Any:
+    ckpt_keras.save(path / "run", fill(model), step=0)
+    keras.backend.clear_session()
+    return model
+
+
+# --------------------------------------------------------------------------------------- models
+
+
+def towers(*names: str | None, optimizer: Any = "adam") -> Any:
+    a, b = keras.Input((8,)), keras.Input((8,))
+    one, two = (layers.Dense(4, name=name) for name in names)
+    model = keras.Model([a, b], layers.Dot(1)([one(a), two(b)]))
+    model.compile(optimizer, "mse")
+    return model
+
+
+def nested(kind: str, *names: str | None, optimizer: Any = "adam") -> Any:
+    """Models of one layer, whose name is the same in all of them."""
+
+    def inner(name: str | None) -> Any:
+        inputs, dense = keras.Input((8,)), layers.Dense(4, name="d")
+        if kind == "sequential":
+            return keras.Sequential([inputs, dense], name=name)
+        return keras.Model(inputs, dense(inputs), name=name)
+
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Add()([part(inputs) for part in map(inner, names)]))
+    model.compile(optimizer, "mse")
+    return model
+
+
+def chain(*names: str | None, name: str | None = "chain", optimizer: Any = None) -> Any:
+    parts = [layers.Dense(4, name=one) for one in names]
+    model = keras.Sequential([keras.Input((4,)), *parts, layers.Dropout(0.1)], name=name)
+    if optimizer:
+        model.compile(optimizer, "mse")
+    return model
+
+
+def two_models(*counts: int) -> Any:
+    inputs = keras.Input((4,))
+    one, two = (keras.Sequential([layers.Dense(4) for _ in range(count)]) for count in counts)
+    return keras.Model(inputs, two(one(inputs)))
+
+
+def sharing(shared: bool) -> Any:
+    a, b = keras.Input((4,)), keras.Input((4,))
+    one = layers.Dense(4, name="one")
+    two = one if shared else layers.Dense(4, name="two")
+    return keras.Model([a, b], layers.Dot(1)([one(a), two(b)]))
+
+
+def dropouts(*rates: float) -> Any:
+    parts = [layers.Dropout(rate, seed=int(rate * 100)) for rate in rates]
+    return keras.Sequential([keras.Input((4,)), *parts], name="m")
+
+
+def several_optimizers(*names: str) -> Any:
+    wrapped = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    model = towers(*names, optimizer=wrapped)
+    model.other = keras.optimizers.Lion()
+    model.other.build(model.trainable_variables)
+    return model
+
+
+class Block(layers.Layer):
+    """Names what it holds after itself, as many do."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inner = layers.Dense(4, name=f"{self.name}_proj")
+        self.norm = layers.LayerNormalization()
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+        self.norm.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.inner(x))
+
+
+class Attend(layers.Layer):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attention = layers.MultiHeadAttention(2, 2, dropout=0.1)
+
+    def build(self, shape: Any) -> None:
+        self.attention.build(shape, shape)
+
+    def call(self, x: Any) -> Any:
+        return self.attention(x, x)
+
+
+WRAPPED = {
+    "bidirectional": lambda: layers.Bidirectional(layers.LSTM(2, return_sequences=True)),
+    "time": lambda: layers.TimeDistributed(layers.Dense(4)),
+    "spectral": lambda: layers.SpectralNormalization(layers.Dense(4)),
+    "attention": Attend,
+    "block": Block,
+    "dropout": lambda: layers.Dropout(0.1),
+    "batch norm": layers.BatchNormalization,
+}
+
+
+def stack(kind: str, count: int) -> Any:
+    inputs = x = keras.Input((3, 4))
+    for _ in range(count):
+        x = WRAPPED[kind]()(x)
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    model.compile("adam", "mse")
+    return model
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+SWAPPED = (2, 3, 0, 1)
+RESTORED: dict[str, tuple[Make, Make, Make | None, Sequence[int] | None]] = {
+    # the saved model, the other one, what moves Keras' counters before it, the weights' new places
+    "another name of the model": (
+        lambda: chain("a", "b", name="first", optimizer="adam"),
+        lambda: chain("a", "b", name="second", optimizer="adam"),
+        None,
+        None,
+    ),
+    "shared layer": (lambda: sharing(True), lambda: sharing(True), None, None),
+    "seed generators": (
+        lambda: dropouts(0.1, 0.2, 0.3),
+        lambda: dropouts(0.1, 0.2, 0.3),
+        lambda: layers.Dropout(0.1),
+        None,
+    ),
+    "several optimizers": (
+        lambda: several_optimizers("user", "item"),
+        lambda: several_optimizers("user", "item"),
+        keras.optimizers.Lion,
+        None,
+    ),
+}
+REFUSED: dict[str, tuple[Make, Make, str]] = {
+    "a name in the middle": (
+        lambda: chain("a", "b", "c"),
+        lambda: chain("a", "x", "b"),
+        "x/kernel",
+    ),
+    "another layer": (lambda: chain("a", "b"), lambda: chain("a", "c"), "c/kernel"),
+    "as many in other models": (lambda: two_models(2, 1), lambda: two_models(1, 2), "kernel"),
+    "shared, and two of their own": (lambda: sharing(True), lambda: sharing(False), "two/kernel"),
+    "fewer seeds": (lambda: dropouts(0.1, 0.2), lambda: dropouts(0.1), "seed_generator"),
+    "several optimizers": (
+        lambda: several_optimizers("user", "item"),
+        lambda: several_optimizers("user", "product"),
+        "product",
+    ),
+    "other roles": (
+        lambda: towers("user", "item"),
+        lambda: towers("product", "user"),
+        "item/kernel",
+    ),
+    "adafactor": (
+        lambda: towers("user", "item", optimizer="adafactor"),
+        lambda: towers("product", "user", optimizer="adafactor"),
+        "item/kernel",
+    ),
+    "another order of the alphabet": (
+        lambda: towers("zebra", "ant"),
+        lambda: towers("yak", "bee"),
+        "zebra/kernel",
+    ),
+    "numbers of one's own": (
+        lambda: towers("tower_1", "tower_2"),
+        lambda: towers("tower_2", "tower_3"),
+        "tower_1/kernel",
+    ),
+    "like Keras' names": (
+        lambda: towers("dense_a", "dense_b"),
+        lambda: towers("dense_b", "dense_c"),
+        "dense_a/kernel",
+    ),
+}
+for _kind in ("sequential", "functional"):
+    REFUSED[f"another {_kind} model"] = (
+        lambda kind=_kind: nested(kind, "users", "items"),
+        lambda kind=_kind: nested(kind, "items", "products"),
+        "users|products|d/kernel|d_kernel",
+    )
+    RESTORED[f"{_kind}, unnamed"] = (
+        lambda kind=_kind: nested(kind, None, None),
+        lambda kind=_kind: nested(kind, None, None),
+        lambda kind=_kind: nested(kind, None, None),
+        None,
+    )
+    for _optimizer in ("adam", "adafactor"):
+        RESTORED[f"{_kind}, {_optimizer}"] = (
+            lambda kind=_kind, of=_optimizer: nested(kind, "users", "items", optimizer=of),
+            lambda kind=_kind, of=_optimizer: nested(kind, "items", "users", optimizer=of),
+            None,
+            SWAPPED,
+        )
+for _optimizer in ("adam", "adafactor", "nadam"):
+    RESTORED[f"towers, {_optimizer}"] = (
+        lambda of=_optimizer: towers("user", "item", optimizer=of),
+        lambda of=_optimizer: towers("item", "user", optimizer=of),
+        None,
+        SWAPPED,
+    )
+for _name in WRAPPED:
+    RESTORED[_name] = (
+        lambda kind=_name: stack(kind, 2),
+        lambda kind=_name: stack(kind, 2),
+        lambda kind=_name: stack(kind, 1),
+        None,
+    )
+    if _name != "dropout":
+        REFUSED[f"three for two: {_name}"] = (
+            lambda kind=_name: stack(kind, 2),
+            lambda kind=_name: stack(kind, 3),
+            "missing",
+        )
+
+
+@pytest.mark.parametrize("case", RESTORED)
+def test_every_variable_is_found(tmp_path: Path, case: str) -> None:
+    make, make_other, moves, places = RESTORED[case]
+    model = saved(tmp_path, make())
+    for _ in range(9 if moves else 0):  # dense_10 comes after dense_9
+        moves()
+    other = make_other()
+    report = ckpt_keras.restore(tmp_path / "run", other).report
+    assert report.missing == report.unexpected == ()
+    if places is None:
+        km.assert_same(km.values(model), km.values(other))
+        if hasattr(model, "other"):
+            pairs = zip(model.other.variables, other.other.variables, strict=True)
+            assert all(first(one) == first(two) for one, two in pairs)
+        return
+    weights = [[first(v) for v in each.trainable_variables] for each in (model, other)]
+    assert [weights[1][place] for place in places] == weights[0]
+    role = "_v" if "adafactor" in case else "_momentums"
+    mine, theirs = slots(model, role), slots(other, role)
+    assert [theirs[place] for place in places] == mine
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_names_are_never_paired(tmp_path: Path, case: str) -> None:
+    make, make_other, expected = REFUSED[case]
+    saved(tmp_path, make())
+    other = make_other()
+    before = km.values(other)
+    with pytest.raises(ckpt.StructureMismatch, match=expected):
+        ckpt_keras.restore(tmp_path / "run", other)
+    km.assert_same(before, km.values(other))
+
+
+# --------------------------------------------------------------------------------------- stories
+
+
+def test_what_both_sides_have_keeps_its_own_when_the_rest_may_differ(tmp_path: Path) -> None:
+    model = saved(tmp_path, towers("user", "item"))
+    other = towers("product", "user")
+    fresh = kernels(other, "product")
+    report = ckpt_keras.restore(
+        tmp_path / "run", other, what="weights", missing="keep", unexpected="ignore"
+    ).report
+    assert kernels(other, "user") == kernels(model, "user")
+    assert kernels(other, "product") == fresh
+    missing = {path.rpartition("variables/")[2] for path in report.missing}
+    assert missing == {"product/bias", "product/kernel"}
+
+
+@pytest.mark.parametrize("kind", ["sequential", "functional"])
+def test_a_model_from_a_configuration_leaves_names_out(tmp_path: Path, kind: str) -> None:
+    """``from_config`` drops the names of Sequential models from paths: those of layers decide."""
+    model = saved(tmp_path, nested(kind, "users", "items"))
+    loaded = ckpt_keras.load_model(tmp_path / "run")
+    km.assert_same(km.values(model), km.values(loaded))
+    ckpt_keras.save(tmp_path / "again", loaded, step=0)
+    for names in (("users", "items"), ("items", "users")):  # and back
+        keras.backend.clear_session()
+        by_code = nested(kind, *names)
+        ckpt_keras.restore(tmp_path / "again", by_code)
+        mine, theirs = km.values(model)[:4], km.values(by_code)[:4]
+        km.assert_same(mine if names[0] == "users" else [*mine[2:], *mine[:2]], theirs)
+
+
+def test_metrics_of_one_name_belong_to_their_outputs(tmp_path: Path) -> None:
+    def make(*names: str) -> Any:
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, {n: layers.Dense(1, name=n)(inputs) for n in names})
+        model.compile("sgd", "mse", metrics={n: ["mae"] for n in names})
+        ones = np.ones((2, 1))
+        model.evaluate(np.ones((2, 4)), dict.fromkeys(names, ones), verbose=0)
+        return model
+
+    def totals(model: Any) -> dict[str, float]:
+        found = model._compile_metrics._flat_metrics
+        return {one.output_name: float(one.metrics[0].total.value) for one in found}
+
+    model = saved(tmp_path, make("left", "right"))
+    other = make("right", "left")
+    ckpt_keras.restore(tmp_path / "run", other)
+    assert totals(other) == totals(model) and len(set(totals(model).values())) == 2
+
+
+@pytest.mark.parametrize("kind", ["adam", "adafactor", "nadam", "muon", "lion"])
+def test_an_optimizer_by_itself(tmp_path: Path, kind: str) -> None:
+    """Its slots carry the names of weights that are not saved with it."""
+    model, named = towers(None, None, optimizer=kind), towers("user", "item", optimizer=kind)
+    for one, place in ((model, "step"), (named, "named")):
+        ckpt.save(tmp_path / place, optimizer=fill(one).optimizer)
+    for _ in range(10):
+        layers.Dense(1)
+    other, renamed = (
+        towers(*names, optimizer=kind) for names in ((None, None), ("product", "user"))
+    )
+    before = [km.values(one) for one in (other, renamed)]  # makes the slots
+    ckpt.restore(tmp_path / "step", optimizer=other.optimizer)
+    pairs = zip(model.optimizer.variables, other.optimizer.variables, strict=True)
+    assert all(first(one) == first(two) for one, two in pairs)
+    with pytest.raises(ckpt.StructureMismatch, match="product_kernel"):
+        ckpt.restore(tmp_path / "named", optimizer=renamed.optimizer)
+    km.assert_same(before[1], km.values(renamed))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
+def test_checkpoints_that_count_equal_names_still_load(tmp_path: Path, optimizer: str) -> None:
+    """As they were written until equal paths said where they belong."""
+    model = fill(nested("functional", "users", "items", optimizer=optimizer))
+    tree: dict[str, Any] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for collection, of in (
+        ("trainable_variables", model.trainable_variables),
+        ("non_trainable_variables", model.non_trainable_variables),
+        ("optimizer_variables", model.optimizer.variables),
+        ("metrics_variables", model.metrics_variables),
+    ):
+        for variable in of:
+            count = counts[collection, variable.path] = (
+                counts.get((collection, variable.path), 0) + 1
+            )
+            *parents, last = variable.path.split("/")
+            node = tree.setdefault(collection, {})
+            for part in parents:
+                node = node.setdefault(part, {})
+            node[f"{last}@{count}" if count > 1 else last] = variable.value
+    ckpt.save(tmp_path / "run" / "0", model=tree)
+    keras.backend.clear_session()
+    other = nested("functional", "users", "items", optimizer=optimizer)
+    ckpt_keras.restore(tmp_path / "run", other)
+    km.assert_same(km.values(model), km.values(other))
