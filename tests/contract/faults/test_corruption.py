@@ -62,20 +62,17 @@ def test_swapped_and_stale_files(plain_pool: Pool, saved: Path, tmp_path: Path) 
     _check(plain_pool, saved, tmp_path, changes + list(_stale(saved)))
 
 
-@pytest.mark.slow
 def test_every_byte_of_metadata_and_every_64th_of_data(
     plain_pool: Pool, saved: Path, tmp_path: Path
 ) -> None:
     _check(plain_pool, saved, tmp_path, list(_flips(saved / "good", per_file=None)))
 
 
-@pytest.mark.slow
 def test_every_pair_of_files_swapped(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
     pairs = itertools.combinations(_files(saved / "good"), 2)
     _check(plain_pool, saved, tmp_path, [["swap", a, b] for a, b in pairs])
 
 
-@pytest.mark.slow
 def test_truncated_at_many_lengths(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
     changes: list[Change] = []
     for name in _files(saved / "good"):

@@ -26,7 +26,6 @@ Check = Callable[[str, Outcome, Outcome], None]
 """Looks at the scenario's name, the disturbed process, and the one after it."""
 
 pytestmark = pytest.mark.faults
-exhaustive = [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +188,7 @@ def _numbers(count: int, stride: int) -> list[int]:
         ("async_step", 6),
         ("linked", 6),
         ("open", 9),
-        *(pytest.param(name, 1, marks=exhaustive) for name in SCENARIOS),
+        *((name, 1) for name in SCENARIOS),
     ],
 )
 def test_killed_before_an_operation(
@@ -216,7 +215,7 @@ def test_killed_before_an_operation(
     [
         ("new", 3),
         ("step", 4),
-        *(pytest.param(name, 1, marks=exhaustive) for name in SCENARIOS),
+        *((name, 1) for name in SCENARIOS),
     ],
 )
 def test_killed_in_the_middle_of_a_write(
@@ -285,7 +284,7 @@ def _check_error(name: str, errno: str, outcome: Outcome) -> None:
         ("new", 8, "enospc", "ENOSPC"),
         ("async_step", 12, "enospc", "ENOSPC"),
         *(
-            pytest.param(name, 1, action, errno, marks=exhaustive)
+            (name, 1, action, errno)
             for name in SCENARIOS
             for action, errno in (("eio", "EIO"), ("enospc", "ENOSPC"))
         ),

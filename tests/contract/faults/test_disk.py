@@ -145,7 +145,8 @@ def _cut_power(image: Path, copy: Path) -> None:
     [
         "overwrite",
         "async_step",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("new", "step")),
+        "new",
+        "step",
     ],
 )
 def test_power_cut_after_a_save_was_acknowledged(
@@ -170,7 +171,7 @@ def test_power_cut_after_a_save_was_acknowledged(
     assert found == acknowledged, f"{outcome}\n{reader}"
 
 
-@pytest.mark.parametrize("name", [pytest.param("a", marks=pytest.mark.slow), "a/b/c"])
+@pytest.mark.parametrize("name", ["a", "a/b/c"])
 def test_power_cut_after_saving_into_new_directories(
     plain_pool: Pool, tmp_path: Path, name: str
 ) -> None:
@@ -199,7 +200,6 @@ def test_power_cut_loses_what_was_not_synced(plain_pool: Pool, tmp_path: Path) -
     assert reader.reported("error")[0]["type"] in ("CheckpointNotFound", "CheckpointCorrupt")
 
 
-@pytest.mark.slow
 def test_power_cut_at_any_moment(plain_pool: Pool, tmp_path: Path) -> None:
     """While steps are saved one after another, power fails now and then; resuming always works."""
     cuts_with_steps = 0

@@ -45,14 +45,12 @@ SOME = (
 """Of each kind of bound one."""
 
 
-@pytest.mark.slow
 def test_some_cases_do_harm_without_their_bounds(
     plain_pool: Pool, good: Path, tmp_path: Path
 ) -> None:
     _check(plain_pool, good, tmp_path, [case for case in CASES if case.name in SOME])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_every_case_does_harm_without_its_bounds(
     plain_pool: Pool, good: Path, tmp_path: Path, part: int

@@ -318,7 +318,6 @@ COSTS = [
 ]
 
 
-_LONG = {"hdf5-links", "metadata-of-lists", "pickle-lists", "tuples-of-one-hash"}
 """Behind the same bound as another case, but for the first, which takes long to write."""
 
 
@@ -351,7 +350,7 @@ def _too_much(outcome: Outcome) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.slow if case.name in _LONG else []) for case in COSTS],
+    COSTS,
     ids=lambda case: case.name,
 )
 def test_it_is_refused_for_little(plain_pool: Pool, tmp_path: Path, case: Cost) -> None:
@@ -364,7 +363,6 @@ def test_it_is_refused_for_little(plain_pool: Pool, tmp_path: Path, case: Cost) 
         assert case.says in said, f"{call}: {said}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", COSTS, ids=lambda case: case.name)
 def test_it_takes_too_much_without_its_bound(plain_pool: Pool, tmp_path: Path, case: Cost) -> None:
     path = _made(case, tmp_path)

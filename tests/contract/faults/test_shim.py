@@ -65,7 +65,7 @@ def test_fork_makes_the_operations_of_a_fresh_interpreter(pool: Pool, tmp_path: 
 
 @pytest.mark.parametrize(
     "scenario",
-    ["step", *(pytest.param(name, marks=pytest.mark.slow) for name in ("new", "overwrite"))],
+    ["step", "new", "overwrite"],
 )
 def test_shim_sees_every_changing_system_call(shim: Path, tmp_path: Path, scenario: str) -> None:
     """A library that writes in a way the shim does not know would escape all other tests.

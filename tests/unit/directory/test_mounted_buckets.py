@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import io
 import logging
 import os
 import shutil
@@ -21,7 +20,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import mounted_files, object_store, paths
+from ckpt_core._directory import object_store, paths
 from ckpt_core._directory.mounted_files import MountedFiles
 from ckpt_core._directory.paths import bucket_program, resolve
 from ckpt_core._storage import Location
@@ -83,39 +82,6 @@ def test_buckets_that_kubernetes_mounts(
     full = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_frsize=2**17)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     assert paths.mounted_bucket(str(mounted / "run" / "5")) == program
-
-
-def test_a_directory_that_a_deletion_removes_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the calls of makedirs itself, too."""
-    errors = [FileNotFoundError(), FileExistsError(), FileNotFoundError()]
-    real = os.makedirs
-
-    def makedirs(path: str, *arguments: Any, **named: Any) -> None:
-        if errors:
-            raise errors.pop()
-        real(path, *arguments, **named)
-
-    monkeypatch.setattr(os, "makedirs", makedirs)
-    MountedFiles(str(tmp_path / "x")).write("a/b", b"1").result()
-    assert (tmp_path / "x" / "a" / "b").read_bytes() == b"1"
-
-
-def test_reads_that_give_less_than_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Linux does beyond 2 GiB, and some mounts at any size."""
-
-    class Short(io.FileIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            return super().read(min(3, size) if size and size > 0 else -1)
-
-    (tmp_path / "a").write_bytes(b"0123456789")
-    monkeypatch.setattr(mounted_files, "open", lambda path, *_, **__: Short(path), raising=False)
-    files = MountedFiles(str(tmp_path))
-    assert files.read("a", byte_range=slice(1, 9)).result().value == b"12345678"
-    assert files.read("a", byte_range=slice(5, 99)).result().value == b"56789"
 
 
 @pytest.fixture(name="mounted")

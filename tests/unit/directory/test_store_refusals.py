@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._storage import Location, StoreFiles, location, new_context
-from ckpt_core._storage.failures import failure, is_shorter, refusal
+from ckpt_core._storage import location
 from tests.support.gcs_server import Request, Server
-from tests.support.stores import backend, keys_at
 
 ZSTD = ckpt.Options(compression="zstd")
 
@@ -145,55 +143,6 @@ def test_a_store_that_does_not_answer_ends_a_save_in_time(server: Server, kind: 
         ckpt.load(f"{server.root}/a")
 
 
-def test_a_connection_on_which_nothing_moves_is_given_up_and_the_request_repeated(
-    server: Server, run_python: Callable[..., Any], monkeypatch: Any
-) -> None:
-    """TensorStore reads the time limit at its first request, hence a process of its own."""
-    monkeypatch.setenv("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "1")
-    ended, first = threading.Event(), [True]
-    server.fault = lambda _: ended.wait(30) and None if first and first.pop() else None
-    code = f"""
-import os
-import numpy as np, ckpt_core as ckpt
-ckpt.save("{server.root}/a", {{"w": np.arange(3)}})
-print([int(ckpt.load("{server.root}/a")["w"].sum()), int(os.environ["TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES"])])
-"""
-    try:
-        assert run_python(code) == [3, 1]
-    finally:
-        ended.set()
-    assert [request.name for request in server.requests][:2] == ["a/ckpt.json"] * 2
-
-
-def test_a_range_that_is_not_in_a_value_gives_what_there_is(store: str) -> None:
-    """Also on servers, such as ``rclone serve s3``, whose answers make every range look so."""
-    keys = keys_at(store)
-    keys.put("a", b"0123456789")
-    assert keys.get("a", 4) == b"0123" and keys.get("a", 300) == b"0123456789"
-    assert keys.get("b", 4) is None
-    read = StoreFiles(Location(store, False), new_context())
-    for start, size, expected in [(2, 3, b"234"), (7, 9, b"789"), (40, 3, b"")]:
-        target = np.zeros(size, np.uint8)
-        count = read.read("a", start, target)
-        assert bytes(target[:count]) == expected
-    assert read.read("b", 0, np.zeros(1, np.uint8)) == 0
-
-
-def test_a_record_of_a_few_bytes_can_be_overwritten_and_deleted(store: str) -> None:
-    for then in ("overwrite", "delete"):
-        keys_at(store).put("ckpt.json", b"x")
-        keys_at(store).put("_CHECKPOINT_METADATA", b'{"item_handlers":{}}')  # else it is anybody's
-        with pytest.raises(ckpt.CheckpointCorrupt):
-            ckpt.load(store)
-        with pytest.raises(ckpt.CheckpointExists):
-            ckpt.save(store, tree(0))
-        if then == "overwrite":
-            ckpt.save(store, tree(1), overwrite=True)
-            assert ckpt.load(store)["text"] == "step 1"
-        backend().delete(store)
-        assert keys_at(store).list() == []
-
-
 def test_a_bucket_that_is_not_there(server: Server) -> None:
     with pytest.raises(FileNotFoundError, match=r"gs://elsewhere/a.*no such bucket"):
         ckpt.save("gs://elsewhere/a", tree(0))
@@ -240,51 +189,6 @@ def test_a_local_file_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match=r"[Tt]oo many open files") as found:
         ckpt.load(tmp_path / "a")
     assert found.value.errno == 24
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("PERMISSION_DENIED: no", PermissionError),
-        ("Error opening: UNAUTHENTICATED: token", PermissionError),
-        ("X [http_response_code='401']", PermissionError),
-        ("NOT_FOUND: b [http_response_code='404']", FileNotFoundError),
-        ("DEADLINE_EXCEEDED: late", TimeoutError),
-        ("ABORTED: retries [http_response_code='503']", ConnectionError),
-        ("UNAVAILABLE: refused", ConnectionError),
-        ("UNKNOWN: CURL error SSL peer certificate was not OK [curl_code='60']", ConnectionError),
-        ("X [http_response_code='429']", ConnectionError),
-        ("INTERNAL: write [os_error_code='28']", OSError),
-        ("X <Code>ExpiredToken</Code> [http_response_code='400']", PermissionError),
-        ("UNKNOWN: PermanentRedirect [http_response_code='301']", OSError),
-        ("AuthorizationHeaderMalformed [http_response_code='400']", OSError),
-        ("OUT_OF_RANGE: X [http_response_code='416']", None),
-        ("DATA_LOSS: checksum", None),
-        ("NOT_FOUND: chunk", None),
-        ("INVALID_ARGUMENT: PERMISSION", None),
-    ],
-)
-def test_what_a_failure_stands_for(text: str, kind: type[OSError] | None) -> None:
-    found = refusal(ValueError(text), "gs://b/a: cannot read x")
-    assert type(found) is (type(None) if kind is None else kind)
-    told = failure(ValueError(text), "gs://b/a: cannot read x")
-    assert "gs://b/a: cannot read x" in str(told) and text in str(told)
-    assert isinstance(told, OSError | ckpt.CheckpointError)
-
-
-@pytest.mark.parametrize(
-    ("text", "shorter"),
-    [
-        ("OUT_OF_RANGE: Requested byte range [0, 9)", True),
-        ("NOT_FOUND: no such object", True),
-        ("NOT_FOUND: b [http_response_code='404']", False),
-        ("UNKNOWN: CURL error SSL peer certificate was not OK [curl_code='60']", False),
-        ("INTERNAL: something else", False),
-    ],
-)
-def test_only_what_is_gone_or_short_counts_as_truncated(text: str, shorter: bool) -> None:
-    """It is damage; a request that failed for any other reason is not."""
-    assert is_shorter(ValueError(text)) is shorter
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -5,7 +5,6 @@ Locks are hints only: some do not reach another host, and a forked child would h
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import platform
@@ -22,8 +21,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import PosixBackend, hidden_names, locks, owner
-from ckpt_core._run.lease import Lease
+from ckpt_core._directory import PosixBackend, locks, owner
 from tests.support.children import environment
 
 HOST, PID, START = owner.this_owner().split("-")
@@ -64,13 +62,6 @@ def test_a_process_that_has_ended() -> None:
 
 
 @pytest.mark.linux("/proc says when a process started")
-def test_another_process_with_the_number_of_one_that_has_ended(sleeper: Any) -> None:
-    start = start_of(sleeper.pid)
-    assert owner.lives(f"{HOST}-{sleeper.pid}-{start}") is True
-    assert owner.lives(f"{HOST}-{sleeper.pid}-{int(start) - 1}") is False
-
-
-@pytest.mark.linux("/proc says when a process started")
 def test_a_process_that_ended_and_was_not_waited_for() -> None:
     process = subprocess.Popen(["true"])
     start = start_of(process.pid)
@@ -86,26 +77,6 @@ def test_a_process_that_ended_and_was_not_waited_for() -> None:
 )  # fmt: skip
 def test_of_whom_nothing_is_known(text: str) -> None:
     assert owner.lives(text.format(host=HOST, pid=PID, start=START)) is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [(None, True), (PermissionError(1, "EPERM"), True), (ProcessLookupError(3, "ESRCH"), False)],
-)
-@pytest.mark.parametrize("start", ["", "1"])
-def test_where_proc_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, answer: OSError | None, expected: bool, start: str
-) -> None:
-    """As with hidepid=2, or without /proc."""
-    monkeypatch.setattr(owner, "_start_time", lambda pid: None)
-
-    def kill(pid: int, number: int) -> None:
-        assert (pid, number) == (4242, 0)
-        if answer is not None:
-            raise answer
-
-    monkeypatch.setattr(os, "kill", kill)
-    assert owner.lives(f"{HOST}-4242-{start}") is expected
 
 
 @pytest.mark.parametrize(("age", "dead"), [(0.0, False), (LONG_AGO_SECS, True)], ids=["new", "old"])
@@ -313,18 +284,6 @@ def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbou
     claim.close()
 
 
-def test_the_owner_file_says_who_it_is(tmp_path: Path) -> None:
-    fence = Lease(str(tmp_path), PosixBackend())
-    fence.take()
-    said, who = (tmp_path / ".ckpt-owner").read_text().splitlines()
-    assert who == owner.this_owner()
-    assert re.fullmatch(
-        rf"[0-9a-f]{{32}} process {os.getpid()} on \S+, since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC",
-        said,
-    )
-    fence.close()
-
-
 # ---- forked children ----------------------------------------------------------------------------
 
 FORKED = """
@@ -403,50 +362,3 @@ with locks.reading(path, b"head"):
     held = locks.is_locked(path)
 print(json.dumps([code, held, locks.is_locked(path)]))
 """
-
-
-def test_a_lock_of_the_parent_outlives_a_child(tmp_path: Path, run_python: Any) -> None:
-    (tmp_path / "file").write_bytes(b"head")
-    assert run_python(ONE_CHILD, str(tmp_path / "file")) == [0, True, False]
-
-
-def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"head")
-    gc.collect()  # what earlier tests dropped
-    before, descriptors = len(locks.open_files), len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
-        with locks.reading(str(tmp_path / "file"), b"head"):
-            assert len(locks.open_files) == before + 1
-        with pytest.raises(FileNotFoundError), locks.reading(str(tmp_path / "file"), b"tail"):
-            pytest.fail("it has another head")
-        with locks.deleting(str(tmp_path / "file")):
-            assert not locks.is_locked(str(tmp_path / "none"))
-        PosixBackend().put(str(tmp_path), "note", b"text")
-        claim = PosixBackend().claim(str(tmp_path), "claim", b"text")  # dropped without close
-        del claim
-    gc.collect()
-    assert len(locks.open_files) == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]
-
-
-def test_a_lock_that_is_open_at_interpreter_exit_is_closed_without_a_word(tmp_path: Path) -> None:
-    """Generators are closed when the names of modules are gone."""
-    (tmp_path / "file").touch()
-    code = """
-import sys, types
-early = sys.early = sys.modules["early"] = types.ModuleType("early")  # cleared after the module of locks
-from ckpt_core._directory import locks
-sys.locks = locks
-early.kept = locks.reading(sys.argv[1], b"")
-early.kept.__enter__()
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "file")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")

@@ -21,48 +21,17 @@ from tests.support.gcs_server import Server
 from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 from tests.unit.faults.test_store_faults import make_spoiled  # noqa: F401 (fixture)
 
-BODIES = {
-    "empty": b"",
-    "object": b"{}",
-    "error": b'{"error": {"code": 403, "message": "no", "errors": [{"reason": "forbidden"}]}}',
-    "error-text": b'{"error": "invalid_grant"}',
-    "listing": b'{"kind": "storage#objects"}',
-    "empty-listing": b'{"kind": "storage#objects", "items": []}',
-    "array": b"[]",
-    "null": b"null",
-    "xml": b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
-    "html": b"<html>no</html>",
-}
-
 
 def tree(step: int) -> dict[str, Any]:
     return {"n": step, "w": np.full(1000, step, np.float32)}
 
 
-REFUSALS = [(status, body) for status in (401, 403) for body in BODIES]
+BODIES = [b"", b'{"error": {"code": 403, "message": "no"}}', b'{"kind": "storage#objects"}']
 
 
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
-        pytest.param(*one, marks=[] if place % 2 == place // len(BODIES) else pytest.mark.slow)
-        for place, one in enumerate(REFUSALS)
-    ],
-)
-def test_a_refused_listing_is_no_empty_directory(server: Server, status: int, body: str) -> None:
-    reader = _refusing(server, status, body)
-    _assert_refused(server, status, reader.all_steps)
-
-
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
-        pytest.param(*one, marks=[] if one in ((401, "xml"), (403, "error")) else pytest.mark.slow)
-        for one in REFUSALS
-    ],
-)
+@pytest.mark.parametrize(("status", "body"), [(401, 0), (403, 1), (403, 2), (412, 2)])
 def test_no_call_takes_a_refused_listing_for_nothing(
-    server: Server, status: int, body: str
+    server: Server, status: int, body: int
 ) -> None:
     reader = _refusing(server, status, body)
     before = dict(server.objects)
@@ -78,7 +47,7 @@ def test_no_call_takes_a_refused_listing_for_nothing(
     assert reader.restore_latest(state=tree(9)).step == 0
 
 
-def _refusing(server: Server, status: int, body: str) -> ckpt.Checkpointer:
+def _refusing(server: Server, status: int, body: int) -> ckpt.Checkpointer:
     """Saves a step; from then on the server refuses all listings. The run, opened to read."""
     url = f"{server.root}/run"
     with ckpt.Checkpointer(url) as checkpointer:
@@ -191,3 +160,63 @@ def test_rights_below_the_run_are_enough(spoiled: tuple[Proxy, str]) -> None:
     assert ckpt.load(f"{one}/state")["n"] == 2
     assert refused, "nothing was asked for outside: the test refuses nothing"
     proxy.reset()
+
+
+def test_an_object_that_the_store_refuses_is_not_missing(server: Server) -> None:
+    """Not of compressed arrays: there TensorStore 0.1.86 ends the process at such an answer."""
+    url = f"{server.root}/run"
+    with ckpt.Checkpointer(url) as checkpointer:
+        for step in range(2):
+            checkpointer.save(step, tree(step))
+    before = dict(server.objects)
+    server.requests.clear()
+    ckpt.load(f"{url}/1")
+    reader = ckpt.Checkpointer(url, read_only=True)
+    count, refused, missing = len(server.requests), 0, 0
+    for number in range(1, count + 1):
+        seen: list[Any] = []
+
+        def fault(request: Any, seen: list[Any] = seen, number: int = number) -> int | None:
+            seen.append(request)
+            return 412 if len(seen) == number and request.kind == "get" else None
+
+        server.fault = fault
+        for call in (
+            lambda: ckpt.load(f"{url}/1"),
+            lambda: reader.restore_latest(state=tree(9)),
+        ):
+            seen.clear()
+            try:
+                call()
+            except OSError as error:
+                refused += "policies" in str(error)
+                missing += isinstance(error, ckpt.CheckpointNotFound)
+    server.fault = lambda _: None
+    assert refused > 3 and not missing
+    assert before.items() <= server.objects.items()
+    assert reader.restore_latest(state=tree(9)).step == 1
+
+
+def test_a_write_that_the_store_refuses_is_not_acknowledged(server: Server) -> None:
+    ckpt.save(f"{server.root}/count", tree(0))
+    count = sum(request.kind in ("put", "delete") for request in server.requests)
+    refused = 0
+    for number in range(1, count + 1):
+        url, seen = f"{server.root}/at/{number}", list[Any]()
+
+        def fault(request: Any, seen: list[Any] = seen, number: int = number) -> int | None:
+            if request.kind in ("put", "delete"):
+                seen.append(request)
+                return 412 if len(seen) == number else None
+            return None
+
+        server.fault = fault
+        try:
+            ckpt.save(url, tree(number))
+        except (OSError, ckpt.CheckpointError):
+            refused += 1
+            server.fault = lambda _: None
+        else:
+            server.fault = lambda _: None
+            assert ckpt.load(url)["n"] == number and ckpt.verify(url).ok, seen[number - 1]
+    assert refused > 3

@@ -60,9 +60,7 @@ def _told(work: Callable[[], Any]) -> BaseException | None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, SEEDS))]
-)
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_three_in_ten_answers_fail(spoiled: tuple[Proxy, str], kind: Fault, seed: int) -> None:
     proxy, url = spoiled
     ckpt.save(f"{url}/old", tree(7))
@@ -126,9 +124,9 @@ def test_a_bit_that_flips_on_the_way_is_noticed_at_every_answer(
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(503, marks=pytest.mark.slow),
+        503,
         "reset",
-        pytest.param("truncate", marks=pytest.mark.slow),
+        "truncate",
     ],
 )
 def test_a_store_that_breaks_down_for_good_is_told(spoiled: tuple[Proxy, str], kind: Fault) -> None:
@@ -159,7 +157,6 @@ def test_a_store_that_breaks_down_for_good_is_told(spoiled: tuple[Proxy, str], k
         assert value_at(f"{url}/at-{first}") == 2
 
 
-@pytest.mark.slow
 def test_answers_that_never_come_are_asked_for_again(
     spoiled: tuple[Proxy, str], run_python: Callable[..., Any]
 ) -> None:

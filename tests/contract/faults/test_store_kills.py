@@ -242,7 +242,6 @@ def test_killed_at_a_request(on_gs: tuple[Mortal, str], name: str, applied: bool
         assert _killed_at(*on_gs, name, number, applied)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("where", ["on_gs", "on_s3"])

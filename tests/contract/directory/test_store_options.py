@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._storage import Location
 from tests.support.gcs_server import Server
 from tests.support.stores import BUCKET, tree
 
@@ -42,29 +41,6 @@ def test_the_project_that_pays_is_named_in_every_request(server: Server) -> None
     ckpt.save(f"{server.root}/a", tree(1), options=options)
     assert ckpt.load(f"{server.root}/a", options=options)["n"] == 1
     assert server.projects == {"project-7"}
-
-
-@pytest.mark.parametrize(
-    ("url", "chosen", "expected"),
-    [
-        ("s3://bucket/c", {"anon": True}, {"aws_credentials": {"type": "anonymous"}}),
-        (
-            "s3://bucket/c",
-            {"profile": "lab", "requester_pays": True},
-            {"requester_pays": True},
-        ),
-        ("gs://bucket/c", {"grpc": True}, {"driver": "gcs_grpc", "bucket": "bucket", "path": "c/"}),
-        ("gs://bucket/c", {"anon": False}, {"driver": "gcs", "bucket": "bucket", "path": "c/"}),
-    ],
-)
-def test_what_tensorstore_is_told(
-    url: str, chosen: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    from ckpt_core._storage._tensorstore import ts
-
-    spec = Location(url, False, storage_options=chosen).spec()
-    assert expected.items() <= spec.items()
-    ts.KvStore.Spec(spec)  # it knows all of the members
 
 
 @pytest.mark.parametrize(

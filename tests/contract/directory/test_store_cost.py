@@ -9,11 +9,6 @@ from typing import Any
 import numpy as np
 
 import ckpt_core as ckpt
-from ckpt_core import _operation
-from ckpt_core._format.record import FileRecord
-from ckpt_core._save import write
-from ckpt_core._saved.opening import open_checkpoint
-from ckpt_core._storage import upload
 from tests.support.gcs_server import Server
 from tests.support.units import MIB
 
@@ -74,37 +69,6 @@ def test_nothing_is_read_back_or_listed_for_what_was_uploaded(server: Server) ->
     assert kinds.count("list") == 3  # of the empty place
 
 
-def test_data_files_are_known_by_size_and_digest_as_they_are_in_the_store(server: Server) -> None:
-    state = {f"w{number}": np.full(2**17, float(number)) for number in range(24)}  # 24 MiB
-    state |= {f"s{number}": np.full(300, number) for number in range(40)}
-    options = ckpt.Options(target_data_file_bytes=4 * MIB)
-    ckpt.save(f"{server.root}/a", state, options=options)
-    record = open_checkpoint(f"{server.root}/a").record
-    sent = {name[2:]: data for name, (_, data) in server.objects.items() if "ocdbt.process" in name}
-    assert len(sent) >= 6
-    for name, data in sent.items():
-        assert record.files[name].size_bytes == len(data)
-    assert ckpt.verify(f"{server.root}/a").ok
-
-
-def test_a_data_file_with_bytes_between_its_values_is_digested_whole(
-    server: Server, monkeypatch: Any
-) -> None:
-    def gaps(index: Any) -> Any:
-        return {
-            file: [(offset + 1, *rest) for offset, *rest in values]
-            for file, values in found(index).items()
-        }
-
-    found = upload.values_in_files
-    monkeypatch.setattr(upload, "values_in_files", gaps)
-    ckpt.save(f"{server.root}/a", {"w": np.arange(2**17)})
-    record = open_checkpoint(f"{server.root}/a").record
-    (name,) = (name for name in record.files if "ocdbt.process" in name)
-    assert record.files[name] == FileRecord.of(server.objects[f"a/{name}"][1])
-    assert ckpt.verify(f"{server.root}/a").ok
-
-
 def test_an_asynchronous_save_waits_for_no_answer_before_it_returns(server: Server) -> None:
     returned = threading.Event()
     server.fault = lambda _: None if returned.wait(20) else 403
@@ -136,16 +100,3 @@ def test_a_save_of_a_run(server: Server) -> None:
         assert requests(server, lambda: save(0)) <= 43
         assert requests(server, lambda: save(1)) <= 36
         assert requests(server, lambda: save(2)) <= 36
-
-
-def test_progress_is_told_while_data_is_uploaded(server: Server, monkeypatch: Any) -> None:
-    monkeypatch.setattr(_operation, "PROGRESS_SECS", 0.0)
-    monkeypatch.setattr(
-        write, "UPLOAD_BYTES", 16 * MIB
-    )  # of a transaction; it is told when it was sent
-    told: list[ckpt.Event] = []
-    state = {f"w{number}": np.full(2**20, float(number)) for number in range(8)}  # 64 MiB
-    ckpt.save(f"{server.root}/a", state, options=ckpt.Options(on_event=told.append))
-    progress = [event.bytes for event in told if event.kind == "progress"]
-    assert progress == sorted(progress) and len(progress) >= 3
-    assert progress[-1] == 64 * MIB

@@ -119,16 +119,12 @@ NAMES = [
 ]
 # Each call once, over all layouts; the exhaustive form has every call in every layout.
 _QUICK = [one for one in NAMES if one[2] == (one[0] == "persistent only")][::5]
-exhaustive = [pytest.mark.slow]
 
 
 def _marked(quick: list[tuple[str, str, bool]]) -> list[Any]:
     return [
         *(pytest.param(*one, False, id="-".join(map(str, one))) for one in quick),
-        *(
-            pytest.param(*one, True, id="-".join(map(str, one)) + "-all", marks=exhaustive)
-            for one in NAMES
-        ),
+        *(pytest.param(*one, True, id="-".join(map(str, one)) + "-all") for one in NAMES),
     ]
 
 
