@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,21 +137,6 @@ def test_a_directory_is_not_taken_for_a_file(
             error = raised(call)
             assert error is None or type(error) is OSError, error
     assert start(root, read_only=True).all_steps() == [0, 1, 2]
-
-
-def test_a_tensor_file_that_cannot_be_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ckpt.save(tmp_path / "c", state(1))
-    file = tmp_path / "m.safetensors"
-    ckpt.convert.export_safetensors(tmp_path / "c", file, only="w")
-    for number in ERRORS:
-        with monkeypatch.context() as patch:
-            refuse(patch, file, number, calls=("stat",))
-            with pytest.raises(OSError) as caught:
-                ckpt.load(file)
-        assert caught.value.errno == number
-    assert os.path.exists(file) and ckpt.load(file, as_numpy=True)["w"][0] == 1
 
 
 def test_a_directory_that_is_not_written_to_is_named(

@@ -261,20 +261,6 @@ def test_an_item_that_was_not_saved(place):
         open_at(place).restore_latest(model=state(0))
 
 
-def test_a_damaged_step_leaves_targets_as_they_were(place):
-    with open_at(place) as checkpointer:
-        checkpointer.save(3, counter=Counter(5), params=state(3))
-        checkpointer.wait_until_finished()
-        place.damage(3)
-        mine = Counter(1)
-        with (
-            pytest.warns(RuntimeWarning, match="damaged"),
-            pytest.raises(ckpt.CheckpointCorrupt),
-        ):
-            checkpointer.restore_latest(counter=mine, params=state(0))
-    assert mine.count == 1
-
-
 # ---- restored values that nobody read ----------------------------------------------------------
 
 

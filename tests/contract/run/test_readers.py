@@ -289,16 +289,3 @@ def test_a_tool_that_deletes_the_newest_persistent_step_takes_none_that_the_run_
         assert restored is not None and restored.step == 11
         assert again.all_steps() == [4, 9, 10, 11]
     assert values(tmp_path / "steps") == {4: 4}
-
-
-@pytest.mark.parametrize("number", [np.array, np.int64])
-def test_queries_of_a_step_in_both_tiers_take_any_integer(tmp_path: Path, number: Any) -> None:
-    with starts(tmp_path, persists_every=100, local_max_to_keep=10)() as checkpointer:
-        checkpointer.save(100, state(1), metadata="hundred", metrics={"loss": 2.0})
-        step = number(100)
-        assert value_of(checkpointer.load(step)) == 1
-        assert checkpointer.metadata(step) == "hundred"
-        assert checkpointer.metrics(step) == {"loss": 2.0}
-        assert checkpointer.inspect(step).metadata == "hundred"
-        with pytest.raises(TypeError, match="step must be an integer"):
-            checkpointer.load(np.array([100]))  # pyright: ignore[reportArgumentType]
