@@ -294,16 +294,24 @@ class Run:
         root: URL under which it lies; None for a disk.
         every: as of ``Model``.
         local_keep: as of ``Model``.
+        prefix: of the names that its writers give to steps; readers look under others, too.
     """
 
-    def __init__(self, root: str | None = None, every: int | None = None, local_keep: int = 2):
+    def __init__(
+        self,
+        root: str | None = None,
+        every: int | None = None,
+        local_keep: int = 2,
+        prefix: str | None = None,
+    ) -> None:
         self.scratch = tempfile.mkdtemp(prefix="ckpt-history-", dir=fast_disk())
         self.on_disk = root is None
         self.url = f"{self.scratch}/steps" if root is None else f"{root}/{next(_urls)}/steps"
         self.model = Model(every, local_keep)
         self.value = self.asks = 0
         self.settled = True
-        self.writer = self.open()
+        self.prefix = prefix
+        self.writer = self.open(step_prefix=prefix)
         self.reader = self.open(read_only=True)
 
     def open(self, **arguments: Any) -> ckpt.Checkpointer:
@@ -378,7 +386,8 @@ class Run:
         if closes:
             self.writer.close()
         self.model.restart(keep, period)
-        self.writer = self.open(max_to_keep=keep, keep_period=period or None, **more)
+        more |= {"max_to_keep": keep, "keep_period": period or None}
+        self.writer = self.open(step_prefix=self.prefix, **more)
 
     def take_over(self, **more: Any) -> None:
         """Another writer claims the directory: the one before changes nothing any more."""
@@ -437,8 +446,8 @@ class Run:
         """A tool copies a step of the persistent directory to a number that is free."""
         self.settle()
         if target not in self.model.steps:
-            path, to = self._path(source), f"{self.url}/{target}"
-            copy_checkpoint(path, to)
+            name = f"{target}" if self.prefix is None else f"{self.prefix}_{target}"
+            copy_checkpoint(self._path(source), f"{self.url}/{name}")
             self.model.tool_copies(source, target)
 
     def _path(self, step: int) -> str:

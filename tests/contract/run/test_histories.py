@@ -166,7 +166,7 @@ def make_run_in() -> Any:
 
 WHERE: dict[str, dict[str, Any]] = {
     "disk": {},
-    "memory": {"root": "memory://test-histories"},
+    "memory": {"root": "memory://test-histories", "prefix": "run"},
     "tiers": {"every": 1, "local_keep": 1},
 }
 
@@ -193,9 +193,6 @@ def test_story_in_two_tiers(run_in: Any, story: str) -> None:
 
 NUMBERS = st.integers(0, 8)
 POLICIES = st.sampled_from([(None, 0), (1, 0), (2, 0), (2, 3), (3, 4)])
-HOW = st.fixed_dictionaries(
-    {"asynchronous": st.booleans(), "step_prefix": st.sampled_from([None, "run"])}
-)
 
 
 class History(RuleBasedStateMachine):
@@ -230,13 +227,13 @@ class History(RuleBasedStateMachine):
     def delete(self, step: int) -> None:
         self.run.delete(step)
 
-    @rule(policy=POLICIES, how=HOW, closes=st.booleans())
-    def restart(self, policy: tuple[int | None, int], how: dict[str, Any], closes: bool) -> None:
-        self.run.restart(*policy, closes, **how)
+    @rule(policy=POLICIES, asynchronous=st.booleans(), closes=st.booleans())
+    def restart(self, policy: tuple[int | None, int], asynchronous: bool, closes: bool) -> None:
+        self.run.restart(*policy, closes, asynchronous=asynchronous)
 
-    @rule(policy=POLICIES, how=HOW)
-    def take_over(self, policy: tuple[int | None, int], how: dict[str, Any]) -> None:
-        self.run.take_over(keep=policy[0], period=policy[1], **how)
+    @rule(policy=POLICIES, asynchronous=st.booleans())
+    def take_over(self, policy: tuple[int | None, int], asynchronous: bool) -> None:
+        self.run.take_over(keep=policy[0], period=policy[1], asynchronous=asynchronous)
 
     @precondition(lambda self: self.run.model.disk)
     @rule(data=st.data(), copy=st.none() | NUMBERS)
@@ -289,7 +286,7 @@ def random_calls(machine: type[History], operations: int) -> None:
     run_state_machine_as_test(machine, settings=settings)
 
 
-@pytest.mark.parametrize("operations", [250, 5_000])
+@pytest.mark.parametrize("operations", [250, 2_000])
 @pytest.mark.parametrize("machine", [OnDisk, InMemory, InTwoTiers])
 def test_any_order_of_calls(machine: type[History], operations: int) -> None:
     random_calls(machine, operations)
