@@ -286,7 +286,7 @@ def random_calls(machine: type[History], operations: int) -> None:
     run_state_machine_as_test(machine, settings=settings)
 
 
-@pytest.mark.parametrize("operations", [250, 2_000])
+@pytest.mark.parametrize("operations", [100, 1_000])
 @pytest.mark.parametrize("machine", [OnDisk, InMemory, InTwoTiers])
 def test_any_order_of_calls(machine: type[History], operations: int) -> None:
     random_calls(machine, operations)
@@ -297,7 +297,7 @@ def test_any_order_of_calls_in_a_bucket(kind: str, request: pytest.FixtureReques
     class InBucket(History):
         where: ClassVar[dict[str, Any]] = {"root": url_of_kind(request, kind)}
 
-    random_calls(InBucket, 300)
+    random_calls(InBucket, 100)
 
 
 @pytest.mark.soak
