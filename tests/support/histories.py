@@ -1,11 +1,27 @@
-"""What a run must hold after any calls: dicts of numbers and values, and the rules of one history in plain words.
+"""What a run must hold after any calls: the rules of one history in plain words, and a run that is driven beside them.
 
-It knows nothing of how the library decides. A value stands for a save: every save has its own.
+``Model`` knows nothing of how the library decides: dicts of numbers and values. A value stands for a save: every
+save has its own. ``Run`` makes each call at a Checkpointer and at the model, and compares what they give, and what
+a writer, readers and tools then see.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._copy import copy_checkpoint
+from ckpt_core._directory import resolve
+from ckpt_core._storage import backend_of
+from tests.support import seams
 
 Steps = dict[int, int]
 """Number of a step -> value that was saved in it."""
@@ -76,12 +92,13 @@ class Model:
 
     Attributes:
         disk, local: the steps of the persistent directory and of the local one.
-        tiers: whether there is a local directory; even steps are then persistent, others if forced.
-        local_keep: how many steps stay there.
+        every: which steps go to the persistent directory if there is a local one: multiples of it, and others if forced;
+            None if there is none.
+        local_keep: how many steps stay in the local one.
         keep, period: ``max_to_keep`` and ``keep_period`` of the writer.
     """
 
-    tiers: bool = False
+    every: int | None = None
     local_keep: int = 2
     keep: int | None = None
     period: int = 0
@@ -90,12 +107,16 @@ class Model:
     writer: Writer = field(default_factory=Writer)
 
     @property
+    def tiers(self) -> bool:
+        return self.every is not None
+
+    @property
     def steps(self) -> Steps:
         """What counts: of one number the newest save."""
         return {**self.disk, **self.local}
 
     def persists(self, step: int, force: bool) -> bool:
-        return not self.tiers or force or step % 2 == 0
+        return self.every is None or force or step % self.every == 0
 
     # ---- calls of the writer -----------------------------------------------------------------
 
@@ -237,8 +258,290 @@ class Model:
         self.keep, self.period = keep, period if keep is not None else 0
         self.writer = Writer()
 
+    def host_is_lost(self) -> None:
+        self.local = {}
+
     def tool_removes(self, step: int) -> None:
         del self.disk[step]
 
     def tool_copies(self, source: int, target: int) -> None:
         self.disk[target] = self.disk[source]
+
+
+# ---- a run beside its model ----------------------------------------------------------------------
+
+_urls = itertools.count()
+
+
+def fast_disk() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def outcome(call: Any) -> str:
+    """What a call gave, or how it was refused."""
+    try:
+        return str(call())
+    except (Refused, ckpt.CheckpointExists):
+        return "refused"
+    except (Absent, ckpt.CheckpointNotFound):
+        return "absent"
+
+
+class Run:
+    """A run and its model: every call goes to both, and must give the same.
+
+    Args:
+        root: URL under which it lies; None for a disk.
+        every: as of ``Model``.
+        local_keep: as of ``Model``.
+        prefix: of the names that its writers give to steps; readers look under others, too.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        every: int | None = None,
+        local_keep: int = 2,
+        prefix: str | None = None,
+    ) -> None:
+        self.scratch = tempfile.mkdtemp(prefix="ckpt-history-", dir=fast_disk())
+        self.on_disk = root is None
+        self.url = f"{self.scratch}/steps" if root is None else f"{root}/{next(_urls)}/steps"
+        self.model = Model(every, local_keep)
+        self.value = self.asks = 0
+        self.settled = True
+        self.prefix = prefix
+        self.writer = self.open(step_prefix=prefix)
+        self.reader = self.open(read_only=True)
+
+    def open(self, **arguments: Any) -> ckpt.Checkpointer:
+        options = ckpt.Options(durable=False)
+        if self.model.every is not None:
+            options = ckpt.Options(
+                durable=False,
+                persist_policy=ckpt.when.every_steps(self.model.every),
+                local_max_to_keep=self.model.local_keep,
+            )
+            arguments["local_directory"] = f"{self.scratch}/local"
+        return ckpt.Checkpointer(self.url, options=options, **arguments)
+
+    def settle(self) -> None:
+        self.writer.wait_until_finished()
+        self.settled = True
+
+    def close(self) -> None:
+        try:
+            self.settle()
+            self.writer.close()
+            self.reader.close()
+        finally:
+            shutil.rmtree(self.scratch)
+
+    # ---- the writer --------------------------------------------------------------------------
+
+    def save(
+        self, step: int, overwrite: bool = False, force: bool = False, waits: bool = True
+    ) -> str:
+        if waits:
+            self.settle()
+        self.value += 1
+        value, how = self.value, {"overwrite": overwrite, "force": force}
+        wanted = outcome(lambda: self.model.save(step, value, **how))
+        state, more = {"value": value}, {"metadata": {"value": value}}
+        assert outcome(lambda: self.writer.save(step, state, **how, **more)) == wanted
+        self.settled = self.settled and wanted != "True"
+        if waits:
+            self.settle()
+        return wanted
+
+    def restore(self, step: int | None = None) -> str:
+        """The newest step by default."""
+
+        def ours() -> Any:
+            if step is None:
+                return _found(self.writer.restore_latest({"value": 0}))
+            return _found(self.writer.restore(step, {"value": 0}))
+
+        wanted = outcome(
+            self.model.restore_latest if step is None else lambda: self.model.restore(step)
+        )
+        assert outcome(ours) == wanted
+        return wanted
+
+    def rollback(self, step: int) -> str:
+        wanted = str(self.model.rollback(step))
+        assert str(self.writer.rollback_to(step)) == wanted
+        return wanted
+
+    def delete(self, step: int) -> str:
+        wanted = outcome(lambda: self.model.delete(step))
+        assert outcome(lambda: self.writer.delete(step)) == wanted
+        return wanted
+
+    def restart(
+        self, keep: int | None = None, period: int = 0, closes: bool = True, **more: Any
+    ) -> None:
+        """The writer closes, or its process is gone, and the next one starts."""
+        self.settle()
+        if closes:
+            self.writer.close()
+        self.model.restart(keep, period)
+        more |= {"max_to_keep": keep, "keep_period": period or None}
+        self.writer = self.open(step_prefix=self.prefix, **more)
+
+    def take_over(self, **more: Any) -> None:
+        """Another writer claims the directory: the one before changes nothing any more."""
+        before, had_claimed = self.writer, self.model.writer.claimed
+        self.restart(closes=False, **more)
+        self.restore()
+        if had_claimed:
+            for call in (
+                lambda: before.save(9, {"value": -1}, force=True, overwrite=True),
+                lambda: before.rollback_to(0),
+            ):
+                with pytest.raises(ckpt.CheckpointError, match="took this directory over"):  # noqa: PT012
+                    call()
+                    before.wait_until_finished()
+        before.close()
+
+    def lose_the_host(self, **more: Any) -> None:
+        """Its local directory is gone, and another process starts."""
+        self.settle()
+        self.writer.close()
+        shutil.rmtree(f"{self.scratch}/local")
+        self.model.host_is_lost()
+        self.restart(**more)
+
+    def fail(self, ahead: int, point: seams.Point) -> None:
+        """The disk fails while the writer goes on beyond all that is there, and was."""
+        writer = self.model.writer
+        if (
+            writer.went_back
+            or not writer.looked
+            or (writer.at or 0) < max(self.model.steps, default=0)
+        ):
+            return
+        self.settle()
+        step = max({*self.model.steps, *writer.own}, default=-1) + ahead
+        with pytest.MonkeyPatch.context() as patch:
+            seams.at(patch, point, before=seams.fail())
+            if point == "delete":
+                keep, self.model.keep = self.model.keep, None
+                self.save(step)
+                self.model.keep = keep
+                return
+            with pytest.raises(OSError, match="No space left"):  # noqa: PT012  # of one or the other
+                self.writer.save(step, {"value": -1})
+                self.writer.wait_until_finished()
+
+    # ---- others ------------------------------------------------------------------------------
+
+    def remove(self, step: int) -> None:
+        """A tool that knows nothing of runs removes a step of the persistent directory."""
+        self.settle()
+        backend_of(resolve(self.url)[1]).delete(self._path(step))
+        self.model.tool_removes(step)
+
+    def copy(self, source: int, target: int) -> None:
+        """A tool copies a step of the persistent directory to a number that is free."""
+        self.settle()
+        if target not in self.model.steps:
+            name = f"{target}" if self.prefix is None else f"{self.prefix}_{target}"
+            copy_checkpoint(self._path(source), f"{self.url}/{name}")
+            self.model.tool_copies(source, target)
+
+    def _path(self, step: int) -> str:
+        with ckpt.Checkpointer(self.url, read_only=True) as persistent:
+            return persistent.restore(step, {"value": 0}).path
+
+    def read(self) -> None:
+        """A reader that has been open for long looks."""
+        self.settle()
+        wanted = max(self.model.steps.items(), default=None)
+        assert _found(self.reader.restore_latest({"value": 0})) == wanted
+        assert self.reader.all_steps() == sorted(self.model.steps)
+        if wanted is not None and wanted[0] in self.model.disk:
+            newest = max(self.model.disk)
+            assert self.reader.wait_for_new_step(timeout_secs=0) == newest
+            self.reader.wait_for_new_step(newest, timeout_secs=0)  # it wants that one no more
+
+    def check(self) -> None:
+        """One number, one value: whoever asks, under whatever names of steps."""
+        if not self.settled:
+            return
+        steps = self.model.steps
+        if self.on_disk and os.path.isdir(self.url):
+            names = [name for name in os.listdir(self.url) if name[-1].isdigit()]
+            numbers = [int(name.rpartition("_")[2]) for name in names]
+            assert sorted(numbers) == sorted(self.model.disk), names  # each under one name
+        self.asks += 1
+        asked = {*sorted(steps)[-1:], *[sorted(steps)[self.asks % len(steps)] for _ in steps][:1]}
+        prefix = (None, "other", "run")[self.asks % 3]
+        with self.open(read_only=True, step_prefix=prefix) as starting:
+            newest = _found(starting.restore_latest({"value": 0}))
+            assert newest == max(steps.items(), default=None)
+            for one in (self.writer, starting):
+                assert one.all_steps() == sorted(steps)
+                assert one.latest_step() == max(steps, default=None)
+                for step in asked:
+                    assert one.load(step)["value"] == steps[step]
+                    assert one.inspect(step).metadata == {"value": steps[step]}
+            with pytest.raises(ckpt.CheckpointNotFound):
+                starting.load(next(n for n in range(99) if n not in steps))
+        if self.model.tiers:
+            with ckpt.Checkpointer(self.url, read_only=True) as persistent:
+                assert persistent.all_steps() == sorted(self.model.disk)
+                for step in asked & self.model.disk.keys():
+                    assert persistent.load(step)["value"] == self.model.disk[step]
+
+
+def _found(restored: ckpt.Restored | None) -> tuple[int | None, int] | None:
+    return None if restored is None else (restored.step, restored.state["value"])
+
+
+# ---- stories -------------------------------------------------------------------------------------
+
+
+def play(run: Run, story: str) -> None:
+    """Makes the calls of a story, which ``;`` separates, each with the outcome that ``=>`` names.
+
+    ``save 1-3 7 force => False`` saves four steps. Each ``save`` has a letter, from ``a``; ``is 1a 2b`` says which
+    steps there are, and which save each is of; ``persistent 1a`` the same of the persistent directory.
+    """
+    saves = 0
+    letters: dict[int, str] = {}
+    for call in story.split(";"):
+        asked, _, wanted = (part.strip() for part in call.partition("=>"))
+        name, *words = asked.split()
+        named = {key: int(text) for key, _, text in (word.partition("=") for word in words) if text}
+        flags = {word: True for word in words if word in ("overwrite", "force")}
+        if name in ("is", "persistent"):
+            assert words == sorted(words, key=lambda word: int(word[:-1]))
+            steps = run.model.steps if name == "is" else run.model.disk
+            assert [f"{step}{letters[value]}" for step, value in sorted(steps.items())] == words
+            continue
+        found: list[Any] = []
+        if name == "save":
+            for step in _numbers(words):
+                found.append(run.save(step, **flags))
+                letters[run.value] = chr(ord("a") + saves)
+            saves += 1
+            wanted = wanted or "True"
+        elif name in ("restart", "take_over", "lose_the_host"):
+            getattr(run, name)(**named, asynchronous=False)
+        elif name == "read":
+            run.read()
+        else:
+            given = list(_numbers(words)) or [None]
+            found += [getattr(run, name)(*[n for n in [one] if n is not None]) for one in given]
+        assert not wanted or {*map(str, found)} == {wanted}, call
+        run.check()
+
+
+def _numbers(words: list[str]) -> Iterator[int]:
+    """``3``, ``1-4``, ``100-300/100``."""
+    for word in words:
+        if word[0].isdigit():
+            span, _, by = word.partition("/")
+            first, _, last = span.partition("-")
+            yield from range(int(first), int(last or first) + 1, int(by or 1))

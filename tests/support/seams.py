@@ -1,10 +1,13 @@
-"""The four moments at which tests make a save fail, wait, or look: the only module that knows what they are called.
+"""The moments at which tests make a save fail, wait, or look: the only module that knows what they are called.
 
 ========== ==============================================================================================
 write      one process writes its arrays, states and checksums; on process 0 also the metadata
 record     process 0 (in local directories each) writes ``ckpt.json`` as the last file, and syncs all
 commit     the checkpoint becomes visible
 agreement  one process sends its value to process 0 and waits for the answer; never with one process alone
+begin      process 0 makes the place where an attempt is written
+note       a small file of the run, such as ``.ckpt-run``, is written; gets its directory and name
+delete     a checkpoint is deleted; gets its path
 ========== ==============================================================================================
 
 Code of a subprocess may import it, too: it imports no pytest.
@@ -20,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._directory import ObjectStoreBackend
+from ckpt_core._directory.posix import LocalAttempt, PosixBackend
 from ckpt_core._directory.store_attempt import StoreAttempt
 from ckpt_core._processes import Processes
 from ckpt_core._save.write import Write
@@ -31,12 +35,15 @@ if TYPE_CHECKING:
 Act = Callable[..., object]
 """Called with the arguments of the product's method, the object first: an attempt, of ``write`` a ``Write`` and an
 attempt, of ``agreement`` a ``Processes``, the tag and the value."""
-Point = Literal["write", "record", "commit", "agreement"]
+Point = Literal["write", "record", "commit", "agreement", "begin", "note", "delete"]
 POINTS: dict[Point, list[tuple[type, str]]] = {
     "write": [(Write, "write_own")],
     "record": [(LocalAttempt, "make_durable"), (StoreAttempt, "make_durable")],
     "commit": [(LocalAttempt, "commit"), (StoreAttempt, "commit")],
     "agreement": [(Processes, "gather_decide")],
+    "begin": [(PosixBackend, "begin"), (ObjectStoreBackend, "begin")],
+    "note": [(PosixBackend, "put"), (ObjectStoreBackend, "put")],
+    "delete": [(PosixBackend, "delete"), (ObjectStoreBackend, "delete")],
 }
 LIMIT_SECS = 60
 

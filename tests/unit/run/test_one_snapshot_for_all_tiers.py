@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._devices import alike, transfer
+from ckpt_core._devices import alike
 from ckpt_core._devices.staging import Staging
 from tests.support import seams
 
@@ -129,30 +129,6 @@ def test_device_memory_is_copied_once_and_brought_to_the_host_once(
         loaded: Any = ckpt.load(path)
         assert (np.asarray(loaded["w"]) == 2).all()
         assert (np.asarray(loaded["v"]) == 2).all()
-
-
-def test_device_memory_that_cannot_be_read_fails_both_and_is_freed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    fetching = transfer.fetching
-
-    def failing() -> Any:
-        if threading.current_thread().name.startswith("ckpt-"):
-            calls.append(1)
-            raise OSError(5, "the device is gone")
-        return fetching()
-
-    with both(tmp_path, snapshot="device") as checkpointer:
-        monkeypatch.setattr(transfer, "fetching", failing)
-        checkpointer.save(0, {"w": jnp.zeros(100)})
-        with pytest.raises(OSError, match="the device is gone"):
-            checkpointer.wait_until_finished()
-        monkeypatch.setattr(transfer, "fetching", fetching)
-        assert len(calls) == 1
-        assert not checkpointer.all_steps()
-        checkpointer.save(2, {"w": jnp.ones(100)})
-    assert len(of_each_tier(tmp_path, 2)) == 2
 
 
 def test_a_save_that_must_persist_does_not_reuse_the_memory_of_one_on_its_way(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import ckpt_core as ckpt
 from ckpt_core import when
 from ckpt_core._directory import hardlinks
 from ckpt_core._processes import Processes
@@ -28,25 +25,6 @@ def failing_read() -> Any:
     names: dict[str, Any] = {"errno": errno, "os": os}
     exec(compile(_FAILING, "<injected>", "exec"), names)
     return names["read"]
-
-
-def test_a_file_called_as_a_record_in_a_parent(tmp_path: Path) -> None:
-    (tmp_path / "ckpt.json").write_text('{"mine": 1}')
-    ckpt.save(tmp_path / "below" / "one", {"w": np.zeros(3)})
-    assert ckpt.verify(tmp_path / "below" / "one").ok
-    with pytest.raises(ckpt.CheckpointExists, match="lies inside the checkpoint"):
-        ckpt.save(tmp_path / "below" / "one" / "two", {"w": np.zeros(3)})
-
-
-def test_a_step_of_two_names_goes_under_both(tmp_path: Path) -> None:
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, {"w": np.zeros(3)})
-    shutil.copytree(tmp_path / "1", tmp_path / "step_1")
-    with ckpt.Checkpointer(tmp_path, max_to_keep=1) as checkpointer:
-        checkpointer.restore(1, {"w": np.ones(3)}).state  # noqa: B018
-        checkpointer.save(2, {"w": np.zeros(3)})
-        checkpointer.wait_until_finished()
-        assert checkpointer.all_steps() == [2]
 
 
 def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(

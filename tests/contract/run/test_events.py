@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,22 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._operation import Operation
 
 STATE = {"w": np.arange(1000.0), "b": np.ones(3, np.float32)}
 BYTES = 8012
 
 
 class Heard:
-    """A listener that keeps everything."""
+    """A listener that keeps everything; how far something has come, which depends on time, on request."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: bool = False) -> None:
         self.events: list[ckpt.Event] = []
         self.threads: list[str] = []
+        self._progress = progress
 
     def __call__(self, event: ckpt.Event) -> None:
+        if event.kind == "progress" and not self._progress:
+            return
         self.events.append(event)
         self.threads.append(threading.current_thread().name)
 
@@ -48,7 +49,7 @@ def test_one_save_and_one_load(tmp_path: Path) -> None:
 
     heard = Heard()
     ckpt.load(path, options=ckpt.Options(on_event=heard))
-    assert [kind for kind in heard.kinds if kind != "progress"] == ["restore_started", "restored"]
+    assert heard.kinds == ["restore_started", "restored"]
     assert heard.events[-1].bytes == BYTES
 
 
@@ -87,35 +88,25 @@ def test_failures_are_told_with_the_error(tmp_path: Path) -> None:
 
 
 def test_a_failure_in_the_background_is_told(tmp_path: Path) -> None:
-    heard = Heard()
-    pending = ckpt.save_async(tmp_path / "one", STATE, options=ckpt.Options(on_event=heard))
-    pending.result()
-    (tmp_path / "two").mkdir()
-    os.chmod(tmp_path / "two", 0o755)
-    pending = ckpt.save_async(
-        tmp_path / "two" / "one", STATE, options=ckpt.Options(on_event=_replace(tmp_path, heard))
-    )
+    heard, path = Heard(), tmp_path / "one"
+
+    def gets_in_the_way(event: ckpt.Event) -> None:
+        heard(event)
+        if event.kind == "snapshot_taken":
+            path.mkdir()
+            (path / "file").touch()
+
+    pending = ckpt.save_async(path, STATE, options=ckpt.Options(on_event=gets_in_the_way))
     with pytest.raises(ckpt.CheckpointExists):
         pending.result()
     assert heard.kinds[-1] == "save_failed"
     assert isinstance(heard.events[-1].error, ckpt.CheckpointExists)
 
 
-def _replace(tmp_path: Path, heard: Heard) -> Any:
-    """Puts something in the way of the commit once the snapshot is taken."""
-
-    def listen(event: ckpt.Event) -> None:
-        heard(event)
-        if event.kind == "snapshot_taken":
-            (tmp_path / "two" / "one").mkdir()
-            (tmp_path / "two" / "one" / "file").touch()
-
-    return listen
-
-
 def test_a_listener_that_raises_costs_nothing(tmp_path: Path, caplog: Any) -> None:
     def listen(event: ckpt.Event) -> None:
-        raise ZeroDivisionError(event.kind)
+        if event.kind != "progress":  # which depends on time
+            raise ZeroDivisionError(event.kind)
 
     ckpt.save(tmp_path / "one", STATE, options=ckpt.Options(on_event=listen))
     assert ckpt.verify(tmp_path / "one").ok
@@ -217,90 +208,23 @@ def test_the_progress_bar(kind: str, terminal: bool, monkeypatch: pytest.MonkeyP
     assert ("saving step 7" in out.getvalue()) is terminal
 
 
-def test_several_listeners() -> None:
-    first, second = Heard(), Heard()
-    ckpt.events.each(first, second)(event("deleted"))
-    assert first.kinds == second.kinds == ["deleted"]
-
-
-def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = Heard()
-    operation = Operation("save", "/runs/7", 7, None, heard, total_bytes=1000)
-    operation.tell_progress(10)
-    assert heard.events == []
-    monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
-    operation.tell_progress(20)
-    operation.tell_progress(1000)
-    assert [(told.bytes, told.total_bytes) for told in heard.events] == [(20, 1000), (1000, 1000)]
-
-
-def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
-    heard = Heard()
-    options = ckpt.Options(on_event=heard)
-    state = {f"w{i}": np.ones((512, 1024), np.float32) for i in range(8)}
-    ckpt.save(tmp_path / "one", state, options=options)
-    first_of_load = sum(one.kind == "progress" for one in heard.events)
-    ckpt.load(tmp_path / "one", options=options)
-    told = [one for one in heard.events if one.kind == "progress"]
-    total = 8 * 2**21
-    assert all(0 <= one.bytes <= one.total_bytes == total for one in told)
-    of_load = [one.bytes for one in told[first_of_load:]]
-    # how far the load reads ahead of the leaves that are done depends on its threads
-    assert len(of_load) >= 8
-    assert of_load == sorted(of_load)
-    assert all(done >= (i + 1) * 2**21 for i, done in enumerate(of_load[-8:]))
-    assert of_load[-1] == total
-
-
-@pytest.mark.parametrize("as_numpy", [False, True])
-def test_progress_within_one_large_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_numpy: bool
-) -> None:
-    """Its blocks are counted one by one: else the bar of a model of few leaves would stand still."""
-    monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
-    ckpt.save(tmp_path / "one", {"w": np.ones((8, 1024, 1024), np.float32)})
-    heard = Heard()
-    ckpt.load(tmp_path / "one", as_numpy=as_numpy, options=ckpt.Options(on_event=heard))
-    told = [one.bytes for one in heard.events if one.kind == "progress"]
-    assert told == sorted(told)
-    assert len({done for done in told if 0 < done < 2**25}) >= 3
-    assert told[-1] == heard.events[-1].bytes == 2**25
-
-
-def test_the_bar_pulses_while_nothing_is_written() -> None:
-    pytest.importorskip("rich")
-    from rich.console import Console
-
-    bar = ckpt.events.ProgressBar(Console(file=Terminal(), force_terminal=True, width=100))
-    totals: list[float | None] = []
-    for done in (0, 0, 50):
-        bar(event("progress", bytes=done, total_bytes=100, secs=1.0))
-        totals += [task.total for task in bar._bars.tasks]  # pyright: ignore[reportPrivateUsage]
-    bar(event("committed", bytes=100))
-    assert totals == [None, None, 100]
-
-
 def test_one_listener_that_raises_hides_nothing_from_the_others() -> None:
     seen: list[Any] = []
 
     def broken(event: Any) -> None:
         raise ValueError("broken")
 
-    ckpt.events.each(broken, seen.append)(ckpt.Event(kind="deleted", path="/x"))
-    assert len(seen) == 1
+    ckpt.events.each(broken, seen.append, seen.append)(ckpt.Event(kind="deleted", path="/x"))
+    assert len(seen) == 2
 
 
 def test_a_listener_of_jax_monitoring_that_raises_costs_nothing(tmp_path: Path) -> None:
     def broken(name: str, secs: float, **_: Any) -> None:
-        if name == "/ckpt/committed":
-            raise ValueError("broken")
+        raise ValueError("broken")
 
     jax.monitoring.register_event_duration_secs_listener(broken)
     try:
-        with ckpt.Checkpointer(tmp_path) as checkpointer:
-            checkpointer.save(0, {"w": np.ones(2)})
-            checkpointer.wait_until_finished()
-            assert not checkpointer.save(0, {"w": np.ones(2)})
+        ckpt.save(tmp_path / "one", STATE)
     finally:
         jax.monitoring.unregister_event_duration_listener(broken)
+    assert ckpt.verify(tmp_path / "one").ok

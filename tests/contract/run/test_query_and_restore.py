@@ -122,14 +122,6 @@ def test_stateful_objects_are_set_in_place(place):
     assert other.history.tolist() == [1, 2, 3]
 
 
-def test_stateful_needs_no_reading(place):
-    mine = Counter(1)
-    with open_at(place) as checkpointer:
-        checkpointer.save(0, counter=mine)
-        checkpointer.restore_latest(counter=mine)
-        assert checkpointer.save(1, counter=mine)
-
-
 # ---- names -------------------------------------------------------------------------------------
 
 
@@ -157,12 +149,6 @@ def test_names_of_steps(place, arguments, name):
         assert not checkpointer.save(7, state(8))  # it stands there
     checkpointer.delete(7)
     assert checkpointer.all_steps() == [] and place.names() == []
-
-
-def test_retention_across_names(place):
-    write(place, 1, 2, step_prefix="step")
-    write(place, 3, max_to_keep=2)
-    assert open_at(place).all_steps() == [2, 3]
 
 
 def test_overwrite_of_a_step_with_another_name(local):
@@ -225,14 +211,6 @@ def test_a_step_without_its_record_is_not_there(place):
     assert checkpointer.all_steps() == [1]
 
 
-def test_an_unfinished_step_of_a_store_is_written_anew():
-    place = Place(f"memory://test-unfinished-{os.getpid()}/run")
-    write(place, 1)
-    place.remove("1/ckpt.json")
-    write(place, 1)
-    assert same(open_at(place).load(1), 1)
-
-
 @pytest.mark.parametrize("kind", ["record", "values"])
 def test_a_damaged_newest_step_is_skipped(place, kind):
     write(place, 1, 2, 3)
@@ -281,20 +259,6 @@ def test_an_item_that_was_not_saved(place):
     write(place, 1)
     with pytest.raises(ckpt.CheckpointNotFound, match="state"):
         open_at(place).restore_latest(model=state(0))
-
-
-def test_a_damaged_step_leaves_targets_as_they_were(place):
-    with open_at(place) as checkpointer:
-        checkpointer.save(3, counter=Counter(5), params=state(3))
-        checkpointer.wait_until_finished()
-        place.damage(3)
-        mine = Counter(1)
-        with (
-            pytest.warns(RuntimeWarning, match="damaged"),
-            pytest.raises(ckpt.CheckpointCorrupt),
-        ):
-            checkpointer.restore_latest(counter=mine, params=state(0))
-    assert mine.count == 1
 
 
 # ---- restored values that nobody read ----------------------------------------------------------

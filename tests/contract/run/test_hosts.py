@@ -1,0 +1,188 @@
+"""Steps that training has left never come back out of a local directory, whoever left them, and on whatever host.
+
+A job with local directories on host a; then another writer does something; then the job starts again, on either
+host. What it restores is of the branch that was written last, and no older than what the persistent directory has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support import seams
+
+EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3), durable=False)
+HOSTS = ("a", "b", None)
+"""With a local directory of its own, or without one."""
+_values = itertools.count(1)
+
+
+@dataclass
+class Job:
+    """One persistent directory, hosts, and the branch that training is on: step -> value."""
+
+    root: Path
+    branch: dict[int, int] = field(default_factory=dict[int, int])
+
+    def start(self, host: str | None, **more: Any) -> ckpt.Checkpointer:
+        local = None if host is None else self.root / host
+        options = ckpt.Options(durable=False) if host is None else EVERY_THIRD
+        return ckpt.Checkpointer(
+            self.root / "steps", local_directory=local, options=options, asynchronous=False, **more
+        )
+
+    def leave(self, last: int) -> None:
+        self.branch = {step: value for step, value in self.branch.items() if step <= last}
+
+    def save(self, checkpointer: ckpt.Checkpointer, step: int) -> None:
+        value = next(_values)
+        assert checkpointer.save(step, {"n": value})
+        self.leave(step - 1)
+        self.branch[step] = value
+
+    def resume(self, checkpointer: ckpt.Checkpointer) -> int:
+        restored = checkpointer.restore_latest(state={"n": 0})
+        if restored is None:
+            return -1
+        assert restored.step is not None
+        assert self.branch.get(restored.step) == restored["state"]["n"], self.branch
+        return restored.step
+
+    def found(self, host: str | None) -> int:
+        """What a start on this host restores; nothing is written."""
+        with self.start(host, read_only=True) as checkpointer:
+            step = self.resume(checkpointer)
+        with self.start(None, read_only=True) as persistent:
+            assert step >= max(persistent.all_steps(), default=-1)
+            for other in persistent.all_steps():
+                assert self.branch.get(other) == persistent.load(other)["n"]
+        return step
+
+
+def append(job: Job, host: str | None) -> None:
+    with job.start(host) as checkpointer:
+        step = job.resume(checkpointer)
+        for later in (step + 1, step + 2):
+            job.save(checkpointer, later)
+
+
+def roll_back(job: Job, host: str | None) -> None:
+    with job.start(host) as checkpointer:
+        checkpointer.rollback_to(0)
+    job.leave(0)
+
+
+def roll_back_and_append(job: Job, host: str | None) -> None:
+    roll_back(job, host)
+    append(job, host)
+
+
+def roll_back_while_it_runs(job: Job, host: str | None) -> None:
+    """The first job had looked already, when somebody else rolled back."""
+    with job.start("a") as waiting:
+        roll_back(job, host)
+        assert job.resume(waiting) == 0
+
+
+def delete_the_newest(job: Job, host: str | None) -> None:
+    with job.start(host) as checkpointer:
+        newest = checkpointer.latest_step()
+        assert newest is not None
+        checkpointer.delete(newest)
+    job.leave(newest - 1)
+
+
+def restore_an_older_one(job: Job, host: str | None) -> None:
+    with job.start(host) as checkpointer:
+        assert checkpointer.restore(0, state={"n": 0})["state"]["n"] == job.branch[0]
+        job.leave(0)
+        job.save(checkpointer, 1)
+        job.save(checkpointer, 2)
+
+
+def only_restore(job: Job, host: str | None) -> None:
+    with job.start(host) as checkpointer:
+        job.resume(checkpointer)
+
+
+APPENDING = (append, roll_back_and_append, restore_an_older_one)
+ACTIONS = (*APPENDING, roll_back, roll_back_while_it_runs, delete_the_newest, only_restore)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Steps 0 to 5 of host a: 0 and 3 are persistent, 5 is in its local directory."""
+    job = Job(tmp_path)
+    with job.start("a") as checkpointer:
+        assert job.resume(checkpointer) == -1
+        for step in range(6):
+            job.save(checkpointer, step)
+    assert {host: job.found(host) for host in HOSTS} == {"a": 5, "b": 3, None: 3}
+    return job
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("writer", HOSTS)
+def test_only_the_branch_that_was_written_last_comes_back(
+    job: Job, action: Callable[[Job, str | None], None], writer: str | None
+) -> None:
+    action(job, writer)
+    found = {host: job.found(host) for host in HOSTS}
+    if action in APPENDING:
+        assert found[writer] == max(job.branch)  # and nothing is lost where it was written
+    elif action is only_restore:
+        assert found == {"a": 5, "b": 3, None: 3}  # looking changes nothing
+    for host in ("a", None, "b", "a"):  # whoever goes on, goes on with the branch
+        append(job, host)
+        assert job.found(host) == max(job.branch)
+        for other in HOSTS:
+            job.found(other)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_order_of_what_writers_do(job: Job, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    for _ in range(6):
+        action = ACTIONS[int(chance.integers(len(ACTIONS)))]
+        writer = HOSTS[int(chance.integers(3))]
+        if 0 not in job.branch or job.found(writer) < 0:
+            action = append
+        action(job, writer)
+        for host in HOSTS:
+            job.found(host)
+
+
+def test_a_run_without_local_directories_writes_no_note_of_them(tmp_path: Path) -> None:
+    append(Job(tmp_path), None)
+    assert not (tmp_path / "steps" / ".ckpt-run").exists()
+
+
+def test_local_steps_count_at_every_moment_of_the_next_writers_first_save(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins a lineage of its own; what it continues from counts before, meanwhile and afterwards."""
+    counted: list[int] = []
+
+    def count(*_: Any) -> None:
+        counted.append(job.found("a"))
+
+    with job.start("a") as checkpointer:
+        assert job.resume(checkpointer) == 5
+        with monkeypatch.context() as patch:
+            seams.at(patch, "note", before=count, after=count, where=_is_of_the_run)
+            job.save(checkpointer, 6)
+        assert counted and {*counted} == {5}
+    assert job.found("a") == 6
+    append(job, "b")  # which knows of 6 only
+    assert job.found("a") == job.found(None)
+
+
+def _is_of_the_run(_: Any, path: str, name: str, data: bytes) -> bool:
+    return name.startswith(".ckpt-")

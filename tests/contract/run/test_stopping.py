@@ -1,0 +1,301 @@
+"""Being asked to stop: signals are noticed and passed on, and the last step is saved within the time that is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support import forked
+from tests.support.children import environment
+
+STATE = {"w": np.ones(2)}
+
+
+@contextlib.contextmanager
+def handled(number: int = signal.SIGTERM) -> Iterator[list[int]]:
+    """What a handler of the program hears."""
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, _: heard.append(number))
+    try:
+        yield heard
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_noticed_and_passed_on(tmp_path: Path, number: signal.Signals) -> None:
+    options = ckpt.Options(stop_signals=("SIGTERM", "SIGUSR1"))
+    with handled(number) as heard:
+        with ckpt.Checkpointer(tmp_path, options=options) as checkpointer:
+            before = signal.getsignal(number)
+            assert not checkpointer.should_stop
+            assert signal.getsignal(number) != before  # nothing listens before it is asked
+            signal.raise_signal(number)
+            assert checkpointer.should_stop and checkpointer.reached_preemption(3)
+        assert heard == [number]
+        assert signal.getsignal(number) == before
+        signal.raise_signal(number)
+        assert heard == [number] * 2
+
+
+@pytest.mark.parametrize("name", ["TERM", "SIGNOTHING", "", "SIG_DFL", "SIGKILL"])
+def test_signals_that_are_none(name: str) -> None:
+    with pytest.raises(ValueError, match="stop_signals"):
+        ckpt.Options(stop_signals=(name,))
+
+
+def test_the_policy_saves_the_last_step(tmp_path: Path) -> None:
+    policy = ckpt.when.every_steps(100) | ckpt.when.preempted()
+    before = signal.getsignal(signal.SIGTERM)
+    with ckpt.Checkpointer(tmp_path, save_policy=policy, asynchronous=False) as checkpointer:
+        assert not checkpointer.save(1, STATE)
+        signal.raise_signal(signal.SIGTERM)
+        assert checkpointer.save(2, STATE)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert checkpointer.all_steps() == [2]
+
+
+def test_a_signal_right_after_a_step_was_declined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that stops there would lose that step: it does one more, which is saved."""
+
+    def comes_late(step: int, _: Any) -> bool:
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return False
+
+    policy = ckpt.when.preempted() | comes_late
+    with ckpt.Checkpointer(tmp_path / "a", save_policy=policy) as checkpointer:
+        for step in range(9):
+            checkpointer.save(step, STATE)
+            if checkpointer.should_stop:
+                break
+    assert checkpointer.all_steps() == [step] == [2]
+    # a loop that does not ask the policy again is not kept from stopping
+    clock = time.monotonic
+    with ckpt.Checkpointer(tmp_path / "b", save_policy=policy) as checkpointer:
+        assert not checkpointer.save(1, STATE)
+        assert not checkpointer.should_stop and not checkpointer.should_stop
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 10_000)
+        assert checkpointer.should_stop
+
+
+def test_checkpointers_closed_in_any_order_leave_no_handler(tmp_path: Path) -> None:
+    with handled() as heard:
+        mine = signal.getsignal(signal.SIGTERM)
+        first, second = ckpt.Checkpointer(tmp_path / "a"), ckpt.Checkpointer(tmp_path / "b")
+        assert not first.should_stop and not second.should_stop
+        first.close()
+        signal.raise_signal(signal.SIGTERM)
+        assert second.should_stop
+        assert heard == [signal.SIGTERM]
+        second.close()
+        signal.raise_signal(signal.SIGTERM)  # through the first's, which has long been closed
+        assert heard == [signal.SIGTERM] * 2
+        assert not first.should_stop
+        signal.signal(signal.SIGTERM, mine)
+        assert second.should_stop  # asked again after its end: nothing is installed any more
+        assert signal.getsignal(signal.SIGTERM) == mine
+
+
+def test_a_thread_that_cannot_listen_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> None:
+        with ckpt.Checkpointer(tmp_path) as checkpointer:
+            for _ in range(3):
+                assert not checkpointer.should_stop
+
+    thread = threading.Thread(target=train, name="trainer")
+    thread.start()
+    thread.join()
+    assert caplog.text.count("SIGTERM will not be noticed") == 1
+    assert "'trainer'" in caplog.text
+
+
+# ---- the grace period ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stopped", ["in time", "too late", "while it waits", "not at all"])
+def test_the_grace_period(tmp_path: Path, stopped: str) -> None:
+    go = threading.Event()
+
+    def held(event: ckpt.Event) -> None:
+        if event.kind == "committed":  # in the background thread, before the step is acknowledged
+            assert go.wait(60)
+
+    secs = {"in time": 30.0, "not at all": 0.0}.get(stopped, 0.05)
+    options = ckpt.Options(grace_secs=secs, on_event=held)
+    checkpointer = ckpt.Checkpointer(tmp_path, options=options)
+    assert not checkpointer.should_stop
+    checkpointer.save(1, STATE)
+    if stopped == "not at all":
+        threading.Timer(0.2, go.set).start()
+    elif stopped == "while it waits":
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        signal.raise_signal(signal.SIGTERM)
+        assert checkpointer.should_stop
+    if stopped == "in time":
+        go.set()
+    if stopped in ("too late", "while it waits"):
+        with pytest.raises(ckpt.GraceExceeded, match="step 1 did not end within the grace period"):
+            checkpointer.wait_until_finished()
+        go.set()
+        ended = False
+        while not ended:  # it goes on meanwhile
+            with contextlib.suppress(ckpt.GraceExceeded):
+                checkpointer.wait_until_finished()
+                ended = True
+    checkpointer.close()
+    assert checkpointer.all_steps() == [1]
+
+
+# ---- in processes that signals end ---------------------------------------------------------------
+
+BEGINNING = """
+import ctypes, gc, os, signal, sys, time, warnings
+gc.disable()  # collecting garbage must not be needed
+warnings.simplefilter("ignore")
+import numpy as np
+import ckpt_core as ckpt
+
+policy = ckpt.when.every_steps(100) | ckpt.when.preempted()
+
+def opened(name):
+    return ckpt.Checkpointer(f"{sys.argv[1]}/{name}", save_policy=policy, asynchronous=False)
+
+def told_again(checkpointer):
+    signal.raise_signal(signal.SIGTERM)
+    assert checkpointer.save(2, {"w": np.ones(2)})
+    print("alive", flush=True)
+
+def forked():
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        os._exit(5)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+# code, then what it prints, and how it ends
+ENDED = {
+    "closed out of turn": (
+        """
+first, second = opened("a"), opened("b")
+first.close()
+told_again(second)
+signal.raise_signal(signal.SIGTERM)  # the second one ends the process as ever
+""",
+        *("alive\n", -signal.SIGTERM),
+    ),
+    "opened after others": (
+        """
+first, second = opened("a"), opened("b")
+first.close()
+second.close()
+told_again(opened("c"))
+signal.raise_signal(signal.SIGTERM)
+""",
+        *("alive\n", -signal.SIGTERM),
+    ),
+    **{
+        # it heard an earlier signal, so that this one is its second; not so for who asks now
+        f"left open, {how}": (
+            f"""
+left = opened("a")
+signal.raise_signal(signal.SIGTERM)
+assert left.should_stop
+{then}
+with opened("b") as second:
+    told_again(second)
+signal.raise_signal(signal.SIGTERM)
+print("deaf", flush=True)
+""",
+            *("alive\n", -signal.SIGTERM),
+        )
+        for how, then in {
+            "kept": "",
+            "dropped": "del left",
+            "chained": "before = signal.getsignal(signal.SIGTERM)\n"
+            "signal.signal(signal.SIGTERM, lambda *of: before(*of))",
+        }.items()
+    },
+    "dropped": (
+        """
+assert not opened("a").should_stop
+signal.raise_signal(signal.SIGTERM)
+print("deaf", flush=True)
+""",
+        *("", -signal.SIGTERM),
+    ),
+    "a loop": (
+        """
+with opened("a") as checkpointer:
+    for step in range(1, 10_000):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        checkpointer.save(step, {"step": step})
+        if checkpointer.should_stop:
+            break
+assert ckpt.load(f"{sys.argv[1]}/a/7") == {"step": 7}
+sys.exit(3)
+""",
+        *("", 3),
+    ),
+    "a forked child ends": (
+        """
+with opened("a") as checkpointer:
+    assert not checkpointer.should_stop
+    assert forked() == -signal.SIGTERM
+""",
+        *("", 0),
+    ),
+    "so does one whose handler calls the earlier one": (
+        """
+with opened("a") as checkpointer:
+    assert not checkpointer.should_stop
+    earlier = signal.signal(signal.SIGTERM, lambda *of: earlier(*of))
+    assert forked() == -signal.SIGTERM
+    signal.raise_signal(signal.SIGTERM)
+    assert checkpointer.should_stop
+""",
+        *("", 0),
+    ),
+    # jax's preemption service has one of these: without it processes could not agree
+    "a handler that Python does not know still hears it": (
+        """
+heard = []
+native = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
+ctypes.CDLL(None).signal(int(signal.SIGTERM), native)
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+checkpointer = opened("a")
+assert not checkpointer.should_stop
+signal.raise_signal(signal.SIGTERM)
+assert heard == [signal.SIGTERM] and checkpointer.should_stop
+signal.raise_signal(signal.SIGTERM)
+checkpointer.close()
+signal.raise_signal(signal.SIGTERM)
+assert len(heard) == 3
+""",
+        *("", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDED)
+def test_a_process_that_is_told_to_stop(tmp_path: Path, what: str) -> None:
+    code, printed, ends = ENDED[what]
+    done = forked.run(BEGINNING + code, str(tmp_path), environment=environment(), timeout_secs=60)
+    assert (done.stdout, done.returncode) == (printed, ends), done.stderr

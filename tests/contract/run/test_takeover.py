@@ -1,0 +1,318 @@
+"""A newcomer and the run that it replaces: whatever moment the old one wakes up at, one history is left.
+
+The old run is stalled in the middle of a save: right before it asks whether it may still commit, or right after.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from tests.support import forked, seams
+from tests.support.children import environment
+from tests.support.takeovers import (
+    LIMIT_SECS,
+    NEW,
+    OLD,
+    make_directory,  # noqa: F401 (fixture)
+    resume,
+    retired,
+    save,
+    start,
+    state,
+    values,
+    write,
+)
+
+FENCED = "another Checkpointer"
+
+
+class Stalled:
+    """An old run that is held back in the save of a step."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, directory: str, at: str, step: int, **more: Any):
+        self._gate = seams.Gate()
+        here = seams.below(directory)
+        if at == "before":
+            seams.at(patch, "record", after=self._gate, where=here, nth=1)
+        else:
+            seams.at(patch, "commit", before=self._gate, where=here, nth=1)
+        self.run = start(directory, **more)
+        resume(self.run)
+        assert self.run.save(step, state(OLD + step))
+        assert self._gate.entered.wait(LIMIT_SECS)
+
+    def wake(self, *_: Any, **__: Any) -> str:
+        """How its save ends: empty, or the error."""
+        self._gate.go.set()
+        try:
+            self.run.wait_until_finished()
+        except ckpt.CheckpointError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+ORDERS = ("before the first save", "after it", "after two")
+ROWS = [  # who wakes before the claim is gone on from, whatever number the newcomer would have begun with
+    *((at, "before the claim", 3, at == "before") for at in ("before", "after")),
+    *(
+        (at, order, first, (first + ORDERS.index(order) + (at == "after")) % 2 == 0)
+        for at in ("before", "after")
+        for order in ORDERS
+        for first in (1, 2, 3)
+    ),
+]
+
+
+@pytest.mark.parametrize(("stalled", "order", "first", "begun"), ROWS)
+def test_one_history_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stalled: str,
+    order: str,
+    first: int,
+    begun: bool,
+) -> None:
+    """The old run saves step 2; the newcomer's first one has the same number, or one more or less."""
+    directory = str(tmp_path / "run")
+    if begun:
+        write(directory, 0)
+    with monkeypatch.context() as patch:
+        old = Stalled(patch, directory, stalled, 2)
+    new = start(directory, asynchronous=False)
+    if order == "before the claim":
+        assert old.wake() == "" and resume(new) == 2
+        save(new, first, NEW)
+        wanted = {2: OLD + 2, first: NEW + first}
+    else:
+        assert resume(new) == (0 if begun else None)
+        outcome = ""
+        for number, now in enumerate(ORDERS):
+            if now == order:
+                outcome = old.wake()
+            save(new, first + number, NEW)
+        wanted = {first + n: NEW + first + n for n in range(3)}
+        assert FENCED in outcome or stalled == "after"
+        assert retired(directory) == ({} if outcome else {"2": OLD + 2})
+        if not outcome:
+            assert f"step 2 is no continuation: moved to {directory}/retired" in caplog.text
+    assert values(directory) == ({0: 0} if begun else {}) | wanted
+    for call in (lambda: save(old.run, 9, OLD), lambda: old.run.rollback_to(0)):
+        with pytest.raises(ckpt.CheckpointError, match=FENCED):
+            call()
+    old.run.close()
+    new.close()
+    with start(directory) as again:
+        assert resume(again) == max(wanted)
+
+
+@pytest.mark.parametrize("stalled", ["before", "after"])
+def test_one_history_is_left_in_a_bucket(
+    store: str, monkeypatch: pytest.MonkeyPatch, stalled: str
+) -> None:
+    write(store, 0)
+    with monkeypatch.context() as patch:
+        old = Stalled(patch, store, stalled, 2)
+    with start(store, asynchronous=False) as new:
+        assert resume(new) == 0
+        assert bool(old.wake()) == (stalled == "before")
+        save(new, 1, NEW)
+    assert values(store) == {0: 0, 1: NEW + 1}
+    old.run.close()
+
+
+def test_a_step_of_nobody_makes_way_in_a_bucket_while_a_run_saves() -> None:
+    directory = f"memory://nobody-{os.getpid()}/run"
+    with start(directory) as run:
+        save(run, 0, NEW)
+        ckpt.save(f"{directory}/1", state(OLD))
+        save(run, 1, NEW)
+        ckpt.save(f"{directory}/4", state(OLD))
+        save(run, 5, NEW)
+        with pytest.raises(ckpt.CheckpointExists, match="step 3 is older than 5"):
+            run.save(3, state(NEW))
+    assert values(directory) == {0: NEW, 1: NEW + 1, 5: NEW + 5}
+
+
+def test_an_old_run_that_wakes_late_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has published one step too many; its retention would judge the newcomer's."""
+    directory = str(tmp_path / "run")
+    write(directory, 0)
+    old = Stalled(monkeypatch, directory, "after", 9, max_to_keep=1)
+    with start(directory, asynchronous=False) as new:
+        assert resume(new) == 0
+        save(new, 1, NEW)
+        assert old.wake() == ""
+        assert set(values(directory)) == {0, 1, 9}
+        save(new, 2, NEW)
+    assert values(directory) == {0: 0, 1: NEW + 1, 2: NEW + 2}
+    old.run.close()
+
+
+@pytest.mark.parametrize(("point", "late", "kept"), [("begin", 9, 1), ("record", 1, None)])
+def test_a_late_step_appears_while_the_newcomer_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: seams.Point, late: int, kept: int | None
+) -> None:
+    """As it begins: its retention keeps the newest one only. While it is written, with the same number."""
+    directory = str(tmp_path / "run")
+    write(directory, 0)
+    with monkeypatch.context() as patch:
+        old = Stalled(patch, directory, "after", late)
+    woken: list[str] = []
+    with start(directory, asynchronous=False, max_to_keep=kept) as new:
+        assert resume(new) == 0
+        seams.at(monkeypatch, point, before=lambda *_, **__: woken.append(old.wake()), nth=1)
+        save(new, 1, NEW)
+    assert woken == [""]
+    assert values(directory) == ({} if kept else {0: 0}) | {1: NEW + 1}
+    assert retired(directory) == {str(late): OLD + late}
+    old.run.close()
+
+
+# ---- who is fenced -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_older_writer_is_fenced(directory: str, asynchronous: bool) -> None:
+    old = start(directory, asynchronous=asynchronous)
+    save(old, 1, OLD)
+    with start(directory, asynchronous=False) as new:
+        save(new, 2, NEW)
+        with pytest.raises(ckpt.CheckpointError, match=FENCED):
+            save(old, 3, OLD)
+        assert old.all_steps() == new.all_steps() == [1, 2]
+        save(new, 3, NEW)
+        closed = start(directory)
+        closed.close()
+        closed.restore(1, state=state(0))  # who is closed takes the directory from nobody
+        save(new, 4, NEW)
+    assert values(directory) == {1: OLD + 1, 2: NEW + 2, 3: NEW + 3, 4: NEW + 4}
+    old.close()
+
+
+def test_taking_over_from_a_living_writer_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = start(tmp_path, asynchronous=False)
+    save(old, 1, OLD)
+    assert caplog.text == ""
+    with start(tmp_path, asynchronous=False) as new:
+        save(new, 2, NEW)
+        assert f"taken over from process {os.getpid()} on" in caplog.text
+        assert "an earlier Checkpointer of this process, not closed" in caplog.text
+        with pytest.raises(ckpt.CheckpointError, match=rf"{FENCED} \(process {os.getpid()}"):
+            save(old, 3, OLD)
+    with pytest.raises(ckpt.CheckpointError, match="one that was closed since"):
+        save(old, 3, OLD)
+    old.close()
+    caplog.clear()
+    with start(tmp_path, asynchronous=False) as third:  # the last one was closed
+        save(third, 3, NEW)
+    assert caplog.text == ""
+
+
+# ---- with real processes -------------------------------------------------------------------------
+
+ZOMBIE = """
+import os, signal, sys, threading
+import numpy as np
+import ckpt_core as ckpt
+from tests.support import seams
+
+directory, when, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+state = lambda value: {"value": np.full(2000, value)}
+stop = lambda *_: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this very thread, now
+if when == "before":
+    seams.at(None, "record", after=stop)
+else:
+    seams.at(None, "commit", before=stop)
+checkpointer = ckpt.Checkpointer(directory)
+restored = checkpointer.restore_latest(state=state(-1))
+restored and restored["state"]
+checkpointer.save(step, state(100 + step))
+try:
+    checkpointer.wait_until_finished()
+    print("saved")
+except ckpt.CheckpointError as error:
+    print(type(error).__name__, error)
+"""
+WOKEN = [
+    pytest.param("before", 1, "before the first save", 1, marks=pytest.mark.always),
+    ("before", 1, "after it", 1),
+    ("after", 1, "before the first save", 1),
+    *(
+        pytest.param(when, step, wakes, first, marks=pytest.mark.faults)
+        for when, step, wakes, first in (
+            ("after", 1, "after it", 1),
+            ("before", 2, "before the first save", 1),
+            ("before", 5, "after it", 2),
+            ("after", 2, "after it", 2),
+            ("after", 5, "before the first save", 1),
+            ("after", 1, "before the first save", 2),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("when", "step", "wakes", "first"), WOKEN)
+def test_a_stopped_process_wakes_up(
+    tmp_path: Path, when: str, step: int, wakes: str, first: int
+) -> None:
+    """A process that SIGSTOP has stopped in the middle of a save."""
+    directory, said, errors = tmp_path / "run", tmp_path / "said", tmp_path / "errors"
+    write(directory, 0)
+    files = {"output": said, "errors": errors, "environment": environment()}
+    zombie = forked.start(ZOMBIE, str(directory), when, str(step), **files)
+
+    def wake() -> None:
+        zombie.send_signal(signal.SIGCONT)
+        assert zombie.wait(LIMIT_SECS) == 0, errors.read_text()
+
+    try:
+        zombie.wait_until_stopped(LIMIT_SECS)
+        with start(directory, asynchronous=False) as new:
+            assert resume(new) == 0
+            if wakes == "before the first save":
+                wake()
+            save(new, first, NEW)
+            if wakes == "after it":
+                wake()
+            save(new, first + 1, NEW)
+    finally:
+        zombie.end()
+    assert values(directory) == {0: 0, first: NEW + first, first + 1: NEW + first + 1}
+    if when == "before":
+        assert said.read_text().startswith("CheckpointError") and FENCED in said.read_text()
+        assert f"process {os.getpid()}" in said.read_text()  # by whom
+    elif wakes == "after it":  # the number is taken
+        assert said.read_text().startswith("CheckpointExists")
+    else:
+        assert said.read_text() == "saved\n"
+        assert retired(str(directory)) == {str(step): OLD + step}
+    assert not list(directory.glob(".ckpt-tmp.*"))
+
+
+def test_a_killed_writer_is_taken_over_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = """
+import os, signal, sys
+import numpy as np
+import ckpt_core as ckpt
+ckpt.Checkpointer(sys.argv[1], asynchronous=False).save(1, {"value": np.full(2000, 1)})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = forked.run(code, str(tmp_path), environment=environment(), timeout_secs=LIMIT_SECS)
+    assert done.returncode == -signal.SIGKILL
+    with start(tmp_path, asynchronous=False) as checkpointer:
+        save(checkpointer, 2, 0)
+    assert values(tmp_path) == {1: 1, 2: 2}
+    assert caplog.text == ""

@@ -1,0 +1,292 @@
+"""A local directory over the persistent one, in a process alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core import CheckpointCorrupt, CheckpointNotFound
+from tests.support import seams
+from tests.support.damage import turn_a_bit
+
+NEVER = ckpt.Options(persist_policy=ckpt.when.at_steps([]))
+EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3))
+
+
+def state(step: int) -> dict[str, Any]:
+    return {
+        "w": jnp.arange(1 << 14, dtype=jnp.float32).reshape(128, -1) / 7 + step,
+        "key": jax.random.key(step),
+        "n": step,
+        "host": np.full(3, step, np.int16),
+    }
+
+
+def same(found: Any, step: int) -> bool:
+    wanted = state(step)
+    return (
+        found.keys() == wanted.keys()
+        and np.asarray(found["w"]).tobytes() == np.asarray(wanted["w"]).tobytes()
+        and (jax.random.key_data(found["key"]) == jax.random.key_data(wanted["key"])).all()
+        and found["n"] == step
+        and found["host"].dtype == np.int16
+        and (found["host"] == step).all()
+    )
+
+
+class Run:
+    """A run that is started again and again over the same two directories."""
+
+    def __init__(self, root: Path) -> None:
+        self.persistent, self.local = root / "persistent", root / "local"
+
+    def start(self, options: ckpt.Options | None = EVERY_THIRD, **more: Any) -> ckpt.Checkpointer:
+        return ckpt.Checkpointer(
+            self.persistent, local_directory=self.local, options=options, **more
+        )
+
+    def train(self, steps: range, **more: Any) -> None:
+        with self.start(**more) as checkpointer:
+            for step in steps:
+                assert checkpointer.save(step, state(step))
+
+    def local_steps(self) -> dict[int, Path]:
+        return {int(path.name): path for path in self.local.glob("run-*/process_0-of-1/[0-9]*")}
+
+    def restored(self, **more: Any) -> ckpt.Restored | None:
+        with self.start(**more) as checkpointer:
+            found = checkpointer.restore_latest(state=state(99))
+            assert found is None or same(found["state"], found.step)
+            return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_local_takes_every_save_and_persistent_some(run: Run, asynchronous: bool):
+    run.train(range(5), asynchronous=asynchronous)
+    with ckpt.Checkpointer(run.persistent) as persistent:
+        assert persistent.all_steps() == [0, 3]
+        assert same(persistent.load(3), 3)
+    assert list(run.local_steps()) == [4]
+    restored = run.restored()
+    assert restored is not None and restored.step == 4
+    assert Path(restored.path) == run.local_steps()[4]
+    for step in (run.local_steps()[4], run.persistent / "3"):
+        assert ckpt.verify(step).ok  # alone, a process's own step is a checkpoint like any other
+
+
+def test_the_last_save_before_the_end_is_persistent_too(run: Run):
+    policy = ckpt.when.every_steps(2) | ckpt.when.preempted()
+    with run.start(NEVER, save_policy=policy) as checkpointer:
+        checkpointer.save(2, state(2))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert checkpointer.should_stop
+        assert checkpointer.save(3, state(3))
+    assert ckpt.Checkpointer(run.persistent).all_steps() == [3]
+
+
+def test_what_both_hold_is_asked_and_read_as_one(run: Run):
+    with run.start() as checkpointer:
+        for step in range(5):
+            checkpointer.save(step, state(step), metrics={"loss": step / 2}, metadata={"at": step})
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 3, 4] and checkpointer.latest_step() == 4
+        assert checkpointer.metrics(4) == {"loss": 2.0} and checkpointer.metadata(4) == {"at": 4}
+        assert checkpointer.metrics(3) == {"loss": 1.5}
+        assert same(checkpointer.load(4), 4) and same(checkpointer.load(0), 0)
+        assert same(checkpointer.restore(4, state=state(9))["state"], 4)
+        assert same(checkpointer.restore(3, state=state(9))["state"], 3)
+        assert list(checkpointer.inspect(4).items) == ["state"]
+        assert list(checkpointer.explain()) == [0, 3, 4]
+        assert "local" in checkpointer.explain()[4]
+        with pytest.raises(CheckpointNotFound, match="no step 2"):
+            checkpointer.restore(2, state=state(9))
+    with run.start(read_only=True) as reader:
+        assert reader.all_steps() == [0, 3, 4]
+        assert not reader.should_save(5)
+
+
+def test_a_local_directory_that_is_lost_while_the_run_goes_on(run: Run):
+    with run.start() as checkpointer:
+        for step in range(5):
+            checkpointer.save(step, state(step))
+        checkpointer.wait_until_finished()
+        shutil.rmtree(run.local)
+        restored = checkpointer.restore_latest(state=state(9))
+        assert restored is not None and restored.step == 3 and same(restored["state"], 3)
+        checkpointer.save(5, state(5))
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 3, 5] and list(run.local_steps()) == [5]
+
+
+def test_damage_in_a_step_that_is_local_only(run: Run):
+    run.train(range(5))
+    turn_a_bit(run.local_steps()[4])
+    with run.start() as checkpointer, pytest.raises(CheckpointCorrupt):
+        checkpointer.restore_latest(state=state(9), strict_latest=True)
+    with run.start() as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 4 is damaged"):
+            restored = checkpointer.restore_latest(state=state(9))
+        assert restored is not None and restored.step == 3 and same(restored["state"], 3)
+        assert checkpointer.save(4, state(4))  # it is not in the way
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 3, 4]
+    restored = run.restored()
+    assert restored is not None and restored.step == 4
+
+
+def test_never_from_scratch_when_the_only_copy_is_damaged(run: Run):
+    run.train(range(3), options=NEVER)
+    turn_a_bit(run.local_steps()[2])
+    with (
+        run.start(NEVER) as checkpointer,
+        pytest.warns(RuntimeWarning, match="damaged"),
+        pytest.raises(CheckpointCorrupt, match="from scratch"),
+    ):
+        checkpointer.restore_latest(state=state(9))
+
+
+@pytest.mark.parametrize("broken", ["ckpt.json", "state/manifest.ocdbt", "a bit"])
+def test_of_a_damaged_local_copy_the_other_one_is_restored(run: Run, broken: str):
+    run.train(range(4))
+    if broken == "a bit":
+        turn_a_bit(run.local_steps()[3])
+    else:
+        (run.local_steps()[3] / broken).unlink()
+    restored = run.restored()
+    assert restored is not None and restored.step == 3
+    assert Path(restored.path) == run.persistent / "3"
+
+
+def test_a_mismatch_is_raised_and_a_missing_item_is_named(run: Run):
+    run.train(range(5))
+    with run.start() as checkpointer:
+        with pytest.raises(ckpt.StructureMismatch):
+            checkpointer.restore_latest(state={**state(0), "w": jnp.zeros(5)})
+        with pytest.raises(CheckpointNotFound, match="no item 'model'"):
+            checkpointer.restore_latest(model=state(0))
+        assert checkpointer.latest_step() == 4  # nothing was taken for damage
+
+
+def test_a_directory_that_was_removed_to_start_anew(run: Run):
+    """Local steps belong to the persistent directory that they were saved under."""
+    run.train(range(5))
+    shutil.rmtree(run.persistent)
+    assert run.restored() is None
+    run.train(range(1, 3))
+    restored = run.restored()
+    assert restored is not None and restored.step == 2
+
+
+def test_what_processes_left_that_are_gone(run: Run):
+    run.train(range(1))
+    (folder,) = run.local.iterdir()
+    for name in ("process_1-of-2", "process_1-of-1", "process_2-of-3", "mine"):
+        shutil.copytree(folder / "process_0-of-1", folder / name)
+    # what a process holds that lives
+    held = os.open(folder / "process_2-of-3" / ".ckpt-owner", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with run.start() as checkpointer:
+        assert checkpointer.latest_step() == 0
+        checkpointer.save(1, state(1))
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["mine", "process_0-of-1", "process_2-of-3"]
+    os.close(held)
+
+
+def held(monkeypatch: pytest.MonkeyPatch, place: Path) -> seams.Gate:
+    """Holds back what is written below a directory."""
+    gate = seams.Gate()
+    seams.at(monkeypatch, "write", before=gate, where=seams.below(place))
+    return gate
+
+
+def test_local_saves_go_on_while_a_persistent_one_is_slow(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    gate = held(monkeypatch, run.persistent)
+    with run.start() as checkpointer:
+        for step in range(3):
+            assert checkpointer.save(step, state(step))
+        assert gate.entered.wait(60)
+        assert not (run.persistent / "0").exists()
+        closing = threading.Timer(0.2, gate.go.set)
+        closing.start()
+        checkpointer.save(3, state(3))  # due in the persistent directory: waits for the one before
+        assert gate.go.is_set() and (run.persistent / "0").exists()
+    closing.join()
+    assert (run.persistent / "3").exists()  # close() drained both
+
+
+@pytest.mark.parametrize("tier", ["local", "persistent"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_failure_of_one_tier_is_raised_and_the_other_has_the_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tier: str, asynchronous: bool
+):
+    where = seams.below(getattr(run, tier))
+    seams.at(monkeypatch, "commit", before=seams.fail(), where=where, nth=1)
+    checkpointer = run.start(None, asynchronous=asynchronous)
+
+    def save() -> None:
+        checkpointer.save(0, state(0))
+        checkpointer.wait_until_finished()
+
+    with pytest.raises(OSError, match="No space left"):
+        save()
+    assert checkpointer.all_steps() == [0]
+    assert bool(run.local_steps()) == (tier == "persistent")
+    assert (run.persistent / "0").exists() == (tier == "local")
+    # what failed can be tried again; what is in the persistent directory needs no second try
+    assert checkpointer.save(0, state(0)) == (tier == "persistent")
+    checkpointer.save(1, state(1))
+    checkpointer.close()
+    assert list(run.local_steps()) == [1] and (run.persistent / "1").exists()
+    assert not [*run.persistent.rglob(".ckpt-tmp.*"), *run.local.rglob(".ckpt-tmp.*")]
+
+
+def test_where_a_local_directory_may_be(run: Run, tmp_path: Path):
+    with pytest.raises(ValueError, match="file system of this host"):
+        ckpt.Checkpointer(run.persistent, local_directory="memory://local")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        ckpt.Checkpointer(run.persistent, local_directory=tmp_path / "file")
+    with ckpt.Checkpointer("memory://tiers/one", local_directory=run.local) as checkpointer:
+        checkpointer.save(0, state(0))
+        checkpointer.wait_until_finished()
+        assert same(checkpointer.restore(0, state=state(1))["state"], 0)
+    assert list(run.local_steps()) == [0]
+
+
+def test_directories_that_a_run_makes_are_synced_whoever_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notes such as the run's name are written before the first save, and make its directories."""
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    run, fast = tmp_path / "runs" / "run", tmp_path / "nvme" / "fast"
+    with ckpt.Checkpointer(run, local_directory=fast) as checkpointer:
+        checkpointer.save(0, state(0))
+    (name,) = fast.iterdir()
+    for directory in (tmp_path, run.parent, run, fast.parent, fast, name):
+        assert str(directory) in synced, directory

@@ -1,0 +1,81 @@
+"""Which saves of a run count: a lineage bounds those before it, and goes through the file ``.ckpt-run``."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core._run.lineage import Lineage, parse_leaving, parse_lineage
+
+NAME = f"run-{'0' * 16}"
+
+
+def token_of(lineage: str, count: int) -> str:
+    """The token of the ``count``-th save of a lineage."""
+    return f"{lineage}{count:016x}"
+
+
+def lineage(number: int) -> str:
+    return f"{number:016x}"
+
+
+def grown(bounds: Iterable[int]) -> Lineage:
+    run = Lineage(NAME, lineage(0))
+    for number, bound in enumerate(bounds, 1):
+        run = run.branch(lineage(number), bound)
+    return run
+
+
+def test_a_step_that_was_left_never_counts_again_and_no_other_is_lost() -> None:
+    """Every way of branching four times over the steps -1 to 3."""
+    for bounds in itertools.product(range(-1, 4), repeat=4):
+        for length in range(5):
+            run = grown(bounds[:length])
+            for born in range(length + 1):
+                left_at = min(bounds[born:length], default=99)
+                for step in range(5):
+                    order = run.order(step, token_of(lineage(born), 1), "", 0.0)
+                    assert (order is not None) == (step <= left_at), (bounds, length, born, step)
+
+
+def test_of_one_number_the_newest_save_counts() -> None:
+    run = grown([3, 3])
+    saves = [token_of(lineage(born), count) for born in range(3) for count in (1, 2, 16)]
+    for (i, one), (j, other) in itertools.product(enumerate(saves), repeat=2):
+        assert run.newer(2, one, other) == (i > j)
+    assert run.newer(2, saves[0], "of another run") and not run.newer(2, "of another run", saves[0])
+    assert not run.newer(4, saves[0], saves[-1])  # it does not count
+
+
+@given(st.lists(st.integers(-1, 9), max_size=5), st.integers(0, 9), st.integers(0, 5))
+def test_a_run_goes_through_its_file(bounds: list[int], step: int, born: int) -> None:
+    run = grown(bounds)
+    assert parse_lineage(run.dump()) == run
+    token = token_of(lineage(born), 3)
+    for changed in (
+        run.without(step),
+        run.overwritten(step, token),
+        run.without(1).overwritten(2, token),
+    ):
+        assert parse_lineage(changed.dump()) == changed
+    assert parse_lineage(run.dump()).order(step, token, "", 0.0) == run.order(step, token, "", 0.0)
+
+
+@given(st.binary(max_size=80))
+def test_what_is_no_file_of_a_run_is_no_run(data: bytes) -> None:
+    for text in (data, NAME.encode() + b"\n" + data, grown([1]).dump() + data):
+        parse_lineage(text)
+
+
+@given(st.binary(max_size=80))
+def test_a_damaged_file_of_what_leaves_is_told(data: bytes) -> None:
+    with contextlib.suppress(ckpt.CheckpointCorrupt):
+        assert parse_leaving(data, "/run") == parse_leaving(data, "/run")
+    with pytest.raises(ckpt.CheckpointCorrupt, match=r"\.ckpt-leaving"):
+        parse_leaving(b"{" + data, "/run")
