@@ -10,6 +10,7 @@ from tests.support.launch import launch, reports
 
 CODE = """
 import shutil
+from pathlib import Path
 mesh = Mesh(np.array(jax.devices()), ("data",))
 
 def put(value, spec=P("data")):
@@ -51,6 +52,7 @@ told["position"] = position.at
 with start() as run:
     for step in (0, 1):
         run.save(step, {"w": put(step)})
+    told["no step"] = raised(lambda: run.delete(99))
 meet("saved")
 if index:
     shutil.rmtree(f"{directory}/1")  # this host is lost, and another one takes its place
@@ -85,6 +87,10 @@ def test_each_gets_its_own_state_back(told: list[dict[str, Any]]) -> None:
 
 def test_a_step_that_a_lost_host_held_is_not_whole(told: list[dict[str, Any]]) -> None:
     assert [one["after a loss"] for one in told] == [[0, [0.0]]] * 2
+
+
+def test_what_the_first_cannot_do_fails_on_all(told: list[dict[str, Any]]) -> None:
+    assert [one["no step"]["type"] for one in told] == ["CheckpointNotFound"] * 2
 
 
 def test_who_does_not_come_is_named(told: list[dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import random
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -54,6 +55,18 @@ def test_donated_right_after_an_asynchronous_save(tmp_path):
         np.testing.assert_array_equal(got["b"], want["b"] + index)
         keys = want["keys"][::-1] if index % 2 else want["keys"]
         np.testing.assert_array_equal(jax.random.key_data(got["keys"]), keys)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
+def test_memory_that_torch_writes_to_right_after_an_asynchronous_save(tmp_path):
+    nets = pytest.importorskip("tests.support.torchax_nets")
+    array = jnp.zeros(10**6)
+    with nets.torchax_enabled():
+        pending = ckpt.save_async(tmp_path / "c", {"t": nets.torch_view(array)})
+        nets.torch_view(array).cpu().fill_(7)
+        pending.result()
+    assert array[0] == 7, "torch has its own memory: this tests nothing"
+    np.testing.assert_array_equal(ckpt.load(tmp_path / "c", as_numpy=True)["t"], np.zeros(10**6))
 
 
 def test_deleted_right_after_an_asynchronous_save(tmp_path):
