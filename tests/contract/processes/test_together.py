@@ -58,6 +58,7 @@ if index:
     shutil.rmtree(f"{directory}/1")  # this host is lost, and another one takes its place
 meet("lost")
 with start() as run:
+    told["whole"] = run.all_steps()
     found = run.restore_latest({"w": put(9)})
     told["after a loss"] = [found.step, values(found["state"]["w"])]
 
@@ -86,6 +87,7 @@ def test_each_gets_its_own_state_back(told: list[dict[str, Any]]) -> None:
 
 
 def test_a_step_that_a_lost_host_held_is_not_whole(told: list[dict[str, Any]]) -> None:
+    assert [one["whole"] for one in told] == [[0]] * 2
     assert [one["after a loss"] for one in told] == [[0, [0.0]]] * 2
 
 
