@@ -25,7 +25,7 @@ CORE := $(foreach subject,tree save load format items look,$(wildcard tests/*/$(
 SMALL = $(VENV)$(if $(wildcard $(STAMP)),,-$@)
 
 .DEFAULT_GOAL := list
-.PHONY: list check lint test test-all test-floors test-latest faults soak demo bench docs
+.PHONY: list check lint test test-all test-floors test-latest mutants faults soak demo bench docs
 
 list:
 	@awk -F ':.*## ' '/^[a-z-]+.*:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +78,9 @@ test-all: lint  ## all but soak; writes tests/cpu_seconds.txt
 
 test-floors test-latest: test-%:  ## quick tests with the oldest, the newest versions
 	@TORCH_INDEX="$(TORCH_INDEX)" "$(BASE_PYTHON)" tests/support/try_versions.py $* "$(VENV)-$*" $(PYTEST_ARGS)
+
+mutants: $(STAMP)  ## break one promise after another in a copy; a contract test has to find each
+	@"$(PYTHON)" tests/mutants/run.py
 
 faults: $(STAMP)  ## only the tests that kill, cut and break
 	@"$(PYTHON)" -m pytest -m "faults and not soak" $(LONG) $(PYTEST_ARGS)

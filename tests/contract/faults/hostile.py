@@ -2,16 +2,13 @@
 
 What must not happen (an abort, a hang, much memory, a file outside) is for the parent to see; here
 each call is only classed: "ok", "good", "problems ..." of `verify`, the name and text of a
-`CheckpointError`, or "untyped ...". `open_without` does the same without some of the bounds.
+`CheckpointError`, or "untyped ...".
 """
 
 from __future__ import annotations
 
-import linecache
-import os
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import child
@@ -20,8 +17,6 @@ import numpy as np
 from states import differences
 
 import ckpt_core as ckpt
-
-PACKAGE = os.path.dirname(ckpt.__file__) + os.sep
 
 GOOD = {
     "a": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -51,12 +46,9 @@ def open_all(cases: list[tuple[str, str]]) -> None:
             "verify": lambda path=path: ckpt.verify(path),
         }
         started = time.perf_counter()
-        raised: list[list[Any]] = []
-        results = {reader: _class(call, raised) for reader, call in readers.items()}
+        results = {reader: _class(call) for reader, call in readers.items()}
         secs = time.perf_counter() - started
-        child.report(
-            opened=name, results=results, rss_bytes=_peak_bytes(), secs=secs, raised=raised
-        )
+        child.report(opened=name, results=results, rss_bytes=_peak_bytes(), secs=secs)
 
 
 def open_steps(directory: str) -> None:
@@ -69,13 +61,11 @@ def open_steps(directory: str) -> None:
     child.report(opened=directory, results={"restore_latest": _class(resume)})
 
 
-def _class(call: Callable[[], Any], raised: list[list[Any]] | None = None) -> str:
+def _class(call: Callable[[], Any]) -> str:
     result: Any
     try:
         result = call()
     except ckpt.CheckpointError as error:
-        if raised is not None:
-            raised.extend(list(where) for where in _bounds_of(error))
         return f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"untyped {type(error).__name__}: {error}"[:300]
@@ -84,19 +74,6 @@ def _class(call: Callable[[], Any], raised: list[list[Any]] | None = None) -> st
     if hasattr(result, "problems"):
         return "ok" if result.ok else f"problems {'; '.join(map(str, result.problems))}"
     return "ok"
-
-
-def _bounds_of(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Where ckpt refused, as file and line: the raise that came first, and what became of it."""
-    chain = [error]
-    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(before)
-    for link in reversed(chain):
-        frame = traceback.extract_tb(link.__traceback__)[-1]
-        if frame.filename.startswith(PACKAGE):
-            line = linecache.getline(frame.filename, frame.lineno or 0)
-            if line.split()[:1] == ["raise"]:
-                yield frame.filename.removeprefix(PACKAGE), frame.lineno or 0
 
 
 def _peak_bytes() -> int:

@@ -63,6 +63,13 @@ def test_the_target_decides_between_numpy_and_jax(saved):
     np.testing.assert_array_equal(got["params"]["out"], [5, 5])
 
 
+def test_without_a_target_the_devices_keep_their_order(tmp_path):
+    mesh = jax.sharding.Mesh(np.array(jax.devices())[::-1].reshape(4, 2), ("x", "y"))
+    place = jax.sharding.NamedSharding(mesh, jax.P("x", "y"))
+    ckpt.save(tmp_path / "c", {"a": jax.device_put(np.arange(32.0).reshape(8, 4), place)})
+    assert ckpt.load(tmp_path / "c")["a"].sharding == place
+
+
 def test_the_target_is_not_changed(saved):
     like = zeros_like(model())
     before = copy.copy(like["host"])

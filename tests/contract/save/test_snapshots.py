@@ -6,10 +6,12 @@ import random
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
+from tests.support import seams
 from tests.support.same_bits import is_key
 from tests.support.trees import assert_same, meshes
 
@@ -54,6 +56,22 @@ def test_donated_right_after_an_asynchronous_save(tmp_path):
         np.testing.assert_array_equal(got["b"], want["b"] + index)
         keys = want["keys"][::-1] if index % 2 else want["keys"]
         np.testing.assert_array_equal(jax.random.key_data(got["keys"]), keys)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
+def test_memory_that_torch_writes_to_right_after_an_asynchronous_save(tmp_path, monkeypatch):
+    nets = pytest.importorskip("tests.support.torchax_nets")
+    array, gate = jnp.zeros(1000), seams.Gate()
+    seams.at(monkeypatch, "write", before=gate)
+    with nets.torchax_enabled():
+        shared = nets.torch_view(array).cpu()
+        options = ckpt.Options(snapshot="host")
+        pending = ckpt.save_async(tmp_path / "c", {"t": nets.torch_view(array)}, options=options)
+        shared.fill_(7)
+        gate.go.set()
+        pending.result()
+    assert array[0] == 7, "torch has its own memory: this tests nothing"
+    np.testing.assert_array_equal(ckpt.load(tmp_path / "c", as_numpy=True)["t"], np.zeros(1000))
 
 
 def test_deleted_right_after_an_asynchronous_save(tmp_path):

@@ -1,6 +1,8 @@
 """Round trips of containers and of their keys, however odd."""
 
 import collections
+import dataclasses
+import functools
 import random
 from typing import Any, NamedTuple
 
@@ -74,6 +76,22 @@ def test_custom_nodes(tmp_path):
         "keyed": Keyed(jnp.ones(2), [0, 0]),
     }
     assert_same(ckpt.load(tmp_path / "c", like), tree)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["width", "kind"]
+)
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    width: int
+    kind: Any
+
+
+def test_static_fields_come_back(tmp_path):
+    got = round_trip(tmp_path, {"layer": Layer(jnp.ones(2), 8, np.dtype("int8"))})["layer"]
+    assert type(got) is Layer
+    assert (got.width, got.kind) == (8, np.dtype("int8"))
 
 
 def test_classes_that_cannot_be_imported(tmp_path):
