@@ -112,16 +112,16 @@ NO_SETTINGS = [
 ]
 EVERY_100 = r"save_policy=ckpt\.when\.every_steps\(100\)"
 REFUSED = [
-    *[(call, TypeError, "") for call in (saves(tree(), model=tree()), saves(), saves(items={}))],
-    (saves(tree(), items={"model": tree()}), TypeError, ""),
+    *[(call, TypeError, None) for call in (saves(tree(), model=tree()), saves(), saves(items={}))],
+    (saves(tree(), items={"model": tree()}), TypeError, None),
     *[(saves(items={name: tree()}), ValueError, "name of an item") for name in IMPOSSIBLE_NAMES],
     *[(a_step(1, metrics=one), TypeError, "items|number") for one in NO_METRICS],
-    *[(a_step(one), (TypeError, ValueError), "") for one in (-1, 1.5, "1", None, True)],
+    *[(a_step(one), (TypeError, ValueError), None) for one in (-1, 1.5, "1", None, True)],
     *[
-        (saves(tree(), metadata={"x": one}), (TypeError, ValueError), "")
+        (saves(tree(), metadata={"x": one}), (TypeError, ValueError), None)
         for one in (object(), np.ones(2), {1, 2})
     ],
-    *[(settings(**one), (TypeError, ValueError), "") for one in NO_SETTINGS],
+    *[(settings(**one), (TypeError, ValueError), None) for one in NO_SETTINGS],
     (settings(save_policy=100), TypeError, EVERY_100),
     # with a line break in it, acknowledged steps were not listed, and training began anew
     *[
