@@ -143,7 +143,8 @@ def test_same_names_in_two_items_do_not_collide(tmp_path):
 
 LEAF = st.one_of(st.integers(-9, 9), st.text(max_size=3))
 KEYS = st.one_of(st.text("ab./~0", max_size=4), st.text(max_size=4), st.integers(-9, 99))
-NESTED = st.recursive(LEAF, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=8)
+INNER = LEAF | st.dictionaries(KEYS, LEAF | st.dictionaries(KEYS, LEAF, max_size=2), max_size=3)
+NESTED = st.dictionaries(KEYS, INNER, max_size=4)
 
 
 def leaves_with_names(tree, path=()):

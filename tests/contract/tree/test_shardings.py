@@ -1,5 +1,6 @@
 """Every sharding to every other: what is saved, what is the default, what was asked for."""
 
+import json
 import math
 
 import jax
@@ -10,6 +11,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
+from tests.support import forked
+from tests.support.children import environment
 from tests.support.trees import (
     QUICK,
     SPECS,
@@ -207,13 +210,16 @@ print(json.dumps({"leaves": leaves, "draw": draw, "same": same, "devices": len(j
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.always), 3])
-def test_eight_devices_to_fewer_and_back_with_no_argument(tmp_path, run_python, devices):
+def test_eight_devices_to_fewer_and_back_with_no_argument(tmp_path, devices):
     arrays = grid_tree(["4x2", "2x4"])
     rows = NamedSharding(meshes()["4x2"], P("x"))
     keys = jax.device_put(jax.random.split(jax.random.key(0), 8), rows)
     ckpt.save(tmp_path / "c", {"arrays": arrays, "keys": keys}, options=QUICK)
     flags = "" if devices == 1 else f"--xla_force_host_platform_device_count={devices}"
-    answer = run_python(ELSEWHERE, str(tmp_path / "c"), str(tmp_path / "back"), XLA_FLAGS=flags)
+    places = str(tmp_path / "c"), str(tmp_path / "back")
+    done = forked.run(ELSEWHERE, *places, environment=environment(XLA_FLAGS=flags))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
     assert answer["devices"] == devices
     assert answer["same"]
     assert answer["draw"] == jax.random.normal(keys[3]).item()
