@@ -170,7 +170,6 @@ BARE: dict[str, Callable[[], Any]] = {
     "dict": dict,
     "list": list,
     "tuple": tuple,
-    "random": lambda: random.Random(3),
 }
 STATES: dict[str, Callable[[], Any]] = {
     **{f"dtypes {shape}": lambda shape=shape: every_dtype(shape)
