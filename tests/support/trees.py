@@ -5,9 +5,7 @@ import math
 import random
 from typing import Any, NamedTuple
 
-import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
@@ -185,18 +183,3 @@ def sharded(array, mesh, spec):
 
 def numbers(shape):
     return np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-
-
-SHORT_DTYPES = st.sampled_from(
-    ["float32", "int8", "bool", "bfloat16", "int4", "uint4", "complex64"]
-)
-
-
-SMALL_SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
-
-
-@st.composite
-def arrays(draw):
-    name, shape = draw(SHORT_DTYPES), draw(SMALL_SHAPES)
-    array = np.array(every_bit_pattern(name, shape))
-    return jnp.asarray(array) if draw(st.booleans()) else array

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core.testing import assert_same
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"
 METADATA = {"run": "golden", "numbers": [1, 2.5, None]}
@@ -63,25 +64,6 @@ def tree() -> dict[str, Any]:
     }
 
 
-def bits(value: Any) -> Any:
-    """A leaf as something that can be compared exactly."""
-    if isinstance(value, np.random.Generator):
-        return ("generator", repr(value.bit_generator.state))
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = np.asarray(jax.random.key_data(value))
-        return ("key", str(value.dtype), data.shape, data.tobytes())
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        data = np.asarray(value)
-        kind = "jax" if isinstance(value, jax.Array) else type(value).__name__
-        return (kind, str(value.dtype), data.shape, data.tobytes())
-    return (type(value).__name__, repr(value))
-
-
-def exactly(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    leaves, structure = jax.tree_util.tree_flatten_with_path(value)
-    return structure, [(jax.tree_util.keystr(path), bits(leaf)) for path, leaf in leaves]
-
-
 @pytest.fixture(params=["where it lies", "a read-only copy"])
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "where it lies":
@@ -94,18 +76,19 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_loads_without_a_target(golden):
     loaded = ckpt.load(golden)
-    assert exactly(loaded) == exactly(tree())
+    assert_same(loaded, tree())
     assert isinstance(loaded["optimizer"][0], Moments)
 
 
 def test_loads_into_a_target(golden):
     fresh = jax.tree.map(lambda leaf: leaf, tree())
-    assert exactly(ckpt.load(golden, fresh)) == exactly(tree())
+    assert_same(ckpt.load(golden, fresh), tree())
     abstract = jax.eval_shape(lambda: tree()["params"])
     loaded = ckpt.load(golden, {"params": abstract}, unexpected="ignore")
-    assert exactly(loaded) == exactly({"params": tree()["params"]})
+    assert_same(loaded, {"params": tree()["params"]})
     restored = ckpt.restore(golden, state=fresh)
-    assert exactly(restored["state"]) == exactly(tree()) and restored.metadata == METADATA
+    assert_same(restored["state"], tree())
+    assert restored.metadata == METADATA
 
 
 def test_verifies(golden):
@@ -134,7 +117,7 @@ def test_every_file_is_here():
 def test_todays_code_writes_what_it_reads(tmp_path):
     """The tree above is what the golden checkpoint should hold: a fresh one of it is equal."""
     ckpt.save(tmp_path / "fresh", tree(), options=ckpt.Options(durable=False))
-    assert exactly(ckpt.load(tmp_path / "fresh")) == exactly(ckpt.load(GOLDEN))
+    assert_same(ckpt.load(tmp_path / "fresh"), ckpt.load(GOLDEN))
 
 
 if __name__ == "__main__":

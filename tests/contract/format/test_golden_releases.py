@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core.testing import assert_same
 from tests.contract.format.release_golden import GOLDEN, MAKERS
 
 RELEASES = sorted(path for path in GOLDEN.iterdir() if (path / "plain").is_dir())
@@ -36,12 +37,7 @@ def test_every_byte(release: Path) -> None:
 
 def test_nnx(release: Path) -> None:
     pytest.importorskip("flax")
-    from tests.contract.format.test_golden_nnx import bits
-
-    found, wanted = restored(release, "nnx")
-    assert {key: bits(one) for key, one in found.items()} == {
-        key: bits(one) for key, one in wanted.items()
-    }
+    assert_same(*restored(release, "nnx"))
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -9,7 +9,6 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from tests.support.damage import turn_a_bit
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
@@ -74,11 +73,6 @@ def test_we_read_the_one_state_by_every_name(run):
         ckpt.load(run / "3", item="other")
 
 
-def test_damage_is_found_whatever_is_a_link(run):
-    turn_a_bit(run / "3" / "state")
-    assert not ckpt.verify(run / "3").ok
-
-
 # ----------------------------------------------------------------------------- restored as it is saved
 
 
@@ -91,15 +85,6 @@ def test_a_state_is_restored_by_position_as_it_was_saved(run):
         again = checkpointer.restore(3, tree(9))
         same(again["state"], tree())
     same(ckpt.restore(run / "3", tree(9))["state"], tree())
-
-
-def test_a_model_is_set_in_place_by_position(tmp_path):
-    model, fresh = (nnx.Linear(2, 3, rngs=nnx.Rngs(seed)) for seed in (1, 2))
-    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
-        assert checkpointer.restore_latest(fresh) is None
-        checkpointer.save(1, model)
-        assert checkpointer.restore_latest(fresh)["state"] is fresh
-    np.testing.assert_array_equal(fresh.kernel, model.kernel)
 
 
 @pytest.mark.parametrize("how", ["restore_latest", "restore", "function"])
@@ -115,16 +100,6 @@ def test_a_state_and_items_together_are_refused(run, how):
                 call(tree(), **more)
         with pytest.raises(TypeError, match="passed twice"):
             call(items={"state": tree()}, state=tree())
-
-
-def test_a_positional_value_that_nobody_takes_is_noticed(run):
-    with ckpt.Checkpointer(run) as checkpointer:
-        checkpointer.restore_latest(tree(9))
-        with pytest.raises(ckpt.RestoredValueIgnored, match="state"):
-            checkpointer.save(4, tree(9))
-    with ckpt.Checkpointer(run) as checkpointer:
-        state = checkpointer.restore_latest(tree(9))["state"]
-        assert checkpointer.save(4, state)
 
 
 def test_one_state_where_items_were_saved_names_them(tmp_path):
@@ -180,47 +155,29 @@ def test_metrics_that_are_objects_are_items(tmp_path):
             with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
                 checkpointer.save(1, metrics=wrong, model=tree())
         checkpointer.save(1, items={"metrics": metric})
-        with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
-            checkpointer.restore_latest(metrics=metric)
-        with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
-            checkpointer.restore(1, metrics=metric)
+        for call in (
+            lambda: checkpointer.restore_latest(metrics=metric),
+            lambda: checkpointer.restore(1, metrics=metric),
+            lambda: ckpt.restore(tmp_path / "run" / "1", metrics=metric),
+            lambda: ckpt.save(tmp_path / "c", metrics=metric),
+        ):
+            with pytest.raises(TypeError, match=r"items=\{['\"]metrics['\"]: \.\.\.\}"):
+                call()
         checkpointer.restore_latest(items={"metrics": metric})
-    with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
-        ckpt.restore(tmp_path / "run" / "1", metrics=metric)
-    with pytest.raises(TypeError, match=r"items=\{'metrics': \.\.\.\}"):
-        ckpt.save(tmp_path / "c", metrics=metric)
 
 
-@pytest.mark.parametrize("value", [{"a": [1, 2.5, None]}, [1, 2], "text", 3, {}, None])
-def test_items_of_orbax_that_are_json_come_back_as_their_values(tmp_path, value):
+def test_items_of_orbax_that_are_json_come_back_as_their_values(tmp_path):
+    values = {"a": {"a": [1, 2.5, None]}, "b": [1, 2], "c": "text", "d": 3, "e": {}, "f": None}
     with ocp.CheckpointManager(tmp_path / "v0") as manager:
-        save = ocp.args.JsonSave
-        args = ocp.args.Composite(
-            metadata=save({"m": value}), model=ocp.args.StandardSave(tree()), notes=save(value)
-        )
-        manager.save(1, args=args)
+        notes = {name: ocp.args.JsonSave(value) for name, value in values.items()}
+        metadata = ocp.args.JsonSave({"m": values})
+        model = ocp.args.StandardSave(tree())
+        manager.save(1, args=ocp.args.Composite(metadata=metadata, model=model, **notes))
+    want = values | {"metadata": {"m": values}}
     loaded = ckpt.load(tmp_path / "v0" / "1")
-    assert loaded["notes"] == value and loaded["metadata"] == {"m": value}
-    same(loaded["model"], tree())
-    restored = ckpt.restore(
-        tmp_path / "v0" / "1", items={"metadata": {}, "model": tree(9), "notes": None}
-    )
-    assert restored["notes"] == value and restored["metadata"] == {"m": value}
-    assert ckpt.load(tmp_path / "v0" / "1", item="notes") == value
-
-
-def test_a_grain_item_of_orbax_is_its_value(tmp_path):
-    grain = pytest.importorskip("grain")
-    iterator = iter(grain.MapDataset.range(10).to_iter_dataset())
-    next(iterator)
-    state = iterator.get_state()
-    with ocp.CheckpointManager(tmp_path / "v0") as manager:
-        args = ocp.args.Composite(
-            data=grain.checkpoint.CheckpointSave(iterator), model=ocp.args.StandardSave(tree())
-        )
-        manager.save(1, args=args)
-    assert ckpt.load(tmp_path / "v0" / "1")["data"] == state
-    assert ckpt.load(tmp_path / "v0" / "1", item="data") == state
-    fresh = iter(grain.MapDataset.range(10).to_iter_dataset())
-    ckpt.restore(tmp_path / "v0" / "1", data=fresh)
-    assert next(fresh) == next(iterator)
+    same(loaded.pop("model"), tree())
+    assert loaded == want
+    targets = dict.fromkeys(want) | {"metadata": {}, "model": tree(9)}
+    restored = ckpt.restore(tmp_path / "v0" / "1", items=targets)
+    assert {name: restored[name] for name in want} == want
+    assert ckpt.load(tmp_path / "v0" / "1", item="a") == values["a"]

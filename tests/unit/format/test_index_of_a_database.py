@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import struct
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import crc32c
-import jax.numpy as jnp
 import pytest
 import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt
 from ckpt_core._options import MIB
 from ckpt_core._storage import Location, new_context, read_index
@@ -87,7 +83,7 @@ def value_of(key: str) -> bytes:
 
 
 @given(_keys, _keys.filter(bool), _configs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_the_places_of_all_keys_are_found(first: list[str], second: list[str], config: Any):
     database = Database(config)
     database.write(first)
@@ -95,39 +91,6 @@ def test_the_places_of_all_keys_are_found(first: list[str], second: list[str], c
     assert database.values() == {key: value_of(key) for key in {*first, *second}}
     inline = [extent.size_bytes for extent in database.index().values() if not extent.file]
     assert max(inline, default=0) <= config["max_inline_value_bytes"]
-
-
-@given(_keys.filter(bool), _keys.filter(bool), _configs)
-@settings(max_examples=30, deadline=None)
-def test_keys_taken_over_from_databases_below_are_found_there(
-    own: list[str], taken: list[str], config: Any
-):
-    """As processes' parts are merged, and unchanged files linked: paths have a base then."""
-    database = Database(config)
-    child = Database(config, "below/1/")
-    grandchild = Database(config, "below/1/2/")
-    for upper in (database, child):  # they see what the others wrote only through one context
-        upper.context = grandchild.context
-        spec = {"driver": "ocdbt", "base": upper.url, "config": config}
-        upper.store = ts.KvStore.open(spec, context=upper.context()).result()
-        upper.files = ts.KvStore.open(upper.url, context=upper.context()).result()
-    grandchild.write([f"c/{key}" for key in taken])
-    child.write([f"b/{key}" for key in taken])
-    database.write([f"a/{key}" for key in own])
-    for source, target in [(grandchild, child), (child, database)]:
-        transaction = ts.Transaction(atomic=True)
-        copying = target.store.with_transaction(transaction)
-        source.store.experimental_copy_range_to(copying).result()
-        transaction.commit_async().result()
-    keys = [f"a/{key}" for key in own] + [f"{part}/{key}" for part in "bc" for key in taken]
-    assert database.values() == {key: value_of(key) for key in keys}
-
-
-def test_a_database_whose_keys_were_all_deleted_has_an_empty_index():
-    database = Database(UNCOMPRESSED)
-    database.write(["a", "b"])
-    database.store.delete_range(ts.KvStore.KeyRange()).result()
-    assert database.index() == {}
 
 
 @pytest.mark.parametrize("compression", [None, {"id": "zstd"}])
@@ -179,7 +142,7 @@ _changes = st.lists(
 
 @pytest.mark.parametrize("name", PAYLOADS)
 @given(changes=_changes, cut=st.integers(0, 10), more=st.binary(max_size=3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 def test_what_is_signed_but_senseless_is_refused_or_read_never_another_error(
     name: str, changes: list[tuple[int, int]], cut: int, more: bytes
 ):
@@ -199,7 +162,7 @@ def varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-_NODE = 0x0CDB20DE
+_NODE, _MANIFEST = 0x0CDB20DE, 0x0CDB3A2A
 
 
 @pytest.mark.parametrize(
@@ -222,25 +185,17 @@ _NODE = 0x0CDB20DE
         (b"\0" + varint(1) + varint(3) + varint(0) + b"./a", "no name"),
         (b"\0" + varint(1) + varint(4) + varint(0) + b"d//a", "no name"),
         (b"\1\0" + varint(1) * 2 + varint(2) + b"a", "too early"),
+        # before it takes the memory
+        (b"\0\0" + varint(10) + varint(0xFFFF) * 9 + varint(0xFFFF) + varint(1) * 9
+         + b"a" * 0xFFFF + b"bcdefghij", "65536 bytes"),
+        (b"\0" + varint(2**16 + 1), "table of 65537 files"),
     ],
-)
+)  # fmt: skip
 def test_impossible_nodes_are_refused_with_the_reason(payload: bytes, message: str):
     with pytest.raises(ValueError, match=message):
         decode_node(signed(payload, _NODE), b"")
-
-
-def test_a_key_as_long_as_none_can_be_is_refused_before_it_takes_the_memory():
-    shared, added = varint(0xFFFF) * 9, varint(0xFFFF) + varint(1) * 9
-    keys = b"a" * 0xFFFF + b"bcdefghij"
-    with pytest.raises(ValueError, match="65536 bytes"):
-        decode_node(signed(b"\0\0" + varint(10) + shared + added + keys, _NODE), b"")
-    with pytest.raises(ValueError, match="table of 65537 files"):
-        decode_node(signed(b"\0" + varint(2**16 + 1), _NODE), b"")
-
-
-def test_a_manifest_of_an_unknown_kind_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="kind 2"):
-        decode_manifest(signed(bytes(16) + b"\2" + bytes(5), 0x0CDB3A2A))
+        decode_manifest(signed(bytes(16) + b"\2" + bytes(5), _MANIFEST))
 
 
 # ---- in a file system, where nodes are read without TensorStore
@@ -256,7 +211,7 @@ def local(folder: Path, nodes: bytes, offset: int, size_bytes: int, file: bytes 
     reference = varint(0) + varint(offset) + varint(size_bytes) + varint(0) * 3
     settings = bytes(16) + varint(0) * 3 + b"\0" + varint(0)
     payload = settings + table(file) + varint(1) * 2 + b"\0" + reference
-    (folder / "manifest.ocdbt").write_bytes(signed(payload, 0x0CDB3A2A))
+    (folder / "manifest.ocdbt").write_bytes(signed(payload, _MANIFEST))
     (folder / "f").write_bytes(nodes)
     return Location(str(folder), True)
 
@@ -290,10 +245,9 @@ def three_levels(folder: Path, prefix: int, keys: list[bytes]) -> Location:
     return local(folder, below + middle + root, len(below) + len(middle), len(root))
 
 
-@pytest.mark.parametrize("prefix", [40_000, 60_000])
-def test_keys_of_nodes_take_no_more_memory_than_those_of_leaves(tmp_path: Path, prefix: int):
+def test_keys_of_nodes_take_no_more_memory_than_those_of_leaves(tmp_path: Path):
     """They share what the parent's key begins with on disk, and not in memory."""
-    item = three_levels(tmp_path, prefix, numbered(20_000))
+    item = three_levels(tmp_path, 40_000, numbered(20_000))
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointCorrupt, match="its keys take more than 268435456 bytes"):
@@ -303,18 +257,19 @@ def test_keys_of_nodes_take_no_more_memory_than_those_of_leaves(tmp_path: Path, 
         tracemalloc.stop()
 
 
-def test_a_key_of_a_node_is_at_most_as_long_as_one_of_a_leaf(tmp_path: Path):
-    item = three_levels(tmp_path, 60_000, [b"x" * 5536])
-    with pytest.raises(CheckpointCorrupt, match="a key that is too long"):
-        read_index(item, new_context())
-
-
-def test_a_level_has_at_most_as_many_nodes_as_there_can_be_keys(tmp_path: Path):
-    item = three_levels(tmp_path, 1, numbered(2**16 + 1))
-    with pytest.raises(CheckpointCorrupt, match="more than the 9 keys"):
-        read_index(item, new_context(), most_keys=lambda: 9)
-    with pytest.raises(CheckpointCorrupt, match="refers to a node twice"):
-        read_index(item, new_context(), most_keys=lambda: 2**16 + 1)
+@pytest.mark.parametrize(
+    ("prefix", "keys", "most", "message"),
+    [
+        (60_000, [b"x" * 5536], 10**6, "a key that is too long"),
+        (1, numbered(2**16 + 1), 9, "more than the 9 keys"),
+        (1, numbered(2**16 + 1), 2**16 + 1, "refers to a node twice"),
+    ],
+    ids=["a long key", "more nodes than keys", "a node twice"],
+)
+def test_impossible_levels(tmp_path: Path, prefix: int, keys: Any, most: int, message: str):
+    item = three_levels(tmp_path, prefix, keys)
+    with pytest.raises(CheckpointCorrupt, match=message):
+        read_index(item, new_context(), most_keys=lambda: most)
 
 
 def test_each_level_is_one_lower(tmp_path: Path):
@@ -327,20 +282,6 @@ def test_each_level_is_one_lower(tmp_path: Path):
             continue
         with pytest.raises(CheckpointCorrupt, match="height 0 where 1 is expected"):
             read_index(item, new_context())
-
-
-def test_a_manifest_that_is_given_is_not_read_again(tmp_path: Path):
-    item = local(tmp_path, leaf(), 0, len(leaf()))
-    with pytest.raises(CheckpointCorrupt, match="no bytes"):
-        read_index(item, new_context(), manifest=b"")
-
-
-@pytest.mark.parametrize("offset", [1, 2**31, 2**63 - 100, 2**63 - 1, 2**63, 2**64 - 2])
-@pytest.mark.parametrize("size_bytes", [40, 2**20, 2**26])
-def test_places_beyond_the_end_are_damage(tmp_path: Path, offset: int, size_bytes: int):
-    item = local(tmp_path, leaf(), offset, size_bytes)
-    with pytest.raises(CheckpointCorrupt, match="is not in f"):
-        read_index(item, new_context())
 
 
 def test_a_read_may_give_less_than_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -359,47 +300,3 @@ def test_an_error_of_the_system_is_no_damage_and_says_where(
     with pytest.raises(OSError, match="index") as caught:
         read_index(item, new_context())
     assert caught.value.errno == errno.EIO and str(tmp_path) in str(caught.value)
-
-
-def test_of_numbered_manifests_the_newest_counts():
-    database = Database({**UNCOMPRESSED, "manifest_kind": "numbered"})
-    for keys in (["a"], ["b"], ["c"]):
-        database.write(keys)
-    assert database.values() == {key: value_of(key) for key in "abc"}
-    database.files.delete_range(ts.KvStore.KeyRange("manifest.0", "manifest.g")).result()
-    with pytest.raises(CheckpointCorrupt, match="no numbered manifest"):
-        database.index()
-
-
-def test_many_versions_are_no_obstacle():
-    """The manifest holds the last 16, and refers to nodes with the others."""
-    database = Database(UNCOMPRESSED)
-    for number in range(40):
-        database.write([f"key{number}"])
-    assert len(database.values()) == 40
-
-
-def test_an_index_that_is_gone_names_its_file(tmp_path: Path):
-    ckpt.save(tmp_path / "step", {"a": jnp.ones(300)})
-    (node,) = (tmp_path / "step" / "state" / "d").iterdir()
-    node.unlink()
-    with pytest.raises(CheckpointCorrupt, match=node.name):
-        ckpt.load(tmp_path / "step")
-
-
-def test_saves_and_loads_leave_no_objects_behind(tmp_path: Path):
-    """TensorStore's own decoding left 8 objects for each leaf of every save and load, for ever."""
-    leaves = 300
-    state = {f"w{number}": jnp.ones(100) for number in range(leaves)}
-
-    def work(turn: int) -> None:
-        ckpt.save(tmp_path / str(turn), state)
-        ckpt.load(tmp_path / str(turn))
-        gc.collect()
-
-    for turn in range(3):
-        work(turn)
-    before = sys.getallocatedblocks()
-    for turn in range(3, 13):
-        work(turn)
-    assert sys.getallocatedblocks() - before < leaves

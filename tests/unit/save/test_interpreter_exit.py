@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
@@ -96,12 +97,6 @@ class Child:
         return code, self.output.read_text(), self.errors.read_text()
 
 
-@pytest.fixture(params=[False, pytest.param(True, id="new", marks=pytest.mark.slow)])
-def new(request: pytest.FixtureRequest) -> bool:
-    """Whether a program has an interpreter of its own."""
-    return request.param
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run"
@@ -117,66 +112,43 @@ def _steps_are_right(path: Path, steps: list[int]) -> None:
 
 # ---- asked to stop while something waits ---------------------------------------------------------
 
-
-def test_the_usual_handler_of_sigterm_loses_no_step(path: Path, new: bool) -> None:
-    """``sys.exit`` in a handler, while the next save waits for the one before."""
-    child = Child(
-        """
+SAVES = "slowly()\nc = ckpt.Checkpointer(path)\nc.save(0, state(0))\n"
+LEAVES = """
 def handler(*_):
     open(path + "-interrupted", "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, handler)
-slowly()
-c = ckpt.Checkpointer(path)
-c.save(0, state(0))
-c.save(1, state(1))
-""",
-        path,
-        new=new,
-    )
+"""
+WAITS = {
+    "with": f"{SAVES}with c: pass",
+    "close": f"{SAVES}c.close()",
+    "result": "slowly()\nckpt.save_async(path + '/0', state(0)).result()",
+    "exit": SAVES,
+    "next save, by a handler that exits": f"{LEAVES}{SAVES}c.save(1, state(1))",
+}
+
+
+@pytest.mark.parametrize("where", WAITS)
+def test_one_signal_in_a_wait_loses_no_step(path: Path, where: str) -> None:
+    child = Child(WAITS[where], path)
     child.wait_for("writing")
     child.wait_for("waiting")
-    child.process.send_signal(signal.SIGTERM)
+    child.process.send_signal(signal.SIGTERM if "handler" in where else signal.SIGINT)
     child.wait_for("interrupted")
     child.say("go")
     code, _, error = child.end()
-    assert (code, error) == (0, "")
+    if "handler" in where:
+        assert (code, error) == (0, "")
+    elif where == "exit":
+        assert code in (0, -signal.SIGINT)
+    else:
+        assert code == -signal.SIGINT and "KeyboardInterrupt" in error, error
+    assert "was not saved" not in error
     _steps_are_right(path, [0])
 
 
-@pytest.mark.parametrize("where", ["with", "result", "close"])
-def test_ctrl_c_in_a_wait(path: Path, where: str, new: bool) -> None:
-    calls = {
-        "with": "with ckpt.Checkpointer(path) as c:\n    c.save(0, state(0))",
-        "close": "c = ckpt.Checkpointer(path)\nc.save(0, state(0))\nc.close()",
-        "result": "ckpt.save_async(path + '/0', state(0)).result()",
-    }
-    child = Child(f"slowly()\n{calls[where]}", path, new=new)
-    child.wait_for("writing")
-    child.wait_for("waiting")
-    child.process.send_signal(signal.SIGINT)
-    child.wait_for("interrupted")
-    child.say("go")
-    code, _, error = child.end()
-    assert code == -signal.SIGINT, error
-    assert "KeyboardInterrupt" in error and "was not saved" not in error
-    _steps_are_right(path, [0])
-
-
-def test_one_ctrl_c_at_exit_is_not_enough(path: Path, new: bool) -> None:
-    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path, new=new)
-    child.wait_for("writing")
-    child.wait_for("waiting")
-    child.process.send_signal(signal.SIGINT)
-    child.wait_for("interrupted")
-    child.say("go")
-    code, _, error = child.end()
-    assert code in (0, -signal.SIGINT) and "was not saved" not in error, error
-    _steps_are_right(path, [0])
-
-
-def test_who_insists_ends_without_it_and_a_message_says_so(path: Path, new: bool) -> None:
-    child = Child("slowly()\nckpt.Checkpointer(path).save(0, state(0))", path, new=new)
+def test_who_insists_ends_without_it_and_a_message_says_so(path: Path) -> None:
+    child = Child(SAVES, path)
     child.wait_for("writing")
     child.wait_for("waiting")
     for _ in range(LONG_SECS):
@@ -206,27 +178,12 @@ CALLS = {
     "Checkpointer": "ckpt.Checkpointer(path).save(0, state(0))",
     "load": "ckpt.load(path + '/7') and ckpt.save(path + '/0', state(0))",
 }
+FORKED = [(late, call, False) for late in LATE for call in CALLS]
+# With a new interpreter, jax is imported when the program is over; these have all that differs.
+NEW = [(late, call, True) for late, call in zip(LATE, ("save", "save_async", "load"), strict=True)]
 
 
-# With a new interpreter, jax is imported when the program is over; three of those pairs have all that differs.
-_NEW = {(late, call) for late, call in zip(LATE, ("save", "save_async", "load"), strict=True)}
-
-
-@pytest.mark.parametrize(
-    ("late", "call", "new"),
-    [
-        pytest.param(
-            late,
-            call,
-            new,
-            id=f"{late}-{call}" + "-new" * new,
-            marks=[pytest.mark.slow] if new and (late, call) not in _NEW else [],
-        )
-        for new in (False, True)
-        for late in LATE
-        for call in CALLS
-    ],
-)
+@pytest.mark.parametrize(("late", "call", "new"), FORKED + NEW)
 def test_a_save_that_begins_at_the_end(path: Path, late: str, call: str, new: bool) -> None:
     before = "ckpt.save(path + '/7', state(7))\n" if call == "load" else ""
     code, _, error = Child(before + LATE[late].format(call=CALLS[call]), path, new=new).end()
@@ -234,19 +191,7 @@ def test_a_save_that_begins_at_the_end(path: Path, late: str, call: str, new: bo
     _steps_are_right(path, [0, 7] if call == "load" else [0])
 
 
-@pytest.mark.parametrize("late", LATE)
-def test_a_failure_in_the_background_at_the_end_is_reported(
-    path: Path, late: str, new: bool
-) -> None:
-    code = "slowly()\n" + LATE[late].format(call="ckpt.save_async(path + '/0', state(0))")
-    code += "\nopen(path + '-go', 'w').close()\nfrom tests.support import seams\n"
-    code += "seams.at(None, 'record', before=seams.fail(OSError, 28, 'the disk is full'))"
-    returned, _, error = Child(code, path, new=new).end()
-    assert returned == 1 and "was not saved" in error and "the disk is full" in error
-    assert not (path / "0").exists()
-
-
-def test_a_large_step_compared_with_the_one_before_at_the_end(path: Path, new: bool) -> None:
+def test_a_large_step_compared_with_the_one_before_at_the_end(path: Path) -> None:
     """Comparing takes several threads, which start no more when the interpreter ends."""
     code, _, error = Child(
         """
@@ -260,15 +205,14 @@ threading.Thread(target=lambda: (threading.main_thread().join(), open(path + "-g
 c.save(1, big)
 """,
         path,
-        new=new,
     ).end()
     assert (code, error) == (0, "")
     assert ckpt.Checkpointer(path, read_only=True).all_steps() == [0, 1]
     assert ckpt.verify(path / "1").ok
 
 
-@pytest.mark.parametrize("how", ["exit", "with", "close", "wait", "save"])
-def test_a_child_that_is_forked_during_a_save_ends(path: Path, how: str, new: bool) -> None:
+@pytest.mark.parametrize("how", ["with", "close", "wait", "save"])
+def test_a_child_that_is_forked_during_a_save_ends(path: Path, how: str) -> None:
     """What is being saved is the parent's: the child neither waits for it nor ends it."""
     code, out, error = Child(
         f"""
@@ -283,9 +227,6 @@ with ckpt.Checkpointer(path) as c:
     child = os.fork()
     if child == 0:
         signal.alarm(60)
-        if how == "exit":  # all but taking the interpreter apart, which the libraries' threads do not survive
-            ckpt._background.pending._finish_last()
-            os._exit(7)
         if how != "with":
             try:
                 {{"close": c.close, "wait": c.wait_until_finished, "save": lambda: c.save(1, state(1))}}[how]()
@@ -297,7 +238,6 @@ with ckpt.Checkpointer(path) as c:
 os._exit(0 if child else 7)
 """,
         path,
-        new=new,
     ).end()
     assert (code, out, error) == (0, "7\n", "")
     _steps_are_right(path, [0])
@@ -307,26 +247,11 @@ os._exit(0 if child else 7)
 
 
 @pytest.mark.parametrize("what", ["there", "missing", "damaged"])
-def test_a_load_that_nobody_waits_for(path: Path, what: str, new: bool) -> None:
+def test_a_load_that_nobody_waits_for(path: Path, what: str) -> None:
     """Nobody can ask for it any more: it ends, and there is nothing to say."""
-    ckpt.save(path / "0", {f"w{n}": __import__("numpy").ones(300_000) for n in range(20)})
+    ckpt.save(path / "0", {f"w{n}": np.ones(300_000) for n in range(20)})
     if what == "damaged":
         (path / "0" / "ckpt.json").write_bytes(b"{}")
     name = "1" if what == "missing" else "0"
-    code, _, error = Child(f"pending = ckpt.load_async(path + '/{name}')", path, new=new).end()
+    code, _, error = Child(f"pending = ckpt.load_async(path + '/{name}')", path).end()
     assert (code, error) == (0, "")
-
-
-def test_a_load_that_a_thread_waits_for_goes_on(path: Path, new: bool) -> None:
-    ckpt.save(path / "0", {"n": 3})
-    code, out, error = Child(
-        """
-def later():
-    threading.main_thread().join()
-    print(ckpt.load_async(path + "/0").result())
-threading.Thread(target=later).start()
-""",
-        path,
-        new=new,
-    ).end()
-    assert (code, out, error) == (0, "{'n': 3}\n", "")

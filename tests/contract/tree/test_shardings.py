@@ -1,5 +1,6 @@
 """Every sharding to every other: what is saved, what is the default, what was asked for."""
 
+import json
 import math
 
 import jax
@@ -10,6 +11,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
+from tests.support import forked
+from tests.support.children import environment
 from tests.support.trees import (
     QUICK,
     SPECS,
@@ -19,7 +22,6 @@ from tests.support.trees import (
     round_trip,
     sharded,
     with_shardings,
-    without_shardings,
 )
 
 SHAPES = {"small": (24, 24), "large": (1200, 312), "vector": (48, 1)}
@@ -75,70 +77,33 @@ def test_every_sharding_to_every_other(tmp_path, source):
         assert_same(got, like, sharding=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["4x2", "2x4", "reversed", "3x2", "last2"])
-@pytest.mark.parametrize(
-    ("chunk_bytes", "compression"), [(10_000, None), (100_000, "zstd"), (2**26, None)]
-)
-def test_every_sharding_to_every_other_large(tmp_path, source, chunk_bytes, compression):
-    tree = grid_tree([source])
-    options = ckpt.Options(durable=False, chunk_bytes=chunk_bytes, compression=compression)
-    ckpt.save(tmp_path / "c", tree, options=options)
-    assert_same(ckpt.load(tmp_path / "c"), tree, sharding=True)
-    for mesh, spec in shardings(meshes()):
-        like = {
-            name: sharded(np.asarray(leaf), mesh, spec)
-            for name, leaf in tree.items()
-            if fits(leaf.shape, mesh, spec)
-        }
-        got = ckpt.load(tmp_path / "c", with_shardings(like), unexpected="ignore")
-        assert_same(got, like, sharding=True)
-
-
-def test_one_sharding_for_the_whole_tree(tmp_path):
-    tree = {
-        "a": sharded(numbers((24, 24)), "4x2", "both"),
-        "b": jnp.ones(4),
-        "n": np.ones(2),
-        "s": 1,
-    }
-    ckpt.save(tmp_path / "c", tree)
-    wanted = NamedSharding(meshes()["2x4"], P())
-    got = ckpt.load(tmp_path / "c", sharding=wanted)
-    assert_same(got, tree)
-    assert got["a"].sharding == wanted
-    assert got["b"].sharding == wanted
-    device = SingleDeviceSharding(jax.devices()[5])
-    got = ckpt.load(tmp_path / "c", sharding=device)
-    assert got["a"].devices() == got["b"].devices() == {jax.devices()[5]}
-
-
-def test_a_function_gives_shardings(tmp_path):
-    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": {"c": jnp.ones(4)}}
-    ckpt.save(tmp_path / "c", tree)
-    wanted = {
-        "a": NamedSharding(meshes()["2x4"], P("y")),
-        "b/c": SingleDeviceSharding(jax.devices()[2]),
-    }
-    got = ckpt.load(tmp_path / "c", sharding=lambda path, leaf: wanted[path])
-    assert_same(got, tree)
-    assert got["a"].sharding == wanted["a"]
-    assert got["b"]["c"].sharding == wanted["b/c"]
-
-
-def test_a_mesh_as_sharding(tmp_path):
-    """Saved specs are refitted to the axes of the mesh; what fits nowhere is replicated."""
-    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": jnp.ones(4)}
+@pytest.mark.parametrize("form", ["one", "device", "function", "mesh", "tree"])
+def test_a_sharding_is_asked_for(tmp_path, form):
+    """A mesh refits what was saved to its axes, and replicates what fits nowhere."""
+    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": [jnp.ones(4)], "n": np.ones(2)}
     ckpt.save(tmp_path / "c", tree)
     mesh = meshes()["2x4"]
-    got = ckpt.load(tmp_path / "c", sharding=mesh)
+    rows, third = NamedSharding(mesh, P("y")), SingleDeviceSharding(jax.devices()[2])
+    everywhere, both = NamedSharding(mesh, P()), NamedSharding(mesh, P("x", "y"))
+    asked, a, b = {
+        "one": (everywhere, everywhere, everywhere),
+        "device": (third, third, third),
+        "function": (lambda path, leaf: {"a": rows, "b/0": third}[path], rows, third),
+        "mesh": (mesh, both, everywhere),
+        "tree": ({"a": rows, "b": third}, rows, third),
+    }[form]
+    got = ckpt.load(tmp_path / "c", sharding=asked)
     assert_same(got, tree)
-    assert got["a"].sharding == NamedSharding(mesh, P("x", "y"))
-    assert got["b"].sharding.is_fully_replicated
+    assert got["a"].sharding == a
+    assert got["b"][0].sharding.is_equivalent_to(b, 1)
+
+
+def test_a_mesh_with_other_axes_takes_those_it_has(tmp_path):
+    ckpt.save(tmp_path / "c", {"a": sharded(numbers((24, 24)), "4x2", "both")})
     other = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "other"))
-    got = ckpt.load(tmp_path / "c", sharding=other)
-    assert_same(got, tree)
-    assert got["a"].sharding.is_equivalent_to(NamedSharding(other, P("x")), 2)
+    got = ckpt.load(tmp_path / "c", sharding=other)["a"]
+    assert got.sharding.is_equivalent_to(NamedSharding(other, P("x")), 2)
+    np.testing.assert_array_equal(got, numbers((24, 24)))
 
 
 def test_sharding_of_the_wrong_type(tmp_path):
@@ -146,14 +111,6 @@ def test_sharding_of_the_wrong_type(tmp_path):
     for wrong in ({"b": SingleDeviceSharding(jax.devices()[2])}, P("x"), "x", 3):
         with pytest.raises(TypeError, match="sharding"):
             ckpt.load(tmp_path / "c", sharding=wrong)
-
-
-def test_sharding_as_a_tree(tmp_path):
-    ckpt.save(tmp_path / "c", {"a": jnp.ones(4), "b": [jnp.zeros(2)]})
-    third, fourth = (SingleDeviceSharding(jax.devices()[i]) for i in (2, 3))
-    got = ckpt.load(tmp_path / "c", sharding={"a": third, "b": fourth})
-    assert got["a"].sharding == third
-    assert got["b"][0].sharding == fourth
 
 
 def test_a_sharding_that_does_not_divide(tmp_path):
@@ -192,12 +149,6 @@ def test_shardings_of_every_make(tmp_path):
     for got in (round_trip(tmp_path, tree), ckpt.load(tmp_path / "c", with_shardings(tree))):
         assert_same(got, tree)
         assert {name: array.sharding for name, array in got.items()} == shardings
-
-
-def test_target_without_sharding(tmp_path):
-    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": jnp.ones(4)}
-    ckpt.save(tmp_path / "c", tree)
-    assert_same(ckpt.load(tmp_path / "c", without_shardings(tree)), tree)
 
 
 def test_each_distinct_shard_is_written_once(tmp_path):
@@ -241,7 +192,7 @@ def test_weak_types_stay_weak(tmp_path):
 
 ELSEWHERE = """
 import json, sys
-import jax, numpy as np
+import jax, jax.numpy as jnp, numpy as np
 import ckpt_core as ckpt
 tree = ckpt.load(sys.argv[1])
 leaves = {
@@ -252,63 +203,30 @@ draw = jax.random.normal(tree["keys"][3]).item()
 like = {"arrays": {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in tree["arrays"].items()}}
 again = ckpt.load(sys.argv[1], like, unexpected="ignore")
 same = all(np.array_equal(x, again["arrays"][n]) for n, x in tree["arrays"].items())
+keys = jax.random.split(jax.random.key(0), 8)
+ckpt.save(sys.argv[2], {"w": jnp.arange(96.0).reshape(8, 12), "k": keys})
 print(json.dumps({"leaves": leaves, "draw": draw, "same": same, "devices": len(jax.devices())}))
 """
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_eight_devices_to_fewer_with_no_argument(tmp_path, run_python, devices):
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.always), 3])
+def test_eight_devices_to_fewer_and_back_with_no_argument(tmp_path, devices):
     arrays = grid_tree(["4x2", "2x4"])
-    keys = jax.device_put(
-        jax.random.split(jax.random.key(0), 8), NamedSharding(meshes()["4x2"], P("x"))
-    )
+    rows = NamedSharding(meshes()["4x2"], P("x"))
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), rows)
     ckpt.save(tmp_path / "c", {"arrays": arrays, "keys": keys}, options=QUICK)
     flags = "" if devices == 1 else f"--xla_force_host_platform_device_count={devices}"
-    answer = run_python(ELSEWHERE, str(tmp_path / "c"), XLA_FLAGS=flags)
+    places = str(tmp_path / "c"), str(tmp_path / "back")
+    done = forked.run(ELSEWHERE, *places, environment=environment(XLA_FLAGS=flags))
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
     assert answer["devices"] == devices
     assert answer["same"]
     assert answer["draw"] == jax.random.normal(keys[3]).item()
     assert answer["leaves"] == {
         name: [np.asarray(leaf).sum().item(), [*leaf.shape], 1] for name, leaf in arrays.items()
     }
-
-
-ONE_TO_EIGHT = """
-import json, sys
-import jax, jax.numpy as jnp, numpy as np
-import ckpt_core as ckpt
-assert len(jax.devices()) == 1
-keys = jax.random.split(jax.random.key(0), 8)
-ckpt.save(sys.argv[1], {"w": jnp.arange(96.0).reshape(8, 12), "k": keys})
-print("0")
-"""
-
-
-def test_one_device_to_eight(tmp_path, run_python):
-    run_python(ONE_TO_EIGHT, str(tmp_path / "c"), XLA_FLAGS="")
     tree = {"w": jnp.arange(96.0).reshape(8, 12), "k": jax.random.split(jax.random.key(0), 8)}
-    assert_same(ckpt.load(tmp_path / "c"), tree)
-    wanted = jax.device_put(tree, NamedSharding(meshes()["4x2"], P("x")))
-    assert_same(ckpt.load(tmp_path / "c", with_shardings(wanted)), wanted, sharding=True)
-
-
-def test_an_exception_of_a_signal_handler_does_not_load_elsewhere(tmp_path, monkeypatch):
-    from ckpt_core._devices import shardings as product
-
-    tree = {"w": jax.device_put(jnp.arange(16.0), NamedSharding(meshes()["4x2"], P("x")))}
-    ckpt.save(tmp_path / "a", tree)
-
-    def interrupted(described):  # from a file of the tests: as if a handler had raised it
-        raise TimeoutError("of mine")
-
-    monkeypatch.setattr(product, "_saved_mesh", interrupted)
-    with pytest.raises(TimeoutError, match="of mine"):
-        ckpt.load(tmp_path / "a")
-
-
-def test_a_saved_sharding_that_does_not_fit_is_none():
-    from ckpt_core._devices.shardings import describe_sharding, rebuild_sharding
-
-    described = describe_sharding(NamedSharding(meshes()["4x2"], P("x")))
-    assert rebuild_sharding(described | {"partition_spec": ["nowhere"]}) is None
-    assert rebuild_sharding(described | {"shape": [3, 5]}) is None
+    assert_same(ckpt.load(tmp_path / "back"), tree)
+    wanted = jax.device_put(tree, rows)
+    assert_same(ckpt.load(tmp_path / "back", with_shardings(wanted)), wanted, sharding=True)

@@ -1,4 +1,4 @@
-"""Small files in one value: all of them come back, and nothing else is accepted."""
+"""Small files: those in one value come back, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_core._errors import CheckpointCorrupt
+import ckpt_core as ckpt
 from ckpt_core._format.packed import apart, name_apart, pack, unpack
 from ckpt_core._format.record import FileRecord, ItemRecord, Record, dump_record, load_record
 from ckpt_core._format.untrusted import decompress
@@ -73,7 +73,7 @@ def test_a_record_holds_small_files_up_to_the_sizes_that_it_lists() -> None:
     assert found.where("state/d/t.1") == "state/d/t.1"
     assert record(b"").small_files == {} and record(b"").where("a") == "a"
     for bad in (b"x", pack({"state/_METADATA": b"{}" * 5000}), pack({"../2/ckpt.json": b"x"})):
-        with pytest.raises(CheckpointCorrupt, match="small files"):
+        with pytest.raises(ckpt.CheckpointCorrupt, match="small files"):
             _ = record(bad).small_files
 
 

@@ -1,0 +1,277 @@
+"""What cannot be saved is refused by path and type, and nothing is left behind."""
+
+import collections
+import dataclasses
+import decimal
+import functools
+import random
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.trees import Moments, X, Y
+
+
+def deleted_array():
+    array = jnp.ones(3) + 1
+    array.delete()
+    return array
+
+
+UNSUPPORTED = {
+    "float0": lambda: np.zeros(3, jax.dtypes.float0),
+    "object array": lambda: np.array([1, "a", None], object),
+    "string array": lambda: np.array(["a", "b"]),
+    "datetime array": lambda: np.array(["2020-01-01"], "datetime64[D]"),
+    "timedelta": lambda: np.timedelta64(3, "s"),
+    "structured array": lambda: np.zeros(2, [("x", "f4"), ("y", "i4")]),
+    "void": lambda: np.void(b"abc"),
+    "long double": lambda: np.zeros(2, np.longdouble),
+    "masked array": lambda: np.ma.masked_array([1.0, 2.0], [True, False]),
+    "abstract array": lambda: jax.ShapeDtypeStruct((2,), jnp.float32),
+    "deleted array": deleted_array,
+    "set": lambda: {1, 2},
+    "frozenset": lambda: frozenset({1}),
+    "function": lambda: len,
+    "lambda": lambda: lambda x: x,
+    "class": lambda: Moments,
+    "module": lambda: types,
+    "object": lambda: object(),
+    "iterator": lambda: iter([1, 2]),
+    "bytearray": lambda: bytearray(b"x"),
+    "range": lambda: range(3),
+    "decimal": lambda: decimal.Decimal(1),
+    "path": lambda: Path("x"),
+    "ellipsis": lambda: ...,
+    "str subclass": lambda: type("Name", (str,), {})("x"),
+    "int subclass": lambda: type("Count", (int,), {})(3),
+    "random subclass": lambda: random.SystemRandom(),
+    "bit generator": lambda: np.random.PCG64(3),
+    "counter": lambda: collections.Counter(a=2),
+    "dict subclass": lambda: type("Recent", (collections.defaultdict,), {})(int, a=1),
+    "dict with a bool key": lambda: {True: 1},
+    "dict with a tuple of floats as key": lambda: {(1, 2.0): 1},
+    "dict with a tuple of bools as key": lambda: {(1, (True,)): 1},
+    "dict with None as key": lambda: {None: 1},
+    "dict with a float key": lambda: {1.5: 1},
+    "dict with a bytes key": lambda: {b"x": 1},
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_leaves(tmp_path, name):
+    value = UNSUPPORTED[name]()
+    with pytest.raises(ckpt.UnsupportedLeaf) as caught:
+        ckpt.save(tmp_path / "c", {"good": np.ones(2), "inner": [1, {"x/y": value}]})
+    assert isinstance(caught.value, TypeError)
+    assert "inner/1/x~1y" in str(caught.value)
+    assert caught.value.leaf.startswith("inner/1/x~1y")
+    if name.startswith("dict with"):
+        assert caught.value.type_name in str(caught.value)
+    else:
+        assert type(value).__name__ in caught.value.type_name
+        assert type(value).__name__ in str(caught.value)
+    assert not any(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_unsupported_leaf_of_an_item_names_the_item(tmp_path):
+    with pytest.raises(ckpt.UnsupportedLeaf) as caught:
+        ckpt.save(tmp_path / "c", model={"w": X}, opt={"s": {1}})
+    assert "opt" in str(caught.value)
+
+
+def test_tracers_are_refused(tmp_path):
+    def step(x):
+        ckpt.save(tmp_path / "c", {"x": x})
+        return x
+
+    with pytest.raises(ckpt.UnsupportedLeaf, match="x"):
+        jax.jit(step)(jnp.ones(2))
+    with pytest.raises(ckpt.UnsupportedLeaf, match="x"):
+        jax.grad(lambda x: step(x).sum())(jnp.ones(2))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("tree", "one", "other"),
+    [
+        ({"a.b": X, "a": {"b": Y}}, "a.b", "a/b"),
+        ({"a": {"b": Y}, "a.b": X}, "a.b", "a/b"),
+        ({"a": [X], "a.0": Y}, "a/0", "a.0"),
+        ({0: X, "0": Y}, "0", "0"),
+        ({"a": {"": X}, "a.": Y}, "a/", "a."),
+        ({"x": {"a.b": "text", "a": {"b": "more"}}}, "x/a.b", "x/a/b"),
+        ({"a": {"b/c.d": 1}, "a.b/c": {"d": 2}}, "a/b~1c.d", "a.b~1c/d"),
+        ({"n": Moments(X, Y), "n.mu": Y}, "n/mu", "n.mu"),
+    ],
+)
+def test_colliding_names_are_refused(tmp_path, tree, one, other):
+    with pytest.raises(ckpt.UnsupportedLeaf) as caught:
+        ckpt.save(tmp_path / "c", tree)
+    assert one in str(caught.value)
+    assert other in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_names_longer_than_the_array_database_holds(tmp_path):
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"has 64002 bytes, and .* up to 64000"):
+        ckpt.save(tmp_path / "longer", {"\u00e9" * 32_001: np.arange(3)})
+    assert not (tmp_path / "longer").exists()
+
+
+# ---- what a container holds beside what is saved of it -------------------------------------------
+
+
+@dataclasses.dataclass
+class Plain:
+    w: Any
+    step: int = 0
+
+    @functools.cached_property
+    def doubled(self) -> int:
+        return 2 * self.step
+
+
+class Slot:
+    __slots__ = ("hidden",)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted(Slot):
+    w: Any
+
+
+class Point(NamedTuple):
+    x: Any
+
+
+class Named(Point):
+    """A NamedTuple with room for attributes."""
+
+
+@dataclasses.dataclass
+class AlsoDict(dict):
+    w: Any = 1
+
+
+@dataclasses.dataclass
+class AlsoList(list):
+    w: Any = 1
+
+
+def with_attribute(value: Any, name: str = "extra", content: Any = 5) -> Any:
+    object.__setattr__(value, name, content)
+    return value
+
+
+BEYOND = {
+    "dataclass": lambda: with_attribute(Plain(np.ones(2))),
+    "slots": lambda: with_attribute(Slotted(np.ones(2)), "hidden"),
+    "namedtuple": lambda: with_attribute(Named(np.ones(2))),
+}
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+def test_attributes_beside_the_fields_are_refused(tmp_path, kind):
+    value = BEYOND[kind]()
+    with pytest.raises(
+        ckpt.UnsupportedLeaf, match=r"^a/0: cannot save .*: (extra|hidden) would be lost"
+    ) as told:
+        ckpt.save(tmp_path / "a", {"a": [value]})
+    assert told.value.leaf == "a/0"
+    assert type(value).__name__ in told.value.type_name
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"item 'x': .*would be lost"):
+        ckpt.save(tmp_path / "a", x=value)
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_follows_from_the_fields_is_no_loss(tmp_path):
+    value = Plain(np.ones(2), 4)
+    assert value.doubled == 8
+    ckpt.save(tmp_path / "a", [value, Slotted(1), Named(2), Point(3)])
+    back = ckpt.load(tmp_path / "a")
+    assert (back[0].step, back[0].doubled, back[1].w, back[2].x, back[3].x) == (4, 8, 1, 2, 3)
+    like = with_attribute(Plain(np.zeros(2), 1), "extra", "mine")
+    assert like.doubled == 2
+    loaded = ckpt.load(tmp_path / "a", [like, Slotted(0), Named(0), Point(0)])[0]
+    assert loaded.doubled == 8, "what was computed of the target is not what was loaded"
+    assert loaded.extra == "mine", "what the target holds beside its fields stays"
+
+
+@pytest.mark.parametrize(("value", "name"), [(AlsoDict(3), "dict"), (AlsoList(3), "list")])
+def test_a_dataclass_with_contents_is_refused(tmp_path, value, name):
+    with pytest.raises(ckpt.UnsupportedLeaf, match=f"deep/0: .*a dataclass and a {name}"):
+        ckpt.save(tmp_path / "a", {"deep": [value]})
+    ckpt.save(tmp_path / "b", {"deep": [{"w": 1}]})
+    with pytest.raises(ckpt.UnsupportedLeaf, match=f"a dataclass and a {name}"):
+        ckpt.load(tmp_path / "b", {"deep": [value]})
+
+
+# ---- what holds itself, or is too deep -----------------------------------------------------------
+
+
+class Own:
+    """Gives whatever state it is told to."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def get_state(self) -> Any:
+        return self._state(self)
+
+    def set_state(self, state: Any) -> None:
+        raise AssertionError("nothing is to be set")
+
+
+def circular_dict() -> Any:
+    tree: dict[str, Any] = {"w": jnp.ones(1), "deep": {}}
+    tree["deep"]["again"] = tree
+    return tree
+
+
+def circular_list() -> Any:
+    tree: list[Any] = [1]
+    tree.append((2, tree))
+    return {"l": tree}
+
+
+def nested(depth: int) -> Any:
+    tree: Any = 1.0
+    for _ in range(depth):
+        tree = {"a": tree}
+    return tree
+
+
+ENDLESS = {
+    "dict": (circular_dict, "deep/again: a dict that holds itself"),
+    "list": (circular_list, "l/1/1: a list that holds itself"),
+    "state": (lambda: {"o": Own(lambda own: {"me": own})}, "o/me: a Own that holds itself"),
+    "state is itself": (lambda: {"o": Own(lambda own: own)}, "o: a Own that holds itself"),
+    "state of a dict": (lambda: {"o": Own(lambda own: circular_dict())}, "o/deep/again: a dict"),
+    "ever new": (lambda: {"o": Own(lambda own: Own(own._state))}, "nested too deeply"),
+    "ever new below": (lambda: {"o": Own(lambda own: {"x": Own(own._state)})}, "nested"),
+    "a level too deep": (lambda: nested(302), "deep"),
+    "too deep for C": (lambda: nested(100_000), "deep"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_does_not_end_is_refused_by_its_path(tmp_path, kind):
+    make, message = ENDLESS[kind]
+    for save in (ckpt.save, lambda path, tree: ckpt.save_async(path, tree).result()):
+        with pytest.raises(ckpt.UnsupportedLeaf, match=message):
+            save(tmp_path / "a", make())
+    with pytest.raises(ckpt.UnsupportedLeaf, match=message):
+        ckpt.save(tmp_path / "a", items={"data": make()})
+    assert not any(tmp_path.iterdir())
+    ckpt.save(tmp_path / "b", {"w": 1})
+    with pytest.raises(ckpt.UnsupportedLeaf):
+        ckpt.load(tmp_path / "b", make())
+    with pytest.raises(ckpt.UnsupportedLeaf, match=message):
+        ckpt.restore(tmp_path / "b", state=make())
