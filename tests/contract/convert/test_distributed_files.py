@@ -13,13 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core.convert import import_weights
-from ckpt_core.convert._distributed import _tiles
-from tests.support.refusals import refuse
 from tests.support.same_bits import bits
 
 torch = pytest.importorskip("torch")
@@ -117,43 +113,6 @@ def test_no_code_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def changed(path: Path, change: Any) -> None:
-    file = path / ".metadata"
-    index = pickle.loads(file.read_bytes())
-    change(index)
-    file.write_bytes(pickle.dumps(index))
-
-
-def _first_info(index: Any) -> Any:
-    return next(iter(index.storage_data.values()))
-
-
-def _first_chunk(index: Any) -> Any:
-    return index.state_dict_metadata["a"].chunks[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "reported"),
-    [
-        (lambda index: setattr(_first_info(index), "relative_path", "../x"), "is in '../x'"),
-        (lambda index: setattr(_first_info(index), "relative_path", "none"), "is missing"),
-        (lambda index: setattr(_first_info(index), "offset", 10**9), "damaged"),
-        (lambda index: index.storage_data.clear(), "damaged"),
-        (lambda index: index.state_dict_metadata["a"].chunks.clear(), "are not the whole of it"),
-        (lambda index: setattr(index.state_dict_metadata["a"], "size", torch.Size([3])), "whole"),
-        (lambda index: index.planner_data.update(a=("b",), b=("b",)), "b.*is there twice"),
-        (lambda index: index.planner_data.update(a=(["b"],)), "unhashable"),
-        (lambda index: setattr(_first_chunk(index), "offsets", (2**70,)), "damaged"),
-    ],
-)
-def test_hostile_indices(tmp_path: Path, change: Any, reported: str) -> None:
-    save({"a": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a")
-    changed(tmp_path / "a", change)
-    with pytest.raises(ckpt.CheckpointCorrupt, match=reported):
-        import_weights(tmp_path / "a", tmp_path / "c")
-    assert not (tmp_path / "c").exists()
-
-
 def test_a_missing_and_a_cut_file(tmp_path: Path) -> None:
     save({"a": torch.ones(200)}, tmp_path / "a")
     (file,) = (tmp_path / "a").glob("*.distcp")
@@ -163,29 +122,6 @@ def test_a_missing_and_a_cut_file(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(ckpt.CheckpointCorrupt, match="is missing"):
         import_weights(tmp_path / "a", tmp_path / "c")
-
-
-def test_a_file_that_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save({"a": torch.ones(200)}, tmp_path / "a")
-    (file,) = (tmp_path / "a").glob("*.distcp")
-    refuse(monkeypatch, file, calls=("stat",))
-    with pytest.raises(PermissionError):
-        import_weights(tmp_path / "a", tmp_path / "c")
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
-        max_size=5,
-    )
-)
-def test_tiling_is_what_counting_says(parts: list[tuple[int, int, int, int]]) -> None:
-    shape = (3, 4)
-    count = np.zeros((9, 9), int)
-    for a, b, h, w in parts:
-        count[a : a + h, b : b + w] += 1
-    exact = count.sum() == 12 and (count[:3, :4] == 1).all()
-    assert _tiles(shape, [p[:2] for p in parts], [p[2:] for p in parts]) == exact
 
 
 def test_tensors_in_values_that_torch_does_not_cut(tmp_path: Path) -> None:
