@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._options import Options
-from ckpt_core._saved.opening import open_checkpoint
-from tests.support.command_line import make_call  # noqa: F401 (fixture)
+from tests.support.command_line import Call, leave_unfinished, make_call  # noqa: F401 (fixture)
 from tests.support.refusals import refuse
 from tests.support.stores import keys_at, tree, value_at
 
@@ -24,6 +20,19 @@ pytest.importorskip("typer")
 def a_run(root: object, *steps: int) -> None:
     for step in steps:
         ckpt.save(f"{root}/{step}", tree(step))
+
+
+def while_read(path: Path, call: Call, *arguments: object) -> tuple[int, str, str]:
+    """What a command reports while a checkpoint is being read."""
+    reported: list[tuple[int, str, str]] = []
+
+    def only(*_: object) -> bool:
+        if not reported:
+            reported.append(call(*arguments))
+        return True
+
+    ckpt.load(path, only=only)
+    return reported[0]
 
 
 def test_steps_of_a_run(call, store: str) -> None:
@@ -58,8 +67,7 @@ def test_another_series_of_that_number_stays(call, tmp_path: Path) -> None:
 def test_the_directory_that_counts_goes_last(call, tmp_path: Path) -> None:
     for name, value in (("5", 1), ("000005", 2)):
         ckpt.save(tmp_path / name, tree(value))
-    with open_checkpoint(str(tmp_path / "000005"), Options()).held():
-        code, _, err = call("rm", tmp_path, "--step", 5, "--yes")
+    code, _, err = while_read(tmp_path / "000005", call, "rm", tmp_path, "--step", 5, "--yes")
     assert code == 2 and "000005 is being read" in err
     assert os.listdir(tmp_path) == ["000005"]
     ckpt.save(tmp_path / "5", tree(3))
@@ -107,9 +115,8 @@ def test_what_is_refused(call, tmp_path: Path) -> None:
         assert code == 2 and reported in err, path
     code, out, err = call("rm", tmp_path / "run" / "1")  # no terminal, and no --yes
     assert code == 2 and "--yes" in err and "state" in out
-    with open_checkpoint(str(tmp_path / "run" / "1"), Options()).held():
-        code, _, err = call("rm", tmp_path / "run" / "1", "-y")
-        assert code == 2 and "is being read" in err
+    code, _, err = while_read(tmp_path / "run/1", call, "rm", tmp_path / "run" / "1", "-y")
+    assert code == 2 and "is being read" in err
     assert value_at(tmp_path / "run" / "1") == 1
 
 
@@ -126,14 +133,8 @@ def test_a_damaged_one_and_its_linked_neighbour(call, tmp_path: Path) -> None:
 
 def test_a_dry_run_reports_and_deletes_nothing(call, tmp_path: Path) -> None:
     a_run(tmp_path, 1)
-    left = tmp_path / ".ckpt-tmp.2.00000000-1-1.0123456789abcdef01234567"
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait(timeout=60)
-    from ckpt_core._directory.owner import this_owner
-
-    host, _, start = this_owner().split("-")
-    left = left.with_name(left.name.replace("00000000-1-1", f"{host}-{child.pid}-{start}"))
-    left.mkdir()
+    leave_unfinished(tmp_path / "2")
+    (left,) = tmp_path.glob(".ckpt-tmp.2.*")
     code, out, _ = call("gc", tmp_path, "--dry-run")
     assert code == 0 and "1 would be removed" in out and left.is_dir()
     reported = json.loads(call("gc", tmp_path, "--dry-run", "--json")[1])

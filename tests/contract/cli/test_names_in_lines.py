@@ -82,15 +82,6 @@ def test_marks_that_turn_the_direction_of_text_are_spelled_out(call: Call, tmp_p
         assert not set(marks) & set(out) and "\\u200e" in out
 
 
-def test_mismatches_have_a_line_each_and_no_more() -> None:
-    from ckpt_core.cli._text import message_of
-
-    mismatches = [ckpt.Mismatch(name, "missing", None, "float32[3]") for name in NAMES]
-    text = message_of(ckpt.StructureMismatch(mismatches, advice="do this"))
-    assert len(text.splitlines()) == len(NAMES) + 2
-    _check(text, "")
-
-
 def test_a_newer_step_is_listed_as_newer(call: Call, tmp_path: Path) -> None:
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
         for step in range(2):

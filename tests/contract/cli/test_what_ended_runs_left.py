@@ -1,22 +1,17 @@
-"""Fast directories of a host: what ended runs left there is found, and removed when it is asked for or the room is needed."""
+"""Fast directories of a host: what ended runs left there is found, and removed when it is asked for."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._run.tiers import ended
-from ckpt_core._run.tiers.ended import runs_in
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
 
 MIB = 2**20
@@ -49,14 +44,19 @@ def folders(tmp_path: Path) -> set[Path]:
     return set((tmp_path / "local").glob("run-*"))
 
 
+def runs_in(call: Any, tmp_path: Path) -> list[dict[str, Any]]:
+    code, out, _ = call("ls", "--local", tmp_path / "local", "--json")
+    assert code == 0
+    return json.loads(out)["runs"]
+
+
 def test_runs_are_listed(call: Any, tmp_path: Path) -> None:
     first = train(tmp_path, "a")
     (tmp_path / "local" / "notes").mkdir()
     with open_run(tmp_path, "b") as live:
         live.save(7, state(7))
-        code, out, _ = call("ls", "--local", tmp_path / "local", "--json")
-        reported = {run["path"]: run for run in json.loads(out)["runs"]}
-        assert code == 0 and len(reported) == 2
+        reported = {run["path"]: run for run in runs_in(call, tmp_path)}
+        assert len(reported) == 2
         ended_run = reported.pop(str(first))
         (living,) = reported.values()
         assert (ended_run["steps"], ended_run["in_use"], ended_run["mine"]) == ([1], False, True)
@@ -83,7 +83,7 @@ def test_what_ended_runs_left_is_removed_and_no_more(call: Any, tmp_path: Path) 
         live.save(7, state(7))
         code, out, _ = call("rm", "--local", tmp_path / "local", "--yes")
         assert code == 0 and "2 of 2 runs removed" in out
-        assert [run.in_use for run in runs_in(str(tmp_path / "local"))] == [True]
+        assert [run["in_use"] for run in runs_in(call, tmp_path)] == [True]
         assert keep.is_dir()
         assert live.load(7)["w"][0] == 7
         assert live.save(8, state(8))
@@ -109,41 +109,12 @@ def test_one_of_several(call: Any, tmp_path: Path) -> None:
     assert folders(tmp_path) == {second}
 
 
-def test_a_writer_makes_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The longest unused run goes first, and no more than is needed."""
-    old, new = train(tmp_path, "a", mib=2), train(tmp_path, "b", mib=2)
-    long_ago = time.time() - 1000
-    for path in (old, *old.rglob("*")):
-        os.utime(path, (long_ago, long_ago))
-    with caplog.at_level(logging.WARNING, "ckpt_core"):
-        third = train(tmp_path, "c", mib=2, local_max_bytes=7 * MIB)
-    assert folders(tmp_path) == {new, third}
-    (text,) = [one.getMessage() for one in caplog.records]
-    assert str(old) in text and "ended run" in text
-
-
 def test_without_a_limit_nothing_goes(tmp_path: Path) -> None:
     made = {train(tmp_path, name) for name in "abc"}
     assert folders(tmp_path) == made
 
 
-def test_what_lives_stays_and_it_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with open_run(tmp_path, "a") as live:
-        live.save(3, state(3))
-        with (
-            caplog.at_level(logging.WARNING, "ckpt_core"),
-            open_run(tmp_path, "b", local_max_bytes=MIB) as other,
-        ):
-            for step in range(3):
-                assert other.save(step, state(step))
-        assert live.load(3)["w"][0] == 3
-    (text,) = [one.getMessage() for one in caplog.records]
-    assert "nothing of them is removed" in text and "local_max_bytes" in text
-
-
-def test_a_run_of_another_process_lives(tmp_path: Path) -> None:
+def test_a_run_of_another_process_lives(call: Any, tmp_path: Path) -> None:
     """Its lock says so; when it is killed, it has ended."""
     code = (
         "import sys, numpy as np, ckpt_core as ckpt\n"
@@ -157,29 +128,13 @@ def test_a_run_of_another_process_lives(tmp_path: Path) -> None:
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"saved\n"
-        (run,) = runs_in(str(tmp_path / "local"))
-        assert run.in_use and not ended.remove_run(run)
-        assert runs_in(str(tmp_path / "local")) == [run]
+        (run,) = runs_in(call, tmp_path)
+        assert run["in_use"]
+        assert "nothing was removed" in call("rm", "--local", tmp_path / "local", "--yes")[1]
+        assert runs_in(call, tmp_path) == [run]
     finally:
         child.kill()
         child.communicate(timeout=60)
-    (run,) = runs_in(str(tmp_path / "local"))
-    assert not run.in_use and ended.remove_run(run)
-    assert not os.path.lexists(run.path)
-
-
-def test_where_locks_do_not_work_nothing_is_taken_for_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = train(tmp_path, "a")
-    (owner,) = made.glob("process_*/.ckpt-owner")
-    owner.write_text(f"{'0' * 32} somebody\nanother-host-1-2\n")
-    monkeypatch.setattr(ended, "locks_work_in", lambda _: False)
-    (run,) = runs_in(str(tmp_path / "local"))
-    assert run.in_use and not ended.remove_run(run) and made.is_dir()
-
-
-@pytest.mark.parametrize("wrong", [0, -1, "2GB", 1.5])
-def test_a_limit_is_positive(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="local_max_bytes"):
-        ckpt.Options(local_max_bytes=wrong)
+    assert not runs_in(call, tmp_path)[0]["in_use"]
+    assert "1 of 1 run removed" in call("rm", "--local", tmp_path / "local", "--yes")[1]
+    assert not os.path.lexists(run["path"])
