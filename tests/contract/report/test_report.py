@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._save.dedup_origins import LINKED_DIRECTORY
 from ckpt_core.report import Request, as_json, page, read_report
-from ckpt_core.report._facts import LINKED_FOLDER
-from ckpt_core.report._page import embedded
-from ckpt_core.report._sharding import drawing_of
-from ckpt_core.report._table import shortened
 from tests.contract.faults.crafted.signed import read_record, write_record
 from tests.support.browser import in_browser
 from tests.support.command_line import LOADED, make_call  # noqa: F401 (fixture)
@@ -82,13 +76,6 @@ def test_a_page_takes_the_place_of_pages_only(call: Any, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "one"]
 
 
-def test_verify_finds_a_turned_bit(tmp_path: Path):
-    save_run(tmp_path / "run", {"a": np.ones(3000)}, (1,))
-    assert not read_report(tmp_path / "run", Request(verify=True)).is_damaged
-    turn_a_bit(tmp_path / "run/1")
-    assert read_report(tmp_path / "run", Request(verify=True)).is_damaged
-
-
 def test_a_checkpoint_an_empty_directory_and_nothing(call, tmp_path: Path):
     ckpt.save(tmp_path / "one", {"a": np.ones(3)})
     (tmp_path / "empty").mkdir()
@@ -101,26 +88,6 @@ def test_the_command_imports_no_jax(run_python, tmp_path: Path):
     save_run(tmp_path / "run", {"a": np.ones(3)})
     code, loaded = run_python(LOADED, "report", str(tmp_path / "run"), "-o", f"{tmp_path}/r.html")
     assert code == 0 and set(loaded) & {"jax", "jaxlib"} == set()
-
-
-def test_shardings_are_drawn_by_the_mesh():
-    found = drawing_of(
-        {
-            "sharding_type": "NamedSharding",
-            "shape": [2, 2],
-            "axis_names": ["data", "model"],
-            "partition_spec": [None, "model"],
-        }
-    )
-    assert found.parts == (1, 2) and found.devices == ((0, 2), (1, 3))
-    assert drawing_of({"sharding_type": "NamedSharding"}).note
-
-
-def test_small_things():
-    assert LINKED_FOLDER == LINKED_DIRECTORY
-    assert shortened(["😀a", "😀b"])[1] == (2, "b")
-    text = embedded({"name": NASTY})
-    assert json.loads(text) == {"name": NASTY} and not set(text) & set("<>&\u2028")
 
 
 def test_the_page_in_a_browser(tmp_path: Path):
