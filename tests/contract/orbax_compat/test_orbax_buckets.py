@@ -13,7 +13,6 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
-from ckpt_core._directory import store_attempt
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.orbax_buckets import OrbaxBucket, make_bucket  # noqa: F401 (fixture)
 from tests.support.orbax_routes import (
@@ -80,19 +79,6 @@ def test_orbax_restores_ours(bucket: OrbaxBucket, route: Callable[..., Any]) -> 
     check_route(route, bucket.seen, 5, "state", want)
 
 
-def test_orbax_restores_each_item(bucket: OrbaxBucket) -> None:
-    with ckpt.Checkpointer(bucket.root) as checkpointer:
-        checkpointer.save(1, model={"a": jnp.ones(3)}, data={"b": jnp.zeros(2)}, metrics={"m": 1.5})
-    with ocp.CheckpointManager(bucket.seen) as manager:
-        got = manager.restore(1)
-        assert_same(got["model"], {"a": jnp.ones(3)}, numpy_as_jax=True)
-        assert_same(got["data"], {"b": jnp.zeros(2)}, numpy_as_jax=True)
-        assert manager.metrics(1) == {"m": 1.5}
-    with ocp.StandardCheckpointer() as standard:  # it asks for a commit_success.txt in the item
-        got = standard.restore(bucket.seen / "1" / "model")
-    assert_same(got, {"a": jnp.ones(3)}, numpy_as_jax=True)
-
-
 def test_we_load_what_orbax_wrote(bucket: OrbaxBucket) -> None:
     want = sharded_tree()
     with ocp.CheckpointManager(bucket.seen) as manager:
@@ -109,25 +95,6 @@ def test_we_load_what_orbax_wrote(bucket: OrbaxBucket) -> None:
         standard.save(bucket.seen / "alone", want)
         standard.wait_until_finished()
     assert_same(ckpt.load(f"{bucket.root}/alone", abstract(want)), want, sharding=True)
-
-
-def test_both_continue_one_directory(bucket: OrbaxBucket) -> None:
-    write(bucket, 1, 2)
-    write_with_orbax(bucket, 3)
-    write(bucket, 4)
-    assert orbax_steps(bucket) == our_steps(bucket) == [1, 2, 3, 4]
-    assert [orbax_value(bucket, step) for step in (1, 2, 3, 4)] == [1, 2, 3, 4]
-    with ckpt.Checkpointer(bucket.root, read_only=True) as checkpointer:
-        assert [checkpointer.load(step)["n"] for step in (1, 2, 3, 4)] == [1, 2, 3, 4]
-
-
-def test_either_deletes_what_the_other_wrote(bucket: OrbaxBucket) -> None:
-    write_with_orbax(bucket, 1)
-    write(bucket, 2, 3, max_to_keep=2)
-    assert orbax_steps(bucket) == our_steps(bucket) == [2, 3]
-    write_with_orbax(bucket, 4, max_to_keep=2)
-    assert orbax_steps(bucket) == our_steps(bucket) == [3, 4]
-    assert not [name for name in bucket.server.names() if name.startswith(("run/1/", "run/2/"))]
 
 
 # ------------------------------------------------------------------------------ at every moment
@@ -210,18 +177,3 @@ def test_a_deletion_by_orbax_that_dies(bucket: OrbaxBucket) -> None:
             with ckpt.Checkpointer(bucket.root, read_only=True) as checkpointer:
                 assert checkpointer.restore_latest(state=tree(0)).step == 3
         assert our_steps(bucket) == orbax_steps(bucket) == list(range(step + 1, 4))
-
-
-def test_a_folder_of_an_attempt_is_no_item(bucket: OrbaxBucket, monkeypatch: Any) -> None:
-    """Small files that do not stand in the record lie beside the items, for good."""
-    monkeypatch.setattr(store_attempt, "MOST_HELD_BYTES", 300)
-    write(bucket, 1)
-    assert any(".attempt." in name for name in bucket.server.names())
-    assert orbax_value(bucket, 1) == ckpt.load(f"{bucket.root}/1")["n"] == 1
-    assert_same(ocp_v1.load_checkpointables(bucket.seen / "1")["state"]["n"], 1)
-
-
-def test_numpy_trees_of_orbax(bucket: OrbaxBucket) -> None:
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(bucket.seen / "numpy", {"a": np.arange(5), "b": [np.ones(2)]})
-    assert_same(ckpt.load(f"{bucket.root}/numpy"), {"a": np.arange(5), "b": [np.ones(2)]})
