@@ -70,14 +70,6 @@ def test_damage_is_not_copied(call, store: str, tmp_path: Path) -> None:
     assert keys_at(f"{store}/a").list() == []
 
 
-def test_what_exists_is_left_alone(call, store: str, tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "a", tree(1))
-    ckpt.save(f"{store}/a", tree(2))
-    code, _, err = call("cp", tmp_path / "a", f"{store}/a")
-    assert code == 2 and "exists already" in err
-    assert value_at(f"{store}/a") == 2
-
-
 def test_a_copy_that_is_killed_leaves_nothing(call, tmp_path: Path) -> None:
     ckpt.save(tmp_path / "a", tree(1))
     code = KILLED_SAVE.replace("ckpt.save(sys.argv[1], {'w': np.ones(3)})".replace("'", '"'), "")
@@ -89,22 +81,6 @@ def test_a_copy_that_is_killed_leaves_nothing(call, tmp_path: Path) -> None:
         ckpt.load(tmp_path / "b")
     assert call("cp", tmp_path / "a", tmp_path / "b")[0] == 0
     assert value_at(str(tmp_path / "b")) == 1 and ckpt.verify(tmp_path / "b").ok
-
-
-def test_gc_removes_what_dead_writers_left(call, store: str) -> None:
-    ckpt.save(f"{store}/1", tree(1))
-    keys_at(f"{store}/2").put(".attempt.dead.owner", b"00000000-17-5 1 somebody")
-    keys_at(f"{store}/2").put("state/_METADATA", b"")
-    keys_at(f"{store}/2").put(".attempt.dead.state!0_METADATA", b"{}")
-    code, out, _ = call("gc", store)
-    assert code == 0 and "2 removed" in out
-    assert call("gc", store)[1].strip() == "nothing to remove"
-    assert value_at(f"{store}/1") == 1
-
-
-def test_gc_of_a_directory(call, tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "1", tree(1))
-    assert call("gc", tmp_path)[1].strip() == "nothing to remove"
 
 
 def test_large_data_files_and_odd_names(call, store: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``ckpt doctor``: what it measures, and that it leaves nothing."""
+"""``ckpt doctor`` and ``ckpt plan``: what they measure, and that they leave nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytest.importorskip("typer")
 
 
 def test_a_directory(call, tmp_path: Path) -> None:
-    code, out, err = call("doctor", tmp_path, "--mib", 1)
-    assert (code, err) == (0, "")
+    code, out, err = call("doctor", tmp_path, "--mib", 1, "--devices")
+    assert (code, err) == (0, "") and "cpu 0" in out
     assert "fsync" in out and "jax " in out and str(tmp_path) in out
     reported = json.loads(call("doctor", tmp_path / "not" / "yet", "--mib", 1, "--json")[1])
     assert reported["place"]["directory"] == str(tmp_path)
@@ -89,13 +89,29 @@ def test_neither_jax_nor_a_framework_is_imported(run_python, tmp_path: Path) -> 
     assert code == 0 and not {"jax", "flax", "torch", "keras"} & set(modules)
 
 
-def test_devices(call, tmp_path: Path) -> None:
-    assert "cpu 0" in call("doctor", tmp_path, "--mib", 1, "--devices")[1]
-
-
 def test_a_checkpoint_is_not_written_into(call, tmp_path: Path) -> None:
     ckpt.save(tmp_path / "1", {"w": np.ones(3)})
     for path in ("1", "1/state", "1/new/deep"):
         reported = json.loads(call("doctor", tmp_path / path, "--mib", 1, "--json")[1])
         assert reported["place"]["directory"] == str(tmp_path)
     assert ckpt.verify(tmp_path / "1").ok and os.listdir(tmp_path) == ["1"]
+
+
+COMMON = ("--state-bytes", "1GiB", "--step-secs", 0.5, "--mtbf", 24, "--mib", 1)
+
+
+def test_a_plan(call, tmp_path: Path) -> None:
+    code, out, err = call("plan", tmp_path, *COMMON)
+    assert (code, err) == (0, "") and "save_interval_steps=" in out and "useful time" in out
+    reported = json.loads(call("plan", tmp_path, *COMMON, "--local", tmp_path / "f", "--json")[1])
+    fast, slow = reported["tiers"]
+    assert fast["name"] == str(tmp_path / "f") and slow["steps"] % fast["steps"] == 0
+    assert 0.5 < reported["useful"] < 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_line_that_a_plan_prints_runs(call, tmp_path: Path) -> None:
+    local = ("--local", tmp_path / "f")
+    line = call("plan", tmp_path / "r", *COMMON, *local)[1].strip().splitlines()[-1]
+    with eval(line, {"ckpt": ckpt, "Checkpointer": ckpt.Checkpointer}) as checkpointer:
+        assert checkpointer.save(0, {"w": 1})

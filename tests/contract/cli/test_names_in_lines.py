@@ -55,25 +55,6 @@ def test_no_name_begins_a_line(call: Call, tmp_path: Path, arguments: list[str])
     _check(out, err, expected=arguments[0] not in ("export", "cp"))
 
 
-def test_an_error_about_a_name_is_one_line(call: Call, tmp_path: Path) -> None:
-    _save(tmp_path / "A", 1)
-    record = read_record(tmp_path / "A")
-    record["items"]["state"]["leaves"][0][1] = NAMES[0]
-    write_record(tmp_path / "A", record)
-    code, out, err = call("show", tmp_path / "A")
-    assert code == 2
-    _check(out, err)
-    assert len(err.splitlines()) == 1
-
-
-def test_a_path_begins_no_line_either(call: Call, tmp_path: Path) -> None:
-    for name in NAMES:
-        ckpt.save(tmp_path / name.replace("/", "|"), {"w": np.ones(3)})
-        _, out, err = call("ls", tmp_path / name.replace("/", "|"))
-        assert not [line for line in out.splitlines() if line.startswith("ok: ")], out
-        assert "no steps" in out + err
-
-
 def test_marks_that_turn_the_direction_of_text_are_spelled_out(call: Call, tmp_path: Path) -> None:
     marks = "\u061c\u200e\u200f\u202e\u2066"
     ckpt.save(tmp_path / "A", {f"x{marks}y": np.ones(3)})
