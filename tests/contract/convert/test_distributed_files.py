@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -91,7 +90,7 @@ def test_tensors_in_parts_of_four_processes(tmp_path: Path) -> None:
     finally:
         for process in started:  # the others wait for one that failed
             process.kill()
-            process.wait()
+            process.communicate()
     assert len(list((tmp_path / "a").glob("*.distcp"))) > 1
     import_weights(tmp_path / "a", tmp_path / "c")
     found = ckpt.load(tmp_path / "c")
@@ -121,23 +120,4 @@ def test_a_missing_and_a_cut_file(tmp_path: Path) -> None:
         import_weights(tmp_path / "a", tmp_path / "c")
     file.unlink()
     with pytest.raises(ckpt.CheckpointCorrupt, match="is missing"):
-        import_weights(tmp_path / "a", tmp_path / "c")
-
-
-def test_tensors_in_values_that_torch_does_not_cut(tmp_path: Path) -> None:
-    one, two = torch.arange(3.0), torch.ones(2, 2, dtype=torch.bfloat16)
-    states = {"cut": {"a": (one, {"b": two}), "c": 1}, "whole": {"a": {"b": [one, two.T], "c": 2}}}
-    for name, state in states.items():
-        planner = dcp.DefaultSavePlanner(flatten_state_dict=name == "cut")
-        save(state, tmp_path / name, planner=planner)
-        import_weights(tmp_path / name, tmp_path / f"{name}-c")
-        found = ckpt.load(tmp_path / f"{name}-c")
-        assert jax.tree.structure(found) == jax.tree.structure(state)
-        for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
-            assert np.asarray(ours, np.float32).tolist() == torch.as_tensor(theirs).float().tolist()
-
-
-def test_what_is_not_supported_is_not_damage(tmp_path: Path) -> None:
-    save({"a": torch.ones(2), "device": torch.device("cpu")}, tmp_path / "a")
-    with pytest.raises(ckpt.UnsupportedLeaf, match=r"torch\.device"):
         import_weights(tmp_path / "a", tmp_path / "c")

@@ -44,13 +44,6 @@ def test_every_array(tmp_path: Path, save: Any) -> None:
         assert archive.testzip() is None
 
 
-def test_other_byte_order_and_any_name_of_the_file(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", a=np.arange(4, dtype=">f4"))
-    (tmp_path / "a.npz").rename(tmp_path / "weights")
-    import_weights(tmp_path / "weights", tmp_path / "a")
-    assert bits(ckpt.load(tmp_path / "a")["a"]) == bits(np.arange(4, dtype=np.float32))
-
-
 def test_levels_names_and_selection(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **ARRAYS)
     import_weights(
@@ -153,26 +146,6 @@ def test_a_flipped_bit_and_a_cut_file(tmp_path: Path) -> None:
     with pytest.raises(ckpt.CheckpointCorrupt, match="cut short"):
         import_weights(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_dtypes_that_numpy_lacks(tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "one", {"a": {"b": jnp.ones(3, jnp.bfloat16)}, "c": jnp.ones(2)})
-    with pytest.raises(ckpt.CheckpointError, match=r"npz has no place for a/b .*safetensors"):
-        export_npz(tmp_path / "one", tmp_path / "a.npz")
-    assert not (tmp_path / "a.npz").exists()
-    export_npz(tmp_path / "one", tmp_path / "a.npz", only="c")
-    with pytest.raises(ckpt.CheckpointExists, match="exists already"):
-        export_npz(tmp_path / "one", tmp_path / "a.npz", only="c")
-
-
-def test_an_error_of_the_caller_is_no_damage(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", a=np.ones(2))
-
-    def wrong(_: Any) -> Any:
-        raise RuntimeError("of the caller")
-
-    with pytest.raises(RuntimeError, match="of the caller"):
-        import_weights(tmp_path / "a.npz", tmp_path / "one", rename=wrong)
 
 
 def test_names_that_an_archive_would_cut_short_are_refused(tmp_path: Path) -> None:

@@ -50,16 +50,6 @@ def tensors() -> dict[str, Any]:
     }
 
 
-def test_conjugates_and_negatives_that_torch_has_not_computed_yet(tmp_path: Path) -> None:
-    """Their file holds the memory of the other tensor, and a mark."""
-    base = torch.tensor([[1 + 2j, 3 - 4j, complex(-0.0, 0.0)]] * 2)
-    for name, lazy in {"c": base.conj(), "t": base.t().conj(), "n": base.conj().imag}.items():
-        torch.save({"w": lazy}, tmp_path / f"{name}.pt")
-        import_weights(tmp_path / f"{name}.pt", tmp_path / name)
-        found = ckpt.load(tmp_path / name, as_numpy=True)["w"]
-        assert array_raw(found) == raw(lazy.resolve_conj().resolve_neg()), name
-
-
 def test_every_tensor_and_back(tmp_path: Path) -> None:
     saved = tensors()
     torch.save(saved, tmp_path / "a.pt")
@@ -98,13 +88,6 @@ def test_a_module_and_its_optimizer(tmp_path: Path) -> None:
     again = torch.load(tmp_path / "b.pt", weights_only=True)
     cut = {name.removeprefix("model."): one for name, one in again.items()}
     torch.nn.Module.load_state_dict(module, cut)
-
-
-def test_tied_weights_have_their_values_under_each_name(tmp_path: Path) -> None:
-    weight = torch.arange(6.0)
-    torch.save({"a": weight, "b": weight}, tmp_path / "a.pt")
-    import_weights(tmp_path / "a.pt", tmp_path / "a")
-    assert bits(ckpt.load(tmp_path / "a")["b"]) == bits(weight.numpy())
 
 
 class Harm:
@@ -147,14 +130,6 @@ def test_what_is_no_tree_of_tensors(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2).to_sparse()}, tmp_path / "d.pt")
     with pytest.raises(ckpt.UnsupportedLeaf, match="sparse"):
         import_weights(tmp_path / "d.pt", tmp_path / "out")
-
-
-def test_rules_on_the_way_out(tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "a", {"q": jnp.arange(6.0).reshape(2, 3)})
-    rule = {"saved": "q.weight", "wanted": "q", "transpose": [1, 0]}
-    export_torch(tmp_path / "a", tmp_path / "a.pt", rules=[rule])
-    found = torch.load(tmp_path / "a.pt", weights_only=True)
-    assert found["q.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 @pytest.mark.parametrize(
