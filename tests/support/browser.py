@@ -1,25 +1,12 @@
-"""Pages as Chromium draws them, and charts as Node draws them, where these are installed."""
+"""Pages as Chromium draws them, where it is installed."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-# What the scripts of a page ask of a browser before they draw.
-_STUBS = """
-globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
-globalThis.navigator ??= {};
-globalThis.ResizeObserver = class { observe() {} unobserve() {} };
-globalThis.getComputedStyle = () => ({ fontFamily: "sans-serif", getPropertyValue: (name) => `#0000${name.at(-1)}0` });
-globalThis.document = { documentElement: { dataset: {} }, querySelector: () => ({ prepend() {} }), getElementById: () => null, createElement: () => ({ getContext() {} }) };
-"""
 
 
 def in_browser(file: Path, folder: Path, width: int, script: str = "") -> tuple[str, str]:
@@ -42,29 +29,3 @@ def in_browser(file: Path, folder: Path, width: int, script: str = "") -> tuple[
         timeout=100,
     )
     return done.stdout, done.stderr
-
-
-def drawn_by_node(
-    script: str, calls: Sequence[tuple[str, Any]], width: int = 640
-) -> list[list[str]]:
-    """What the shipped ECharts makes of the option that ``report.<name>(chart)`` of a page's script gives: SVG, and the
-    HTML of the first point's tooltip."""
-    if shutil.which("node") is None:
-        pytest.skip("no node on this machine")
-    report = files("ckpt_core.report")
-    texts = [(report / "page" / name).read_text() for name in ("base.js", "theme.js")]
-    draw = f"""
-process.on("uncaughtException", (error) => {{ console.error(error.message); process.exit(1); }});
-process.stdout.write(JSON.stringify({json.dumps(calls)}.map(([name, chart]) => {{
-  const drawn = echarts.init(null, null, {{ renderer: "svg", ssr: true, width: {width}, height: 400 }});
-  const option = report[name](chart);
-  drawn.setOption({{ ...option, animation: false }});
-  const [first] = option.series;
-  return [drawn.renderToSVGString(), option.tooltip.formatter({{ seriesName: first.name, data: first.data[0] }})];
-}})), () => process.exit(0));  // ECharts' clock would go on
-"""
-    library = (report / "vendor" / "echarts.min.js").read_text()
-    code = "\n".join([_STUBS, library, *texts, f"try {{ {script} }} catch {{}}", draw])
-    done = subprocess.run(["node", "-"], input=code, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-700:]
-    return json.loads(done.stdout)

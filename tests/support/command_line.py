@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +15,38 @@ from tests.support import children
 
 Call = Callable[..., tuple[int, str, str]]
 
-# Runs `ckpt` with its arguments in a fresh interpreter: prints the exit code and what was imported.
+# Runs `ckpt` in a fresh interpreter, once for each list of arguments between "+": prints the worst exit code and what was
+# imported.
 LOADED = """
-import json, sys
+import itertools, json, sys
 from ckpt_core.cli import main
-sys.argv = ["ckpt", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as ended:
-    code = ended.code
-print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+codes = []
+for between, arguments in itertools.groupby(sys.argv[1:], "+".__eq__):
+    if between:
+        continue
+    sys.argv = ["ckpt", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        codes.append(ended.code)
+print(json.dumps([max(codes), sorted({name.partition(".")[0] for name in sys.modules})]))
 """
+
+# Saves at a path, and is killed when all is written and nothing has its name yet.
+KILLED_SAVE = """
+import os, signal, sys
+import numpy as np, ckpt_core as ckpt
+sys.addaudithook(lambda event, _: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL))
+ckpt.save(sys.argv[1], {"w": np.ones(3)})
+"""
+
+
+def leave_unfinished(path: Path) -> int:
+    """A process that was killed in the middle of a save; its number."""
+    command = [sys.executable, "-c", KILLED_SAVE, str(path)]
+    with subprocess.Popen(command, env=children.environment()) as child:
+        assert child.wait(timeout=150) == -signal.SIGKILL
+    return child.pid
 
 
 @pytest.fixture(name="call")
@@ -35,8 +58,9 @@ def make_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         monkeypatch.setattr(sys, "argv", ["ckpt", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
+        code: Any = ended.value.code or 0
         out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
+        return code, out, err
 
     return run
 

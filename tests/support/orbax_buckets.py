@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Callable
 from typing import Any
@@ -128,32 +127,14 @@ class OrbaxBucket:
             self.server.objects = dict(objects)
 
 
-def _gcsfs(server: Server, monkeypatch: pytest.MonkeyPatch) -> fsspec.AbstractFileSystem:
-    for module in ("gcsfs", "google.cloud.storage"):
-        try:
-            found = importlib.util.find_spec(module) is not None
-        except ModuleNotFoundError:  # of a parent
-            found = False
-        if not found:
-            pytest.skip(f"no {module}: pip install gcsfs")
-    # it would ask Google by gRPC what kind of bucket this is, which no emulator answers
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    return fsspec.filesystem("gcs", finalize_on_close=True, skip_instance_cache=True)
-
-
-@pytest.fixture(name="bucket", params=["stand-in", "gcsfs"])
-def make_bucket(
-    server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> OrbaxBucket:
-    """A bucket that Orbax sees through gcsfs, and through what stands in where gcsfs is not installed."""
+@pytest.fixture(name="bucket")
+def make_bucket(server: Server, monkeypatch: pytest.MonkeyPatch) -> OrbaxBucket:
+    """A bucket that Orbax sees through what stands in for gcsfs."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-    if request.param == "gcsfs":
-        files = _gcsfs(server, monkeypatch)
-    else:
-        files = StandIn()
-        files.server = server
-        # google-cloud-storage comes with gcsfs; Orbax asks it about hierarchical buckets
-        monkeypatch.setattr(gcs_utils, "is_hierarchical_namespace_enabled", lambda _: False)
+    files = StandIn()
+    files.server = server
+    # google-cloud-storage comes with gcsfs; Orbax asks it about hierarchical buckets
+    monkeypatch.setattr(gcs_utils, "is_hierarchical_namespace_enabled", lambda _: False)
     # epath asks once per process, and every test has a server of its own
     monkeypatch.setattr(epath_backend.fsspec_backend, "_get_filesystem", lambda _: files)
     return OrbaxBucket(server, files)

@@ -92,21 +92,26 @@ def with_keys(tree):
     }
 
 
-def assert_same(got, want, path="", *, sharding=False):
-    """Container types, leaf types, dtypes and every bit are equal; shardings too where asked."""
-    assert isinstance(got, jax.Array) == isinstance(want, jax.Array), (path, type(got), type(want))
-    if not isinstance(want, jax.Array):
-        assert type(got) is type(want), (path, type(got), type(want))
+def assert_same(got, want, path="", *, sharding=False, numpy_as_jax=False):
+    """Container types, leaf types, dtypes and every bit are equal; shardings too where asked.
+
+    `numpy_as_jax` allows a numpy array where a jax array was saved: v0 gives that without a target.
+    """
+    how = {"sharding": sharding, "numpy_as_jax": numpy_as_jax}
+    if not (numpy_as_jax and isinstance(want, jax.Array | np.ndarray)):
+        is_jax = isinstance(want, jax.Array)
+        assert isinstance(got, jax.Array) == is_jax, (path, type(got), type(want))
+        assert is_jax or type(got) is type(want), (path, type(got), type(want))
     if isinstance(want, dict):
         assert set(got) == set(want), path
         for key in want:
-            assert_same(got[key], want[key], f"{path}/{key}", sharding=sharding)
+            assert_same(got[key], want[key], f"{path}/{key}", **how)
     elif isinstance(want, list | tuple):
         assert len(got) == len(want), path
         for index, (one, other) in enumerate(zip(got, want, strict=True)):
-            assert_same(one, other, f"{path}/{index}", sharding=sharding)
+            assert_same(one, other, f"{path}/{index}", **how)
     elif isinstance(want, Pair):
-        assert_same([got.left, got.right], [want.left, want.right], path, sharding=sharding)
+        assert_same([got.left, got.right], [want.left, want.right], path, **how)
     elif isinstance(want, jax.Array | np.ndarray | np.generic):
         assert bits(got) == bits(want), path
         if sharding and isinstance(want, jax.Array):

@@ -1,18 +1,15 @@
 """Every route by which Orbax v0 and v1 load a checkpoint, and trees for them."""
 
-from collections import namedtuple
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 from tests.support.orbax import put
-from tests.support.same_bits import bits
-
-Moments = namedtuple("Moments", "mu nu")
+from tests.support.orbax_layouts import Moments as Moments
+from tests.support.orbax_layouts import abstract as abstract
+from tests.support.orbax_layouts import assert_same as assert_same
 
 
 def sharded_tree():
@@ -38,44 +35,6 @@ def as_orbax_gives(tree):
     if isinstance(tree, list) or (isinstance(tree, tuple) and tree):
         return [as_orbax_gives(value) for value in tree]
     return tree
-
-
-def assert_same(got, want, path="", *, sharding=False, numpy_as_jax=False):
-    """Containers, leaf types and every bit are equal; shardings too where asked.
-
-    `numpy_as_jax` allows a numpy array where a jax array was saved: v0 gives that without a target.
-    """
-    if isinstance(want, dict):
-        assert isinstance(got, dict), (path, got)
-        assert set(got) == set(want), path
-        pairs = [(key, got[key], want[key]) for key in want]
-    elif isinstance(want, list | tuple):
-        assert type(got) is type(want), (path, type(got), type(want))
-        assert len(got) == len(want), path
-        pairs = [(index, *pair) for index, pair in enumerate(zip(got, want, strict=True))]
-    elif isinstance(want, jax.Array | np.ndarray):
-        if not numpy_as_jax:
-            assert isinstance(got, jax.Array) == isinstance(want, jax.Array), (path, type(got))
-        assert bits(got) == bits(want), path
-        if sharding and isinstance(want, jax.Array):
-            same = got.sharding.is_equivalent_to(want.sharding, want.ndim)
-            assert same, (path, got.sharding, want.sharding)
-        return
-    else:
-        assert type(got) is type(want), (path, type(got), type(want))
-        assert got == want or (got != got and want != want), (path, got, want)
-        return
-    for key, one, other in pairs:
-        assert_same(one, other, f"{path}/{key}", sharding=sharding, numpy_as_jax=numpy_as_jax)
-
-
-def abstract(tree):
-    def one(leaf):
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-    return jax.tree.map(one, tree)
 
 
 # Each takes the directory of steps, the step, the item's name and a target (or None for none).

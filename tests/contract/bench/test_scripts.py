@@ -40,7 +40,6 @@ def test_every_script_is_run() -> None:
     assert scripts - {"shared.py"} == set(SMALL)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SMALL)
 def test_the_script_runs(script: str, tmp_path: Path) -> None:
     run = subprocess.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -46,39 +45,13 @@ def test_rules_from_a_file(call: Call, tmp_path: Path) -> None:
     rules.write_text(json.dumps([{"saved": "w", "wanted": "a/w", "transpose": [1, 0]}]))
     assert call("import", tmp_path / "a.npz", tmp_path / "a", "--rules", rules)[0] == 0
     assert ckpt.load(tmp_path / "a")["a"]["w"].tolist() == [[0, 3], [1, 4], [2, 5]]
-    rules.write_text("[")
-    code, _, err = call("import", tmp_path / "a.npz", tmp_path / "b", "--rules", rules)
-    assert (code, "rules are a list in JSON" in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reported"),
-    [
-        (["nothing.npz", "out"], "there is no such file"),
-        (["text", "out"], "begins with b'a text'"),
-        (["text", "out", "--from", "gguf"], "must be one of safetensors, npz"),
-        (["text", "out", "--from", "npz"], "damaged or cut short"),
-        (["text", "out", "--rename", "a"], "OLD=NEW"),
-        (["one", "out"], "ckpt cp"),
-    ],
-)
-def test_what_is_wrong_is_reported(
-    call: Call, tmp_path: Path, monkeypatch: Any, arguments: list[str], reported: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("text").write_text("a text")
-    ckpt.save("one", {"a": 1})
-    code, out, err = call("import", *arguments)
-    assert (code, out) == (2, "")
-    assert reported in err
-    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
     "rules",
     [
-        *('[{"saved":"a"}]', '{"saved":"a","wanted":"b"}', "5", "[1]", '"x"', "no json", "null"),
-        *('[{"saved":"a{n}","wanted":"b"}]', '[{"saved":1,"wanted":"b"}]', "[" * 100_000),
+        *('[{"saved":"a"}]', '{"saved":"a","wanted":"b"}', "[1]", "no json", "null"),
+        *('[{"saved":"a{n}","wanted":"b"}]', "[" * 100_000),
     ],
 )
 @pytest.mark.parametrize("command", ["import", "export"])
@@ -105,6 +78,12 @@ def test_rules_that_are_none_are_reported_in_a_line(
         (["show", ""], "must not be empty"),
         (["stats", "https://host/a"], "local paths are supported"),
         (["import", "pipe", "out"], "neither a file nor a folder"),
+        (["import", "nothing.npz", "out"], "there is no such file"),
+        (["import", "text", "out"], "begins with b'a text'"),
+        (["import", "text", "out", "--from", "gguf"], "must be one of safetensors, npz"),
+        (["import", "text", "out", "--from", "npz"], "damaged or cut short"),
+        (["import", "text", "out", "--rename", "a"], "OLD=NEW"),
+        (["import", "one", "out"], "ckpt cp"),
     ],
     ids=str,
 )
@@ -114,6 +93,8 @@ def test_arguments_that_cannot_be_are_reported_in_a_line(
     monkeypatch.chdir(tmp_path)
     np.savez("a.npz", a=np.ones(2))
     os.mkfifo("pipe")
+    Path("text").write_text("a text")
+    ckpt.save("one", {"a": 1})
     code, _, err = call(*arguments)
     assert (code, reported in err) == (2, True)
-    assert sorted(os.listdir()) == ["a.npz", "pipe"]
+    assert sorted(os.listdir()) == ["a.npz", "one", "pipe", "text"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -66,14 +65,6 @@ def test_show_and_verify_say_what_it_is(call: Call, tmp_path: Path):
     code, out, _ = call("verify", path)
     assert code == 1
     assert "a format without checksums" in out
-
-
-def test_show_imports_no_jax(run_python: Any, tmp_path: Path):
-    path = tmp_path / "a.safetensors"
-    safetensors.numpy.save_file({"a": np.ones(3, np.float32)}, path)
-    code, modules = run_python(LOADED, "show", str(path))
-    assert code == 0
-    assert "jax" not in modules
 
 
 def test_names_do_not_steer_the_terminal(call: Call, tmp_path: Path):

@@ -126,55 +126,24 @@ def step_generator(generator: Any) -> Any:
     return keras.random.normal((3,), seed=generator)
 
 
-class TestModel(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_model
+CASES = {
+    "model": (make_model, step_model),
+    "functional": (make_functional, step_functional),
+    "optimizer": (make_optimizer, step_optimizer),
+    "metric": (make_metric, step_metric),
+    "generator": (make_generator, step_generator),
+}
+
+
+class TestKeras(InPlaceSuite):
+    @pytest.fixture(params=CASES)
+    def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
+        return CASES[request.param]
 
     @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_model
-
-
-@pytest.mark.slow
-class TestFunctional(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_functional
+    def make(self, case: tuple[Any, Any]) -> Callable[[int], Any]:
+        return case[0]
 
     @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_functional
-
-
-@pytest.mark.slow
-class TestOptimizer(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_optimizer
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_optimizer
-
-
-@pytest.mark.slow
-class TestMetric(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_metric
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_metric
-
-
-@pytest.mark.slow
-class TestGenerator(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_generator
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_generator
+    def step(self, case: tuple[Any, Any]) -> Callable[[Any], Any]:
+        return case[1]

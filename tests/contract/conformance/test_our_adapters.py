@@ -89,36 +89,25 @@ def step_metrics(metrics: nnx.MultiMetric) -> Any:
     return metrics.compute()
 
 
-class TestTraining(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_training
+CASES = {
+    "training": (make_training, step_training),
+    "rngs": (make_rngs, step_rngs),
+    "metrics": (make_metrics, step_metrics),
+}
+
+
+class TestNnx(InPlaceSuite):
+    @pytest.fixture(params=CASES)
+    def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
+        return CASES[request.param]
 
     @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_training
-
-
-@pytest.mark.slow
-class TestRngs(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_rngs
+    def make(self, case: tuple[Any, Any]) -> Callable[[int], Any]:
+        return case[0]
 
     @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_rngs
-
-
-@pytest.mark.slow
-class TestMetrics(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_metrics
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_metrics
+    def step(self, case: tuple[Any, Any]) -> Callable[[Any], Any]:
+        return case[1]
 
 
 # ---------------------------------------------------------------------------------------- Optax
@@ -204,15 +193,7 @@ def make_loader(seed: int) -> Any:
 
 
 class TestGrain(InPlaceSuite):
-    @pytest.fixture(
-        params=[
-            make_packed,
-            pytest.param(make_numbers, marks=pytest.mark.slow),
-            pytest.param(make_prefetched, marks=pytest.mark.slow),
-            pytest.param(make_elastic, marks=pytest.mark.slow),
-            make_loader,
-        ]
-    )
+    @pytest.fixture(params=[make_packed, make_numbers, make_prefetched, make_elastic, make_loader])
     def make(self, request: pytest.FixtureRequest) -> Callable[[int], Any]:
         return request.param
 

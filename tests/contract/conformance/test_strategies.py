@@ -30,13 +30,6 @@ def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any
     check(tmp_path_factory.mktemp("tree"), tree)
 
 
-@pytest.mark.slow
-@given(strategies.pytrees(max_leaves=40))
-@settings(max_examples=500)
-def test_many_trees_come_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
-    check(tmp_path_factory.mktemp("tree"), tree)
-
-
 def check_sharding(directory: Any, array: jax.Array, data: st.DataObject) -> None:
     path = directory / "c"
     ckpt.save(path, {"a": array}, options=QUICK)
@@ -52,15 +45,6 @@ def check_sharding(directory: Any, array: jax.Array, data: st.DataObject) -> Non
 @given(strategies.sharded_arrays(), st.data())
 @settings(max_examples=30)
 def test_any_sharding_to_any_other(
-    tmp_path_factory: pytest.TempPathFactory, array: jax.Array, data: st.DataObject
-) -> None:
-    check_sharding(tmp_path_factory.mktemp("array"), array, data)
-
-
-@pytest.mark.slow
-@given(strategies.sharded_arrays(), st.data())
-@settings(max_examples=400)
-def test_many_shardings_to_many_others(
     tmp_path_factory: pytest.TempPathFactory, array: jax.Array, data: st.DataObject
 ) -> None:
     check_sharding(tmp_path_factory.mktemp("array"), array, data)

@@ -58,22 +58,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
     site = tmp_path_factory.mktemp("site")
     install(site)
     report = site / "report.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-        f"--basetemp={site / 'base'}",
-    ]
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", f"--rootdir={site}"]
+    tests = [f"{AUTHOR / 'abacus_suite.py'}::{test}" for test in TESTS]
     done = subprocess.run(
-        [
-            *command,
-            f"--rootdir={site}",
-            *(f"{AUTHOR / 'abacus_suite.py'}::{test}" for test in TESTS),
-        ],
+        [sys.executable, "-m", "pytest", *options, f"--basetemp={site / 'base'}", *tests],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])},
         cwd=site,
         capture_output=True,

@@ -134,28 +134,27 @@ def step_generator(generator: Any) -> Any:
     return torch.rand(3, generator=generator).numpy()
 
 
-class TestOnJax(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_on_jax
+CASES = {
+    "on jax": (make_on_jax, step_on_jax),
+    "plain": (make_plain, step_plain),
+    "generator": (make_generator, step_generator),
+}
+
+
+class TestTorch(InPlaceSuite):
+    @pytest.fixture(params=CASES)
+    def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
+        return CASES[request.param]
 
     @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_on_jax
-
-
-@pytest.mark.slow
-class TestPlain(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_plain
+    def make(self, case: tuple[Any, Any]) -> Callable[[int], Any]:
+        return case[0]
 
     @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_plain
+    def step(self, case: tuple[Any, Any]) -> Callable[[Any], Any]:
+        return case[1]
 
 
-@pytest.mark.slow
 class TestOptimizer(InPlaceSuite):
     @pytest.fixture
     def make(self) -> Callable[[int], Any]:
@@ -177,14 +176,3 @@ class TestOptimizer(InPlaceSuite):
             "a group more": lambda: over((8, 3), (8,), (8,)),
             "another optimizer": lambda: over((8, 3), (8,), cls=torch.optim.SGD),
         }
-
-
-@pytest.mark.slow
-class TestGenerator(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_generator
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_generator

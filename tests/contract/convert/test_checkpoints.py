@@ -35,19 +35,3 @@ def test_a_tree_of_orbax(tmp_path: Path) -> None:
     assert bits(one["w"]) == bits(state["w"])
     assert (one["name"], one["step"], one["layers"][1]) == ("text", 7, 2.5)
     assert ckpt.verify(tmp_path / "one").ok
-
-
-def test_items_and_keys_of_orbax(tmp_path: Path) -> None:
-    """Of its second API: several items, random keys, text."""
-    ocp = pytest.importorskip("orbax.checkpoint").v1
-    state = {"w": jnp.arange(6.0), "key": jax.random.key(3)}
-    ocp.save_checkpointables(tmp_path / "orbax", {"state": state, "ema": {"w": jnp.ones(3)}})
-    import_weights(tmp_path / "orbax", tmp_path / "all")
-    found = ckpt.load(tmp_path / "all")
-    assert sorted(found) == ["ema", "state"]
-    assert bits(found["state"]["w"]) == bits(state["w"])
-    assert jnp.array_equal(
-        jax.random.key_data(found["state"]["key"]), jax.random.key_data(state["key"])
-    )
-    import_weights(tmp_path / "orbax", tmp_path / "one", item="ema")
-    assert bits(ckpt.load(tmp_path / "one", item="ema")["w"]) == bits(jnp.ones(3))

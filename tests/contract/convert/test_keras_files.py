@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import struct
 import sys
 import zipfile
 from pathlib import Path
@@ -76,19 +74,6 @@ def test_weights_alone_and_in_shards(tmp_path: Path, model: Any) -> None:
         import_weights(tmp_path / "s.weights.json", tmp_path / "c")
 
 
-def test_compressed_and_empty_datasets(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x/zip", data=np.zeros((300, 300)), compression="gzip")
-        file.create_dataset("x/none", data=np.zeros((0, 3), np.int8))
-        file.create_dataset("x/big", data=np.arange(3, dtype=">f4"))
-        file.create_dataset("x/flags", data=np.array([True, False]))
-    import_weights(tmp_path / "a.h5", tmp_path / "a")
-    found = ckpt.load(tmp_path / "a")["x"]
-    assert (found["zip"].shape, found["none"].shape) == ((300, 300), (0, 3))
-    assert found["big"].tolist() == [0, 1, 2]
-    assert found["flags"].tolist() == [True, False]
-
-
 def test_links_and_objects_are_not_followed(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["x"] = np.ones(3)
@@ -105,15 +90,6 @@ def test_links_and_objects_are_not_followed(tmp_path: Path) -> None:
             make(file)
         with pytest.raises(ckpt.UnsupportedLeaf):
             import_weights(tmp_path / f"{name}.h5", tmp_path / "a")
-    with h5py.File(tmp_path / "loop.h5", "w") as file:
-        file.create_group("g")
-        file["g/again"] = file["g"]
-    with pytest.raises(ckpt.CheckpointCorrupt, match="g/again holds itself"):
-        import_weights(tmp_path / "loop.h5", tmp_path / "a")
-    with h5py.File(tmp_path / "bomb.h5", "w") as file:
-        file.create_dataset("a", (2**50,), np.float32, chunks=(1024,))
-    with pytest.raises(ckpt.CheckpointCorrupt, match="damaged or cut short"):
-        import_weights(tmp_path / "bomb.h5", tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
@@ -135,65 +111,3 @@ def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ckpt.CheckpointError, match="pip install h5py"):
         import_weights(tmp_path / "a.h5", tmp_path / "a")
-
-
-def test_groups_that_stand_in_many_groups(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        group = file
-        for _ in range(20):  # 40 links, and a million paths
-            inner = group.create_group("a")
-            group["b"] = group = inner
-    with pytest.raises(ckpt.CheckpointCorrupt, match="stands in the file twice"):
-        import_weights(tmp_path / "a.h5", tmp_path / "c")
-
-
-def test_forged_names_types_and_attributes(tmp_path: Path) -> None:
-    def type_of_a_list(file: Any) -> None:
-        file["a"] = np.ones(2, np.float32)
-        file["a"].attrs["dtype"] = np.array([b"bfloat16", b"x"])
-
-    for name, make, error in [
-        ("digits", lambda file: file.__setitem__("9" * 5000, np.ones(2)), None),
-        ("attribute", type_of_a_list, None),
-        ("bytes", lambda file: file.__setitem__(b"\xff", np.ones(2)), ckpt.CheckpointCorrupt),
-        ("type", lambda file: file.__setitem__("t", np.dtype("f4")), ckpt.UnsupportedLeaf),
-    ]:
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            make(file)
-        with pytest.raises(error) if error else contextlib.nullcontext():
-            import_weights(tmp_path / f"{name}.h5", tmp_path / name)
-
-
-def test_forged_shards(tmp_path: Path) -> None:
-    (tmp_path / "s.weights.json").write_text('{"weight_map": {"a": "0.h5", "b": "1.h5"}}')
-    for n, name in enumerate(("a", "a/b")):
-        with h5py.File(tmp_path / f"{n}.h5", "w") as file:
-            file[name] = np.ones(2)
-    with pytest.raises(ckpt.CheckpointCorrupt, match="a/b is in two files"):
-        import_weights(tmp_path / "s.weights.json", tmp_path / "c")
-    (tmp_path / "s.weights.json").write_text('{"weight_map": {"a": "."}}')
-    with pytest.raises(IsADirectoryError):  # no damage
-        import_weights(tmp_path / "s.weights.json", tmp_path / "c")
-    (tmp_path / "s.weights.json").write_text('{"a":' + "[" * 100_000)
-    with pytest.raises(ckpt.CheckpointCorrupt, match="no index"):
-        import_weights(tmp_path / "s.weights.json", tmp_path / "c")
-
-
-@pytest.mark.parametrize("length", [0, 2**64 - 1, 2**64 - 32])
-def test_a_heap_without_end_is_refused_before_hdf5_opens_it(tmp_path: Path, length: int) -> None:
-    """The library goes round in it for ever, and no Ctrl-C reaches it."""
-    path = tmp_path / "m.weights.h5"
-    with h5py.File(path, "w") as file:
-        file["a"] = np.ones(3)
-        file["a"].attrs["dtype"] = "a text of variable length, which lies in a heap"
-    import_weights(path, tmp_path / "sound")
-    assert ckpt.load(tmp_path / "sound")["a"].shape == (3,)
-    data = bytearray(path.read_bytes())
-    heap = data.index(b"GCOL\1")
-    (size,) = struct.unpack_from("<Q", data, heap + 24)  # of its first object
-    free = heap + 32 + -(-size // 8) * 8
-    at = heap + 16 if length > 2**63 else free
-    struct.pack_into("<Q", data, at + 8, length)
-    path.write_bytes(data)
-    with pytest.raises(ckpt.CheckpointCorrupt, match="objects of impossible lengths"):
-        import_weights(path, tmp_path / "out")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -43,19 +42,6 @@ def test_every_array(tmp_path: Path, save: Any) -> None:
         }
     with zipfile.ZipFile(written) as archive:
         assert archive.testzip() is None
-
-
-def test_a_scalar_in_fortrans_order_has_no_dimensions(tmp_path: Path) -> None:
-    data = npy(np.array(3.0)).replace(b"'fortran_order': False", b"'fortran_order': True ")
-    import_weights(written(tmp_path / "a.npz", {"a.npy": data}), tmp_path / "out")
-    assert bits(ckpt.load(tmp_path / "out")["a"]) == bits(np.array(3.0))
-
-
-def test_other_byte_order_and_any_name_of_the_file(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", a=np.arange(4, dtype=">f4"))
-    (tmp_path / "a.npz").rename(tmp_path / "weights")
-    import_weights(tmp_path / "weights", tmp_path / "a")
-    assert bits(ckpt.load(tmp_path / "a")["a"]) == bits(np.arange(4, dtype=np.float32))
 
 
 def test_levels_names_and_selection(tmp_path: Path) -> None:
@@ -137,13 +123,6 @@ class Harm:
         ({"a.npy": npy(np.zeros(2, "V2"))}, ckpt.UnsupportedLeaf, "bfloat16.*safetensors"),
         ({"a.npy": npy(np.zeros(2, "M8[s]"))}, ckpt.UnsupportedLeaf, "holds no datetime64"),
         ({"a.npy": npy(np.ones(9))[:-3]}, ckpt.CheckpointCorrupt, "cut short"),
-        ({"a.npy": npy(np.ones(9)) + b"x"}, ckpt.CheckpointCorrupt, "more bytes"),
-        ({"a.npy": b"\x93NUMPY"}, ckpt.CheckpointCorrupt, "no array as numpy writes"),
-        (
-            {"a.npy": npy(np.ones(9)).replace(b"(9,)", b"(9999999999,)"[:4])},
-            ckpt.CheckpointCorrupt,
-            "a.npy",
-        ),
         ({"a.npy": npy(np.ones(9)), "b.txt": b"x"}, ckpt.UnsupportedLeaf, "b.txt is no array"),
     ],
 )
@@ -156,7 +135,7 @@ def test_what_is_refused(tmp_path: Path, members: Any, error: Any, reported: str
     assert [one.name for one in tmp_path.iterdir()] == ["a.npz"]
 
 
-def test_a_flipped_bit_a_cut_file_and_a_name_that_stands_twice(tmp_path: Path) -> None:
+def test_a_flipped_bit_and_a_cut_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, a=np.zeros(1000))
     whole = path.read_bytes()
@@ -166,89 +145,7 @@ def test_a_flipped_bit_a_cut_file_and_a_name_that_stands_twice(tmp_path: Path) -
     path.write_bytes(whole[:-100])
     with pytest.raises(ckpt.CheckpointCorrupt, match="cut short"):
         import_weights(path, tmp_path / "out")
-    one, other = (npy(np.full(1, n)) for n in range(2))
-    twice = written(path, {"a.npy": one, "b.npy": other}).read_bytes()
-    path.write_bytes(twice.replace(b"b.npy", b"a.npy"))
-    with pytest.raises(ckpt.CheckpointCorrupt, match="stands in it twice"):
-        import_weights(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_forged_position_is_damage(tmp_path: Path) -> None:
-    """It lies before the beginning of the file."""
-    path = written(tmp_path / "a.npz", {"a.npy": npy(np.ones(9))})
-    data = bytearray(path.read_bytes())
-    end = data.rindex(b"PK\5\6")
-    data[end + 16 : end + 20] = (2**20).to_bytes(4, "little")  # of the directory
-    path.write_bytes(data)
-    with pytest.raises(ckpt.CheckpointCorrupt, match="damaged or cut short"):
-        import_weights(path, tmp_path / "out")
-
-
-def test_a_bomb_is_reported_before_memory_is_taken(tmp_path: Path) -> None:
-    head = npy(np.ones(9, np.uint8)).replace(b"(9,), }           ", b"(9000000000000,), }")
-    assert b"9000000000000" in head
-    path = written(tmp_path / "a.npz", {"a.npy": head})
-    with pytest.raises(ckpt.CheckpointCorrupt, match=r"9000000000000 bytes.*damaged or cut"):
-        import_weights(path, tmp_path / "out")
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_method_that_unpacks_without_a_limit_is_refused(tmp_path: Path, method: int) -> None:
-    """1,700 bytes of bzip2 are 2 GiB, all of which zipfile makes for the first byte of them."""
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
-        archive.writestr("a.npy", npy(np.ones(9)))
-    with pytest.raises(ckpt.CheckpointError, match=r"a\.npy.*which says nothing of"):
-        import_weights(tmp_path / "a.npz", tmp_path / "out")
-
-
-def test_many_members_are_looked_through_once(tmp_path: Path) -> None:
-    """Of 60,000 names the last one stands twice; comparing each with each took 25 s."""
-    names = [f"{number}.npy" for number in range(60_000)]
-    path = written(tmp_path / "a.npz", dict.fromkeys(names, b""))
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"59999.npy", b"59998.npy"))
-    began = time.process_time()
-    with pytest.raises(ckpt.CheckpointCorrupt, match=r"'59998.npy' stands in it twice"):
-        import_weights(path, tmp_path / "out")
-    assert time.process_time() - began < 10
-
-
-@pytest.mark.parametrize("zip64", [False, True])
-def test_a_list_of_members_beyond_any_checkpoint_is_not_read(tmp_path: Path, zip64: bool) -> None:
-    path = written(tmp_path / "a.npz", {"a.npy": npy(np.ones(9))})
-    data = bytearray(path.read_bytes())
-    end = data.rindex(b"PK\5\6")
-    size = (65 * 2**20).to_bytes(8, "little")
-    if zip64:
-        data[end + 12 : end + 16] = b"\xff" * 4
-        record = b"PK\6\6" + bytes(36) + size + bytes(8)
-        data[end:end] = record + b"PK\6\7" + bytes(4) + end.to_bytes(8, "little") + b"\1\0\0\0"
-    else:
-        data[end + 12 : end + 16] = size[:4]
-    path.write_bytes(data)
-    with pytest.raises(ckpt.CheckpointCorrupt, match="68157440 bytes, and at most"):
-        import_weights(path, tmp_path / "out")
-
-
-def test_dtypes_that_numpy_lacks(tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "one", {"a": {"b": jnp.ones(3, jnp.bfloat16)}, "c": jnp.ones(2)})
-    with pytest.raises(ckpt.CheckpointError, match=r"npz has no place for a/b .*safetensors"):
-        export_npz(tmp_path / "one", tmp_path / "a.npz")
-    assert not (tmp_path / "a.npz").exists()
-    export_npz(tmp_path / "one", tmp_path / "a.npz", only="c")
-    with pytest.raises(ckpt.CheckpointExists, match="exists already"):
-        export_npz(tmp_path / "one", tmp_path / "a.npz", only="c")
-
-
-def test_an_error_of_the_caller_is_no_damage(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", a=np.ones(2))
-
-    def wrong(_: Any) -> Any:
-        raise RuntimeError("of the caller")
-
-    with pytest.raises(RuntimeError, match="of the caller"):
-        import_weights(tmp_path / "a.npz", tmp_path / "one", rename=wrong)
 
 
 def test_names_that_an_archive_would_cut_short_are_refused(tmp_path: Path) -> None:

@@ -59,10 +59,6 @@ def test_v1_reads_the_values(root: Path):
     assert ocp_v1.load_checkpointables(root / "7", {"config": None})["config"] == CONFIG
 
 
-def test_other_programs_find_the_files(root: Path):
-    assert (root / "7" / "assets" / "vocabulary.txt").read_text() == "a b c"
-
-
 def test_a_directory_that_a_handler_of_someone_wrote_is_files(tmp_path: Path):
     """Orbax's step with an item of an unknown handler, which wrote files of its own."""
     with ocp.CheckpointManager(tmp_path / "run") as manager:

@@ -1,6 +1,5 @@
 """The installed Orbax in a directory of our steps: metrics, names, Grain's items, side by side."""
 
-import base64
 import json
 import shutil
 
@@ -14,15 +13,9 @@ from orbax.checkpoint import v1 as ocp_v1
 import ckpt_core as ckpt
 from tests.support.orbax import make_quiet_orbax, put  # noqa: F401 (fixture)
 from tests.support.orbax_routes import (
-    ROUTES,
     Moments,
     abstract,
     assert_same,
-    check_route,
-    named,
-    sharded_tree,
-    v0_composite_standard,
-    v0_no_args,
 )
 
 # Orbax's own reader warns about every load that is given no sharding; that is what is tested here.
@@ -64,15 +57,6 @@ def test_v1_metrics(with_metrics):
     assert [info.metrics["n"] for info in checkpointer.checkpoints] == [1, 2, 3]
     checkpointer.close()
     assert_same(ocp_v1.load(with_metrics / "3"), {"a": jnp.full(2, 3.0)})
-
-
-def test_v0_keeps_the_best_of_ours(with_metrics):
-    """Orbax's retention counts our steps by our metrics."""
-    with ocp.CheckpointManager(with_metrics, options=best_options(max_to_keep=2)) as manager:
-        manager.save(4, args=ocp.args.Composite(state=ocp.args.StandardSave({"a": jnp.ones(2)})),
-                     metrics={"loss": 0.375, "n": 4})  # fmt: skip
-        manager.wait_until_finished()
-        assert set(manager.all_steps()) == {2, 3}
 
 
 # ----------------------------------------------------------------------------------- names of steps
@@ -124,20 +108,6 @@ def test_orbax_continues_our_directory(tmp_path):
         assert_same(manager.restore(3)["state"], restored["state"], numpy_as_jax=True)
 
 
-def test_v1_continues_our_directory(tmp_path):
-    tree = {"a": jnp.arange(4.0)}
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(0, tree, metrics={"loss": 1.0})
-    checkpointer = ocp_v1.training.Checkpointer(tmp_path)
-    assert_same(checkpointer.load(), tree)
-    checkpointer.save(1, {"a": jnp.ones(4)}, metrics={"loss": 2.0})
-    checkpointer.close()
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        assert list(checkpointer.all_steps()) == [0, 1]
-        assert_same(checkpointer.load(1), {"a": jnp.ones(4)})
-        assert checkpointer.metrics(1) == {"loss": 2.0}
-
-
 def test_orbax_ignores_unfinished_saves(tmp_path):
     """A directory that a killed save left behind is no step to Orbax, and Orbax leaves it alone."""
     with ckpt.Checkpointer(tmp_path) as checkpointer:
@@ -154,17 +124,6 @@ def test_orbax_ignores_unfinished_saves(tmp_path):
     checkpointer.close()
     assert list(ocp.utils.checkpoint_steps(tmp_path)) == [3]
     assert junk.is_dir()
-
-
-def test_the_temporary_directory_of_a_running_save_is_hidden(tmp_path):
-    """While a save is running there is nothing that Orbax would take for a step."""
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, {"a": jnp.ones(2)})
-        checkpointer.wait_until_finished()
-        for step in range(2, 6):
-            checkpointer.save(step, {"a": jnp.ones((512, 512))})
-            names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
-            assert names <= {str(number) for number in range(1, step + 1)}
 
 
 # -------------------------------------------------------------------------------------------- Grain
@@ -197,25 +156,6 @@ def with_grain(tmp_path_factory):
     return root, tree, (ahead(data), ahead(loader))
 
 
-def test_grain_beside_the_state_without_args(with_grain):
-    """No route stumbles over the data items; the state is there."""
-    root, tree, _ = with_grain
-    with ocp.CheckpointManager(root) as manager:
-        got = manager.restore(0)
-    assert set(got.keys()) == {"state", "data", "loader"}
-    assert_same(got["state"], tree, numpy_as_jax=True)
-    assert_same(ocp_v1.load(root / "0"), tree, sharding=True)
-    got = ocp_v1.load_checkpointables(root / "0")
-    assert set(got) == {"state", "data", "loader"}
-    assert_same(got["state"], tree, sharding=True)
-
-
-@pytest.mark.parametrize("route", named([r for r in ROUTES if r is not v0_no_args]))
-def test_state_beside_grain(with_grain, route):
-    root, tree, _ = with_grain
-    check_route(route, root, 0, "state", tree)
-
-
 def test_grain_restores_from_ours_through_v0(with_grain):
     grain = pytest.importorskip("grain")
     root, tree, want = with_grain
@@ -244,27 +184,6 @@ def test_grain_restores_from_ours_through_v1(with_grain):
 # -------------------------------------------------------------------------------------- on the disk
 
 
-def test_the_directory_is_as_documented(tmp_path):
-    """Names that other tools and people rely on."""
-    ckpt.save(tmp_path / "c", sharded_tree() | {"note": "x"})
-    for name in (
-        "_CHECKPOINT_METADATA", "commit_success.txt", "ckpt.json", "state/_METADATA",
-        "state/_sharding", "state/_strings.json", "state/array_metadatas/process_0",
-        "state/manifest.ocdbt", "state/checksums/process_0",
-    ):  # fmt: skip
-        assert (tmp_path / "c" / name).is_file(), name
-    directories = sorted(path.name for path in (tmp_path / "c").iterdir() if path.is_dir())
-    assert directories == ["state"], "another directory at this level would be an item to Orbax"
-    metadata = json.loads((tmp_path / "c" / "state" / "_METADATA").read_text())
-    assert metadata["store_array_data_equal_to_fill_value"] is True
-    assert metadata["use_ocdbt"] is True
-    assert metadata["use_zarr3"] is True
-    step = json.loads((tmp_path / "c" / "_CHECKPOINT_METADATA").read_text())
-    assert step["item_handlers"]["state"].startswith("orbax.checkpoint._src.handlers.")
-    names = json.loads((tmp_path / "c" / "state" / "_sharding").read_text())
-    assert base64.urlsafe_b64encode(b"params.w").decode() in names
-
-
 def test_same_description_of_the_tree_as_orbax(tmp_path):
     """`_METADATA` describes a tree exactly as Orbax itself would."""
     tree = {
@@ -284,25 +203,3 @@ def test_same_description_of_the_tree_as_orbax(tmp_path):
     for entry in (*ours.values(), *theirs.values()):
         entry["value_metadata"].pop("write_shape", None)
     assert ours == theirs
-
-
-def test_orbax_deletes_ours(tmp_path):
-    ckpt.save(tmp_path / "c", {"a": jnp.ones(2)})
-    ocp_v1.delete(tmp_path / "c")
-    assert not (tmp_path / "c").exists()
-
-
-def test_orbax_reads_a_copied_step(tmp_path):
-    """Nothing in a checkpoint depends on where it stands."""
-    tree = sharded_tree()
-    ckpt.save(tmp_path / "a" / "3", tree)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    shutil.rmtree(tmp_path / "a")
-    assert_same(ocp_v1.load(tmp_path / "b" / "3"), tree, sharding=True)
-    assert_same(ckpt.load(tmp_path / "b" / "3"), tree, sharding=True)
-
-
-def test_saved_asynchronously(tmp_path):
-    tree = sharded_tree()
-    ckpt.save_async(tmp_path / "0", tree).result()
-    assert_same(v0_composite_standard(tmp_path, 0, "state", abstract(tree)), tree, sharding=True)

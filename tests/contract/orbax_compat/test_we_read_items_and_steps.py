@@ -76,29 +76,6 @@ def test_composite_loads_each_item(composite):
         assert state.randint(10**6) == np.random.RandomState(seed).randint(10**6)
 
 
-def test_composite_one_item(composite):
-    assert_same(ckpt.load(composite / "2", item="text"), {"s": "hi", "n": np.arange(3)})
-    assert ckpt.load(composite / "2", item="meta")["é"] == "ü"
-
-
-def test_composite_with_targets(composite):
-    like = {"a": put(jnp.zeros(8), "y")}
-    restored = ckpt.restore(composite / "6", state=like, text={"s": "", "n": np.zeros(3, int)})
-    assert_same(restored["state"], {"a": put(jnp.arange(8.0) + 6, "y")}, sharding=True)
-    assert_same(restored["text"], {"s": "hi", "n": np.arange(3)})
-    assert_same(ckpt.load(composite / "6", like, item="state"), restored["state"])
-
-
-def test_unknown_item_names_those_that_exist(composite):
-    with pytest.raises(ckpt.CheckpointError, match="state") as caught:
-        ckpt.load(composite / "2", item="stat")
-    assert "stat" in str(caught.value)
-
-
-def test_item_directory_loads_by_itself(composite):
-    assert_same(ckpt.load(composite / "2" / "text"), {"s": "hi", "n": np.arange(3)})
-
-
 def test_root_of_steps_is_no_checkpoint(composite):
     with pytest.raises(ckpt.CheckpointNotFound) as caught:
         ckpt.load(composite)
@@ -119,37 +96,6 @@ def test_checkpointer_reads_a_v0_directory(composite):
         composite, read_only=True, best_metric="loss", best_mode="min"
     ) as checkpointer:
         assert checkpointer.best_step() == 4
-
-
-def test_checkpointer_reads_single_item_managers(zoo):
-    for layout, step in (("v0_manager", 3), ("v1_training", 5), ("v0_manager_composite", 3)):
-        with ckpt.Checkpointer(zoo[layout].parent, read_only=True) as checkpointer:
-            assert list(checkpointer.all_steps()) == [step]
-            assert_same(checkpointer.load(step), expectation_of(layout), sharding=True)
-            tree = tree_of(layout)
-            assert_same(checkpointer.load(step, abstract(tree)), tree, sharding=True)
-
-
-def test_metrics_of_v1_training(zoo):
-    assert ckpt.inspect(zoo["v1_training"]).metrics == {"loss": 0.25}
-    with ckpt.Checkpointer(zoo["v1_training"].parent, read_only=True) as checkpointer:
-        assert checkpointer.metrics(5) == {"loss": 0.25}
-
-
-@pytest.mark.parametrize(
-    ("prefix", "length", "name"),
-    [("ckpt", None, "ckpt_7"), (None, 4, "0007"), ("x_y", 3, "x_y_007")],
-)
-def test_step_names(tmp_path, prefix, length, name):
-    options = ocp.CheckpointManagerOptions(step_prefix=prefix, step_format_fixed_length=length)
-    with ocp.CheckpointManager(tmp_path, options=options) as manager:
-        manager.save(7, args=ocp.args.StandardSave({"a": jnp.ones(2)}))
-    assert (tmp_path / name).is_dir()
-    with ckpt.Checkpointer(
-        tmp_path, step_prefix=prefix, step_format_fixed_length=length, read_only=True
-    ) as checkpointer:
-        assert list(checkpointer.all_steps()) == [7]
-        assert_same(checkpointer.load(7), {"a": jnp.ones(2)})
 
 
 def test_orbax_temporary_directories_are_no_steps(zoo, tmp_path):
@@ -201,12 +147,6 @@ def test_v1_checkpointables(tmp_path):
     got = ckpt.load(tmp_path / "c")
     assert got.pop("config") == {"k": [1, None]}
     assert_same(got, items, sharding=True)
-
-
-def test_v1_custom_metadata(tmp_path):
-    ocp_v1.save(tmp_path / "c", {"a": np.ones(1)}, custom_metadata={"lr": 0.5})
-    assert ckpt.inspect(tmp_path / "c").metadata["lr"] == 0.5
-    assert ckpt.restore(tmp_path / "c", state={"a": np.zeros(1)}).metadata["lr"] == 0.5
 
 
 # -------------------------------------------------------------------------------------------- Grain

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as theirs
@@ -16,7 +15,6 @@ from orbax.checkpoint import v1 as theirs_v1
 import ckpt_core as ckpt
 import ckpt_orbax as ours
 from ckpt_orbax import flax_checkpoints
-from tests.support.meshes import explicit_mesh
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.trees import assert_same
 
@@ -25,7 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 TREE = {"a": jnp.arange(4.0), "b": [jnp.ones((600, 600)), np.arange(3)], "step": 3}
-TEXT = {**TREE, "name": "one"}
 
 
 def save_pytree(path):
@@ -66,34 +63,6 @@ def test_a_single_checkpoint_is_read_at_its_path(tmp_path, save):
     assert ckpt.verify(path).ok
     (data,) = (path / "d").iterdir()
     assert data.stat().st_size < 1000  # an index, and no second copy
-
-
-def test_text_is_read_at_the_path(tmp_path):
-    for name, tree in (("some", TEXT), ("only", {"name": "one"})):
-        ours.PyTreeCheckpointer().save(tmp_path / name, tree)
-        restored = theirs.PyTreeCheckpointer().restore(tmp_path / name)
-        assert restored["name"] == "one"
-        assert len(restored) == len(tree)
-
-
-def test_damage_of_the_second_index_is_found(tmp_path):
-    save_pytree(tmp_path / "one")
-    for name in ("manifest.ocdbt", "_METADATA"):
-        file = tmp_path / "one" / name
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        assert [problem.file for problem in ckpt.verify(tmp_path / "one").problems] == [name]
-        file.write_bytes(whole)
-    assert ckpt.verify(tmp_path / "one").ok
-
-
-def test_it_is_for_one_tree_in_a_directory(tmp_path):
-    options = ckpt.Options(flat=True)
-    with pytest.raises(ValueError, match=r"Options\(flat=True\).*not for named items"):
-        ckpt.save(tmp_path / "one", model=TREE, options=options)
-    with pytest.raises(ValueError, match=r"Options\(flat=True\).*not for a bucket"):
-        ckpt.save("s3://bucket/one", TREE, options=options)
-    assert not (tmp_path / "one").exists()
 
 
 def test_flax_reads_what_its_functions_save_here(tmp_path):
@@ -143,27 +112,3 @@ def test_a_file_that_readers_look_for_is_a_problem(tmp_path, name):
     assert not report.ok
     assert not report.others
     assert [problem.file for problem in report.problems] == [name]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ours.PyTreeCheckpointer(use_ocdbt=False),
-        lambda: ours.PyTreeCheckpointHandler(use_ocdbt=False),
-        lambda: ours.StandardCheckpointHandler(use_ocdbt=False),
-        lambda: ours.StandardCheckpointer(use_ocdbt=False),
-    ],
-)
-def test_arrays_in_files_of_their_own_are_refused_as_in_v1(make):
-    with pytest.raises(ours.NotOffered, match=r"use_ocdbt=False.*Instead: .*OCDBT"):
-        make()
-
-
-def test_a_tree_is_replicated_as_it_was(tmp_path):
-    """A sharded array comes back at the path as it does from the item."""
-    mesh = explicit_mesh((4,), ("x",))
-    spread = jax.NamedSharding(mesh, jax.P("x"))
-    tree = {"w": jax.device_put(jnp.arange(8.0), spread)}
-    ours.PyTreeCheckpointer().save(tmp_path / "one", tree)
-    restored = theirs.StandardCheckpointer().restore(tmp_path / "one")
-    assert restored["w"].sharding == spread

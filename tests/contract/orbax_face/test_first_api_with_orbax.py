@@ -1,12 +1,9 @@
-"""Orbax's first API beside Orbax itself: names, arguments, results, and one run that goes back and forth."""
+"""Orbax's first API beside Orbax itself: results, and one run that goes back and forth."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import subprocess
-import sys
-import textwrap
+import os
+import stat
 import typing
 
 import jax
@@ -17,80 +14,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_orbax as ours
-from tests.support.children import environment
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.trees import assert_same
 
 theirs = pytest.importorskip("orbax.checkpoint")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-def at(module, name):
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module
-
-
-CALLS = [
-    "CheckpointManager",
-    "CheckpointManager.save",
-    "CheckpointManager.restore",
-    "CheckpointManager.item_metadata",
-    "CheckpointManager.metadata",
-    "CheckpointManager.should_save",
-    "CheckpointManager.all_steps",
-    "CheckpointManager.delete",
-    "CheckpointManager.metrics",
-    "CheckpointManager.reached_preemption",
-    "PyTreeCheckpointer",
-    "StandardCheckpointer.save",
-    "StandardCheckpointer.restore",
-    "Checkpointer.save",
-    "args.StandardSave",
-    "args.StandardRestore",
-    "args.PyTreeSave",
-    "args.PyTreeRestore",
-    "args.JsonSave",
-    "args.ArraySave",
-    "args.ArrayRestore",
-    "args.register_with_handler",
-    "RestoreArgs",
-    "ArrayRestoreArgs",
-    "SaveArgs",
-    "checkpoint_utils.construct_restore_args",
-    "tree.to_flat_dict",
-    "utils.checkpoint_steps",
-    "utils.get_save_directory",
-]
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_arguments_and_defaults_are_the_same(name):
-    mine = inspect.signature(at(ours, name)).parameters
-    expected = dict(inspect.signature(at(theirs, name)).parameters)
-    expected.pop("save_context", None)  # Orbax's own statistics
-    assert set(expected) <= set(mine)
-    for argument, parameter in expected.items():
-        assert mine[argument].kind == parameter.kind
-        plain = isinstance(parameter.default, int | str | None | tuple)
-        if plain or parameter.default is inspect.Parameter.empty:
-            assert mine[argument].default == parameter.default
-
-
-@pytest.mark.parametrize(
-    "name", ["CheckpointManagerOptions", "AsyncOptions", "options.MultiprocessingOptions"]
-)
-def test_options_have_the_same_fields_and_defaults(name):
-    def of(module):
-        options = at(module, name)()
-        return {one.name: getattr(options, one.name) for one in dataclasses.fields(options)}
-
-    mine, expected = of(ours), of(theirs)
-    assert set(expected) <= set(mine)
-    for field, value in expected.items():
-        if isinstance(value, int | str | None):
-            assert mine[field] == value, field
 
 
 class Pair(typing.NamedTuple):
@@ -247,65 +176,38 @@ def test_items_go_both_ways(tmp_path, writer, reader):
         assert_same(manager.restore(0)["state"], restored.state)
 
 
-def test_directories_of_single_objects_that_orbax_wrote(tmp_path):
-    theirs.Checkpointer(theirs.JsonCheckpointHandler()).save(tmp_path / "json", {"a": [1]})
-    theirs.Checkpointer(theirs.ArrayCheckpointHandler()).save(tmp_path / "array", np.arange(3))
-    handler = ours.JsonCheckpointHandler()
-    assert ours.Checkpointer(handler).restore(tmp_path / "json") == {"a": [1]}
-    array = ours.Checkpointer(ours.ArrayCheckpointHandler()).restore(tmp_path / "array")
-    assert array.tolist() == [0, 1, 2]
+@pytest.mark.linux("modes of directories")
+@pytest.mark.parametrize("mode", [None, 0o777, 0o750, 0o700])
+def test_modes_of_directories(tmp_path, mode):
+    def modes(ocp):
+        files = ocp.options.FileOptions(path_permission_mode=mode)
+        options = ocp.CheckpointManagerOptions(file_options=files)
+        place = tmp_path / ocp.__name__
+        with ocp.CheckpointManager(place, options=options) as manager:
+            save = ocp.args.Composite(state=ocp.args.StandardSave({"w": jnp.ones(2)}))
+            manager.save(0, args=save)
+            manager.wait_until_finished()
+        handler = ocp.StandardCheckpointHandler()
+        ocp.Checkpointer(handler, file_options=files).save(place / "one", {"w": jnp.ones(2)})
+        found = [place, place / "0", place / "0" / "state", place / "one"]
+        return [stat.S_IMODE(path.stat().st_mode) for path in found]
+
+    before = os.umask(0o027)
+    try:
+        assert set(modes(theirs)) == set(modes(ours)) == {0o750 & (mode or 0o777)}
+    finally:
+        os.umask(before)
 
 
-def test_orbax_restores_single_checkpoints_by_the_path_of_their_item(tmp_path):
-    ours.PyTreeCheckpointer().save(tmp_path / "x", {"w": np.arange(3)})
-    found = theirs.PyTreeCheckpointer().restore(tmp_path / "x" / "state")
-    assert_same(found, {"w": np.arange(3)})
-
-
-PROGRAM = """
-    import sys, tempfile, types
-
-    class Without:
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] == "orbax":
-                raise ModuleNotFoundError(f"no {name} here")
-
-    sys.meta_path.insert(0, Without())
-    import ckpt_orbax
-
-    orbax = types.ModuleType("orbax")
-    orbax.checkpoint = ckpt_orbax
-    sys.modules |= {"orbax": orbax, "orbax.checkpoint": ckpt_orbax}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("ckpt_orbax."):
-            sys.modules[name.replace("ckpt_orbax", "orbax.checkpoint", 1)] = module
-
-    import jax.numpy as jnp
-    import orbax.checkpoint as ocp
-    import orbax.checkpoint.checkpoint_utils as checkpoint_utils
-    from orbax.checkpoint import args, checkpoint_manager, v1
-
-    directory = tempfile.mkdtemp()
-    options = ocp.CheckpointManagerOptions(max_to_keep=2, best_fn=lambda m: m["loss"])
-    with checkpoint_manager.CheckpointManager(directory, options=options) as manager:
-        for step in range(4):
-            state = {"w": jnp.full(2, step)}
-            manager.save(step, args=args.PyTreeSave(state), metrics={"loss": step})
-        how = checkpoint_utils.construct_restore_args(state)
-        loaded = manager.restore(None, args=args.PyTreeRestore(state, restore_args=how))
-        print(manager.all_steps(), manager.best_step(), loaded["w"].tolist())
-    ocp.PyTreeCheckpointer().save(directory + "/x", {"a": {"b": 1}})
-    print(ocp.PyTreeCheckpointer().restore(directory + "/x"), v1.load(directory + "/x"))
-"""
-
-
-def test_orbax_need_not_be_there():
-    child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
+@pytest.mark.parametrize("ocp", [theirs, ours])
+def test_evaluators_get_the_newest_step(ocp, tmp_path):
+    for step in (3, 8):
+        ocp.PyTreeCheckpointer().save(tmp_path / f"step_{step}", {"w": jnp.ones(2)})
+    place = type(ocp.path.step.build_step_path(tmp_path, ocp.path.step.standard_name_format(), 0))
+    how = {"step_prefix": "step", "timeout": 0}
+    waiting = ocp.checkpoint_utils.checkpoints_iterator(
+        place(tmp_path), timeout_fn=lambda: True, **how
     )
-    assert child.returncode == 0, child.stderr
-    assert child.stdout.splitlines() == ["[2, 3] 3 [3, 3]", "{'a': {'b': 1}} {'a': {'b': 1}}"]
+    assert list(waiting) == [8]
+    with ocp.checkpoint_utils.wait_for_new_checkpoint(place(tmp_path), until_step=9, **how) as step:
+        assert step == -1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import orbax.checkpoint
 import pytest
@@ -45,21 +43,13 @@ def managed(**how: Any) -> Callable[[Any, Path, Any, Any], Any]:
         with ocp.CheckpointManager(path, **given) as manager:
             if saved is not None:
                 args = ocp.args.Composite(state=ocp.args.StandardSave(STATE), data=SAVE(saved))
-                if "item_handlers" in given or "handler_registry" in given or "item_names" in given:
+                if given:
                     args = ocp.args.Composite(data=SAVE(saved))
                 manager.save(0, args=args)
                 manager.wait_until_finished()
             return manager.restore(0, args=ocp.args.Composite(data=RESTORE(restored)))["data"]
 
     return work
-
-
-def alone(ocp: Any, path: Path, saved: Any, restored: Any) -> Any:
-    with ocp.CheckpointManager(path) as manager:
-        if saved is not None:
-            manager.save(0, args=SAVE(saved))
-            manager.wait_until_finished()
-        return manager.restore(0, args=RESTORE(restored))
 
 
 def earlier(ocp: Any, path: Path, saved: Any, restored: Any) -> Any:
@@ -70,12 +60,11 @@ def earlier(ocp: Any, path: Path, saved: Any, restored: Any) -> Any:
 
 
 def single(how: str) -> Callable[[Any, Path, Any, Any], Any]:
-    """Saves and restores with a Checkpointer: by position, as ``item=`` or as ``args=``."""
+    """Saves and restores with a Checkpointer: by position or as ``args=``."""
 
     def given(value: Any, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return {
             "position": ((value,), {}),
-            "item": ((), {"item": value}),
             "args": ((), {"args": args(value)}),
         }[how]
 
@@ -90,29 +79,17 @@ def single(how: str) -> Callable[[Any, Path, Any, Any], Any]:
     return work
 
 
-def registry(ocp: Any) -> Any:
-    found = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    found.add("data", SAVE, HANDLER())
-    found.add("data", RESTORE, HANDLER())
-    return found
-
-
 FORMS = {
     "arguments alone": managed(),
-    "without a name": alone,
     "item_handlers": managed(item_handlers=lambda ocp: {"data": HANDLER()}),
-    "item_names": managed(item_names=lambda ocp: ("data",)),
-    "handler_registry": managed(handler_registry=registry),
     "checkpointers": earlier,
     "position": single("position"),
-    "item": single("item"),
     "args": single("args"),
 }
 
 
-@pytest.mark.parametrize("make", [dataset, loader])
 @pytest.mark.parametrize("ocp", BOTH)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "make"), list(zip(FORMS, itertools.cycle([dataset, loader]))))
 def test_forms_of_arguments(tmp_path, form, ocp, make):
     saved, restored = make(), make()
     for _ in range(3):
@@ -130,81 +107,3 @@ def test_from_one_library_to_the_other(tmp_path, form, writer, reader):
     FORMS[form](writer, tmp_path, saved, dataset())
     assert FORMS[form](reader, tmp_path, None, restored) is restored
     assert next(restored) == next(saved)
-
-
-def test_the_names_of_pygrain_are_the_same_classes():
-    assert pygrain.PyGrainCheckpointSave is SAVE
-    assert pygrain.PyGrainCheckpointRestore is RESTORE
-    assert pygrain.PyGrainCheckpointHandler is HANDLER
-
-
-def own_handler(ocp: Any, calls: list[str]) -> tuple[Any, Any]:
-    class Own(ocp.CheckpointHandler):
-        """Writes a position by itself, as MaxText's and kauldron's handlers do."""
-
-        def _file(self, directory: Any) -> Any:
-            return directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
-
-        def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
-            calls.append("save")
-            self._file(directory).write_text(json.dumps(args.item.get_state()))
-
-        def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
-            calls.append("restore")
-            args.item.set_state(json.loads(self._file(directory).read_text()))
-            return args.item
-
-    @ocp.args.register_with_handler(Own, for_save=True)
-    @dataclasses.dataclass
-    class OwnSave(ocp.args.CheckpointArgs):
-        item: Any
-
-    @ocp.args.register_with_handler(Own, for_restore=True)
-    @dataclasses.dataclass
-    class OwnRestore(ocp.args.CheckpointArgs):
-        item: Any
-
-    return OwnSave, OwnRestore
-
-
-@pytest.mark.parametrize("reader", BOTH)
-@pytest.mark.parametrize("writer", BOTH)
-def test_a_handler_whose_item_is_a_pipeline_is_called(tmp_path, writer, reader):
-    saved, restored, calls = dataset(), dataset(), list[str]()
-    for _ in range(3):
-        next(saved)
-    save, _ = own_handler(writer, calls)
-    with writer.CheckpointManager(tmp_path) as manager:
-        args = writer.args.Composite(state=writer.args.StandardSave(STATE), data=save(saved))
-        manager.save(0, args=args)
-    _, restore = own_handler(reader, calls)
-    with reader.CheckpointManager(tmp_path) as manager:
-        manager.restore(0, args=reader.args.Composite(data=restore(restored)))
-    assert calls == ["save", "restore"]
-    assert next(restored) == next(saved)
-
-
-@pytest.mark.parametrize("ocp", BOTH)
-def test_arguments_of_grain_are_registered_with_another_handler(ocp, tmp_path):
-    class Quiet(ocp.CheckpointHandler):
-        def save(self, directory: Any, args: Any = None) -> None:
-            (directory / "position").write_text(json.dumps(args.item.get_state()))
-
-        def restore(self, directory: Any, args: Any = None) -> Any:
-            return json.loads((directory / "position").read_text())
-
-    class Save(SAVE):
-        pass
-
-    class Restore(RESTORE):
-        pass
-
-    ocp.args.register_with_handler(Quiet, for_save=True)(Save)
-    ocp.args.register_with_handler(Quiet, for_restore=True)(Restore)
-    iterator = dataset()
-    next(iterator)
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(0, args=ocp.args.Composite(data=Save(iterator)))
-        manager.wait_until_finished()
-        found = manager.restore(0, args=ocp.args.Composite(data=Restore(None)))
-    assert found["data"] == iterator.get_state()

@@ -1,8 +1,4 @@
-"""Keras' own tests of its Orbax callback, with ``ckpt_orbax`` as the module that Keras imports.
-
-They are imported from the Keras that is installed, and run in a process in which Orbax cannot be
-imported. Two need TensorFlow, on Orbax as well.
-"""
+"""Keras' own tests of its Orbax callback, with ``ckpt_orbax`` as the module that Keras imports."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ pytest.importorskip("absl.testing.parameterized")
 if importlib.util.find_spec("keras") is None:  # importing it would choose its backend
     pytest.skip("Keras is not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.slow
 
 PROGRAM = """
     import json, os, sys, types, unittest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -36,10 +37,8 @@ def zeros(*shape: int) -> Any:
 
 FITS = {
     "a subtree without a leaf that is there": lambda: {"b": {"c": zeros(2), "e": jnp.full(3, 7.0)}},
-    "a description": lambda: {"b": {"c": zeros(2), "e": jax.ShapeDtypeStruct((3,), jnp.float32)}},
     "a new subtree": lambda: {"a": zeros(4), "z": {"q": jnp.full(3, 7.0), "r": [8, 9]}},
     "a number": lambda: {"a": zeros(4), "m": 9},
-    "text": lambda: {"a": zeros(4), "m": "text"},
     "a placeholder": lambda: {"a": zeros(4), "m": ..., "b": {"e": ...}},
     "None": lambda: {"a": None, "m": None},
     "numpy": lambda: {"a": zeros(4), "m": np.full(2, 3)},
@@ -52,10 +51,8 @@ FITS = {
 DIFFERS = {
     "a list that is too short": lambda: {"l": [zeros(1)] * 2},
     "a list that is too long": lambda: {"l": [zeros(1)] * 4},
-    "an empty list": lambda: {"l": []},
     "a dict for a leaf": lambda: {"a": {"x": zeros(4)}},
     "a leaf for a dict": lambda: {"b": zeros(2)},
-    "a list for a dict": lambda: {"b": [zeros(2)]},
     "a dict for a list": lambda: {"l": {"0": zeros(1)}},
 }
 
@@ -102,8 +99,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")  # of Orbax
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize(("name", "way"), list(zip(FITS, itertools.cycle(WAYS))))
 def test_what_the_checkpoint_lacks_stays(saved, name, way):
     target = FITS[name]
     expected = comparable(way(BOTH[0], saved[BOTH[0]], target()))
@@ -111,19 +107,13 @@ def test_what_the_checkpoint_lacks_stays(saved, name, way):
     assert comparable(way(ckpt_orbax, saved[BOTH[0]], target())) == expected
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", DIFFERS)
+@pytest.mark.parametrize(("name", "way"), list(zip(DIFFERS, itertools.cycle(WAYS))))
 def test_what_does_not_fit_is_an_error(saved, name, way):
     for ocp in BOTH:
         with pytest.raises((ValueError, TypeError)) as caught:
             way(ocp, saved[ocp], DIFFERS[name]())
     assert "wanted" in str(caught.value)
     assert next(iter(DIFFERS[name]())) in str(caught.value)
-
-
-def test_the_kept_value_is_the_same_object(saved):
-    own = jnp.full(3, 7.0)
-    assert by_item(ckpt_orbax, saved[ckpt_orbax], {"a": zeros(4), "m": own})["m"] is own
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,87 +13,10 @@ saving = ocp.training.save_decision_policies
 NOTHING = keeping.PreservationContext()
 
 
-def steps_at(seconds, metrics=None):
-    """One step for each time, with its position as number."""
-    metrics = metrics or [None] * len(seconds)
-    return [
-        ocp.training.CheckpointMetadata(
-            number, None, commit_timestamp_nsecs=int(at * 1e9), metrics=measured
-        )
-        for number, (at, measured) in enumerate(zip(seconds, metrics, strict=True))
-    ]
-
-
-def kept(policy, steps):
-    flags = policy.should_preserve(steps, context=NOTHING)
-    return [step.step for step, stays in zip(steps, flags, strict=True) if stays]
-
-
-TEN = steps_at(range(0, 200, 20))
-
-
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (keeping.PreserveAll(), range(10)),
-        (keeping.LatestN(), range(10)),
-        (keeping.LatestN(3), [7, 8, 9]),
-        (keeping.LatestN(0), []),
-        (keeping.EveryNSteps(4), [0, 4, 8]),
-        (keeping.EveryNSteps(4, exact_interval=False), [0, 4, 8]),
-        (keeping.EveryNSteps(2, max_to_keep=2), [6, 8]),
-        (keeping.EveryNSeconds(40), range(0, 10, 2)),
-        (keeping.EveryNStepsClosest(4), [0, 4, 8, 9]),
-        (keeping.CustomSteps([1, 3, 30]), [1, 3]),
-        (
-            keeping.AnyPreservationPolicy([keeping.LatestN(1), keeping.CustomSteps([2])]),
-            [2, 9],
-        ),
-        (keeping.AnyPreservationPolicy([]), []),
-    ],
-)
-def test_which_steps_stay(policy, expected):
-    assert kept(policy, TEN) == list(expected)
-    assert kept(policy, []) == []
-
-
-@pytest.mark.parametrize(
-    ("named", "expected"),
-    [
-        ({"n": 2}, [0, 4]),
-        ({"n": 2, "reverse": True}, [2, 3]),
-        ({"n": None}, range(5)),
-        ({"n": 0}, []),
-    ],
-)
-def test_the_best_steps_stay(named, expected):
-    metrics = [{"accuracy": value} for value in (0.8, 0.6, 0.2, 0.3, 0.9)]
-    policy = keeping.BestN(get_metric_fn=lambda measured: measured["accuracy"], **named)
-    assert kept(policy, steps_at(range(5), metrics)) == list(expected)
-
-
-def test_steps_without_metrics_stay_by_default():
-    metrics = [{"loss": 1.0}, None, {"loss": 2.0}, None]
-    fine = keeping.BestN(get_metric_fn=lambda measured: measured["loss"], n=1)
-    assert kept(fine, steps_at(range(4), metrics)) == [1, 2, 3]
-    strict = keeping.BestN(
-        get_metric_fn=lambda measured: measured["loss"],
-        n=1,
-        keep_checkpoints_without_metrics=False,
-    )
-    assert kept(strict, steps_at(range(4), metrics)) == [2]
-
-
-def test_steps_of_the_last_while_stay():
-    now = datetime.datetime.now(datetime.UTC).timestamp()
-    steps = steps_at([now - 300, now - 200, now - 100, now])
-    assert kept(keeping.LatestDuration(datetime.timedelta(seconds=150)), steps) == [2, 3]
-    assert kept(keeping.LatestDuration(datetime.timedelta(seconds=-1)), steps) == []
-
-
-def test_an_interval_of_zero_is_refused():
-    with pytest.raises(ValueError, match="must not be 0"):
-        kept(keeping.EveryNSteps(0), TEN)
+TEN = [
+    ocp.training.CheckpointMetadata(number, None, commit_timestamp_nsecs=20 * number * 10**9)
+    for number in range(10)
+]
 
 
 def asks(policy, step, previous=(), *, at=1000.0, saving_now=False, preempted=False):

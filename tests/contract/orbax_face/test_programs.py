@@ -1,7 +1,4 @@
-"""Programs for Orbax, with one changed import: killed and resumed, they end where a whole run ends.
-
-Bit for bit, in processes in which Orbax cannot be imported.
-"""
+"""Programs for Orbax, with one changed import: killed and resumed, they end with the bits of a whole run."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ import textwrap
 import pytest
 
 from tests.support.children import compiling_once, with_devices
-
-pytestmark = pytest.mark.slow
 
 BEGINNING = """
     import hashlib, os, signal, sys

@@ -1,8 +1,7 @@
-"""Beside Orbax itself: the same names and arguments, and one run that goes back and forth."""
+"""Orbax's second API beside Orbax itself: results, and one run that goes back and forth."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
@@ -25,143 +24,6 @@ from tests.support.trees import assert_same
 theirs = pytest.importorskip("orbax.checkpoint.experimental.v1")
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-ROOMS = ["", "arrays", "errors", "handlers", "multihost", "options", "partial", "path", "path.step"]
-ROOMS += ["training", "training.errors", "tree"]
-ROOMS += ["training.save_decision_policies", "training.preservation_policies"]
-
-
-def at(module, room):
-    for part in filter(None, room.split(".")):
-        module = getattr(module, part)
-    return module
-
-
-def names_in(module):
-    """The names that a module of Orbax exports: those that are not modules or from typing."""
-    return {
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and not inspect.ismodule(value)
-        and getattr(value, "__module__", "orbax").startswith(("orbax", "jax"))
-        and name not in ("policy_checkpoint_info", "types")
-    }
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_name_is_missing(room):
-    missing = names_in(at(theirs, room)) - set(dir(at(ours, room)))
-    assert missing <= {"PyTree", "NestedDict"}
-
-
-FUNCTIONS = [
-    "save",
-    "save_async",
-    "save_checkpointables",
-    "save_checkpointables_async",
-    "load",
-    "load_async",
-    "load_checkpointables",
-    "load_checkpointables_async",
-    "metadata",
-    "checkpointables_metadata",
-    "delete",
-    "delete_async",
-    "is_orbax_checkpoint",
-    "partial.save",
-    "partial.save_async",
-    "partial.finalize",
-    "arrays.to_shape_dtype_struct",
-    "path.step.standard_name_format",
-    "path.step.composite_name_format",
-    "handlers.register_handler",
-    "handlers.local_registry",
-    "training.Checkpointer",
-    *(
-        f"training.Checkpointer.{name}"
-        for name in (
-            "save",
-            "save_async",
-            "save_checkpointables",
-            "save_checkpointables_async",
-            "load",
-            "load_checkpointables",
-            "load_checkpointables_async",
-            "metadata",
-            "checkpointables_metadata",
-            "root_metadata",
-            "should_save",
-            "delete",
-            "delete_async",
-            "cancel",
-            "reload",
-            "wait",
-            "close",
-            "is_saving_in_progress",
-        )
-    ),
-    *(
-        f"training.{room}.{name}"
-        for room, names in {
-            "save_decision_policies": "FixedIntervalPolicy SpecificStepsPolicy AnySavePolicy "
-            "ContinuousCheckpointingPolicy DecisionContext",
-            "preservation_policies": "LatestN EveryNSeconds EveryNSteps EveryNStepsClosest CustomSteps "
-            "BestN LatestDuration AnyPreservationPolicy",
-        }.items()
-        for name in names.split()
-    ),
-]
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_arguments_and_defaults_are_the_same(name):
-    def answers(module):
-        return [
-            (one.name, one.kind, one.default)
-            for one in inspect.signature(at(module, name)).parameters.values()
-        ]
-
-    assert answers(ours) == answers(theirs)
-
-
-def fields_of(options):
-    """Field -> default, also of the options inside of it."""
-    return {
-        name: fields_of(value) if hasattr(value, "__dataclass_fields__") else value
-        for name in options.__dataclass_fields__
-        for value in [getattr(options, name)]
-    }
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pytree",
-        "array",
-        "asynchronous",
-        "multiprocessing",
-        "file",
-        "pathways",
-        "deletion",
-        "memory",
-        "safetensors",
-        "atomicity",
-    ],
-)
-def test_options_have_the_same_fields_and_defaults(name):
-    def of(module):
-        found = fields_of(getattr(module.Context(), name))
-        if name == "array":
-            found["saving"].pop("array_metadata_store")  # an object of Orbax
-        if name == "atomicity":
-            found["mode"] = found["mode"].name
-        return found
-
-    mine = of(ours)
-    expected = of(theirs)
-    assert set(expected) <= set(mine)
-    assert {field: mine[field] for field in expected} == expected
 
 
 def state_of(step, mesh):
@@ -221,6 +83,23 @@ def test_checkpointables_go_both_ways(tmp_path, writer, reader):
     assert_same(reader.load(tmp_path / "x", checkpointable_name="model"), saved["model"])
 
 
+@pytest.mark.parametrize(
+    ("writer", "reader"), [(ours, ours), (ours, theirs), (theirs, ours), (theirs, theirs)]
+)
+def test_metadata_and_metrics_of_any_json(tmp_path, writer, reader):
+    state = {"w": np.ones(2)}
+    metrics = {"eval": {"loss": 0.5, "by": "hand"}, "curve": [1, 2], "none": None}
+    writer.save(tmp_path / "x", state)
+    with writer.training.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(0, state, metrics=metrics)
+    of_ckpt = {"ckpt"} if writer is ours and reader is theirs else set()
+    assert set(reader.metadata(tmp_path / "x").custom_metadata) == of_ckpt
+    with reader.training.Checkpointer(tmp_path / "run") as checkpointer:
+        assert set(checkpointer.metadata(0).custom_metadata) == of_ckpt
+        assert checkpointer.root_metadata().custom_metadata == {}
+        assert checkpointer.latest.metrics == checkpointer.metadata(0).metrics == metrics
+
+
 def test_states_of_nnx_go_both_ways_and_into_a_module(tmp_path):
     nnx = pytest.importorskip("flax.nnx")
 
@@ -266,6 +145,7 @@ PROGRAM = """
                 raise ModuleNotFoundError(f"no {name} here")
 
     sys.meta_path.insert(0, Without())
+    import ckpt_orbax
     from ckpt_orbax import v1 as ocp
     import jax.numpy as jnp
 
@@ -279,6 +159,8 @@ PROGRAM = """
         print([one.step for one in checkpointer.checkpoints], loaded["w"].tolist())
     ocp.save_checkpointables(directory + "/x", {"a": {"b": 1}})
     print(ocp.load_checkpointables(directory + "/x"), ocp.metadata(directory + "/x").metadata)
+    ckpt_orbax.PyTreeCheckpointer().save(directory + "/y", {"a": {"b": 1}})
+    print(ckpt_orbax.PyTreeCheckpointer().restore(directory + "/y"))
     assert not any(name.partition(".")[0] == "orbax" for name in sys.modules)
 """
 
@@ -292,4 +174,6 @@ def test_orbax_need_not_be_there():
         timeout=300,
     )
     assert child.returncode == 0, child.stderr
-    assert child.stdout.splitlines() == ["[2, 3] [3, 3]", "{'a': {'b': 1}} {'b': 0}"]
+    assert child.stdout.splitlines() == [
+        *("[2, 3] [3, 3]", "{'a': {'b': 1}} {'b': 0}", "{'a': {'b': 1}}"),
+    ]

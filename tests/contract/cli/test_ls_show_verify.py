@@ -1,0 +1,246 @@
+"""`ckpt ls`, `show` and `verify`: what they say of runs, of folders that are not ckpt's, of what is not whole yet."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.command_line import (
+    LOADED,
+    leave_unfinished,
+    make_call,  # noqa: F401 (fixture)
+    start,
+)
+from tests.support.damage import turn_a_bit
+
+pytest.importorskip("typer")
+
+
+def save_run(directory: Path, steps: tuple[int, ...] = (1, 2), **arguments: Any) -> None:
+    with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, {"w": np.arange(1000.0) + step}, **arguments)
+
+
+def test_looking_imports_no_jax(run_python, tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    run, other = str(tmp_path / "run"), str(tmp_path / "other")
+    save_run(tmp_path / "run", metrics={"loss": 1.0})
+    with ocp.CheckpointManager(other) as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    looks = ["ls", run, "+", "ls", "--json", run, "+", "show", f"{run}/2"]
+    code, loaded = run_python(LOADED, *looks)
+    assert code == 0 and set(loaded) & {"jax", "jaxlib", "tensorstore"} == set()
+    looks = ["verify", run, "+", "ls", other, "+", "show", f"{other}/3"]
+    code, loaded = run_python(LOADED, *looks)
+    assert code == 0 and set(loaded) & {"jax", "jaxlib"} == set()
+
+
+def strict(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_has_no_numbers_that_json_lacks(call, tmp_path: Path):
+    metrics = {"loss": float("nan"), "best": float("inf"), "least": -float("inf"), "n": 1.5}
+    save_run(tmp_path / "run", (1,), metrics=metrics, metadata={"rate": [float("nan")]})
+    expected = {"loss": "NaN", "best": "Infinity", "least": "-Infinity", "n": 1.5}
+    _, out, _ = call("ls", tmp_path / "run", "--json")
+    assert strict(out)["steps"][0]["metrics"] == expected
+    _, out, _ = call("show", tmp_path / "run/1", "--json")
+    assert strict(out)["metrics"] == expected and strict(out)["metadata"] == {"rate": ["NaN"]}
+    assert float(expected["least"]) == -float("inf")  # Python, for one, reads them back
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_file_and_a_foreign_folder_are_called_so(call, tmp_path: Path, command: str):
+    np.savez(tmp_path / "weights.npz", w=np.ones(3))
+    (tmp_path / "notes").mkdir()
+    for name in "abcdefg":
+        (tmp_path / "notes" / f"{name}.txt").write_text("hello")
+    (tmp_path / "plain").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        (
+            "weights.npz",
+            "a file of numpy, and a checkpoint is a directory: make a checkpoint of it with `ckpt import",
+        ),
+        ("plain", "it is a file, and a checkpoint is a directory"),
+        ("notes", "a.txt, b.txt, c.txt, d.txt, e.txt and 2 more, and nothing that ckpt or Orbax"),
+        ("empty", "it is empty, or its save never finished"),
+    ):
+        code, _, err = call(command, tmp_path / name)
+        assert code == 2 and said in err, (name, err)
+        assert ("empty" in err) == (name == "empty")
+    code, _, err = call("ls", tmp_path / "plain")
+    assert code == 2 and "a file, not a directory" in err
+
+
+def test_text_that_the_terminal_lacks_is_spelled(tmp_path: Path):
+    save_run(tmp_path / "läufe", (1,), metadata={"note": "größer 模型"})
+    for arguments in (("show", tmp_path / "läufe/1"), ("show", tmp_path / "läufe/7")):
+        done = start(*arguments, text=False, PYTHONIOENCODING="ascii")
+        assert b"Traceback" not in done.stderr, done.stderr
+        assert done.returncode == (2 if arguments[1].name == "7" else 0)
+        assert rb"l\xe4ufe" in done.stdout + done.stderr
+
+
+def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
+    save_run(tmp_path / "run", (1, 2, 3))
+    code, out, _ = call("verify", tmp_path / "run")
+    assert code == 0 and out.count("ok: ") == 4 and "ok: 3 of 3 steps ok, " in out
+    turn_a_bit(tmp_path / "run/2")
+    code, out, _ = call("verify", tmp_path / "run")
+    assert (
+        code == 1
+        and "not ok: 2 of 3 steps ok, 1 damaged, " in out
+        and f"not ok: {tmp_path}/run/2\n" in out
+    )
+    code, out, _ = call("verify", tmp_path / "run", "--json")
+    reported = strict(out)
+    assert code == 1 and reported["ok"] is False
+    assert [(row["step"], row["ok"]) for row in reported["steps"]] == [
+        (1, True),
+        (2, False),
+        (3, True),
+    ]
+
+
+def test_show_of_a_run_describes_it(call, tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
+        checkpointer.write_run_metadata({"width": 8})
+        checkpointer.save(4, {"w": np.ones(3)}, metrics={"loss": 0.5})
+    code, out, _ = call("show", tmp_path / "run")
+    assert code == 0 and "loss 0.5" in out and "'width': 8" in out
+    code, out, _ = call("show", tmp_path / "run", "--json")
+    reported = strict(out)
+    assert reported["run_metadata"] == {"width": 8} and [
+        row["step"] for row in reported["steps"]
+    ] == [4]
+
+
+def test_damage_has_a_line_of_its_own(call, tmp_path: Path):
+    save_run(tmp_path / "run", (1, 2))
+    record = tmp_path / "run/2/ckpt.json"
+    record.write_bytes(record.read_bytes().replace(b"w", b"v"))
+    code, out, _ = call("ls", tmp_path / "run")
+    (row,) = (
+        line
+        for line in out.splitlines()
+        if line.startswith(("│ 2", "│    2", "|    2")) or "see below" in line
+    )
+    assert code == 1 and row.index("damaged") > row.index("iB")  # not in the column of dates
+    assert f"damaged: step 2: {tmp_path}/run/2" in out
+    code, out, _ = call("ls", tmp_path / "run", "--json")
+    problems = [row["problem"] for row in strict(out)["steps"]]
+    assert code == 1 and problems[0] is None and problems[1]
+
+
+def test_ls_names_where_the_steps_are(call, tmp_path: Path):
+    save_run(tmp_path / "exp/seed0/checkpoints", (1,))
+    code, out, _ = call("ls", tmp_path / "exp/seed0")
+    assert code == 0 and f"ckpt ls {tmp_path}/exp/seed0/checkpoints\n" in out
+    code, out, _ = call("ls", tmp_path / "exp")
+    assert code == 0 and f"there are some in {tmp_path}/exp/seed0/checkpoints" in out
+
+
+def test_ls_reports_bytes_on_disk_and_counts_shared_files_once(call, tmp_path: Path):
+    frozen = jnp.arange(2**20, dtype=jnp.float32)
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, frozen=frozen, step={"n": step})
+    reported = strict(call("ls", tmp_path / "run", "--json")[1])
+    each = [row["disk_bytes"] for row in reported["steps"]]
+    assert all(2**22 < count < 2**22 + 2**17 for count in each)
+    assert 2**22 < reported["disk_bytes"] < 2**22 + 2**18  # both steps have the same file
+    assert "4.0 MiB on disk together" in call("ls", tmp_path / "run")[1]
+
+
+def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path: Path):
+    run = tmp_path / "run"
+    checkpointer = ckpt.Checkpointer(run, asynchronous=False)
+    checkpointer.save(1, {"w": np.ones(3)})
+    killed = leave_unfinished(run / "best_7")
+    elsewhere = run / ".ckpt-tmp.9.00000000-17-1.0a1b2c3d"
+    for path in (elsewhere, run / "damaged/5", run / "retired/9", run / "4.orbax-checkpoint-tmp"):
+        path.mkdir(parents=True)
+    for odd in (".ckpt-tmp.", ".ckpt-tmp.x", ".ckpt-old.y", ".ckpt-kept.1.2.3", ".ckpt-tmp...."):
+        (run / odd).mkdir()
+    before = sorted(os.listdir(run))
+    _, out, _ = call("ls", run)
+    last = out.splitlines()[-1]
+    assert "unfinished: " in last and f"best_7 (process {killed}, which has ended, since" in last
+    assert "9 (process 17 of another machine, since" in last and "4 (Orbax, since" in last
+    assert "damaged and set aside: damaged/5" in last
+    assert "left behind by a restore of an older step: retired/9" in last
+    assert f"being written to by: process {os.getpid()} on " in last
+    kinds = [entry["kind"] for entry in strict(call("ls", run, "--json")[1])["beside"]]
+    assert [kinds.count(kind) for kind in ("set aside", "retired", "writer")] == [1, 1, 1]
+    assert sorted(os.listdir(run)) == before  # looking has taken nothing from anybody
+    checkpointer.close()
+    assert "being written" not in call("ls", run)[1]
+
+
+def test_a_checkpoint_is_no_run(call, tmp_path: Path):
+    ckpt.save(tmp_path / "one", items={"7": {"w": np.ones(3)}})
+    code, out, _ = call("ls", tmp_path / "one")
+    assert code == 0 and f"it is a checkpoint itself: ckpt show {tmp_path}/one" in out
+    assert "7: 1 leaf" in call("show", tmp_path / "one")[1]
+
+
+def test_what_orbax_wrote_is_not_verified_and_not_damaged(call, tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    code, out, _ = call("verify", tmp_path / "run")
+    assert code == 1 and out.startswith(f"not verified: {tmp_path}/run/3\n")
+    assert "not verified: 0 of 1 step ok, 1 without checksums, " in out and "damaged" not in out
+    report = ckpt.verify(tmp_path / "run/3")
+    assert not report.ok and not report.has_checksums
+    ckpt.save(tmp_path / "run/4", {"w": jnp.ones(3)})
+    turn_a_bit(tmp_path / "run/4")
+    code, out, _ = call("verify", tmp_path / "run")
+    assert code == 1 and "\nnot ok: 0 of 2 steps ok, 1 damaged, 1 without checksums, " in out
+
+
+def test_a_time_of_orbax_may_be_any_number(call, tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    metadata = tmp_path / "run/3/_CHECKPOINT_METADATA"
+    described = json.loads(metadata.read_text())
+    for impossible in (10**400, 2**70, -1, True, "1"):
+        described["commit_timestamp_nsecs"] = described["init_timestamp_nsecs"] = impossible
+        metadata.write_text(json.dumps(described))
+        code, _, err = call("ls", tmp_path / "run")
+        assert code == 0, err
+
+
+def test_folders_named_as_steps_that_hold_nothing(tmp_path: Path, call):
+    save_run(tmp_path / "run", (1, 2, 10))
+    (tmp_path / "run/9").mkdir()
+    code, out, _ = call("ls", tmp_path / "run")
+    assert code == 0 and "no checkpoint in 9" in out
+    assert json.loads(call("ls", tmp_path / "run", "--json")[1])["without_checkpoint"] == [9]
+    code, _, err = call("show", tmp_path / "run/99")
+    assert code != 0 and "beside it are 1, 2, 10" in err
+    with pytest.raises(ckpt.CheckpointNotFound, match="beside it are 1, 2, 10"):
+        ckpt.load(tmp_path / "run/9999")
+    (tmp_path / "run/9").rmdir()
+    assert "no checkpoint" not in call("ls", tmp_path / "run")[1]
+
+
+def test_stats_of_a_run_say_which_step_it_is(call, tmp_path: Path) -> None:
+    for step in (3, 12):
+        ckpt.save(tmp_path / "run" / str(step), {"w": np.ones(3)})
+    assert call("stats", tmp_path / "run")[1].startswith(f"{tmp_path}/run/12, the newest step\n")
+    assert "newest" not in call("stats", tmp_path / "run" / "3")[1]

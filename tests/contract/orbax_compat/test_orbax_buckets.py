@@ -1,0 +1,179 @@
+"""The installed Orbax on gs://: it reads our steps, we read its, and both agree about which are there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import v1 as ocp_v1
+
+import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
+from tests.support.orbax_buckets import OrbaxBucket, make_bucket  # noqa: F401 (fixture)
+from tests.support.orbax_routes import (
+    ROUTES,
+    abstract,
+    as_orbax_gives,
+    assert_same,
+    check_route,
+    named,
+    sharded_tree,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+
+
+def tree(n: int) -> dict[str, Any]:
+    return {"w": jnp.full((128, 128), float(n)), "small": np.full(2, n), "n": n}
+
+
+def orbax_steps(bucket: OrbaxBucket) -> list[int]:
+    with ocp.CheckpointManager(bucket.seen) as manager:
+        steps = sorted(manager.all_steps())
+        assert manager.latest_step() == max(steps, default=None)
+    return steps
+
+
+def our_steps(bucket: OrbaxBucket) -> list[int]:
+    with ckpt.Checkpointer(bucket.root, read_only=True) as checkpointer:
+        steps = checkpointer.all_steps()
+        assert checkpointer.latest_step() == max(steps, default=None)
+    return steps
+
+
+def orbax_value(bucket: OrbaxBucket, step: int) -> int:
+    """The number of the tree of that step, which must be whole."""
+    with ocp.CheckpointManager(bucket.seen) as manager:
+        got = manager.restore(step)["state"]
+    assert (np.asarray(got["w"]) == got["n"]).all() and (np.asarray(got["small"]) == got["n"]).all()
+    return got["n"]
+
+
+def write(bucket: OrbaxBucket, *steps: int, **arguments: Any) -> None:
+    with ckpt.Checkpointer(bucket.root, asynchronous=False, **arguments) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, tree(step))
+
+
+def write_with_orbax(bucket: OrbaxBucket, *steps: int, **settings: Any) -> None:
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, **settings)
+    with ocp.CheckpointManager(bucket.seen, options=options) as manager:
+        for step in steps:
+            args = ocp.args.Composite(state=ocp.args.StandardSave(tree(step)))
+            manager.save(step, args=args)
+
+
+# ----------------------------------------------------------------------------------------- both read
+
+
+@pytest.mark.parametrize("route", named(ROUTES))
+def test_orbax_restores_ours(bucket: OrbaxBucket, route: Callable[..., Any]) -> None:
+    want = sharded_tree()
+    with ckpt.Checkpointer(bucket.root) as checkpointer:
+        checkpointer.save(5, want)
+    check_route(route, bucket.seen, 5, "state", want)
+
+
+def test_we_load_what_orbax_wrote(bucket: OrbaxBucket) -> None:
+    want = sharded_tree()
+    with ocp.CheckpointManager(bucket.seen) as manager:
+        manager.save(3, args=ocp.args.Composite(state=ocp.args.StandardSave(want)))
+        manager.wait_until_finished()
+    ocp_v1.save(bucket.seen / "4", want)
+    with ckpt.Checkpointer(bucket.root) as checkpointer:
+        assert checkpointer.all_steps() == [3, 4]
+        restored = checkpointer.restore_latest(abstract(want))
+        assert restored is not None and restored.step == 4
+        assert_same(restored["state"], want, sharding=True)
+        assert_same(checkpointer.load(3), as_orbax_gives(want))
+    with ocp.StandardCheckpointer() as standard:
+        standard.save(bucket.seen / "alone", want)
+        standard.wait_until_finished()
+    assert_same(ckpt.load(f"{bucket.root}/alone", abstract(want)), want, sharding=True)
+
+
+# ------------------------------------------------------------------------------ at every moment
+
+
+def check_moments(bucket: OrbaxBucket, work: Callable[[], Any], values: dict[int, set[int]]) -> int:
+    """Both see whole steps only, before and after the next Checkpointer; gives how many moments there were.
+
+    Args:
+        work: puts and deletes.
+        values: what may be found in each step, at whatever moment the process dies.
+    """
+    moments = bucket.moments(work)
+    seen: list[tuple[list[int], list[int]]] = []
+    for moment in moments:
+        bucket.set(moment)
+        ours, theirs = our_steps(bucket), orbax_steps(bucket)
+        assert set(theirs) <= set(ours) <= set(values), (theirs, ours)
+        assert all(orbax_value(bucket, step) in values[step] for step in theirs)
+        seen.append((ours, theirs))
+        ckpt.Checkpointer(bucket.root).close()  # the next run finishes what the last one began
+        ours = our_steps(bucket)
+        assert orbax_steps(bucket) == ours
+        for step in ours:
+            assert orbax_value(bucket, step) == ckpt.load(f"{bucket.root}/{step}")["n"]
+    return len({(tuple(ours), tuple(theirs)) for ours, theirs in seen})
+
+
+def test_a_save_that_dies(bucket: OrbaxBucket) -> None:
+    write(bucket, 1)
+    kinds = check_moments(bucket, lambda: write(bucket, 2), {1: {1}, 2: {2}})
+    assert kinds == 3  # not there, ours alone, there
+
+
+def test_a_deletion_that_dies(bucket: OrbaxBucket) -> None:
+    write(bucket, 1, 2)
+
+    def delete() -> None:
+        with ckpt.Checkpointer(bucket.root) as checkpointer:
+            checkpointer.delete(1)
+
+    assert check_moments(bucket, delete, {1: {1}, 2: {2}}) >= 2
+
+
+def test_a_save_over_another_that_dies(bucket: OrbaxBucket) -> None:
+    write(bucket, 1, 2)
+
+    def overwrite() -> None:
+        with ckpt.Checkpointer(bucket.root, asynchronous=False) as checkpointer:
+            checkpointer.save(2, tree(20), overwrite=True)
+
+    check_moments(bucket, overwrite, {1: {1}, 2: {2, 20}})
+
+
+def test_a_save_of_orbax_that_dies(bucket: OrbaxBucket) -> None:
+    write(bucket, 1)
+    moments = bucket.moments(lambda: write_with_orbax(bucket, 2))
+    assert len(moments) > 5
+    for moment in moments:
+        bucket.set(moment)
+        assert our_steps(bucket) == orbax_steps(bucket)
+        found = our_steps(bucket)[-1]
+        assert ckpt.load(f"{bucket.root}/{found}")["n"] == found
+    assert our_steps(bucket) == [1, 2]
+
+
+def test_a_deletion_by_orbax_that_dies(bucket: OrbaxBucket) -> None:
+    """It deletes in any order, so half a step may be left; what is seen of it is damaged, not wrong."""
+    write(bucket, 1)
+    write_with_orbax(bucket, 2, 3)
+    for step in (1, 2):
+        with ocp.CheckpointManager(bucket.seen) as manager:
+            moments = bucket.moments(lambda manager=manager, step=step: manager.delete(step))
+        assert len(moments) > 5
+        for moment in moments:
+            bucket.set(moment)
+            assert set(orbax_steps(bucket)) <= set(our_steps(bucket))
+            with contextlib.suppress(ckpt.CheckpointError):
+                assert ckpt.load(f"{bucket.root}/{step}")["n"] == step
+            with ckpt.Checkpointer(bucket.root, read_only=True) as checkpointer:
+                assert checkpointer.restore_latest(state=tree(0)).step == 3
+        assert our_steps(bucket) == orbax_steps(bucket) == list(range(step + 1, 4))
