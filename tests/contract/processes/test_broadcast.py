@@ -14,14 +14,13 @@ import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 
 COUNTING = """
-from ckpt_core._storage import arrays
-counted = []
-plain = arrays.DataFiles.read
-def counting(self, *arguments):
-    got = plain(self, *arguments)
-    counted.append(got)
+counted, plain = [], os.preadv
+def counting(descriptor, *arguments):
+    got = plain(descriptor, *arguments)
+    if "/d/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        counted.append(got)
     return got
-arrays.DataFiles.read = counting
+os.preadv = counting
 
 def bytes_read(call):
     counted.clear()
@@ -77,7 +76,8 @@ report(**told)
 )
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.linux("/proc/self/fd")
+@pytest.mark.parametrize("processes", [2, 4])
 def test_one_copy_is_read(tmp_path: Path, processes: int) -> None:
     directory = tmp_path / "run"
     large = np.arange(4096 * 1024, dtype=np.float32).reshape(4096, 1024)
@@ -102,7 +102,7 @@ def test_one_copy_is_read(tmp_path: Path, processes: int) -> None:
 
 
 BITS = """
-from tests.unit.processes.test_broadcast import values
+from tests.contract.processes.test_broadcast import values
 jax.config.update("jax_enable_x64", True)
 devices = np.array(jax.devices())
 sharing = ckpt.Options(timeout_secs=40, broadcast=True)
@@ -236,8 +236,6 @@ def test_an_error_of_one_is_an_error_of_all(tmp_path: Path) -> None:
         assert one["damaged"]["type"] == "CheckpointCorrupt", one
         assert "checksum differs" in one["damaged"]["text"]
         assert one["restored"] == [0, 0, 1024.0 * 1024]
-        for name in ("damaged", "mismatch", "missing", "other", "items"):
-            assert one[name]["secs"] < 20, (name, one)
     assert sorted("cannot load it" in one["damaged"]["text"] for one in told) == [False, True]
     assert [one["mismatch"]["type"] for one in told] == ["StructureMismatch", "StructureMismatch"]
     assert [one["missing"]["type"] for one in told] == ["CheckpointNotFound"] * 2
@@ -270,20 +268,3 @@ def test_what_orbax_wrote(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory / "orbax", {"copied": values, "rows": values})
     assert reports(launch(ORBAX, directory)) == [{"same": [True] * 4}] * 2
-
-
-def test_a_runtime_that_cannot_exchange_is_an_error_of_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ckpt_core._devices import collectives
-
-    whole = collectives._adder((0,))  # pyright: ignore[reportPrivateUsage]
-
-    def fail(lanes: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("UNKNOWN: connection closed by peer")
-
-    monkeypatch.setattr(collectives, "_adder", lambda holders: (fail, whole[1]))
-    with pytest.raises(
-        ckpt.CheckpointError, match=r"processes \[0\] could not exchange .* closed by peer"
-    ):
-        collectives.join(collectives.room(10), (0,))
