@@ -173,44 +173,6 @@ def test_a_process_reads_what_its_shards_need(
             assert values.nbytes // 2 <= one[name] <= values.nbytes + 4096, (name, one)
 
 
-ELSEWHERE = """
-mesh = Mesh(np.array(jax.devices())[1:3], ("a",))
-def put(data, *spec):
-    sharding = NamedSharding(mesh, P(*spec, *[None] * (data.ndim - len(spec))))
-    return jax.make_array_from_callback(
-        data.shape, sharding, lambda where: data[where], dtype=data.dtype
-    )
-words = np.arange(8, dtype=np.uint32).reshape(4, 2)
-tree = {
-    "keys": jax.random.wrap_key_data(put(words, "a")),
-    "key": jax.random.wrap_key_data(put(words[0])),
-    "copied": put(words),
-}
-ckpt.save(f"{directory}/one", tree, options=options)
-loaded = {}
-for name in ("apart", "together"):
-    chosen = ckpt.Options(timeout_secs=40, broadcast=name == "together")
-    found = ckpt.load(f"{directory}/one", tree, options=chosen)
-    data = {n: jax.random.key_data(leaf) if "key" in n else leaf for n, leaf in found.items()}
-    loaded[name] = {
-        n: [np.asarray(shard.data).tolist() for shard in leaf.addressable_shards]
-        for n, leaf in data.items()
-    }
-report(**loaded)
-"""
-
-
-def test_what_lies_on_the_devices_of_others_only(tmp_path: Path) -> None:
-    told = reports(launch(ELSEWHERE, tmp_path / "run", processes=4, devices=1))
-    words = np.arange(8).reshape(4, 2).tolist()
-    nothing: dict[str, list[object]] = {"keys": [], "key": [], "copied": []}
-    first, second = (
-        {"keys": [half], "key": [words[0]], "copied": [words]} for half in (words[:2], words[2:])
-    )
-    for name in ("apart", "together"):
-        assert [one[name] for one in told] == [nothing, first, second, nothing]
-
-
 UNSHARED = """
 # one path that leads elsewhere in each process, as it does where every host has a disk of its own
 os.makedirs(f"{directory}/{index}")

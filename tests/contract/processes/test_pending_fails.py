@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.launch import launch, reports
-from tests.support.same_program import comes_back
 
 COMMON = """
 import threading
@@ -64,7 +63,3 @@ def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path: Path) -> None:
         assert told["next"] is True, told
     for told in reports(launch(RESTORES, tmp_path / "run")):
         assert told["back"] == [[3], 3, True]
-
-
-def test_what_they_save_comes_back(tmp_path: Path) -> None:
-    comes_back(COMMON + "def make(n): return {'w': state(n)}\n", tmp_path / "saved")

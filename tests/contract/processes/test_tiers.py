@@ -185,47 +185,6 @@ def test_a_journey(tmp_path: Path, processes: int, devices: int) -> None:
     check_journey(tmp_path, processes, devices)
 
 
-PIPELINES = """
-import grain.python as grain
-mesh = Mesh(np.array(jax.devices()), ("data",))
-options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.at_steps([0]))
-
-def data():
-    numbers = grain.MapDataset.range(100)[index::count].shuffle(seed=3).repeat()
-    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    return iter(numbers.batch(2).to_iter_dataset(few))
-
-def params(value):
-    values = np.full((8, 4), value, np.float32)
-    sharding = NamedSharding(mesh, P("data"))
-    return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
-
-def start():
-    return ckpt.Checkpointer(
-        f"{directory}/persistent", local_directory=f"{directory}/local/{index}", options=options
-    )
-
-batches = data()
-with start() as checkpointer:
-    for step in range(3):
-        next(batches)
-        checkpointer.save(step, data=batches, params=params(step))
-wanted = [next(batches).tolist() for _ in range(3)]
-batches = data()
-with start() as checkpointer:
-    restored = checkpointer.restore_latest(data=batches, params=params(9))
-found = [next(batches).tolist() for _ in range(3)]
-report(step=restored.step, local="/local/" in restored.path, same=found == wanted, found=found)
-"""
-
-
-def test_every_process_resumes_its_own_pipeline(tmp_path: Path) -> None:
-    told = reports(launch(PIPELINES, tmp_path / "run"))
-    for process in told:
-        assert process["step"] == 2 and process["local"] and process["same"]
-    assert told[0]["found"] != told[1]["found"]
-
-
 KILLED = (
     COMMON
     + """

@@ -175,28 +175,6 @@ report(failed=failed, unchanged=unchanged, restored=is_at(model, 3))
     assert all(process["unchanged"] and process["restored"] for process in told)
 
 
-def test_a_late_process_is_named_while_it_is_waited_for(together):
-    told = together("""
-import logging
-lines = []
-class Keep(logging.Handler):
-    def emit(self, record):
-        lines.append(record.getMessage())
-        if "waited" in lines[-1]:
-            open(f"{directory}.told", "w").close()
-logging.getLogger("ckpt_core").addHandler(Keep())
-deadline = time.monotonic() + 30
-while index == 1 and not os.path.exists(f"{directory}.told") and time.monotonic() < deadline:
-    time.sleep(0.02)
-ckpt.save(f"{directory}/one", state(), options=options)
-report(lines=[line for line in lines if "waited" in line])
-""")
-    assert any(
-        "process 0 has waited 5 s for processes [1] at" in line for line in told[0]["lines"]
-    ), told
-    assert told[1]["lines"] == []
-
-
 def test_process_0_decides_what_to_save(together, tmp_path):
     """Clocks and functions of the user's may differ between processes; what is saved may not."""
     told = together("""
@@ -230,29 +208,6 @@ report(wanted=wanted, began=began, clock=clock, alone=alone, failed=failed, aske
     assert told[1]["failed"]["absent"] == [0]
     assert ckpt.Checkpointer(tmp_path / "run/mine", read_only=True).all_steps() == [6]
     assert ckpt.Checkpointer(tmp_path / "run/clock", read_only=True).all_steps() == [0, 1, 2]
-
-
-def test_two_processes_load_what_one_saved(together, tmp_path):
-    values = np.arange(32, dtype=np.float32).reshape(8, 4)
-    ckpt.save(tmp_path / "run/one", {"sharded": jax.numpy.asarray(values), "n": 5})
-    told = together("""
-like = {"sharded": state()["columns"], "n": 0}
-loaded = ckpt.load(f"{directory}/one", like)
-bare = raised(lambda: ckpt.load(f"{directory}/one"))
-on_host = ckpt.load(f"{directory}/one", as_numpy=True)
-report(
-    n=loaded["n"],
-    shards=[np.asarray(shard.data).tolist() for shard in loaded["sharded"].addressable_shards],
-    bare=bare and bare["text"],
-    on_host=on_host["sharded"].tolist(),
-)
-""")
-    for index, answer in enumerate(told):
-        columns = [values[:, [2 * index + device]].tolist() for device in range(2)]
-        assert answer["n"] == 5 and answer["shards"] == columns
-        assert answer["on_host"] == values.tolist()
-        # without a target nobody knows where the arrays go
-        assert answer["bare"] is None or "sharding=" in answer["bare"]
 
 
 def test_a_process_that_never_comes(together, tmp_path):
