@@ -73,13 +73,7 @@ def report(**told):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
-
-    Attributes:
-        status: exit code; negative the signal that ended it.
-        told: what it reported, or None.
-        text: all that it printed.
-    """
+    """How a process ended: exit code or minus the signal, what it reported or None, all that it printed."""
 
     status: int
     told: dict[str, Any] | None

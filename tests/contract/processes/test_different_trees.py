@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ckpt_core as ckpt
 from tests.support.launch import launch, reports
@@ -266,25 +265,3 @@ def test_local_directories(tmp_path: Path) -> None:
             assert error["type"] == "CheckpointError" and part in error["text"], error
         assert process["own_error"] is None
         assert process["own"] == [index] * 3
-
-
-@pytest.mark.slow
-def test_the_first_of_many_leaves_is_named(tmp_path: Path) -> None:
-    """Of a hundred thousand, in messages that do not grow with them."""
-    code = """
-from tests.support import seams
-sent = []
-seams.at(None, "agreement", before=lambda self, tag, value, *_, **__: sent.append(len(value)))
-tree = {f"leaf{n:06}": n for n in range(100_000)}
-if index:
-    tree["leaf077777"] = 1.0
-failed = raised(lambda: ckpt.save(f"{directory}/one", tree, options=options))
-report(failed=failed, sent=sent)
-"""
-    told = reports(launch(PRELUDE + code, tmp_path / "run"))
-    for process in told:
-        text = process["failed"]["text"]
-        assert "leaf077777 is int on process 0, and float on process 1" in text
-        assert max(process["sent"]) < 64 * 1024
-        # two agreements find that the trees differ, one the block of leaves, one the leaf
-        assert len(process["sent"]) == 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.launch import launch, reports
-from tests.support.same_program import comes_back
 
 COMMON = """
 import threading
@@ -22,19 +21,19 @@ SAVES = (
     + """
 held, meant = threading.Event(), ckpt.Options(timeout_secs=20, on_pending="fail")
 
+from tests.support import seams
+
+def last(self, tag, *_, **__):
+    # of step 1, which ends in process 1 and not yet in process 0
+    return index == 0 and os.path.isdir(f"{directory}/1") and tag.endswith("/committed")
+
+seams.at(None, "agreement", after=lambda *_, **__: held.wait(60), where=last)
 with ckpt.Checkpointer(directory, max_to_keep=1, options=meant) as run:
-    deleted = run._run.directory.backend.delete
-    if index == 0:  # retention, which only process 0 does, after all have committed
-        def waits(*arguments, **more):
-            held.wait(30)
-            return deleted(*arguments, **more)
-        run._run.directory.backend.delete = waits
     run.save(0, state(0))
     run.wait_until_finished()
     run.save(1, state(1))
-    meet("committed")
-    while not os.path.isdir(os.path.join(directory, "1")) or (index == 1 and run._run.saves[0].running):
-        time.sleep(0.02)
+    if index == 1:
+        run.wait_until_finished()
     meet("one has ended")
     told["refused"] = raised(lambda: run.save(2, state(2)))
     held.set()
@@ -59,12 +58,8 @@ report(**told)
 def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path: Path) -> None:
     for told in reports(launch(SAVES, tmp_path / "run")):
         error = told["refused"]
-        assert error["type"] == "CheckpointError" and error["secs"] < 10, error
+        assert error["type"] == "CheckpointError", error
         assert "save of step 1 in process 0 is still running" in error["text"], error
         assert told["next"] is True, told
     for told in reports(launch(RESTORES, tmp_path / "run")):
         assert told["back"] == [[3], 3, True]
-
-
-def test_what_they_save_comes_back(tmp_path: Path) -> None:
-    comes_back(COMMON + "def make(n): return {'w': state(n)}\n", tmp_path / "saved")

@@ -93,19 +93,11 @@ def make(n):
 }
 
 
-QUICK = ("a step and a key", "an Equinox module", "an NNX model", "stages")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STATES],
-)
+@pytest.mark.parametrize("name", STATES)
 def test_what_was_acknowledged_comes_back(tmp_path: Path, name: str) -> None:
     """Sharded arrays beside those that no mesh holds, and arrays of one process alone."""
     comes_back(MESH + STATES[name], tmp_path / "saved")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a step and a key", "stages"])
-def test_four_processes(tmp_path: Path, name: str) -> None:
-    comes_back(MESH + STATES[name], tmp_path / "saved", processes=4)
+def test_four_processes(tmp_path: Path) -> None:
+    comes_back(MESH + STATES["stages"], tmp_path / "saved", processes=4)

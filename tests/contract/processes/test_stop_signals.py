@@ -1,4 +1,4 @@
-"""Signals other than SIGTERM that tell a run of several processes to stop: all stop at one step."""
+"""Signals that tell a run of several processes to stop: all stop at one step."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ mesh = Mesh(np.array(jax.devices()), ("x",))
 def state(step):
     return {"w": jax.make_array_from_callback(
         (8,), NamedSharding(mesh, P("x")), lambda at: np.full(8, step, np.float32)[at])}
-stopped, at_stop = None, ckpt.when.preempted() if policy else ckpt.when.at_steps([])
-with ckpt.Checkpointer(f"{directory}/steps", save_policy=at_stop, options=options) as run:
+stopped = None
+policy = ckpt.when.preempted() if how == "policy" else ckpt.when.at_steps([])
+with ckpt.Checkpointer(f"{directory}/steps", save_policy=policy, options=options) as run:
     assert not run.should_stop
     for step in range(600):
         if step % 20 == 0:
             jax.experimental.multihost_utils.sync_global_devices(f"step {step}")
         if index in who and step in times:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), getattr(signal, number))
         time.sleep(0.01)
         run.save(step, state(step))
-        if run.should_stop:
+        if run.reached_preemption(step) if how == "ask" else run.should_stop:
             stopped = step
             run.save(step, state(step), force=True)
             break
@@ -42,14 +43,19 @@ report(stopped=stopped, steps=steps, heard=heard, default=default)
 
 
 @pytest.mark.parametrize(
-    ("who", "times", "policy"),
-    [([1], [10], True), ([0], [10, 12], False), ([0, 1], [10, 11], True)],
+    ("number", "who", "times", "how"),
+    [
+        ("SIGTERM", [1], [10], "ask"),
+        ("SIGTERM", [1], [10], "policy"),
+        ("SIGUSR1", [1], [10], "policy"),
+        ("SIGUSR1", [0], [10, 12], "poll"),
+        ("SIGUSR1", [0, 1], [10, 11], "poll"),
+    ],
 )
 def test_all_stop_at_one_step(
-    tmp_path: Path, who: list[int], times: list[int], policy: bool
+    tmp_path: Path, number: str, who: list[int], times: list[int], how: str
 ) -> None:
-    """It ended every process that got it, with status -10 and no word."""
-    code = f"who, times, policy = {who}, {times}, {policy}\n{CODE}"
+    code = f"number, who, times, how = {number!r}, {who}, {times}, {how!r}\n{CODE}"
     told = reports(launch(code, tmp_path / "run"))
     assert told[0]["stopped"] is not None
     assert told[0]["stopped"] == told[1]["stopped"]
@@ -59,7 +65,9 @@ def test_all_stop_at_one_step(
 
 def test_without_the_service_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
-    code = f"who, times, policy = [], [], True\n{CODE.replace('range(600)', 'range(3)')}"
+    code = (
+        f"number, who, times, how = '', [], [], 'policy'\n{CODE.replace('range(600)', 'range(3)')}"
+    )
     for told in reports(launch(code, tmp_path / "run")):
         assert told["default"]
         assert any("SIGTERM, SIGUSR1 will not be noticed" in text for text in told["heard"])

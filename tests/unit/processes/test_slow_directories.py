@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.contract.processes.test_lost_hosts import COMMON
 from tests.support.launch import launch, reports
-from tests.unit.processes.test_lost_hosts import COMMON
 
 # What Python asks of the persistent directory waits, in whichever thread, and that is noted. What
 # TensorStore asks does not pass here; Python asks before and after it.

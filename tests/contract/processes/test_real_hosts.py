@@ -37,7 +37,6 @@ JOB = (
     )
     + ON_ALL
     + """
-from ckpt_core._directory import this_machine, this_network
 own = Path(f"{directory}/fast/{sys.argv[7]}")  # of the host; its processes share it
 settings = json.loads(open(f"{directory}/job.json").read())
 wait_secs, first, saves = settings["wait_secs"], settings["value"], settings["saves"]
@@ -58,7 +57,6 @@ options = ckpt.Options(
     timeout_secs=wait_secs, partners="host", local_max_to_keep=4, durable=False,
     persist_policy=ckpt.when.every_steps(settings["every"]))
 began = time.monotonic()
-say("machine", this_machine(), this_network())
 try:
     with ckpt.Checkpointer(persistent, local_directory=own, options=options) as c:
         found = c.restore_latest(state=state(0))
@@ -75,10 +73,11 @@ try:
             c.wait_until_finished()
             say("saved", step, value)
             time.sleep(settings["pause_secs"])
-        copier = c._run._local._copier
-        copier.finish(wait_secs)
-        if copier.report[0] == "done":
-            say("settled", copier.report[1])
+    # of the last step a partner has a copy, unless its link was cut
+    (mine,) = own.glob(f"run-*/process_{index}-of-{count}/{step}/ckpt.json")
+    copies = Path(f"{directory}/fast").glob(f"*/run-*/process_*/partner-of_{index}-of-*/{step}/ckpt.json")
+    if any(copy.read_bytes() == mine.read_bytes() for copy in copies):
+        say("settled", step)
     say("done")
 except (ckpt.CheckpointError, OSError) as error:
     say("failed", type(error).__name__, str(error)[:300], time.monotonic() - began)
@@ -94,16 +93,10 @@ class Campaign:
     """One run, and what it must hold.
 
     Attributes:
-        root: of all.
-        hosts: where it runs.
-        chance: draws what happens.
         places: pair of processes -> its host.
         tried: step -> values that a process began to save since the last one that was acknowledged.
-        newest: the last step that was acknowledged; None at the beginning.
-        persisted: the last one of those that went to the persistent directory.
-        settled: the last one of which partners have copies.
+        newest, persisted, settled: the last step that was acknowledged, is persistent, has copies at partners.
         harmed: how many hosts were lost or damaged since a job has restored.
-        told: what happened, for messages.
     """
 
     root: Path
@@ -181,9 +174,6 @@ class Campaign:
 
     def check(self, said: list[dict[str, Any]]) -> None:
         """What the job restored is what was acknowledged; notes what each process was told is saved."""
-        machines = [part[1:] for one in said for part in one["parts"] if part[0] == "machine"]
-        for one in map(set, zip(*machines, strict=True)):  # boot ids, networks
-            assert len(one) == HOSTS or len(machines) < len(said), self._story(said, f"{one}")
         wanted = self.newest
         if (
             self.harmed
@@ -272,17 +262,11 @@ def run_campaign(root: Path, seed: int, secs: float) -> Campaign:
     return campaign
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_some_jobs(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "secs"), [(0, 0.0), (1, 0.0), pytest.param(None, 3600.0, marks=pytest.mark.soak)]
+)
+def test_jobs(tmp_path: Path, seed: int | None, secs: float) -> None:
     if why := hosts.missing():
         pytest.skip(why)
-    run_campaign(tmp_path, seed, 90)
-
-
-@pytest.mark.soak
-def test_jobs_for_an_hour(tmp_path: Path) -> None:
-    if why := hosts.missing():
-        pytest.skip(why)
-    campaign = run_campaign(tmp_path, random.randrange(2**32), 3600)
+    campaign = run_campaign(tmp_path, random.randrange(2**32) if seed is None else seed, secs)
     print(f"{campaign.number} jobs, newest step {campaign.newest}")

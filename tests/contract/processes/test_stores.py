@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import ckpt_core as ckpt
+from tests.contract.processes.test_two_processes import _PRELUDE
 from tests.support.launch import launch, reports
 from tests.support.stores import keys_at
-from tests.unit.processes.test_two_processes import _PRELUDE
 
 SERVERS = pytest.mark.parametrize("store", ["gs", "s3"], indirect=True)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 from tests.support.same_program import comes_back
 
@@ -90,62 +87,6 @@ def make(n):
 
 def test_equal_values_are_saved_and_every_process_gets_them_back(tmp_path: Path) -> None:
     comes_back(CODE + SAME, tmp_path / "saved")
-
-
-LARGE = """
-from ckpt_core._devices import xla_memory
-xla_memory._LEAST_BYTES = AT_LEAST
-get = xla_memory._allocated
-def allocated(device, shapes):
-    open(f"{directory}-allocated-{index}", "w").close()
-    return get(device, shapes)
-xla_memory._allocated = allocated
-def make(n):
-    return {"w": w, "large": [jnp.full((SIDE, SIDE + at), n + at / 3, jnp.float32) for at in range(5)]}
-"""
-
-
-@pytest.mark.parametrize("side", [512, pytest.param(2048, marks=pytest.mark.slow)])
-def test_large_arrays_on_one_device_are_read_into_memory_of_xla(tmp_path: Path, side: int) -> None:
-    """Each process compiles a program of its own for that, which no other process takes part in."""
-    least_bytes = 4 * side * side * 4  # 64 MiB, as by default, of the large ones
-    code = LARGE.replace("AT_LEAST", str(least_bytes)).replace("SIDE", str(side))
-    comes_back(CODE + code, tmp_path / "saved")
-    assert all((tmp_path / f"saved-allocated-{index}").exists() for index in range(2))
-
-
-THOUSANDS = """
-from ckpt_core._storage import writer
-writer._MANY_ARRAYS = min(writer._MANY_ARRAYS, HOW_MANY // 2)
-line, square = Mesh(np.array(jax.devices()), ("x",)), Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
-kinds = [NamedSharding(line, P("x")), NamedSharding(square, P("y")), NamedSharding(line, P()), NamedSharding(square, P(("y", "x")))]
-def made(at, n, count):
-    value = np.arange(count, dtype=np.float32) + 100 * at + n
-    return jax.make_array_from_callback(value.shape, kinds[at % 4], lambda where: value[where])
-def make(n):
-    large = made(0, n, 400_000 if BESIDE else 4)
-    return {"large": large, "own": jnp.int32(n), "small": [made(at, n, 4 * (at % 40 + 1)) for at in range(HOW_MANY)]}
-"""
-
-
-@pytest.mark.parametrize(
-    ("beside", "arrays"),
-    [
-        pytest.param(False, 800, marks=pytest.mark.slow),
-        pytest.param(True, 800, marks=pytest.mark.slow),
-        (True, 160),
-    ],
-)
-def test_thousands_of_small_arrays_of_which_each_process_has_a_part(
-    tmp_path: Path, beside: bool, arrays: int
-) -> None:
-    """Each writes its values as a database of its own; beside a large array, as one below that."""
-    code = CODE + THOUSANDS.replace("BESIDE", str(beside)).replace("HOW_MANY", str(arrays))
-    comes_back(code, tmp_path / "saved")
-    below = sorted((tmp_path / "saved" / "one").rglob("ocdbt.values"))
-    of_process = {file.parent.name for file in below}
-    assert of_process == ({"ocdbt.process_0", "ocdbt.process_1"} if beside else set())
-    assert ckpt.verify(tmp_path / "saved" / "one").ok
 
 
 READER = """

@@ -1,4 +1,4 @@
-"""Several processes that load together a path which another program replaces get the old one or the new one, always."""
+"""Several processes that load together a path which another program replaces: one whole save on all, or a clear error."""
 
 from __future__ import annotations
 
@@ -49,32 +49,22 @@ calls = {
 }
 told = {}
 for name, call in calls.items():
-    call()
-    failed, seen = [], []
-    for _ in range(COUNT):
+    told[name] = []
+    for _ in range(8):
         try:
-            seen.append(call())
-        except Exception as error:
-            failed.append(f"{type(error).__name__}: {error}"[:300])
-    told[name] = seen, failed
+            told[name].append(call())
+        except ckpt.CheckpointNotFound:
+            told[name].append(None)
+        meet(f"{name} {len(told[name])}")
 report(told=told)
 """
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_see_the_old_or_the_new_together(tmp_path: Path, kind: str, count: int) -> None:
+def test_processes_see_one_save_together(tmp_path: Path, kind: str) -> None:
     run = tmp_path / "run"
-    code = READERS.replace("COUNT", str(count))
-    with replacing(run / "3", tmp_path / "told", kind, size=8):
-        first, second = (one["told"] for one in reports(launch(code, run)))
-    failed = {
-        name: (len(one[1]), one[1][0], len(two[1]), two[1][:1])
-        for name, one in first.items()
-        if (two := second[name])[1] or one[1]
-    }
-    assert not failed
-    for name, (seen, _) in first.items():
-        assert len(seen) == count, name
-        assert seen == second[name][0], name  # both have the same save
-        assert len(set(seen)) > 3, f"{name}: it was hardly replaced meanwhile"
+    with replacing(run / "3", tmp_path / "told", kind, size=8) as replaced:
+        first, second = (one["told"] for one in reports(launch(READERS, run)))
+        assert replaced() > 3
+    assert first == second  # both have the same save
+    assert len({number for seen in first.values() for number in seen}) > 3

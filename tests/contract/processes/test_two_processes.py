@@ -175,28 +175,6 @@ report(failed=failed, unchanged=unchanged, restored=is_at(model, 3))
     assert all(process["unchanged"] and process["restored"] for process in told)
 
 
-def test_a_late_process_is_named_while_it_is_waited_for(together):
-    told = together("""
-import logging
-lines = []
-class Keep(logging.Handler):
-    def emit(self, record):
-        lines.append(record.getMessage())
-        if "waited" in lines[-1]:
-            open(f"{directory}.told", "w").close()
-logging.getLogger("ckpt_core").addHandler(Keep())
-deadline = time.monotonic() + 30
-while index == 1 and not os.path.exists(f"{directory}.told") and time.monotonic() < deadline:
-    time.sleep(0.02)
-ckpt.save(f"{directory}/one", state(), options=options)
-report(lines=[line for line in lines if "waited" in line])
-""")
-    assert any(
-        "process 0 has waited 5 s for processes [1] at" in line for line in told[0]["lines"]
-    ), told
-    assert told[1]["lines"] == []
-
-
 def test_process_0_decides_what_to_save(together, tmp_path):
     """Clocks and functions of the user's may differ between processes; what is saved may not."""
     told = together("""
@@ -232,52 +210,6 @@ report(wanted=wanted, began=began, clock=clock, alone=alone, failed=failed, aske
     assert ckpt.Checkpointer(tmp_path / "run/clock", read_only=True).all_steps() == [0, 1, 2]
 
 
-def test_two_processes_load_what_one_saved(together, tmp_path):
-    values = np.arange(32, dtype=np.float32).reshape(8, 4)
-    ckpt.save(tmp_path / "run/one", {"sharded": jax.numpy.asarray(values), "n": 5})
-    told = together("""
-like = {"sharded": state()["columns"], "n": 0}
-loaded = ckpt.load(f"{directory}/one", like)
-bare = raised(lambda: ckpt.load(f"{directory}/one"))
-on_host = ckpt.load(f"{directory}/one", as_numpy=True)
-report(
-    n=loaded["n"],
-    shards=[np.asarray(shard.data).tolist() for shard in loaded["sharded"].addressable_shards],
-    bare=bare and bare["text"],
-    on_host=on_host["sharded"].tolist(),
-)
-""")
-    for index, answer in enumerate(told):
-        columns = [values[:, [2 * index + device]].tolist() for device in range(2)]
-        assert answer["n"] == 5 and answer["shards"] == columns
-        assert answer["on_host"] == values.tolist()
-        # without a target nobody knows where the arrays go
-        assert answer["bare"] is None or "sharding=" in answer["bare"]
-
-
-def test_trees_that_differ_are_refused(together, tmp_path):
-    told = together("""
-tree = state()
-if index == 1:
-    tree["more"] = 1
-path = f"{directory}/one"
-different_tree = raised(lambda: ckpt.save(path, tree, options=options))
-different_path = raised(lambda: ckpt.save(f"{path}-{index}", state(), options=options))
-left = os.listdir(directory) if os.path.isdir(directory) else []
-meet("looked")
-ckpt.save(path, state(), options=options)  # both go on
-report(tree=different_tree, path=different_path, left=left, verified=ckpt.verify(path).ok)
-""")
-    for answer in told:
-        assert answer["tree"]["type"] == answer["path"]["type"] == "CheckpointError"
-        assert "structure of the state on processes [1] differs" in answer["tree"]["text"]
-        assert "the path on processes [1] differs" in answer["path"]["text"]
-        assert answer["tree"]["secs"] < 30
-        assert answer["verified"]
-    assert told[0]["left"] == []
-    assert os.listdir(tmp_path / "run") == ["one"]
-
-
 def test_a_process_that_never_comes(together, tmp_path):
     told = together("""
 short = ckpt.Options(timeout_secs=3)
@@ -296,23 +228,6 @@ else:
     assert "processes [1]" in error["text"] and 2 < error["secs"] < 30
     assert told[0]["left"] == [] and told[0]["entries"] == []
     assert ckpt.Checkpointer(tmp_path / "run/steps", read_only=True).all_steps() == []
-
-
-@pytest.mark.slow
-def test_a_process_that_leaves_in_the_middle(together, tmp_path):
-    """Both agreed and wrote; one is gone before the commit: no step, and nobody waits for ever."""
-    told = together("""
-from tests.support import seams
-short = ckpt.Options(timeout_secs=1.5)
-def leaves(self, tag, *_, **__):
-    return index == 1 and tag.endswith("/written")
-seams.at(None, "agreement", before=lambda *_, **__: report(), where=leaves)
-meet("ready")
-error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=short))
-report(error=error, left=os.listdir(directory) if os.path.isdir(directory) else [])
-""")
-    assert told[0]["error"]["type"] == "BarrierTimeout" and told[0]["error"]["absent"] == [1]
-    assert told[0]["left"] == []
 
 
 def test_the_agreements_of_a_save_can_be_watched_and_can_fail(together, tmp_path):
@@ -335,17 +250,15 @@ report(error=raised(lambda: ckpt.save(f"{directory}/one", state(), options=optio
 
 def test_a_failure_of_one_is_a_failure_of_all(together, tmp_path):
     told = together("""
-from ckpt_core._directory.posix import LocalAttempt
-write = LocalAttempt.write
-def failing(self, name, data, **more):
-    if index == 1 and "checksums" in name:
-        raise OSError(28, "the disk is full")
-    write(self, name, data, **more)
-LocalAttempt.write = failing
+from pytest import MonkeyPatch
+from tests.support import seams
+patch = MonkeyPatch()
+full = seams.fail(OSError, 28, "the disk is full")
+seams.at(patch, "write", after=full, where=lambda *_: index == 1)
 error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=options))
 left = os.listdir(directory) if index == 0 and os.path.isdir(directory) else []
 meet("looked")
-LocalAttempt.write = write
+patch.undo()
 ckpt.save(f"{directory}/one", state(), options=options)
 report(error=error, left=left, verified=ckpt.verify(f"{directory}/one").ok)
 """)
@@ -354,101 +267,3 @@ report(error=error, left=left, verified=ckpt.verify(f"{directory}/one").ok)
     assert "process 1 failed to save: OSError" in told[0]["error"]["text"]
     assert "the disk is full" in told[0]["error"]["text"]
     assert told[0]["left"] == [] and told[0]["verified"]
-
-
-@pytest.mark.slow
-def test_a_refusal_by_one_is_raised_by_all(together, tmp_path):
-    """Only the first process looks at the directory, and only the second has the bad leaf."""
-    told = together("""
-path = f"{directory}/one"
-ckpt.save(path, state(), options=options)
-short = ckpt.Options(timeout_secs=3)
-exists = raised(lambda: ckpt.save(path, state(), options=short))
-meet("looked")
-bad = state()
-if index == 1:
-    bad["bad"] = object()
-unsupported = raised(lambda: ckpt.save(f"{directory}/two", bad, options=short))
-report(exists=exists, unsupported=unsupported)
-""")
-    assert told[0]["exists"]["type"] == "CheckpointExists"
-    assert told[1]["unsupported"]["type"] == "UnsupportedLeaf"
-    assert os.listdir(tmp_path / "run") == ["one"]
-    for index, what in ((1, "exists"), (0, "unsupported")):
-        error = told[index][what]  # told, not waited for
-        assert error["type"] == told[1 - index][what]["type"], error
-
-
-@pytest.mark.parametrize("how", ["policy", "poll", "ask"])
-def test_all_stop_at_the_same_step(together, how):
-    """SIGTERM to one of two: jax's preemption sync point makes both stop at one later step."""
-    told = together(
-        f"how = {how!r}"
-        + """
-import signal
-import jax.experimental.multihost_utils
-policy = ckpt.when.preempted() if how == "policy" else ckpt.when.at_steps([])
-stopped = None
-with ckpt.Checkpointer(f"{directory}/steps", save_policy=policy, options=options) as checkpointer:
-    for step in range(400):
-        meet_step = jax.experimental.multihost_utils.sync_global_devices if step % 20 == 0 else None
-        if meet_step:
-            meet_step(f"step {step}")
-        if index == 1 and step == 10:
-            os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)
-        checkpointer.save(step, state(step))
-        if checkpointer.reached_preemption(step) if how == "ask" else checkpointer.should_stop:
-            stopped = step
-            checkpointer.save(step, state(step), force=True)
-            break
-report(stopped=stopped, steps=checkpointer.all_steps())
-"""
-    )
-    assert told[0]["stopped"] is not None
-    assert told[0] == told[1]
-    assert told[0]["steps"] == [told[0]["stopped"]]
-
-
-def test_a_service_that_is_off_is_reported_once(together, monkeypatch):
-    """Nothing would make the processes stop together, and nobody would know."""
-    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
-    told = together("""
-import logging
-heard = []
-handler = logging.Handler()
-handler.emit = lambda record: heard.append(record.getMessage())
-logging.getLogger("ckpt_core").addHandler(handler)
-with ckpt.Checkpointer(directory, options=options) as checkpointer:
-    for step in range(3):
-        checkpointer.save(step, state(step))
-        assert not checkpointer.should_stop
-report(warnings=sum("jax_enable_preemption_service" in text for text in heard))
-""")
-    assert [process["warnings"] for process in told] == [1, 1]
-
-
-def test_all_stop_at_one_step_when_one_gets_the_signal(together, monkeypatch):
-    """jax's preemption service gets the signal though we listen too, and all agree on a step."""
-    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "1")
-    told = together("""
-import signal
-policy = ckpt.when.every_steps(1000) | ckpt.when.preempted()
-with ckpt.Checkpointer(directory, save_policy=policy, options=options) as checkpointer:
-    assert not checkpointer.should_stop
-    checkpointer.save(0, state())
-    meet("begun")
-    if index == 1:
-        signal.raise_signal(signal.SIGTERM)
-    for stopped in range(1, 1000):
-        time.sleep(0.05)
-        checkpointer.save(stopped, state(stopped))
-        if checkpointer.should_stop:
-            break
-steps = checkpointer.all_steps()
-report(step=stopped, steps=steps)
-""")
-    assert told[0] == told[1]
-    step = told[0]["step"]
-    assert 0 < step < 999
-    assert told[0]["steps"] == [0, step]

@@ -1,0 +1,1 @@
+"""Ctrl-C and SIGTERM in every phase of a call."""

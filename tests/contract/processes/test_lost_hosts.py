@@ -1,0 +1,252 @@
+"""A lost host costs no step: parts of local steps travel between real processes.
+
+What the persistent directory holds of saved steps is destroyed before the restores that must not read it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import launch, reports
+from tests.support.local_tiers import ON_ALL
+
+COMMON = (
+    ON_ALL
+    + """
+import hashlib, itertools, logging, shutil, threading, warnings
+from pathlib import Path
+warnings.simplefilter("ignore", RuntimeWarning)
+never = ckpt.when.at_steps([0])
+
+def state(step, by):
+    rows = np.arange(24 << 10, dtype=np.float32).reshape(24, -1) / 7 + step
+    return {"rows": put(rows, by), "everywhere": put(rows[:2, :9], P()), "host": rows[0, :5], "n": step}
+
+def start(by, local=own, **more):
+    partners = None if by == P() else "host"
+    options = ckpt.Options(**{"timeout_secs": 30, "persist_policy": never, "partners": partners} | more)
+    return ckpt.Checkpointer(persistent, local_directory=local, options=options)
+
+def train(last, by, **more):
+    # partners have copies of the last step at the end, which waits for them
+    with start(by, **more) as checkpointer:
+        found = resume(checkpointer, by)
+        for step in range(found.step + 1 if found else 0, last + 1):
+            assert checkpointer.save(step, state(step, by)), step
+            checkpointer.wait_until_finished()
+
+def restored(by, local=own, **more):
+    # the step that comes back and from where; None if there is none
+    with start(by, local, **more) as checkpointer:
+        found = resume(checkpointer, by)
+        return found and [found.step, "persistent" if Path(found.path).parent == persistent else "local"]
+
+def damage(step):
+    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+def lose():
+    shutil.rmtree(own)
+
+def everyone(work):
+    for process in range(count):
+        on(process, work)
+
+def on(process, work):
+    # one process does something, and the others wait
+    meet(f"turn{next(turns)}")
+    if index == process:
+        work()
+    meet(f"turn{next(turns)}")
+
+def destroy_persistent():
+    # what was saved there cannot be read any more
+    for path in persistent.glob("[0-9]*/**/*"):
+        if path.is_file():
+            path.write_bytes(b"destroyed")
+
+def folder(of=index):
+    (found,) = own.glob(f"run-*/process_{of}-of-{count}")
+    return found
+
+def part(step):
+    return folder() / str(step)
+
+def forget(local, back):
+    # what was there is there again
+    meet(f"turn{next(turns)}")
+    shutil.rmtree(back, ignore_errors=True)
+    shutil.copytree(local, back)
+    meet(f"turn{next(turns)}")
+"""
+)
+
+# What is lost of local directories that have step 3.
+LOSSES = {
+    "all": "lose()",
+    "all but the first": "index and lose()",
+    "the last one": "on(count - 1, lose)",
+    "the first one": "on(0, lose)",
+    "a part of the last one": "on(count - 1, lambda: shutil.rmtree(part(3)))",
+    "a bit of the last one": "on(count - 1, lambda: damage(3))",
+    "a record of the first one": "on(0, lambda: (part(3) / 'ckpt.json').write_bytes(b'{'))",
+    "hosts change places": "shift = 1",
+    "hosts change places, and one is lost": "on(0, lose); shift = 1",
+}
+
+JOURNEY = (
+    COMMON
+    + """
+train(3, by)
+told["copies"] = len(list(folder().parent.glob("*/partner-of_*/3"))) > 0
+for case, code in LOSSES.items():
+    forget(own, f"{own}.as-it-was")
+    shift = 0
+    exec(code)
+    there = Path(f"{directory}/local/{(index + shift) % count}")
+    meet(f"turn{next(turns)}")
+    if not case.startswith("all"):
+        on(0, destroy_persistent)
+    told[case] = restored(by, there)
+    forget(f"{own}.as-it-was", own)
+train(5, by)
+on(count - 1, lose)
+told["went on"] = restored(by)
+report(**told)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("by", "processes"),
+    [
+        pytest.param('P("data")', 2, marks=pytest.mark.always),
+        ("P()", 2),
+        ('P("data")', 4),
+        ("P()", 4),
+    ],
+)
+def test_what_is_lost_comes_from_the_others(tmp_path: Path, by: str, processes: int) -> None:
+    """Step 0 alone is persistent, and cannot be read where all of step 3 is somewhere."""
+    code = f"by, LOSSES = {by}, {LOSSES}\n"
+    ended = launch(code + JOURNEY, tmp_path / "run", processes=processes, devices=1, limit_secs=240)
+    gone = {"all"} | ({"all but the first"} if by != "P()" and processes > 2 else set())
+    for told in reports(ended):
+        assert told["copies"] == (by != "P()")
+        for name in LOSSES:
+            assert told[name] == ([0, "persistent"] if name in gone else [3, "local"]), name
+        assert told["went on"] == [5, "local"]
+    assert "it was fetched from process" in ended[-1].text
+
+
+OWN = (
+    COMMON
+    + """
+class Data:
+    per_process = True
+    def __init__(self, at=0):
+        self.at = at
+    def get_state(self):
+        return {"at": self.at}
+    def set_state(self, state):
+        self.at = state["at"]
+
+by = P()
+with start(by) as checkpointer:
+    for step in range(3):
+        checkpointer.save(step, data=Data(10 * step + index), params=state(step, by))
+on(count - 1, lose)
+with start(by) as checkpointer:
+    data = Data()
+    found = checkpointer.restore_latest(data=data, params=state(99, by))
+    told["data"] = [found.step, found.path.startswith(str(own)), data.at == 20 + index]
+    assert same(found["params"], 2, by)
+    # values that differ from process to process are nobody else's
+    checkpointer.save(3, {"mine": np.arange(3) + index})
+on(count - 1, lose)
+with start(by) as checkpointer:
+    told["values"] = checkpointer.all_steps()
+report(**told)
+"""
+)
+
+
+def test_what_belongs_to_one_process_goes_with_the_parts_of_others(tmp_path: Path) -> None:
+    for told in reports(launch(OWN, tmp_path / "run", devices=1)):
+        assert told["data"] == [2, True, True] and told["values"] == [0]
+
+
+# All processes draw the same numbers.
+ROUNDS = (
+    COMMON
+    + """
+import random
+chance = random.Random(SEED)
+by = P("data") if chance.random() < 0.7 else P()
+last, shift, told["rounds"] = 2, 0, []
+
+def here():
+    return Path(f"{directory}/local/{(index + shift) % count}")
+
+for number in range(ROUND_COUNT):
+    own = here()
+    train(last, by, local=own)
+    if number == 0:
+        on(0, destroy_persistent)
+    first = chance.randrange(count)
+    # no two neighbours: one of them has the only copy of the other's part
+    troubled = [first, (first + 2) % count][: chance.randint(1, 2) if count > 3 else 1]
+    lost = [process for process in troubled if chance.random() < 0.6]
+    for process in troubled:
+        on(process, lose if process in lost else lambda: damage(last))
+    if chance.random() < 0.3:
+        shift = chance.randrange(count)
+    own = here()
+    found = restored(by, local=own)
+    assert found == [last, "local"], (number, found, last, troubled, lost, shift)
+    told["rounds"].append([last, troubled, lost, shift])
+    last += chance.randint(1, 2)
+report(**told)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("seed", "processes", "rounds"),
+    [(0, 2, 4), (1, 4, 4), *(pytest.param(n, 4, 10, marks=pytest.mark.soak) for n in range(10))],
+)
+def test_rounds_at_random(tmp_path: Path, seed: int, processes: int, rounds: int) -> None:
+    """No step is lost as long as somebody has each part."""
+    code = ROUNDS.replace("SEED", str(seed)).replace("ROUND_COUNT", str(rounds))
+    ended = launch(
+        code, tmp_path / "run", processes=processes, devices=1, limit_secs=60 + 30 * rounds
+    )
+    assert {len(told["rounds"]) for told in reports(ended)} == {rounds}
+
+
+WHOLE = (
+    COMMON
+    + """
+by = P("data")
+with start(by) as checkpointer, warnings.catch_warnings(record=True):
+    warnings.simplefilter("always")
+    told["found"] = resume(checkpointer, by).step
+    assert checkpointer.save(told["found"] + 10, state(told["found"] + 10, by), force=True)
+told["went on"] = restored(by)[0]
+report(**told)
+"""
+)
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_another_number_of_processes_gets_a_whole_step(tmp_path: Path, processes: int) -> None:
+    """The newest one, or the newest persistent one; training goes on from it."""
+    reports(launch(COMMON + "train(3, P('data'))\nreport()", tmp_path / "run", devices=1))
+    devices = {1: 4, 3: 1}[processes]
+    for told in reports(launch(WHOLE, tmp_path / "run", processes=processes, devices=devices)):
+        assert told["found"] in (0, 3)
+        assert told["went on"] == told["found"] + 10
