@@ -25,7 +25,7 @@ CORE := $(foreach subject,tree save load format items look,$(wildcard tests/*/$(
 SMALL = $(VENV)$(if $(wildcard $(STAMP)),,-$@)
 
 .DEFAULT_GOAL := list
-.PHONY: list check lint test test-all test-floors test-latest faults soak demo bench docs
+.PHONY: list check lint test test-all test-floors test-latest faults soak recorded demo bench docs
 
 list:
 	@awk -F ':.*## ' '/^[a-z-]+.*:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -84,6 +84,9 @@ faults: $(STAMP)  ## only the tests that kill, cut and break
 
 soak: $(STAMP)  ## random work for a long time
 	@"$(PYTHON)" -m pytest -m "soak" $(LONG) $(PYTEST_ARGS)
+
+recorded: $(STAMP)  ## compare what is seen from outside with tests/recorded; UPDATE=1 replaces it
+	@"$(PYTHON)" -m tests.support.recorded
 
 demo: $$(SMALL)/.up-to-date  ## train, kill in the middle of saves, resume, compare bit for bit
 	@"$(SMALL)/bin/python" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"
