@@ -70,8 +70,9 @@ def peaks() -> Iterator[str]:
             arguments = f"{folder}/warm", f"{folder}/state", before, call
             done = forked.run(CHILD, *arguments, environment=with_devices(1))
             assert done.returncode == 0, done.stderr
-            mib, held = int(done.stdout), recorded.get(title, -1)
-            rounded = -(-mib // STEP_MIB) * STEP_MIB
+            mib = int(done.stdout)
+            rounded = (mib // STEP_MIB + 1) * STEP_MIB
+            held = recorded.get(title, rounded)
             return f"{title}: {held if abs(held - mib) <= STEP_MIB + held // 16 else rounded}"
 
         for name, state in STATES.items():
