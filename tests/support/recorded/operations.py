@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def on_disk() -> Iterator[str]:
             assert outcome.exit_code == 0, str(outcome)
             yield f"# {title}"
             # both tiers are written side by side
-            both = "both tiers" in title and ("save" in title or "overwrite" in title)
+            both = title.startswith(("both", "persistent")) and re.search("save|overwrite", title)
             local = [op for op in outcome.ops if both and f"{root}/host" in op.path]
             for ops in (local, [op for op in outcome.ops if op not in local]):
                 yield from ordered(ops, root)
