@@ -21,11 +21,11 @@ STAMP := $(VENV)/.up-to-date
 # Ordinary indexes have torch with gigabytes of CUDA for Linux; this one has builds for the CPU only.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # The first check and the demonstration have small environments of their own, unless the full one is there.
-CORE := $(foreach subject,tree save load format items look,$(wildcard tests/*/$(subject))) tests/unit/run/test_policies.py
+CORE := $(foreach subject,tree save load format items look,$(wildcard tests/*/$(subject))) tests/contract/run/test_policies.py
 SMALL = $(VENV)$(if $(wildcard $(STAMP)),,-$@)
 
 .DEFAULT_GOAL := list
-.PHONY: list check lint test test-all test-floors test-latest mutants faults soak demo bench docs
+.PHONY: list check lint test test-all test-floors test-latest recorded mutants faults soak demo bench docs
 
 list:
 	@awk -F ':.*## ' '/^[a-z-]+.*:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,7 +71,7 @@ lint: $(STAMP)  ## style and types of everything; CI runs it beside the tests
 # compiles as users do.
 test: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 test: $(STAMP)  ## what CI runs: all but what tests/cpu_seconds.txt calls slow
-	@"$(PYTHON)" $(TESTS) --quick -m "not slow and not soak" $(PYTEST_ARGS)
+	@"$(PYTHON)" $(TESTS) --quick -m "not soak" $(PYTEST_ARGS)
 
 test-all: lint  ## all but soak; writes tests/cpu_seconds.txt
 	@"$(PYTHON)" $(TESTS) --measure -m "not soak" $(LONG) $(PYTEST_ARGS)
@@ -87,6 +87,9 @@ faults: $(STAMP)  ## only the tests that kill, cut and break
 
 soak: $(STAMP)  ## random work for a long time
 	@"$(PYTHON)" -m pytest -m "soak" $(LONG) $(PYTEST_ARGS)
+
+recorded: $(STAMP)  ## compare what is seen from outside with tests/recorded; UPDATE=1 replaces it
+	@"$(PYTHON)" -m tests.support.recorded
 
 demo: $$(SMALL)/.up-to-date  ## train, kill in the middle of saves, resume, compare bit for bit
 	@"$(SMALL)/bin/python" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"

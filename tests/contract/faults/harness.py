@@ -54,6 +54,7 @@ class Op:
     number: int
     name: str
     path: str
+    written_bytes: int = 0
 
     def __str__(self) -> str:
         return f"{self.number} {self.name} {self.path}"
@@ -303,5 +304,5 @@ def _lines(path: Path) -> list[str]:
 
 
 def _op(line: str) -> Op:
-    number, name, path = line.split(" ", 2)
-    return Op(int(number), name, path)
+    number, name, written, path = line.split(" ", 3)
+    return Op(int(number), name, path, int(written))

@@ -9,7 +9,7 @@
  *   FAULT_OPS     comma separated names of the operations that count; all when empty
  *   FAULT_ACTION  log | kill | torn | eio | enospc | short
  *   FAULT_NTH     the number at which the action happens, from 1
- *   FAULT_LOG     a file that gets one line per counted operation: number, name, path
+ *   FAULT_LOG     a file that gets one line per counted operation: number, name, bytes to write, path
  *
  * kill: the process dies before operation N.  torn: half of write N reaches the file, then it dies.
  * eio: operation N fails once.  enospc: from N on, everything that takes up room fails, while
@@ -51,6 +51,7 @@ static struct {
 
 static atomic_int armed;
 static atomic_long counted;
+static __thread size_t writing; /* bytes of the write that is judged */
 static atomic_long struck; /* number of the first operation that was made to fail, 0 for none */
 
 /* The log is written by the real call, or it would be counted itself. */
@@ -132,7 +133,7 @@ static enum verdict judge(const char *op, const char *path) {
   long number = atomic_fetch_add(&counted, 1) + 1;
   if (config.log_fd >= 0) {
     char line[2 * PATH_MAX + 64];
-    int n = snprintf(line, sizeof line, "%ld %s %s\n", number, op, path);
+    int n = snprintf(line, sizeof line, "%ld %s %zu %s\n", number, op, writing, path);
     if (n > (int)sizeof line) n = sizeof line;
     real_syscall(SYS_write, config.log_fd, (long)line, n, 0);
   }
@@ -260,11 +261,17 @@ CREAT(creat64)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
+static size_t total(const struct iovec *v, int count) {
+  size_t n = 0;
+  while (count--) n += v++->iov_len;
+  return n;
+}
+
+static size_t half(size_t n) { return n > 1 ? n / 2 : n; }
+
 /* Cuts a vector to half of its bytes, at least one; the copy lives in `out`. */
 static int halve(const struct iovec *in, int count, struct iovec *out) {
-  size_t total = 0;
-  for (int i = 0; i < count; i++) total += in[i].iov_len;
-  size_t left = total > 1 ? total / 2 : total;
+  size_t left = half(total(in, count));
   int n = 0;
   for (; n < count && left; n++) {
     out[n] = in[n];
@@ -274,10 +281,15 @@ static int halve(const struct iovec *in, int count, struct iovec *out) {
   return n;
 }
 
-static size_t half(size_t n) { return n > 1 ? n / 2 : n; }
+static enum verdict judge_write(int fd, size_t n) {
+  writing = n;
+  enum verdict verdict = judge_fd("write", fd);
+  writing = 0;
+  return verdict;
+}
 
-#define AS_JUDGED(fd, whole, part)          \
-  switch (judge_fd("write", fd)) {          \
+#define AS_JUDGED(fd, n, whole, part)       \
+  switch (judge_write(fd, n)) {             \
     case FAIL:                              \
       return -1;                            \
     case HALF_THEN_DIE:                     \
@@ -292,13 +304,13 @@ static size_t half(size_t n) { return n > 1 ? n / 2 : n; }
 
 ssize_t write(int fd, const void *data, size_t n) {
   NEXT("write", ssize_t(int, const void *, size_t));
-  AS_JUDGED(fd, next(fd, data, n), next(fd, data, half(n)))
+  AS_JUDGED(fd, n, next(fd, data, n), next(fd, data, half(n)))
 }
 
 #define PWRITE(symbol, off)                                                      \
   ssize_t symbol(int fd, const void *data, size_t n, off at) {                   \
     NEXT(#symbol, ssize_t(int, const void *, size_t, off));                   \
-    AS_JUDGED(fd, next(fd, data, n, at), next(fd, data, half(n), at))            \
+    AS_JUDGED(fd, n, next(fd, data, n, at), next(fd, data, half(n), at))            \
   }
 PWRITE(pwrite, off_t)
 PWRITE(pwrite64, off64_t)
@@ -306,14 +318,14 @@ PWRITE(pwrite64, off64_t)
 ssize_t writev(int fd, const struct iovec *v, int count) {
   NEXT("writev", ssize_t(int, const struct iovec *, int));
   struct iovec cut[IOV_MAX];
-  AS_JUDGED(fd, next(fd, v, count), next(fd, cut, halve(v, count, cut)))
+  AS_JUDGED(fd, total(v, count), next(fd, v, count), next(fd, cut, halve(v, count, cut)))
 }
 
 #define PWRITEV(symbol, off)                                                     \
   ssize_t symbol(int fd, const struct iovec *v, int count, off at) {             \
     NEXT(#symbol, ssize_t(int, const struct iovec *, int, off));              \
     struct iovec cut[IOV_MAX];                                                   \
-    AS_JUDGED(fd, next(fd, v, count, at), next(fd, cut, halve(v, count, cut), at)) \
+    AS_JUDGED(fd, total(v, count), next(fd, v, count, at), next(fd, cut, halve(v, count, cut), at)) \
   }
 PWRITEV(pwritev, off_t)
 PWRITEV(pwritev64, off64_t)
@@ -322,7 +334,7 @@ PWRITEV(pwritev64, off64_t)
   ssize_t symbol(int fd, const struct iovec *v, int count, off at, int flags) {  \
     NEXT(#symbol, ssize_t(int, const struct iovec *, int, off, int));         \
     struct iovec cut[IOV_MAX];                                                   \
-    AS_JUDGED(fd, next(fd, v, count, at, flags),                                 \
+    AS_JUDGED(fd, total(v, count), next(fd, v, count, at, flags),                                 \
               next(fd, cut, halve(v, count, cut), at, flags))                    \
   }
 PWRITEV2(pwritev2, off_t)
@@ -331,14 +343,14 @@ PWRITEV2(pwritev64v2, off64_t)
 #define SENDFILE(symbol, off)                                                    \
   ssize_t symbol(int out, int in, off *at, size_t n) {                           \
     NEXT(#symbol, ssize_t(int, int, off *, size_t));                          \
-    AS_JUDGED(out, next(out, in, at, n), next(out, in, at, half(n)))             \
+    AS_JUDGED(out, n, next(out, in, at, n), next(out, in, at, half(n)))             \
   }
 SENDFILE(sendfile, off_t)
 SENDFILE(sendfile64, off64_t)
 
 ssize_t copy_file_range(int in, off64_t *from, int out, off64_t *to, size_t n, unsigned flags) {
   NEXT("copy_file_range", ssize_t(int, off64_t *, int, off64_t *, size_t, unsigned));
-  AS_JUDGED(out, next(in, from, out, to, n, flags), next(in, from, out, to, half(n), flags))
+  AS_JUDGED(out, n, next(in, from, out, to, n, flags), next(in, from, out, to, half(n), flags))
 }
 
 /* ---- sizes and syncing ----------------------------------------------------------------------- */
@@ -439,7 +451,7 @@ long syscall(long number, ...) {
     case SYS_write:
     case SYS_pwrite64:
     case SYS_writev:
-      verdict = judge_fd("write", (int)a[0]);
+      verdict = judge_write((int)a[0], number == SYS_writev ? 0 : (size_t)a[2]);
       break;
     case SYS_fsync:
     case SYS_fdatasync:
