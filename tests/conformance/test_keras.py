@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckpt_core.testing import InPlaceSuite
+from tests.conformance import suite_of
 from tests.support import keras_models as km  # chooses the backend before Keras is imported
 
 keras = km.keras
@@ -126,55 +125,8 @@ def step_generator(generator: Any) -> Any:
     return keras.random.normal((3,), seed=generator)
 
 
-class TestModel(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_model
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_model
-
-
-@pytest.mark.slow
-class TestFunctional(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_functional
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_functional
-
-
-@pytest.mark.slow
-class TestOptimizer(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_optimizer
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_optimizer
-
-
-@pytest.mark.slow
-class TestMetric(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_metric
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_metric
-
-
-@pytest.mark.slow
-class TestGenerator(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_generator
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_generator
+TestModel = suite_of("TestModel", make_model, step_model)
+TestFunctional = pytest.mark.slow(suite_of("TestFunctional", make_functional, step_functional))
+TestOptimizer = pytest.mark.slow(suite_of("TestOptimizer", make_optimizer, step_optimizer))
+TestMetric = pytest.mark.slow(suite_of("TestMetric", make_metric, step_metric))
+TestGenerator = pytest.mark.slow(suite_of("TestGenerator", make_generator, step_generator))

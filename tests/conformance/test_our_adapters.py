@@ -19,6 +19,7 @@ from flax import nnx
 from grain import experimental as gx
 
 from ckpt_core.testing import InPlaceSuite, PytreeSuite
+from tests.conformance import suite_of
 
 # ------------------------------------------------------------------------------------- Flax NNX
 
@@ -89,36 +90,9 @@ def step_metrics(metrics: nnx.MultiMetric) -> Any:
     return metrics.compute()
 
 
-class TestTraining(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_training
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_training
-
-
-@pytest.mark.slow
-class TestRngs(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_rngs
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_rngs
-
-
-@pytest.mark.slow
-class TestMetrics(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_metrics
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_metrics
+TestTraining = suite_of("TestTraining", make_training, step_training)
+TestRngs = pytest.mark.slow(suite_of("TestRngs", make_rngs, step_rngs))
+TestMetrics = pytest.mark.slow(suite_of("TestMetrics", make_metrics, step_metrics))
 
 
 # ---------------------------------------------------------------------------------------- Optax
@@ -143,14 +117,7 @@ def step_state(tree: Any) -> Any:
     return {"params": optax.apply_updates(params, updates), "state": state}
 
 
-class TestOptax(PytreeSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_state
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_state
+TestOptax = suite_of("TestOptax", make_state, step_state, PytreeSuite)
 
 
 # ---------------------------------------------------------------------------------------- Grain
@@ -251,11 +218,4 @@ def step_counter(counter: Counter) -> Any:
     return counter.counts["steps"]
 
 
-class TestStateful(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return Counter
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_counter
+TestStateful = suite_of("TestStateful", Counter, step_counter)

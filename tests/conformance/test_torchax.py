@@ -15,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from torch import nn
 
 from ckpt_core.testing import InPlaceSuite
+from tests.conformance import suite_of
 from tests.support.torchax_nets import batch, net, torch_view, torchax_enabled
 
 
@@ -134,25 +135,8 @@ def step_generator(generator: Any) -> Any:
     return torch.rand(3, generator=generator).numpy()
 
 
-class TestOnJax(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_on_jax
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_on_jax
-
-
-@pytest.mark.slow
-class TestPlain(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_plain
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_plain
+TestOnJax = suite_of("TestOnJax", make_on_jax, step_on_jax)
+TestPlain = pytest.mark.slow(suite_of("TestPlain", make_plain, step_plain))
 
 
 @pytest.mark.slow
@@ -179,12 +163,4 @@ class TestOptimizer(InPlaceSuite):
         }
 
 
-@pytest.mark.slow
-class TestGenerator(InPlaceSuite):
-    @pytest.fixture
-    def make(self) -> Callable[[int], Any]:
-        return make_generator
-
-    @pytest.fixture
-    def step(self) -> Callable[[Any], Any]:
-        return step_generator
+TestGenerator = pytest.mark.slow(suite_of("TestGenerator", make_generator, step_generator))
