@@ -31,26 +31,24 @@ def python(version: str) -> str | None:
     return None
 
 
-def tested(
-    interpreter: str, environment: str, held: list[str], options: list[str], arguments: list[str]
-) -> int:
+def tested(program: str, where: str, held: list[str], options: list[str], *more: str) -> int:
     """Makes the environment and runs the tests in it; pytest's exit code."""
-    subprocess.run([interpreter, "-m", "venv", environment], check=True)
-    constraints = Path(environment, "held.txt")
+    subprocess.run([program, "-m", "venv", where], check=True)
+    constraints = Path(where, "held.txt")
     constraints.write_text("\n".join(held))
-    program = f"{environment}/bin/python"
+    program = f"{where}/bin/python"
     install = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     index = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
     if reachable(f"{index}/torch/"):
         install += ["--extra-index-url", index]
     subprocess.run([*install, *options, "-c", str(constraints), "-e", ".[all]", *TOOLS], check=True)
-    quick = ["-m", "not soak", "--quick", "-n", "2", "--dist", "loadfile", *arguments]
+    quick = ["-m", "not soak", "--quick", "-n", "2", "--dist", "loadfile", *more]
     return subprocess.run([program, "-m", "pytest", *quick]).returncode
 
 
 def main(which: str, environment: str, *arguments: str) -> int:
     if which == "floors":
-        return tested(sys.executable, environment, floors.constraints(), [], list(arguments))
+        return tested(sys.executable, environment, floors.constraints(), [], *arguments)
     torch = [one for one in floors.constraints() if one.startswith("torch==")]
     codes: dict[str, int | str] = {}
     for version in PYTHONS:
@@ -59,7 +57,7 @@ def main(which: str, environment: str, *arguments: str) -> int:
             codes[version] = "skipped: this machine has no such Python"
             continue
         where, newest = f"{environment}-{version}", ["--pre", "--upgrade"]
-        codes[version] = tested(interpreter, where, torch, newest, list(arguments))
+        codes[version] = tested(interpreter, where, torch, newest, *arguments)
     for version, code in codes.items():
         print(f"Python {version}: {code or 'passed'}")
     return any(isinstance(code, int) and code for code in codes.values())
