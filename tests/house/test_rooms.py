@@ -37,9 +37,7 @@ STATE = {
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
-    "ckpt_core._fork": {
-        "HOME"
-    },  # the process that has used ckpt, for those that are forked from it
+    "ckpt_core._fork": {"HOME"},  # the process that has used ckpt, for its forked children
     "ckpt_core._operation": {"_watcher"},  # one thread reports on all operations
     "ckpt_core._processes.awaiting": {"_absent"},  # for whom this process waits, for those reports
     "ckpt_core._run.preemption": {"_SEEN_BEFORE", "_blocked", "_heard"},  # signals of this process
@@ -48,10 +46,7 @@ STATE = {
     "ckpt_keras._session": {"_RUNNING"},  # one fit at a time may write a directory
     "ckpt_orbax.v1._context": {"_ACTIVE"},  # Orbax's own `with Context(...)`
     "ckpt_orbax.v1._registry": {"_GLOBAL"},  # Orbax's own global registry
-    "ckpt_orbax.v1.partial": {
-        "_lock",
-        "_sessions",
-    },  # Orbax's partial saves are known by path alone
+    "ckpt_orbax.v1.partial": {"_lock", "_sessions"},  # partial saves are known by path alone
     "ckpt_orbax.v0._registration": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
     "ckpt_core.bench._measure": {"TRACE_PATH"},  # set around one measurement
 }

@@ -1,8 +1,8 @@
 """Runs the quick tests with other versions: `python tests/support/try_versions.py floors|latest ENVIRONMENT [PYTEST ARGUMENT ...]`.
 
 ``floors`` is the oldest versions that pyproject.toml admits, on this Python. ``latest`` is the newest that the index has, with
-pre-releases, on each Python of ``PYTHONS`` that the machine has; one that is missing is skipped and named. Needs nothing
-but Python and an index.
+pre-releases, on each Python of ``PYTHONS`` that the machine has; one that is missing is skipped and named. torch is the
+tested release in both. Needs nothing but Python and an index.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ def python(version: str) -> str | None:
     return None
 
 
-def tested(interpreter: str, environment: str, options: list[str], arguments: list[str]) -> int:
+def tested(program: str, where: str, held: list[str], options: list[str], *more: str) -> int:
     """Makes the environment and runs the tests in it; pytest's exit code."""
-    subprocess.run([interpreter, "-m", "venv", environment], check=True)
-    program = f"{environment}/bin/python"
+    subprocess.run([program, "-m", "venv", where], check=True)
+    constraints = Path(where, "held.txt")
+    constraints.write_text("\n".join(held))
+    program = f"{where}/bin/python"
     install = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     index = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
     if reachable(f"{index}/torch/"):
         install += ["--extra-index-url", index]
-    subprocess.run([*install, *options, "-e", ".[all]", *TOOLS], check=True)
-    quick = ["-m", "not soak", "--quick", "-n", "2", "--dist", "loadfile", *arguments]
+    subprocess.run([*install, *options, "-c", str(constraints), "-e", ".[all]", *TOOLS], check=True)
+    quick = ["-m", "not soak", "--quick", "-n", "2", "--dist", "loadfile", *more]
     return subprocess.run([program, "-m", "pytest", *quick]).returncode
 
 
 def main(which: str, environment: str, *arguments: str) -> int:
     if which == "floors":
-        file = Path(f"{environment}-floors.txt")
-        file.write_text("\n".join(floors.constraints()))
-        return tested(sys.executable, environment, ["-c", str(file)], list(arguments))
+        return tested(sys.executable, environment, floors.constraints(), [], *arguments)
+    torch = [one for one in floors.constraints() if one.startswith("torch==")]
     codes: dict[str, int | str] = {}
     for version in PYTHONS:
         interpreter = python(version)
         if interpreter is None:
             codes[version] = "skipped: this machine has no such Python"
             continue
-        options = ["--pre", "--upgrade"]
-        codes[version] = tested(interpreter, f"{environment}-{version}", options, list(arguments))
+        where, newest = f"{environment}-{version}", ["--pre", "--upgrade"]
+        codes[version] = tested(interpreter, where, torch, newest, *arguments)
     for version, code in codes.items():
         print(f"Python {version}: {code or 'passed'}")
     return any(isinstance(code, int) and code for code in codes.values())

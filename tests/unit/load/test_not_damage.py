@@ -175,7 +175,7 @@ def test_no_threads_is_no_damage(path: str, call: str, monkeypatch: pytest.Monke
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     CALLS[call](path)
 
 
