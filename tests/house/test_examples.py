@@ -36,7 +36,6 @@ def _run_example(compiled: dict[str, str], name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_train_nnx_goes_on_where_it_stopped(
     run_example: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -54,7 +53,6 @@ def test_train_nnx_goes_on_where_it_stopped(
     assert prints[0] == prints[1]
 
 
-@pytest.mark.slow
 def test_train_nnx_resumes_exactly(run_example: Callable[..., str]) -> None:
     pytest.importorskip("flax")
     pytest.importorskip("grain")
@@ -62,7 +60,6 @@ def test_train_nnx_resumes_exactly(run_example: Callable[..., str]) -> None:
     assert "interrupted_at=(9,), resumed_from=(" in printed
 
 
-@pytest.mark.slow
 def test_equinox_train_resumes_exactly(run_example: Callable[..., str]) -> None:
     for needed in ("equinox", "grain", "optax"):
         pytest.importorskip(needed)
@@ -70,7 +67,6 @@ def test_equinox_train_resumes_exactly(run_example: Callable[..., str]) -> None:
     assert "interrupted_at=(9,), resumed_from=(" in printed
 
 
-@pytest.mark.slow
 def test_multihost_goes_on_with_fewer_processes(
     run_example: Callable[..., str], tmp_path: Path
 ) -> None:

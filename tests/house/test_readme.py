@@ -160,7 +160,6 @@ def test_blocks_run(readme: Path, tmp_path: Path):
         says(done, "no step there: starting at step 0", (0, 100, 200, 300))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_blocks_run_in_a_new_interpreter(readme: Path, tmp_path: Path):
     """Where nothing has been imported, and a warning of an import fails the page as any other."""
@@ -178,11 +177,7 @@ def says(done: forked.Done, first: str, saved: tuple[int, ...]) -> None:
 
 
 RESUMING = [
-    pytest.param(
-        path,
-        id=str(path.relative_to(ROOT)),
-        marks=[] if path.parent == ROOT else pytest.mark.slow,
-    )
+    pytest.param(path, id=str(path.relative_to(ROOT)))
     for path in READMES
     if "restore_latest(" in path.read_text() and path.name != "troubleshooting.md"  # runs of errors
 ]
@@ -203,7 +198,6 @@ def test_what_resumes_is_killed_and_runs_again(readme: Path, tmp_path: Path):
 
 
 # A first block that was run to its end goes on there; `directory` of Keras' is a new one each time.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "readme", [one for one in READMES if one.name == "README.md"], ids=lambda path: path.parent.name
 )
@@ -218,7 +212,6 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "readme", [one for one in READMES if one.name == "README.md"], ids=lambda path: path.parent.name
 )
@@ -251,7 +244,6 @@ def test_the_first_screen():
     assert len(text.split()) < 900
 
 
-@pytest.mark.slow
 def test_the_script_says_what_it_restored_after_an_interrupt(tmp_path: Path):
     """The second run names the step that it goes on from."""
     code = blocks_of((ROOT / "README.md").read_text())[0][1]

@@ -89,7 +89,6 @@ def test_the_readmes_script_has_no_error(errors: dict[str, list[dict[str, Any]]]
     assert errors["readme.py"] == []
 
 
-@pytest.mark.slow
 def test_nor_has_it_for_mypy(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     script = tmp_path / "script.py"

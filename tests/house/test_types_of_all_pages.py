@@ -16,8 +16,6 @@ import pytest
 from tests.house.test_readme import READMES, blocks_of
 from tests.support.paths import INTEGRATIONS, ROOT
 
-pytestmark = pytest.mark.slow  # about a minute
-
 NOT_OURS = (
     '"verbose" of type "str"',  # Keras annotates fit's verbose as text
     '"optimizer" is not a known attribute of "None"',  # a Keras model that was compiled has one

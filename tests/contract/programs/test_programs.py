@@ -15,8 +15,6 @@ import pytest
 
 from tests.support.programs import Program, two_kills
 
-pytestmark = pytest.mark.slow
-
 STEPS = 12
 
 

@@ -145,7 +145,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return Kernel(monkeypatch)
 
 
-@pytest.mark.slow  # of what the system itself has cached, which other programs change
 def test_a_load_fills_no_page_cache(saved: Path, tree: Any):
     forget(saved)
     assert_same(ckpt.load(saved, options=PAST), tree)
