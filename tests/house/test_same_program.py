@@ -14,39 +14,37 @@ from tests.support.paths import ROOT
 TESTS = ROOT / "tests"
 _LAUNCHES = re.compile(r"^from tests\.support\.launch import .*\blaunch\b", re.MULTILINE)
 _SAVES = re.compile(r"\bsave(_async)?\(")
-EARLIER = frozenset(
-    {
-        "frameworks/test_grain_processes.py",
-        "items/test_files.py",
-        "orbax_compat/test_processes.py",
-        "orbax_face/test_handlers_in_processes.py",  # restores in new processes, by Orbax's names
-        "orbax_face/test_processes.py",
-        "processes/test_any_number_to_any_other.py",
-        "processes/test_begun_again.py",
-        "processes/test_broadcast.py",
-        "processes/test_different_calls.py",
-        "processes/test_different_loads.py",
-        "processes/test_different_trees.py",
-        "processes/test_digests.py",
-        "processes/test_eight_processes.py",
-        "processes/test_error_types.py",
-        "processes/test_lost_hosts.py",
-        "processes/test_lost_hosts_random.py",
-        "processes/test_lost_process.py",
-        "processes/test_one_history.py",  # restores in new processes, by faults of its own
-        "processes/test_other_numbers.py",
-        "processes/test_other_shardings.py",  # restores in new processes, onto other shardings
-        "processes/test_joined_in_trouble.py",  # restores in new processes, onto other shardings and numbers
-        "processes/test_room_for_all.py",  # restores in new processes, from a directory of several runs
-        "processes/test_slow_directories.py",
-        "processes/test_stop_signals.py",
-        "processes/test_stores.py",
-        "processes/test_stuck_and_blocked.py",  # restores in new processes, by faults of its own
-        "processes/test_takeover.py",
-        "processes/test_tiers.py",
-        "processes/test_two_processes.py",
-    }
-)
+EARLIER = {
+    "contract/frameworks/test_grain_processes.py",
+    "contract/frameworks/test_torchax_journey.py",
+    "contract/items/test_files.py",
+    "contract/orbax_compat/test_processes.py",
+    "contract/orbax_face/test_handlers_in_processes.py",
+    "contract/orbax_face/test_processes.py",
+    "contract/processes/test_any_number_to_any_other.py",
+    "contract/processes/test_begun_again.py",
+    "contract/processes/test_broadcast.py",
+    "contract/processes/test_different_loads.py",
+    "contract/processes/test_different_trees.py",
+    "contract/processes/test_error_types.py",
+    "contract/processes/test_far_apart_or_alone.py",
+    "contract/processes/test_lost_hosts.py",
+    "contract/processes/test_lost_process.py",
+    "contract/processes/test_one_fails_alone.py",
+    "contract/processes/test_one_history.py",
+    "contract/processes/test_parts_in_trouble.py",
+    "contract/processes/test_pending_fails.py",
+    "contract/processes/test_stop_signals.py",
+    "contract/processes/test_stores.py",
+    "contract/processes/test_stuck_and_blocked.py",
+    "contract/processes/test_takeover.py",
+    "contract/processes/test_tiers.py",
+    "contract/processes/test_together.py",
+    "contract/processes/test_two_processes.py",
+    "unit/processes/test_different_calls.py",
+    "unit/processes/test_partners.py",
+    "unit/processes/test_slow_directories.py",
+}
 """Older than the rule, or about something else than what a save takes; none is added."""
 
 

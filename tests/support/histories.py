@@ -18,10 +18,18 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._copy import copy_checkpoint
-from ckpt_core._directory import resolve
-from ckpt_core._storage import backend_of
+from ckpt_core.cli import main
 from tests.support import seams
+
+
+def tool(*arguments: str) -> None:
+    """``ckpt`` with these arguments, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["ckpt", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code, arguments
+
 
 Steps = dict[int, int]
 """Number of a step -> value that was saved in it."""
@@ -439,7 +447,7 @@ class Run:
     def remove(self, step: int) -> None:
         """A tool that knows nothing of runs removes a step of the persistent directory."""
         self.settle()
-        backend_of(resolve(self.url)[1]).delete(self._path(step))
+        tool("rm", self._path(step), "--yes")
         self.model.tool_removes(step)
 
     def copy(self, source: int, target: int) -> None:
@@ -447,7 +455,7 @@ class Run:
         self.settle()
         if target not in self.model.steps:
             name = f"{target}" if self.prefix is None else f"{self.prefix}_{target}"
-            copy_checkpoint(self._path(source), f"{self.url}/{name}")
+            tool("cp", self._path(source), f"{self.url}/{name}")
             self.model.tool_copies(source, target)
 
     def _path(self, step: int) -> str:

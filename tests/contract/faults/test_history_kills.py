@@ -9,7 +9,6 @@ The quick run takes some operations of each; ``make faults`` takes all.
 
 from __future__ import annotations
 
-import itertools
 import random
 import shutil
 from pathlib import Path
@@ -31,7 +30,6 @@ from tests.contract.faults.history_scenarios import (
     save,
     tree,
 )
-from tests.unit.interrupts.test_calls import AtMoment, Stop
 
 pytestmark = [
     pytest.mark.faults,
@@ -174,66 +172,6 @@ def test_killed(
             failures.append(str(error))
     assert not failures, f"{len(failures)} of {len(numbers)}:\n" + "\n\n".join(failures[:6])
     assert kills >= 0.8 * len(numbers), f"only {kills} of {len(numbers)} operations were reached"
-
-
-# ---- exceptions from a signal handler ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))
-def test_interrupted(tmp_path: Path, layout: str, name: str, restarted: bool, all_: bool) -> None:
-    """The program goes on, or ends: its steps are those before the call, or after it."""
-    case, steps = CASES[name], STEPS[layout]
-    allowed = case.found(steps)
-    roots = (tmp_path / str(number) for number in itertools.count())
-
-    def disturbed(moment: int, goes_on: bool) -> tuple[int, str]:
-        root = next(roots)
-        checkpointer = prepared(str(root), layout, case, restarted=restarted)
-        interrupt = AtMoment(moment)
-        try:
-            with interrupt:
-                case.call(checkpointer, steps)
-        except Stop:
-            pass
-        after = allowed if interrupt.raised_in else allowed[-1:]
-        where = f"moment {moment} of {interrupt.seen}, at {interrupt.raised_in}"
-        try:
-            if goes_on:
-                _check_goes_on(checkpointer, layout, after)
-                after = [seen_by_reader(root, layout)]
-            checkpointer.close()
-            check_restart(root, layout, after, going_on(layout))
-        except (AssertionError, ckpt.CheckpointError) as error:
-            raise AssertionError(f"{where}: {type(error).__name__} {error}") from error
-        shutil.rmtree(root)
-        return interrupt.seen, interrupt.raised_in
-
-    total, _ = disturbed(-1, False)
-    count = min(total, _MOMENTS) if all_ else _QUICK_MOMENTS
-    chance = random.Random(f"{layout} {name} {restarted}")  # other moments for each
-    moments = sorted(chance.sample(range(1, total + 1), min(count, total)))
-    failures: list[str] = []
-    for moment in moments:
-        try:
-            disturbed(moment, goes_on=chance.random() < 0.5)
-        except AssertionError as error:
-            failures.append(str(error))
-    assert not failures, f"{len(failures)} of {len(moments)}:\n" + "\n\n".join(failures[:6])
-
-
-def seen_by_reader(root: Path, layout: str) -> Steps:
-    with opened(str(root), layout, read_only=True) as reader:
-        return seen(reader)
-
-
-def _check_goes_on(checkpointer: ckpt.Checkpointer, layout: str, allowed: list[Steps]) -> None:
-    """The same Checkpointer saves a step beyond all, which a reader then finds with what it continues."""
-    step = 1000
-    save(checkpointer, step, first(step))
-    steps = checkpointer.all_steps()
-    found = {one: int(checkpointer.load(one)["n"]) for one in steps}
-    assert found.pop(step) == first(step)
-    assert found in allowed, f"after a save: {found}; allowed {allowed}"
 
 
 def test_what_a_restart_finds_can_fail(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ WHEN: list[tuple[when.Decision, dict[str, Any], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "context", "chosen"), WHEN, ids=repr)
+@pytest.mark.parametrize(
+    ("policy", "context", "chosen"), WHEN, ids=lambda one: repr(one).partition("<")[0]
+)
 def test_when(policy: when.Decision, context: dict[str, Any], chosen: list[int]) -> None:
     assert [step for step in range(10) if policy(step, when.SaveContext(**context))] == chosen
 

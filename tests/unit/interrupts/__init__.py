@@ -1,1 +1,0 @@
-"""Exceptions of signal handlers at any moment."""
