@@ -1,6 +1,6 @@
 """One history: calls in any order, by writers, readers and tools, beside a plain model of what a run must hold.
 
-Random ones, and those that users met, as rows: ``tests/support/histories.py`` says how they read.
+Random ones, and those that users met, as rows: ``tests/support/stories.py`` says how they read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.histories import Run, play
+from tests.support.histories import Run
 from tests.support.stores import url_of_kind
+from tests.support.stories import play
 
 # ---- stories -------------------------------------------------------------------------------------
 
