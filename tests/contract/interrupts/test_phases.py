@@ -287,7 +287,7 @@ def looks():
     # until the main thread is at the end of the interpreter, where what was begun is waited for
     names = []
     while "_shutdown" not in names:
-        frame, names = sys._current_frames()[threading.main_thread().ident], []
+        frame, names = sys._current_frames().get(threading.main_thread().ident), []
         while frame:
             names.append(frame.f_code.co_name)
             frame = frame.f_back

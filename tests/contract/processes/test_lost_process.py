@@ -37,6 +37,7 @@ def state(step):
     return {{"w": jax.make_array_from_callback(values.shape, sharding, lambda w: values[w])}}
 
 def dies(*_, **__):
+    open(f"{{directory}}.dies", "w").close()
     kill()
 
 def written(self, tag, *_, **__):
@@ -57,7 +58,10 @@ def save():
     checkpointer.save(1, state(1))
     checkpointer.wait_until_finished()
 
-report(error=raised(save), steps=checkpointer.all_steps())
+error = raised(save)
+while not os.path.exists(f"{{directory}}.dies"):
+    time.sleep(0.02)  # the runtime would end it first
+report(error=error, steps=checkpointer.all_steps())
 """
 
 AGAIN = """
