@@ -165,12 +165,13 @@ def test_a_process_reads_what_its_shards_need(
     """Rounded up to the blocks that checksums cover, and each once, though two devices hold it."""
     values = np.arange(40 * 65536, dtype=np.float32).reshape(40, 65536)
     save(tmp_path / "run" / path, {"w": values})
-    block = 4 << 20
+    # the block at each end; of safetensors what is read together with the header
+    block, head = 4 << 20, 300_000 if "safetensors" in path else 0
     for one in reports(launch(f"path = {path!r}\n{COUNTED}", tmp_path / "run")):
         for name in ("rows", "half"):
             assert values.nbytes // 2 <= one[name] <= values.nbytes // 2 + block, (name, one)
         for name in ("columns", "all"):
-            assert values.nbytes // 2 <= one[name] <= values.nbytes + 4096, (name, one)
+            assert values.nbytes // 2 <= one[name] <= values.nbytes + head, (name, one)
 
 
 UNSHARED = """
