@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support import forked, seams
-from tests.support.children import environment
+from tests.support import seams
 
 LIMIT_SECS = 120
 LAST = 3
@@ -268,57 +267,3 @@ def test_a_restore(
         assert found.step == counter.value == LAST and same(found["state"], LAST)
         assert in_time(lambda: run.save(LAST + 1, state=state(LAST + 1), counter=counter))
     assert ckpt.Checkpointer(tmp_path, read_only=True).latest_step() == LAST + 1
-
-
-TWICE = """
-import os, signal, sys, threading, time
-import ckpt_core as ckpt
-from tests.support import seams
-signal.signal(signal.SIGINT, signal.default_int_handler)
-path, phase = sys.argv[1:]
-run = ckpt.Checkpointer(path, asynchronous=True)
-run.save(0, {"n": 0})
-run.wait_until_finished()
-def hangs(*_):
-    open(path + ".hangs", "w").close()
-    time.sleep(600)
-seams.at(None, "record", before=hangs)
-def looks():
-    # until the main thread is at the end of the interpreter, where what was begun is waited for
-    names = []
-    while "_shutdown" not in names:
-        frame, names = sys._current_frames().get(threading.main_thread().ident), []
-        while frame:
-            names.append(frame.f_code.co_name)
-            frame = frame.f_back
-        time.sleep(0.001)
-    open(path + ".once", "w").close()
-threading.Thread(target=looks, daemon=True).start()
-if phase == "wait":
-    run.save(1, {"n": 1})
-    run.close()
-else:
-    ckpt.save_async(path + "-other", {"n": 1}).result()
-"""
-
-
-@pytest.mark.parametrize("phase", ["wait", "result"])
-def test_a_second_ctrl_c_ends_it_at_once(phase: str, tmp_path: Path) -> None:
-    """Though the disk hangs: nobody waits for what was begun, and the next start has what was acknowledged."""
-    path, log = tmp_path / "run", tmp_path / "log"
-    child = forked.start(TWICE, str(path), phase, output=log, environment=environment())
-    try:
-        for sign in ("hangs", "once"):
-            until = time.monotonic() + LIMIT_SECS
-            while not os.path.exists(f"{path}.{sign}"):
-                assert time.monotonic() < until, log.read_text()
-                time.sleep(0.01)
-            child.send_signal(signal.SIGINT)
-        assert child.wait(LIMIT_SECS) != 0
-    finally:
-        child.end()
-    assert "KeyboardInterrupt" in log.read_text()
-    with ckpt.Checkpointer(path) as again:
-        found = again.restore_latest({"n": -1})
-        assert found is not None and found["state"] == {"n": 0}
-        assert again.save(1, {"n": 1})
