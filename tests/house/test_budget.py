@@ -15,16 +15,16 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 52_952,
-    "characters of ckpt_core": 2_133_895,
-    "lines of the integrations": 18_569,
-    "characters of the integrations": 709_283,
+    "lines of ckpt_core": 49_289,
+    "characters of ckpt_core": 2_055_243,
+    "lines of the integrations": 18_413,
+    "characters of the integrations": 706_871,
     "files of both": 435,
-    "lines of tests": 87_168,
-    "lines of tests that import private names": 47_465,
-    "files of tests": 455,
-    "words of pages": 60_414,
-    "sentences of pages above 35 words": 190,
+    "lines of tests": 62_465,
+    "lines of tests that import private names": 10_256,
+    "files of tests": 430,
+    "words of pages": 59_996,
+    "sentences of pages above 35 words": 131,
 }
 
 # path -> files, functions and changes of file that it may enter or make, of three leaves
