@@ -238,3 +238,11 @@ def test_what_would_change_trees_silently_is_refused(saved):
         ocp.StandardCheckpointer().restore(path, {**tree, **longer})
     fits = {**tree, "w": jax.ShapeDtypeStruct((8,), jnp.float32)}
     assert ocp.StandardCheckpointer().restore(path, fits, strict=False)["i"] == 3
+
+
+def test_two_keys_that_are_one_as_text_are_refused(tmp_path):
+    w = np.arange(4.0)
+    with pytest.raises(ValueError, match="as text: rename one of them"):
+        ocp.PyTreeCheckpointer().save(tmp_path / "a", {1: w, "1": w})
+    ocp.PyTreeCheckpointer().save(tmp_path / "a", {1: w, "2": w})
+    assert set(ocp.PyTreeCheckpointer().restore(tmp_path / "a")) == {"1", "2"}
