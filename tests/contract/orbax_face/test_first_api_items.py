@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +244,6 @@ def test_what_would_change_trees_silently_is_refused(saved):
 def test_two_keys_that_are_one_as_text_are_refused(tmp_path):
     w = np.arange(4.0)
     with pytest.raises(ValueError, match="as text: rename one of them"):
-        ocp.PyTreeCheckpointer().save(tmp_path / "a", {1: w, "1": w})
-    ocp.PyTreeCheckpointer().save(tmp_path / "a", {1: w, "2": w})
+        ocp.PyTreeCheckpointer().save(tmp_path / "a", OrderedDict([(1, w), ("1", w)]))
+    ocp.PyTreeCheckpointer().save(tmp_path / "a", OrderedDict([(1, w), ("2", w)]))
     assert set(ocp.PyTreeCheckpointer().restore(tmp_path / "a")) == {"1", "2"}
