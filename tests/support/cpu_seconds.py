@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping
+from collections.abc import Container, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,12 @@ def slow(figures: Figures) -> set[str]:
     return {case for case, of in figures.items() if not of or statistics.median(of) > SLOW_SECS}
 
 
-def merged(known: Figures, measured: Mapping[str, float]) -> Figures:
-    """The figures after one more run; what is gone from a file that ran is forgotten."""
+def merged(known: Figures, measured: Mapping[str, float], left: Container[str]) -> Figures:
+    """The figures after one more run, which left some cases out; what is gone from a file that ran is forgotten."""
     ran = {case.partition("::")[0] for case in measured}
-    found = {case: of for case, of in known.items() if case.partition("::")[0] not in ran}
+    found = {
+        case: of for case, of in known.items() if case in left or case.partition("::")[0] not in ran
+    }
     for case, secs in measured.items():
         of = (*known.get(case, ())[-2:], secs)
         if statistics.median(of) >= LISTED_SECS:
@@ -102,6 +104,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.of_case: dict[str, float] = {}
+        self._left: list[str] = []
         self._of_file: Counter[str] = Counter()
         self._elsewhere = 0.0
 
@@ -126,6 +129,9 @@ class Meter:
             if fixturedef.scope != "session":
                 self._of_file[request.node.nodeid.partition("::")[0]] += secs
 
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self._left += [item.nodeid for item in items]
+
     def figures(self) -> dict[str, float]:
         """Seconds of each case, as the machine of the file would take them."""
         cases = defaultdict[str, list[str]](list)
@@ -141,9 +147,9 @@ class Meter:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output["cpu_seconds"] = self.figures()
+            output["cpu_seconds"] = self.figures(), self._left
         elif self.of_case:
-            write(self.figures())
+            write(self.figures(), self._left)
 
 
 class Gathering:
@@ -151,18 +157,21 @@ class Gathering:
 
     def __init__(self) -> None:
         self._measured: dict[str, float] = {}
+        self._left: list[str] = []
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._measured |= getattr(node, "workeroutput", {}).get("cpu_seconds", {})
+        measured, left = getattr(node, "workeroutput", {}).get("cpu_seconds", ({}, []))
+        self._measured |= measured
+        self._left += left
 
     def pytest_sessionfinish(self) -> None:
-        write(self._measured)
+        write(self._measured, self._left)
 
 
-def write(measured: Mapping[str, float]) -> None:
+def write(measured: Mapping[str, float], left: Sequence[str]) -> None:
     """Adds one run to the file."""
-    FILE.write_text(text_of(merged(read(FILE.read_text()), measured)))
+    FILE.write_text(text_of(merged(read(FILE.read_text()), measured, {*left})))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
