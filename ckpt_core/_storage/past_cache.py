@@ -75,9 +75,8 @@ class PastCache:
         return part.size
 
     def _is_cached(self, file: str, descriptor: int, offset: int, end: int) -> bool:
-        """Whether what comes next is read through the cache; the first page of its own says it, once for all up to ``end``.
-
-        The page before that one has the end of what another thread may just have read through the cache.
+        """Whether what comes next is read through the cache; its first whole page tells it, once for all up to ``end``: the
+        page before may hold the end of what another thread has just read through the cache.
         """
         cached, start, stop = self._window.cached
         if file in self._never or (file == cached and start <= offset < stop):

@@ -72,8 +72,9 @@ def pytest(tree: Path, tests: Sequence[str], limit_secs: float) -> tuple[int | N
     paths = [str(tree), *map(str, sorted((tree / "integrations").iterdir()))]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tree.parent)}
     env.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    base = tempfile.mkdtemp(dir=tree.parent)
     command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-n", "0", "--tb=short"]
-    command += ["-p", "no:cacheprovider", "-p", "no:randomly", f"--basetemp={tree}-of-tests"]
+    command += ["-p", "no:cacheprovider", "-p", "no:randomly", f"--basetemp={base}/tests"]
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
             command, cwd=tree, env=env, stdout=output, stderr=output, start_new_session=True
@@ -87,6 +88,7 @@ def pytest(tree: Path, tests: Sequence[str], limit_secs: float) -> tuple[int | N
         except ProcessLookupError:
             pass
         child.wait()
+        shutil.rmtree(base, ignore_errors=True)
         output.seek(0)
         lines = output.read().splitlines()
     errors = [line for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))]
@@ -114,6 +116,8 @@ def main(words: list[str]) -> int:
     began = time.monotonic()
     mutations = parsed((Path(__file__).parent / "table.txt").read_text())
     mutations = [one for one in mutations if not words or any(word in one.name for word in words)]
+    if not mutations:
+        sys.exit(f"no mutation has one of these words in its text: {words}")
     tests = sorted({one.test for one in mutations})
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as two:
         whole = Path(folder) / "whole"
@@ -124,7 +128,9 @@ def main(words: list[str]) -> int:
         halves = [tests[: len(tests) // 2], tests[len(tests) // 2 :]]
         unbroken = [two.submit(pytest, whole, half, UNBROKEN_SECS) for half in halves if half]
         bad = [
-            f"fails where nothing is broken: {one.result()}" for one in unbroken if one.result()[0]
+            f"fails where nothing is broken: {one.result()}"
+            for one in unbroken
+            if one.result()[0] != 0
         ]
         copies = (Path(folder) / f"copy-{number}" for number in itertools.count())
         results = [two.submit(outcome, one, whole, next(copies)) for one in mutations]

@@ -65,10 +65,15 @@ def cpu_secs() -> float:
 
 def read(text: str) -> Figures:
     """The figures in a text of the file's form."""
-    lines = (line.split("\t") for line in text.splitlines() if line and not line.startswith("#"))
+    lines = (line.split("\t", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {
         case: tuple(float(one) for one in figures.split() if one != "?") for figures, case in lines
     }
+
+
+def known() -> Figures:
+    """The figures in the file, where there is one."""
+    return read(FILE.read_text()) if FILE.exists() else {}
 
 
 def slow(figures: Figures) -> set[str]:
@@ -171,7 +176,7 @@ class Gathering:
 
 def write(measured: Mapping[str, float], left: Sequence[str]) -> None:
     """Adds one run to the file."""
-    FILE.write_text(text_of(merged(read(FILE.read_text()), measured, {*left})))
+    FILE.write_text(text_of(merged(known(), measured, {*left})))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -188,14 +193,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out slow cases where that is asked for, and puts the dearest files first, so that no worker ends with one."""
-    figures = read(FILE.read_text())
+    figures = known()
     if config.getoption("--quick"):
         out = slow(figures)
-        left = [
-            item for item in items if item.nodeid in out and not item.get_closest_marker("always")
-        ]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        stays = [one for one in items if one.nodeid not in out or one.get_closest_marker("always")]
+        left = {*items} - {*stays}
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = stays
     of_file = Counter[str]()
     for item in items:
         of = figures.get(item.nodeid, ())

@@ -11,11 +11,6 @@ from typing import Any
 import pytest
 
 
-def diagnostics(folder: Path, text: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Everything that pyright tells of a script; the arguments are those of ``diagnostics_of``."""
-    return diagnostics_of(folder, {"script.py": text}, settings)["script.py"]
-
-
 def diagnostics_of(
     folder: Path, texts: dict[str, str], settings: dict[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:

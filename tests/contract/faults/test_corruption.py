@@ -46,6 +46,7 @@ def test_undamaged_copy_loads(plain_pool: Pool, saved: Path, tmp_path: Path) -> 
     assert outcome.reported("verified") == [True], str(outcome)
 
 
+@pytest.mark.always
 def test_flipped_bits(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
     _check(plain_pool, saved, tmp_path, list(_flips(saved / "good", per_file=14)))
 

@@ -182,9 +182,9 @@ def _numbers(count: int, stride: int) -> list[int]:
     ("name", "stride"),
     [
         ("new", 2),
-        ("step", 4),
+        pytest.param("step", 4, marks=pytest.mark.always),
         ("overwrite", 4),
-        ("no_exchange", 7),
+        pytest.param("no_exchange", 7, marks=pytest.mark.always),
         ("async_step", 6),
         ("linked", 6),
         ("open", 9),
@@ -214,7 +214,7 @@ def test_killed_before_an_operation(
     ("name", "stride"),
     [
         ("new", 3),
-        ("step", 4),
+        pytest.param("step", 4, marks=pytest.mark.always),
         *((name, 1) for name in SCENARIOS),
     ],
 )

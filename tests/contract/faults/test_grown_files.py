@@ -20,7 +20,6 @@ from tests.contract.faults.harness import Pool
 GROWN_BYTES = 40 * GIB
 LIMITS = {"RLIMIT_AS": 6 * GIB}
 RESIDENT_BYTES = GIB
-NOT_NEEDED = ("_METADATA", "_sharding", "array_metadatas/process_0", "_CHECKPOINT_METADATA")
 """Of our checkpoints only Orbax reads these; `verify` reads them all."""
 BESIDE = (".ckpt-owner", ".ckpt-run", "metadata/_ROOT_METADATA")
 

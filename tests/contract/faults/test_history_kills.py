@@ -1,4 +1,4 @@
-"""A call that changes which steps a run has is killed, or interrupted, at any operation: before or after, never else.
+"""A call that changes which steps a run has is killed at any operation: before or after, never else.
 
 ``rollback_to``, ``delete``, ``save(overwrite=True)``, and the first save after going back; with one tier and with
 two, where the steps are in both, in one, or were never written to the persistent one. After each a reader and then
@@ -31,14 +31,8 @@ from tests.contract.faults.history_scenarios import (
     tree,
 )
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.filterwarnings(
-        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-    ),
-]
+pytestmark = pytest.mark.faults
 _QUICK_KILLS = 3
-_QUICK_MOMENTS, _MOMENTS = 6, 200
 THIRD = 7
 
 

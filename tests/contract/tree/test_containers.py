@@ -72,7 +72,9 @@ def assert_defaultdict(got: Any, factory: Any) -> None:
 def test_defaultdicts_of_builtins_come_back_without_a_target(tmp_path):
     every = [int, float, list, dict, set, collections.OrderedDict, None]
     ckpt.save(tmp_path / "a", [*map(defaultdict_of, every), 1])
-    for got, factory in zip(ckpt.load(tmp_path / "a"), every, strict=False):
+    *found, one = ckpt.load(tmp_path / "a")
+    assert one == 1
+    for got, factory in zip(found, every, strict=True):
         assert_defaultdict(got, factory)
     assert_defaultdict(ckpt.load(tmp_path / "a", only="0/**")[0], int)
 

@@ -40,7 +40,7 @@ def main(*subjects: str) -> int:
         lines = getattr(importlib.import_module(f"tests.support.recorded.{module}"), name)()
         print(*lines, sep="\n", flush=True)
         os._exit(0)  # servers and processes that fork are left alone
-    differs = False
+    differs, update = False, os.environ.get("UPDATE") == "1"
     with ThreadPoolExecutor(2) as threads:
         for subject, text in zip(SUBJECTS, threads.map(recorded, SUBJECTS), strict=True):
             file = RECORDED / f"{subject}.txt"
@@ -49,9 +49,9 @@ def main(*subjects: str) -> int:
             for line in differences:
                 print(line.rstrip())
                 differs = True
-            if os.environ.get("UPDATE"):
+            if update:
                 file.write_text(text)
-    return int(differs and not os.environ.get("UPDATE"))
+    return int(differs and not update)
 
 
 if __name__ == "__main__":

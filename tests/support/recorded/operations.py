@@ -12,10 +12,10 @@ from typing import Any
 
 from tests.contract.faults.harness import Nursery, Op, build_shim
 from tests.contract.faults.history_scenarios import CASES, STEPS
+from tests.contract.faults.test_store_kills import SCENARIOS, Mortal
 from tests.support import gcs_server
 from tests.support.fault_proxy import proxied
 from tests.support.recorded import steady
-from tests.unit.faults.test_store_kills import SCENARIOS, Mortal
 
 NAMES = "new,files,nested,overwrite,no_exchange,step,async_step,linked,open"
 ORDERED = ("rename", "unlink", "rmdir")

@@ -16,7 +16,6 @@ import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend, hidden_names
 from ckpt_core.testing import assert_same
 
-NAME_MAX_BYTES = 255
 DEAD = "00000000-1-1"
 QUICK = ckpt.Options(durable=False)
 

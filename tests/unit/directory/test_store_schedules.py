@@ -18,7 +18,6 @@ from ckpt_core._storage import KeyValues
 from tests.support.stores import backend, keys_at, tree, value_at
 
 SCHEDULES = int(os.environ.get("CKPT_SCHEDULES", "120"))
-FINAL = "final"
 _numbers = itertools.count()
 
 

@@ -348,17 +348,3 @@ def test_workers_that_are_forked_hold_no_locks(tmp_path: Path, run_python: Any) 
     assert said["left"] == [2]
     assert said["claimed"] is False
     assert said["alive"] == [True] * 3
-
-
-ONE_CHILD = """
-import json, os, sys
-from ckpt_core._directory import locks
-path = sys.argv[1]
-with locks.reading(path, b"head"):
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if not locks.open_files else 1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    held = locks.is_locked(path)
-print(json.dumps([code, held, locks.is_locked(path)]))
-"""
