@@ -36,28 +36,6 @@ def same(one: Any, other: Any) -> bool:
     return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
-# Tensors that cannot be saved
-
-
-TENSORS: dict[str, tuple[str, Any, Any]] = {
-    "sparse": (
-        ": save tensor.to_dense()",
-        lambda: torch.eye(2).to_sparse(),
-        lambda text, tensor: {"w": eval(text.rpartition("save ")[2], {"tensor": tensor})},
-    ),
-    "quantized": (
-        "it is quantized: save int_repr(), scale and zero point",
-        lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.quint8),
-        lambda _, t: {"w": t.int_repr(), "scale": t.q_scale(), "zero": t.q_zero_point()},
-    ),
-    "nested": (
-        "it is nested: save its parts",
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        lambda _, t: list(t.unbind()),
-    ),
-}
-
-
 def test_a_lazy_module(tmp_path: Path):
     module = nn.LazyLinear(2)
     with told("it is not initialized: run the lazy module once"):
