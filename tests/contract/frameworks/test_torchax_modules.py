@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ nets = pytest.importorskip("tests.support.torchax_nets")
 from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
+from tests.support import seams  # noqa: E402
 from tests.support.torchax_cases import (  # noqa: E402
     Holder,
     make_env,  # noqa: F401 (fixtures)
@@ -227,22 +227,15 @@ def test_weights_may_be_donated_right_after_a_save(tmp_path: Path):
 def test_memory_that_the_user_writes_to_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     holder = Holder(tensor(np.full(1000, 7, np.float32)))
     plain = Holder(torch.full((1000,), 7.0))
-    changed, run, held = threading.Event(), threading.Thread.run, []
-
-    def wait_and_run(thread: threading.Thread) -> None:
-        held.append(thread)
-        assert changed.wait(30)
-        run(thread)
-
-    monkeypatch.setattr(threading.Thread, "run", wait_and_run)
+    gate = seams.Gate()
+    seams.at(monkeypatch, "write", before=gate)
     pending = ckpt.save_async(tmp_path / "a", jax=holder, plain=plain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that the memory is not writable, and writes
         alias = holder.x.cpu()
         alias.mul_(0)
         plain.x.data.mul_(0)
-    assert held  # nothing was written so far
-    changed.set()
+    gate.go.set()
     pending.result()
     assert float(holder.x.jax().max()) == 0, "torchax no longer aliases: this test tests nothing"
     saved = ckpt.load(tmp_path / "a", as_numpy=True)

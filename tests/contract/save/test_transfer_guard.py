@@ -92,7 +92,9 @@ def test_live_objects(tmp_path: Path, make: Any, atomic: bool) -> None:
         ckpt.save(tmp_path / "a", model=saved)
         ckpt.restore(tmp_path / "a", model=target, options=options)
         ckpt.save(tmp_path / "b", model=target)
-    assert_same(ckpt.load(tmp_path / "a", as_numpy=True), ckpt.load(tmp_path / "b", as_numpy=True))
+    # leaf by leaf: the names of Keras' layers are counted in the process
+    one, other = (jax.tree.leaves(ckpt.load(tmp_path / name, as_numpy=True)) for name in "ab")
+    assert_same(one, other)
 
 
 def test_who_forbids_explicit_transfers_too_gets_jax_s_own_error(tmp_path: Path) -> None:

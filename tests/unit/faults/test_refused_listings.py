@@ -29,7 +29,7 @@ def tree(step: int) -> dict[str, Any]:
 BODIES = [b"", b'{"error": {"code": 403, "message": "no"}}', b'{"kind": "storage#objects"}']
 
 
-@pytest.mark.parametrize(("status", "body"), [(401, 0), (403, 1), (403, 2), (412, 2)])
+@pytest.mark.parametrize(("status", "body"), [(401, 0), (403, 1), (403, 2)])
 def test_no_call_takes_a_refused_listing_for_nothing(
     server: Server, status: int, body: int
 ) -> None:
@@ -63,8 +63,8 @@ def _assert_refused(server: Server, status: int, call: Callable[[], object]) -> 
     assert str(status) in str(caught.value) and server.root in str(caught.value)
 
 
-@pytest.mark.parametrize("body", ["error", "object", "xml"])
-def test_a_listing_that_is_refused_at_its_second_page_is_refused(server: Server, body: str) -> None:
+@pytest.mark.parametrize("body", range(len(BODIES)))
+def test_a_listing_that_is_refused_at_its_second_page_is_refused(server: Server, body: int) -> None:
     for number in range(1500):
         server.objects[f"run/{number:04}"] = (1, b"")
     server.refusal = BODIES[body]
