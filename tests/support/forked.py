@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 IMPORTED = ("numpy", "ml_dtypes", "jax", "jax.numpy", "tensorstore", "crc32c")
-READ_AT_IMPORT = ("JAX_", "PYTHON", "KERAS_")
+READ_AT_IMPORT = ("JAX_", "PYTHON", "KERAS_", "LD_PRELOAD")
 SET_IN_CHILDREN: dict[str, Callable[[str], Any]] = {
     "JAX_COMPILATION_CACHE_DIR": str,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,

@@ -15,7 +15,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
-from tests.support import forked
+from tests.support import forked, seams
 from tests.support import keras_models as km
 from tests.support.children import environment
 
@@ -204,6 +204,25 @@ def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_pa
     history = km.fit(model, [callback], epochs=2)
     assert history.epoch == [1]
     km.assert_same(km.values(straight), km.values(model))
+
+
+@pytest.mark.parametrize("point", ["write", "record", "commit", "committed"])
+def test_ctrl_c_in_the_middle_of_a_save_and_the_cell_again(tmp_path, monkeypatch, point):
+    def cell():
+        callback = OrbaxCheckpointCallback(tmp_path, save_on_background=False, max_to_keep=None)
+        return km.fit(model, [callback], epochs=3)
+
+    straight = km.small()
+    km.fit(straight, epochs=3)
+    model = km.small()  # of an earlier cell
+    with monkeypatch.context() as patch:
+        moment, when = {"committed": ("commit", "after")}.get(point, (point, "before"))
+        seams.at(patch, moment, nth=2, **{when: seams.fail(KeyboardInterrupt)})
+        with pytest.raises(KeyboardInterrupt):
+            cell()
+    assert cell().epoch == ([2] if point == "committed" else [1, 2])
+    assert steps(tmp_path) == [0, 1, 2]
+    km.assert_same(km.values(straight, metrics=True), km.values(model, metrics=True))
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

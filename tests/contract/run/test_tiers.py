@@ -216,21 +216,29 @@ def held(monkeypatch: pytest.MonkeyPatch, place: Path) -> seams.Gate:
     return gate
 
 
-def test_local_saves_go_on_while_a_persistent_one_is_slow(
+def test_ten_local_saves_end_while_a_persistent_one_is_held_back(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
     gate = held(monkeypatch, run.persistent)
-    with run.start() as checkpointer:
-        for step in range(3):
+    options = ckpt.Options(persist_policy=ckpt.when.every_steps(100), local_max_to_keep=20)
+    with run.start(options) as checkpointer:
+        for step in range(11):  # the eleventh begins when the tenth has ended
             assert checkpointer.save(step, state(step))
         assert gate.entered.wait(60)
+        assert {*range(10)} <= run.local_steps().keys()
         assert not (run.persistent / "0").exists()
-        closing = threading.Timer(0.2, gate.go.set)
-        closing.start()
-        checkpointer.save(3, state(3))  # due in the persistent directory: waits for the one before
+        with run.start(options, read_only=True) as reader:
+            assert same(reader.load(9), 9)
+        threading.Timer(0.2, gate.go.set).start()
+        # due in the persistent directory: waits for the one before
+        checkpointer.save(100, state(100))
         assert gate.go.is_set() and (run.persistent / "0").exists()
-    closing.join()
-    assert (run.persistent / "3").exists()  # close() drained both
+    steps = [*range(11), 100]  # close() drained both
+    with run.start(options, read_only=True) as reader:
+        assert reader.all_steps() == steps
+        assert all(same(reader.load(step), step) for step in steps)
+    for path in (run.persistent / "0", run.persistent / "100", *run.local_steps().values()):
+        assert ckpt.verify(path).ok
 
 
 @pytest.mark.parametrize("tier", ["local", "persistent"])
