@@ -19,6 +19,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core.cli import main
 from tests.support import seams
+from tests.support.stores import keys_at
 
 
 def tool(*arguments: str) -> None:
@@ -446,7 +447,11 @@ class Run:
     def remove(self, step: int) -> None:
         """A tool that knows nothing of runs removes a step of the persistent directory."""
         self.settle()
-        tool("rm", self._path(step), "--yes")
+        path = self._path(step)
+        if self.on_disk:
+            shutil.rmtree(path)
+        else:
+            keys_at(path).delete(keys_at(path).list())
         self.model.tool_removes(step)
 
     def copy(self, source: int, target: int) -> None:
