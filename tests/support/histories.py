@@ -19,7 +19,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core.cli import main
 from tests.support import seams
-from tests.support.stores import keys_at
+from tests.support.stores import delete_at
 
 
 def tool(*arguments: str) -> None:
@@ -447,11 +447,7 @@ class Run:
     def remove(self, step: int) -> None:
         """A tool that knows nothing of runs removes a step of the persistent directory."""
         self.settle()
-        path = self._path(step)
-        if self.on_disk:
-            shutil.rmtree(path)
-        else:
-            keys_at(path).delete(keys_at(path).list())
+        delete_at(self._path(step))
         self.model.tool_removes(step)
 
     def copy(self, source: int, target: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import ObjectStoreBackend
-from ckpt_core._storage import KeyValues, Location
+from ckpt_core._storage import KeyValues, Location, backend_of
 from tests.support import gcs_server, s3_server
 from tests.support.gcs_server import Server
 from tests.support.s3_server import BUCKET as BUCKET
@@ -75,6 +75,11 @@ def keys_at(url: str) -> KeyValues:
 
 def backend() -> ObjectStoreBackend:
     return ObjectStoreBackend(keys_at)
+
+
+def delete_at(path: str) -> None:
+    """Removes a checkpoint, on a disk or in a store, and tells no run of it."""
+    backend_of("://" not in path).delete(path)
 
 
 def value_at(url: str) -> int | None:
