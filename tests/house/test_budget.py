@@ -20,7 +20,7 @@ SUMS = {
     "lines of the integrations": 18_413,
     "characters of the integrations": 706_871,
     "files of both": 435,
-    "lines of tests": 62_772,
+    "lines of tests": 62_773,
     "lines of tests that import private names": 10_245,
     "files of tests": 434,
     "words of pages": 60_018,
