@@ -59,7 +59,7 @@ endef
 .SECONDEXPANSION:
 check: $$(SMALL)/.up-to-date  ## the core alone: style, types and quick tests, in three minutes
 	$(call style,$(SMALL)/bin/python)
-	@"$(SMALL)/bin/python" -m pyright --pythonpath "$(SMALL)/bin/python" ckpt_core & types=$$!; \
+	@"$(SMALL)/bin/python" -m pyright --pythonpath "$(SMALL)/bin/python" $(wildcard ckpt_core/_*) & types=$$!; \
 	"$(SMALL)/bin/python" $(TESTS) --quick $(PYTEST_ARGS) $(CORE); tests=$$?; \
 	wait $$types && exit $$tests
 
