@@ -41,8 +41,8 @@ def stops(step: int) -> None:
 
 
 def goes_on(directory: Path, stood: int, **how: Any) -> None:
-    straight = cell(directory / "straight")
-    assert cell(directory / "run", **how) == (stood, *straight[1:])
+    again = cell(directory / "run", **how)
+    assert again == (stood, *cell(directory / "straight")[1:])
     assert ckpt.Checkpointer(directory / "run", read_only=True).all_steps() == [*range(LAST + 1)]
     assert all(ckpt.verify(directory / "run" / str(step)).ok for step in range(LAST + 1))
 
@@ -75,9 +75,11 @@ def test_the_cell_again_while_a_save_is_in_flight(
     seams.at(monkeypatch, "record", before=gate, nth=STOPPED)
     with pytest.raises(KeyboardInterrupt):
         cell(tmp_path / "run", **how, halfway=stops, begun=runs.append)
-    threading.Timer(2, gate.go.set).start()  # for who waits; who does not has begun before
+    opening = threading.Timer(60, gate.go.set)  # for who waits; who does not has begun before
+    opening.start()
     try:
         goes_on(tmp_path, STOPPED - 1, **how, begun=lambda _: gate.go.set())
     finally:
+        opening.cancel()
         with contextlib.suppress(ckpt.CheckpointError):  # or this process ends with code 1
             runs[0].close()
