@@ -10,8 +10,9 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,17 +81,17 @@ def tree() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def saved(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tree: Any) -> Iterator[Path]:
     """A checkpoint on a disk with direct reads."""
-    folder = tmp_path_factory.mktemp("past")
-    if not is_local_disk(str(folder)):
-        pytest.skip("the temporary directory is on no local file system")
-    ckpt.save(folder / "step", tree)
-    try:
-        os.close(os.open(largest(folder), os.O_RDONLY | DIRECT))
-    except OSError:
-        pytest.skip("the temporary directory is on a file system without direct reads")
-    return folder / "step"
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # which is no memory
+        if not is_local_disk(folder):
+            pytest.skip("/var/tmp is on no local file system")
+        ckpt.save(step := Path(folder, "step"), tree)
+        try:
+            os.close(os.open(largest(step), os.O_RDONLY | DIRECT))
+        except OSError:
+            pytest.skip("/var/tmp is on a file system without direct reads")
+        yield step
 
 
 def largest(path: Path) -> Path:
