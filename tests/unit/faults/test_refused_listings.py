@@ -26,6 +26,12 @@ def tree(step: int) -> dict[str, Any]:
     return {"n": step, "w": np.full(1000, step, np.float32)}
 
 
+@pytest.fixture(autouse=True)
+def few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between them are no matter here."""
+    monkeypatch.setattr(location, "_LISTINGS", 3)
+
+
 BODIES = [b"", b'{"error": {"code": 403, "message": "no"}}', b'{"kind": "storage#objects"}']
 
 
