@@ -213,20 +213,10 @@ REFUSED: dict[str, tuple[Make, Make, str]] = {
         lambda: towers("product", "user", optimizer="adafactor"),
         "item/kernel",
     ),
-    "another order of the alphabet": (
-        lambda: towers("zebra", "ant"),
-        lambda: towers("yak", "bee"),
-        "zebra/kernel",
-    ),
     "numbers of one's own": (
         lambda: towers("tower_1", "tower_2"),
         lambda: towers("tower_2", "tower_3"),
         "tower_1/kernel",
-    ),
-    "like Keras' names": (
-        lambda: towers("dense_a", "dense_b"),
-        lambda: towers("dense_b", "dense_c"),
-        "dense_a/kernel",
     ),
 }
 for _kind in ("sequential", "functional"):

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import resolve
-from ckpt_core._storage import backend_of
+from tests.support.stores import keys_at
 
 MODEL = {"w": 1.0}
 
@@ -23,18 +22,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def keys_of(url: str) -> list[str]:
-    found = backend_of(False, ckpt.Options()).files(resolve(url)[0])
-    return [name for name in found if not name.startswith(".ckpt-")]
-
-
 def test_a_checkpoint_among_the_files_is_deleted_with_its_step(checkpoint: Path):
     url = f"memory://misused-{os.getpid()}/run"
     with ckpt.Checkpointer(url, max_to_keep=1) as checkpointer:
         for step in range(3):
             checkpointer.save(step, model=MODEL, base=ckpt.Files(checkpoint))
         checkpointer.wait_until_finished()
-    assert {name.partition("/")[0] for name in keys_of(url)} == {"2"}
+    names = {name.partition("/")[0] for name in keys_at(url).list()}
+    assert {name for name in names if not name.startswith(".ckpt-")} == {"2"}
     assert len(ckpt.load(f"{url}/2")["base"].names()) > 5
     assert ckpt.verify(f"{url}/2").ok
 
