@@ -69,9 +69,9 @@ lint: $(STAMP)  ## style and types of everything; CI runs it beside the tests
 
 # Most programs of the tests are compiled to run once: LLVM's optimizations take a fifth of the CPU time of tests of frameworks. test-all
 # compiles as users do.
-check test: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
+check test test-floors test-latest: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 # A sync of a busy disk takes milliseconds, and saves make thousands: where memory has room, temporary files are in it. test-all has the disk.
-check test: export TMPDIR ?= $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 6000000 {print $$6}')
+check test test-floors test-latest: export TMPDIR ?= $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 6000000 {print $$6}')
 test: $(STAMP)  ## what CI runs: all but what tests/cpu_seconds.txt calls slow
 	@"$(PYTHON)" $(TESTS) --quick -m "not soak" $(PYTEST_ARGS)
 
