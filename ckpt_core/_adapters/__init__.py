@@ -18,7 +18,7 @@ import numpy as np
 
 from ckpt_core._adapters import verbs as verbs
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._tree import Below, Path
+from ckpt_core._tree import Below, Path, WithConstants
 
 GROUP = "ckpt_core.adapters"
 
@@ -342,6 +342,8 @@ def expander(
             state = adapter.get_state(used, seen) if shares else adapter.get_state(used)
         if live is not None:
             live.append((obj, shares or not isinstance(state, (Mapping, list, tuple))))
+        if isinstance(adapter, verbs.HasConstants) and (told := adapter.get_constants(used)):
+            state = WithConstants(state, told)
         return state, finish
 
     return expand

@@ -31,6 +31,15 @@ class HasPosition(Protocol):
 
 
 @runtime_checkable
+class HasConstants(Protocol):
+    """Knows the numbers in its objects that are no state."""
+
+    def get_constants(self, obj: Any, /) -> Mapping[str, Any]:
+        """The numbers by path. They are saved, and a restore warns of those that differ, since it cannot set them."""
+        ...
+
+
+@runtime_checkable
 class Notices(Protocol):
     """Gets the objects with which training begins."""
 

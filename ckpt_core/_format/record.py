@@ -279,7 +279,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         ],
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
-        **({"statics": found} if (found := dump_statics(item.tree)) else {}),  # since 0.2
+        **dump_statics(item.tree),  # since 0.2
         **({"shared": item.shared} if item.shared else {}),  # since 0.2
     }
 
@@ -354,7 +354,8 @@ def _bad(what: str) -> CheckpointCorrupt:
 def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
     paths: list[Path] = []
     leaves = value["leaves"]
-    root = load_nodes(value["nodes"], paths, value.get("statics", ()), len(leaves), bounds)
+    told = value.get("statics", ()), value.get("constants", ())  # since 0.2
+    root = load_nodes(value["nodes"], paths, *told, len(leaves), bounds)
     if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
         leaves = tuple(map(load_leaf, leaves))
     if len(leaves) != len(paths):

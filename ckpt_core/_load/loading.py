@@ -22,7 +22,7 @@ from ckpt_core._format import orbax_write
 from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
-from ckpt_core._load import functions
+from ckpt_core._load import constants, functions
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
@@ -110,6 +110,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         plan.match is not None and plan.match.mismatches for plan in plans
     ):
         _raise_mismatches(checkpoint, plans, request)
+    constants.warn(plans)
     if request.only is not None:
         _check_patterns(checkpoint, plans, request)
     if checkpoint.gather is not None:
@@ -424,6 +425,8 @@ def _advice(
         hints.append("cast=True converts dtypes")
     if "function" in kinds:
         hints.append('unexpected="ignore" keeps the functions of the target')
+    if "static" in kinds:
+        hints.append('static="target" keeps the values of the target')
     both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
     if both_sides and (rules.rename is None or idle):
         such_as = f", such as rename={renames}" if renames else ""

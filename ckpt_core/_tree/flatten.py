@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -23,7 +23,7 @@ from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree.code import code_name
 from ckpt_core._tree.fields import dataclass_maker, refuse_contents, refuse_more_than_fields
-from ckpt_core._tree.static import is_lost, static_text
+from ckpt_core._tree.static import constants_text, is_lost, static_text
 
 Key = str | int | tuple[Any, ...]
 """One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
@@ -49,7 +49,9 @@ class Node:
     type_name: str = ""
     # Rebuilds the container from its children; None if the node was read from disk.
     make: Callable[[list[Any]], Any] | None = field(default=None, compare=False)
-    static: str = ""  # static fields of a ``custom`` node, as JSON (``static_text``)
+    static: str = (
+        ""  # static fields of a ``custom`` node, numbers in a live object: JSON (``static_text``)
+    )
 
 
 LEAF = Node("leaf")
@@ -67,6 +69,16 @@ class Below:
     def __init__(self, key: str, value: Any) -> None:
         self.key = key
         self.value = value
+
+
+class WithConstants:
+    """Wrapper, in a tree to flatten, of the state of a live object; with numbers of the object that are no state, by path."""
+
+    __slots__ = ("constants", "state")
+
+    def __init__(self, state: Any, constants: Mapping[str, Any]) -> None:
+        self.state = state
+        self.constants = constants
 
 
 @functools.lru_cache(64)
@@ -184,6 +196,10 @@ class _Walk:
             return (
                 leaf_below(value.key) if node is LEAF else Node("expanded", (), (node,), value.key)
             )
+        if cls is WithConstants:
+            node = self.visit(value.state, path)
+            text = constants_text(value.constants) if node.kind == "dict" else ""
+            return dataclasses.replace(node, static=text) if text else node
         if len(path) > MAX_DEPTH:
             raise UnsupportedLeaf(
                 f"{format_path(path)[:200]}...: nested more than {MAX_DEPTH} levels deep",
@@ -318,9 +334,13 @@ class _Walk:
             make=make,
         )
         self._modules -= module
-        by_field = all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed)
-        names = list(map(str, node.keys)) if by_field else None
-        static = static_text(value, names, names_function=not _has_code(node))
+        static = static_text(
+            value,
+            node.keys,
+            by_field=all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed),
+            aux=treedef.node_data()[1],
+            names_function=not _has_code(node),
+        )
         return dataclasses.replace(node, static=static) if static else node
 
     def _dataclass(self, value: Any, path: Path) -> Node:

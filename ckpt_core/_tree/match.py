@@ -22,6 +22,9 @@ class MatchRules:
     cast: bool = False  # convert a saved dtype to the wanted one, instead of a mismatch
     missing: str = "error"  # wanted but not saved: ``error``, or ``keep`` the target's value
     unexpected: str = "error"  # saved but not wanted: ``error`` or ``ignore``
+    static: str = (
+        "error"  # other static values than the saved ones: ``error``, or ``target`` keeps its own
+    )
     loose_keys: bool = False  # ``"0"`` and ``0`` are equal: Orbax's trees store no key types
 
 
@@ -36,6 +39,7 @@ class Match:
     missing: list[str] = field(default_factory=list[str])
     unexpected: list[str] = field(default_factory=list[str])
     cast: list[str] = field(default_factory=list[str])
+    constants: list[Mismatch] = field(default_factory=list[Mismatch])  # no errors: static values
 
 
 def match(

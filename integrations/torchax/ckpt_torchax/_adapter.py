@@ -43,6 +43,10 @@ class TorchAdapter:
             return _tensors.read(obj, "tensor")
         return _verbs(obj)[0](obj)
 
+    def get_constants(self, obj: Any, /) -> dict[str, int | float]:
+        """The numbers among the attributes of a module and those in it, such as a count of updates."""
+        return _modules.numbers_in(obj) if isinstance(obj, torch.nn.Module) else {}
+
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Sets a state with the structure of ``wanted`` or ``get_state``.
 

@@ -171,3 +171,34 @@ def test_a_fresh_optimizer_inside_of_a_container_is_refused(tmp_path: Path):
     fresh = torch.optim.SGD(model.parameters(), momentum=0.9)
     with pytest.raises(ckpt.StructureMismatch, match="momentum_buffer"):
         ckpt.restore(tmp_path / "a", state={"optimizer": fresh})
+
+
+class Average(nn.Module):
+    """Counts its updates in a number, which state_dict leaves out."""
+
+    def __init__(self, updates: int) -> None:
+        super().__init__()
+        self.updates = updates
+        self.layer = nn.Linear(2, 2)
+
+
+class Counting(Average):
+    def get_extra_state(self) -> Any:
+        return {"updates": self.updates}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.updates = int(state["updates"])
+
+
+def test_a_number_that_is_no_state_is_warned_of(tmp_path: Path):
+    ckpt.save(tmp_path / "a", nets={"ema": nn.Sequential(Average(5))})
+    ckpt.restore(tmp_path / "a", nets={"ema": nn.Sequential(Average(5).eval())})
+    target = nn.Sequential(Average(0))
+    with pytest.warns(UserWarning, match=r"nets: ema/0\.updates: .* saved 5, wanted 0\..*Set them"):
+        ckpt.restore(tmp_path / "a", nets={"ema": target})
+    ckpt.restore(tmp_path / "a", nets={"ema": target}, static="target")
+    assert target[0].updates == 0
+    ckpt.save(tmp_path / "b", model=Counting(5))  # which saves it itself
+    counting = Counting(0)
+    ckpt.restore(tmp_path / "b", model=counting)
+    assert counting.updates == 5
