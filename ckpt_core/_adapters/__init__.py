@@ -248,6 +248,20 @@ def notice(objects: Iterable[Any]) -> None:
             adapter.notice(obj)
 
 
+def introduce(objects: Sequence[Any]) -> None:
+    """Calls ``meet`` for objects that are saved or restored in one call."""
+    for obj in objects:
+        adapter = adapter_for(obj)
+        if isinstance(adapter, verbs.Meets):
+            adapter.meet(obj, objects)
+
+
+class SavedDict(dict[Any, Any]):
+    """The description of a saved tree that is a dict, with what ``get_constants`` gave when it was saved."""
+
+    constants: Mapping[str, Any] = {}
+
+
 def is_per_process(adapter: Any) -> bool:
     """Whether each process has its own state."""
     return bool(getattr(adapter, "per_process", False))

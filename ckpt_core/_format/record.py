@@ -12,7 +12,6 @@ import functools
 import json
 import math
 import operator
-import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -45,6 +44,7 @@ from ckpt_core._format.untrusted import (
 )
 from ckpt_core._format.untrusted import parse_json as parse_json
 from ckpt_core._frozen import frozen
+from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from_name, leaf_spec
@@ -149,6 +149,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     versions: dict[str, str] = field(default_factory=dict[str, str])  # of the libraries
     topology: dict[str, Any] = field(default_factory=dict[str, Any])  # processes, devices, platform
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])  # of jax: ``jax_settings``
     created_unix_secs: float = 0.0  # time of the commit
     durations: dict[str, float] = field(default_factory=dict[str, float])  # phase -> seconds
     packed: bytes = b""
@@ -200,6 +201,18 @@ class Record:
         return "/d/" in name and not self.is_users(name)
 
 
+_SETTINGS = (
+    *("jax_threefry_partitionable", "jax_default_prng_impl"),
+    *("jax_enable_x64", "jax_default_matmul_precision"),
+)
+
+
+def jax_settings() -> dict[str, Any]:
+    """The settings of jax on this thread under which the same state gives other numbers."""
+    found = {name: getattr(jax.config, name, None) for name in _SETTINGS}
+    return {name: value for name, value in found.items() if type(value) in (bool, str, type(None))}
+
+
 def folder_of(item: str) -> str:
     """The folder of an item: its name, unless Orbax reserves a folder of that name."""
     return FOLDERS.get(item, item)
@@ -222,6 +235,8 @@ def dump_record(record: Record) -> bytes:
             for name, entry in sorted(record.files.items())
         },
     }
+    if record.settings:
+        body["settings"] = record.settings
     if record.part is not None:
         body["part"] = record.part.dump()
     if record.parent is not None:
@@ -328,6 +343,7 @@ def load_record(data: bytes) -> Record:
             metrics=dict(value["metrics"]),
             versions=dict(value["versions"]),
             topology=dict(value["topology"]),
+            settings=dict(value.get("settings", {})),  # since 0.2
             created_unix_secs=float(value["created_unix_secs"]),
             durations=dict(value.get("durations", {})),  # since 0.1
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
@@ -484,25 +500,3 @@ def checked_across(
 def _refuse_different(specs: Sequence[LeafSpec]) -> None:
     if len(set(specs)) > 1 or specs[0].kind not in CHANGEABLE_KINDS:
         raise ValueError("leaves of several kinds cannot be one object")
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of Python, ckpt and its dependencies, and of the imported frameworks."""
-    names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
-    for framework in ("flax", "optax", "keras", "torch", "torchax", "grain"):
-        names[framework] = framework
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for distribution, module in names.items():
-        if module in sys.modules:
-            found[distribution] = _version(distribution)
-    return found
-
-
-@functools.cache
-def _version(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "unknown"

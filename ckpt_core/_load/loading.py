@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpt_core._adapters import introduce
 from ckpt_core._devices.placing import owning_device
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
@@ -19,6 +20,7 @@ from ckpt_core._errors import (
     StructureMismatch,
 )
 from ckpt_core._format import orbax_write
+from ckpt_core._format.record import jax_settings
 from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
@@ -37,6 +39,7 @@ from ckpt_core._read import LEAST_OWNED_BYTES, Reading, Want
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import (
     Checkpoint,
+    NativeCheckpoint,
     NativeItem,
     OrbaxItem,
     SavedItem,
@@ -99,6 +102,8 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     chosen = _chosen(checkpoint, request)
+    if request.restores and len(chosen) > 1:
+        introduce([target for _, target in chosen.values()])
     named = {
         name: plan_item(checkpoint, saved, target, request, context)
         for name, (saved, target) in chosen.items()
@@ -110,7 +115,9 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         plan.match is not None and plan.match.mismatches for plan in plans
     ):
         _raise_mismatches(checkpoint, plans, request)
-    constants.warn(plans)
+    saved = checkpoint.record.settings if isinstance(checkpoint, NativeCheckpoint) else {}
+    if request.restores and saved and saved != (now := jax_settings()):
+        constants.warn_of_settings(saved, now)
     if request.only is not None:
         _check_patterns(checkpoint, plans, request)
     if checkpoint.gather is not None:

@@ -50,6 +50,7 @@ from ckpt_core._tree import (
     Key,
     Node,
     Path,
+    any_node,
     flatten,
     format_path,
     importable_type,
@@ -73,9 +74,7 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
             return only
         if isinstance(only, ExtentItem):
-            return replace(
-                only, name=name
-            )  # such files have no items: whatever the caller calls it
+            return replace(only, name=name)  # such files have no items
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
         close = difflib.get_close_matches(name, checkpoint.items, n=1)
@@ -139,14 +138,9 @@ def plan_item(
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
-    expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
+    expand = _adapters.expander(like, lambda: constants.unread(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)
-
-
-def _unread(item: SavedItem) -> Any:
-    """The saved pytree, with a ``SavedLeaf`` for each leaf, for ``wanted`` of an adapter."""
-    return unflatten(item.root, map(SavedLeaf, item.specs), resolve=importable_type)
 
 
 def _plan_strict(
@@ -211,11 +205,18 @@ def _matched(
     )
     if places is not None:
         found.mismatches += _placeholders_for_nothing(places, item, rules)
-    constants.compare(found, item, flat, rules, everything)
+    now = flat.root.children[0] if flat.root.kind == "expanded" else flat.root
+    unlike = now != item.root or rules.rename is not None
+    if unlike and (_may_hold_any(item.root) or _may_hold_any(now)):
+        constants.compare(found, item, flat, rules, everything)
     _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
         _tell_of_abstract_rest(found, flat, item)
     return found
+
+
+def _may_hold_any(root: Node) -> bool:
+    return any_node(root, lambda node: node.kind == "code" or node.static != "")
 
 
 def _targets(
@@ -287,7 +288,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     root = item.root
     if selected is not None:
         root = _pruned(root, set(positions)) or Node("dict")
-    elif request.rules.rename is None and constants.may_hold_any(root):
+    elif request.rules.rename is None and _may_hold_any(root):
         functions.refuse_missing(item, root)
     by_result = {
         result: targets[position]
@@ -313,7 +314,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
         functions.without_static(flat.root) == functions.without_static(item.root),
         Match(),
     )
-    if same and request.only is None:
+    if same and flat.root != item.root and request.only is None:
         constants.compare(found, item, flat, request.rules, everything=True)
     item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
     plan = _plan_as_saved(item, request)

@@ -39,7 +39,6 @@ class Match:
     missing: list[str] = field(default_factory=list[str])
     unexpected: list[str] = field(default_factory=list[str])
     cast: list[str] = field(default_factory=list[str])
-    constants: list[Mismatch] = field(default_factory=list[Mismatch])  # no errors: static values
 
 
 def match(

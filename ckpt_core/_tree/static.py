@@ -63,9 +63,9 @@ def _all_texts(aux: Any) -> bool:
 
 
 def constants_text(constants: Mapping[str, Any]) -> str:
-    """The text for numbers in a live object, by path; empty if there are none."""
-    told = plain_parts(constants)
-    return json.dumps({"constants": told}, separators=(",", ":")) if told else ""
+    """The text for numbers in a live object, by path."""
+    told = {name: _dump(value, 0) for name, value in constants.items()}
+    return json.dumps({"constants": told}, separators=(",", ":"))
 
 
 def plain_parts(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,9 +214,11 @@ def _static_numbers(node: Any, path: str, met: set[int]) -> Iterator[tuple[str, 
     if not isinstance(node, nnx.Pytree) or isinstance(node, nnx.Variable) or id(node) in met:
         return
     met.add(id(node))
-    for name, child in vars(node).items():
+    attributes = vars(node)
+    is_data = attributes.get("_pytree__nodes", {})
+    for name, child in attributes.items():
         if type(child) in (int, float):
-            if not (node._pytree__nodes.get(name) or isinstance(node, nnx.List)):
+            if not (is_data.get(name) or isinstance(node, nnx.List)):
                 yield path + name, child
         else:
             yield from _static_numbers(child, f"{path}{name}/", met)

@@ -46,7 +46,6 @@ def field(f: Any, value: float = 1.0) -> Field:
 DIFFER: dict[str, tuple[Any, Any]] = {
     "function": (jax.nn.relu, jax.nn.gelu),
     "jit": (jax.jit(jax.nn.relu), jax.jit(jax.nn.gelu)),
-    "jit of vmap": tuple(jax.jit(jax.vmap(one)) for one in (jax.nn.relu, jax.nn.gelu)),
     "Lambda": (eqx.nn.Lambda(jax.nn.relu), eqx.nn.Lambda(jax.nn.gelu)),
     "partial": (functools.partial(jnp.sum, axis=0), functools.partial(jnp.max, axis=0)),
     "class": (Mark(), jnp.sin),
