@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import operator
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -44,7 +45,6 @@ from ckpt_core._format.untrusted import (
 )
 from ckpt_core._format.untrusted import parse_json as parse_json
 from ckpt_core._frozen import frozen
-from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from_name, leaf_spec
@@ -149,7 +149,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     versions: dict[str, str] = field(default_factory=dict[str, str])  # of the libraries
     topology: dict[str, Any] = field(default_factory=dict[str, Any])  # processes, devices, platform
-    settings: dict[str, Any] = field(default_factory=dict[str, Any])  # of jax: ``jax_settings``
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])  # of jax: ``JAX_SETTINGS``
     created_unix_secs: float = 0.0  # time of the commit
     durations: dict[str, float] = field(default_factory=dict[str, float])  # phase -> seconds
     packed: bytes = b""
@@ -199,18 +199,6 @@ class Record:
 
     def _is_data(self, name: str) -> bool:
         return "/d/" in name and not self.is_users(name)
-
-
-_SETTINGS = (
-    *("jax_threefry_partitionable", "jax_default_prng_impl"),
-    *("jax_enable_x64", "jax_default_matmul_precision"),
-)
-
-
-def jax_settings() -> dict[str, Any]:
-    """The settings of jax on this thread under which the same state gives other numbers."""
-    found = {name: getattr(jax.config, name, None) for name in _SETTINGS}
-    return {name: value for name, value in found.items() if type(value) in (bool, str, type(None))}
 
 
 def folder_of(item: str) -> str:
@@ -500,3 +488,20 @@ def checked_across(
 def _refuse_different(specs: Sequence[LeafSpec]) -> None:
     if len(set(specs)) > 1 or specs[0].kind not in CHANGEABLE_KINDS:
         raise ValueError("leaves of several kinds cannot be one object")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python, ckpt and its dependencies, and of the imported frameworks."""
+    names = ("jax", "numpy", "tensorstore", "flax", "optax", "keras", "torch", "torchax", "grain")
+    found = {"python": ".".join(map(str, sys.version_info[:3])), "ckpt-core": _version("ckpt-core")}
+    return found | {name: _version(name) for name in names if name in sys.modules}
+
+
+@functools.cache
+def _version(distribution: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"

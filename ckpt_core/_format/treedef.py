@@ -27,6 +27,7 @@ _KINDS = frozenset(
 _MOST_CHILDREN = 2**40
 _KEY_TYPES = frozenset({str, int})
 _TEXT_ONLY = frozenset({str})
+_INTS = frozenset({int, bool})
 _MOST_CONTAINERS = 2**20
 _MOST_PATH_KEYS = 2**25
 """Limit of the keys in the paths of all leaves together: a million leaves 32 levels deep."""
@@ -147,7 +148,9 @@ def load_nodes(
     for at, static in constants:
         if type(at) is not int or not 0 <= at < len(tokens) or not isinstance(tokens[at], list):
             raise ValueError(f"constants of {at!r}, which is no container")
-        told[at] = checked_static({**json.loads(told.get(at, "{}")), "constants": static})
+        both = {**json.loads(told.get(at, "{}")), "constants": static}
+        of_ints = type(static) is dict and _INTS.issuperset(map(type, static.values()))
+        told[at] = json.dumps(both) if of_ints else checked_static(both)
     loading = _Loading(tokens, paths, told, bounds)
     try:
         root, stop = loading.node(0, (), 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpt_core._adapters import SavedDict
 from ckpt_core._errors import Mismatch
+from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._load import functions
 from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._saved import SavedItem
@@ -100,10 +101,11 @@ def _warn(differing: Sequence[Mismatch]) -> None:
     )
 
 
-def warn_of_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def warn_of_settings(saved: Mapping[str, Any]) -> None:
     """Warns of settings of jax that are not those of the save, with the lines that set the saved ones."""
-    others = [name for name in now if type(saved.get(name, ...)) in (bool, str, type(None))]
-    others = [name for name in others if saved[name] != now[name]]
+    known = [name for name in JAX_SETTINGS if type(saved.get(name, ...)) in (bool, str, type(None))]
+    now = {name: getattr(jax.config, name, saved[name]) for name in known}
+    others = [name for name in known if saved[name] != now[name]]
     if others:
         both = ", ".join(f"{name} was {saved[name]!r} and is {now[name]!r}" for name in others)
         lines = "\n".join(f'    jax.config.update("{name}", {saved[name]!r})' for name in others)

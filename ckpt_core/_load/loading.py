@@ -20,10 +20,10 @@ from ckpt_core._errors import (
     StructureMismatch,
 )
 from ckpt_core._format import orbax_write
-from ckpt_core._format.record import jax_settings
 from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
+from ckpt_core._lazy import jax
 from ckpt_core._load import constants, functions
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
@@ -116,8 +116,8 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     ):
         _raise_mismatches(checkpoint, plans, request)
     saved = checkpoint.record.settings if isinstance(checkpoint, NativeCheckpoint) else {}
-    if request.restores and saved and saved != (now := jax_settings()):
-        constants.warn_of_settings(saved, now)
+    if request.restores and any(getattr(jax.config, k, None) != v for k, v in saved.items()):
+        constants.warn_of_settings(saved)
     if request.only is not None:
         _check_patterns(checkpoint, plans, request)
     if checkpoint.gather is not None:

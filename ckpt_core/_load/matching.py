@@ -50,7 +50,7 @@ from ckpt_core._tree import (
     Key,
     Node,
     Path,
-    any_node,
+    code_and_constants,
     flatten,
     format_path,
     importable_type,
@@ -205,18 +205,13 @@ def _matched(
     )
     if places is not None:
         found.mismatches += _placeholders_for_nothing(places, item, rules)
-    now = flat.root.children[0] if flat.root.kind == "expanded" else flat.root
-    unlike = now != item.root or rules.rename is not None
-    if unlike and (_may_hold_any(item.root) or _may_hold_any(now)):
+    before, now = code_and_constants(item.root), code_and_constants(flat.root)
+    if before != now or (now and rules.rename is not None):
         constants.compare(found, item, flat, rules, everything)
     _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
         _tell_of_abstract_rest(found, flat, item)
     return found
-
-
-def _may_hold_any(root: Node) -> bool:
-    return any_node(root, lambda node: node.kind == "code" or node.static != "")
 
 
 def _targets(
@@ -288,7 +283,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     root = item.root
     if selected is not None:
         root = _pruned(root, set(positions)) or Node("dict")
-    elif request.rules.rename is None and _may_hold_any(root):
+    elif request.rules.rename is None and code_and_constants(root):
         functions.refuse_missing(item, root)
     by_result = {
         result: targets[position]

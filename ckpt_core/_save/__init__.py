@@ -15,7 +15,6 @@ from ckpt_core._save.agreement import Offer as Offer
 from ckpt_core._save.dedup_links import Links as Links
 from ckpt_core._save.job import NOTHING, RecordFields, SaveJob, collect_items, make_job, save_job
 from ckpt_core._save.protocol import PreparedSave, Snapshot, prepare_save, take
-from ckpt_core._save.write import library_versions as library_versions
 
 __all__ = [
     "NOTHING",

@@ -15,8 +15,9 @@ from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import refuse_keys
-from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord, jax_settings
+from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._frozen import frozen
+from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._options import Options, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
@@ -66,7 +67,8 @@ class RecordFields:
         thread; TypeError if it is not JSON.
         """
         metadata = frozen_metadata(self.metadata)
-        return RecordFields(self.single, metadata, dict(self.metrics), jax_settings())
+        settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
+        return RecordFields(self.single, metadata, dict(self.metrics), settings)
 
 
 @frozen

@@ -16,11 +16,12 @@ from ckpt_core import _processes
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError, raised_by_another
+from ckpt_core._format.record import library_versions
 from ckpt_core._operation import Operation
 from ckpt_core._save.agreement import NO_OFFER, Offer, agree_to_save, of_process_0
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem, prepare_items
-from ckpt_core._save.write import Write, library_versions
+from ckpt_core._save.write import Write
 
 Around = Callable[[Callable[[], None]], None]
 """Calls its argument, which writes and commits; may do more before and after, on that thread."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +17,7 @@ from ckpt_core._format.record import (
     Record,
     dump_json,
     dump_record,
+    library_versions,
 )
 from ckpt_core._lazy import jax
 from ckpt_core._operation import Operation
@@ -323,30 +322,3 @@ def _handler(item: PreparedItem) -> str:
     if item.record.form != "tree":
         return "json"
     return "text_tree" if item.texts else "tree"
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of Python, ckpt and its dependencies, and of the imported frameworks."""
-    libraries = [
-        "jax",
-        "numpy",
-        "tensorstore",
-        "flax",
-        "optax",
-        "keras",
-        "torch",
-        "torchax",
-        "grain",
-    ]
-    found = {"python": ".".join(map(str, sys.version_info[:3])), "ckpt-core": _version("ckpt-core")}
-    return found | {name: _version(name) for name in libraries if name in sys.modules}
-
-
-@functools.cache
-def _version(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "unknown"

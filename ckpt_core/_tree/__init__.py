@@ -14,6 +14,7 @@ from ckpt_core._tree.flatten import Path as Path
 from ckpt_core._tree.flatten import WithConstants as WithConstants
 from ckpt_core._tree.flatten import any_node as any_node
 from ckpt_core._tree.flatten import array_name as array_name
+from ckpt_core._tree.flatten import code_and_constants as code_and_constants
 from ckpt_core._tree.flatten import flatten as flatten
 from ckpt_core._tree.flatten import format_path as format_path
 from ckpt_core._tree.flatten import is_plain_tuple as is_plain_tuple

@@ -11,10 +11,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree.code import code_name
 from ckpt_core._tree.fields import dataclass_maker, refuse_contents, refuse_more_than_fields
-from ckpt_core._tree.static import constants_text, is_lost, static_text
+from ckpt_core._tree.static import is_lost, static_text
 
 Key = str | int | tuple[Any, ...]
 """One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
@@ -71,14 +72,11 @@ class Below:
         self.value = value
 
 
-class WithConstants:
+class WithConstants(NamedTuple):
     """Wrapper, in a tree to flatten, of the state of a live object; with numbers of the object that are no state, by path."""
 
-    __slots__ = ("constants", "state")
-
-    def __init__(self, state: Any, constants: Mapping[str, Any]) -> None:
-        self.state = state
-        self.constants = constants
+    state: Any
+    constants: Mapping[str, int | float]
 
 
 @functools.lru_cache(64)
@@ -145,6 +143,18 @@ def any_node(root: Node, holds: Callable[[Node], bool]) -> bool:
     return holds(root) or any(map(inside, below.values()))
 
 
+def code_and_constants(node: Node, path: Path = ()) -> list[tuple[Path, str]]:
+    """Path and name of each function in a structure; and path and text of what has static values."""
+    while node.kind == "expanded":
+        (node,) = node.children
+    own = node.type_name if node.kind == "code" else node.static
+    found = [(path, own)] if own else []
+    for key, child in zip(node.keys, node.children, strict=True):
+        if child is not LEAF and child.kind != "leaf":
+            found += code_and_constants(child, (*path, key))
+    return found
+
+
 def flatten(
     tree: Any,
     *,
@@ -198,8 +208,11 @@ class _Walk:
             )
         if cls is WithConstants:
             node = self.visit(value.state, path)
-            text = constants_text(value.constants) if node.kind == "dict" else ""
-            return dataclasses.replace(node, static=text) if text else node
+            if node.kind != "dict":
+                return node
+            numbers = value.constants.items()
+            told = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
+            return dataclasses.replace(node, static=json.dumps({"constants": told}))
         if len(path) > MAX_DEPTH:
             raise UnsupportedLeaf(
                 f"{format_path(path)[:200]}...: nested more than {MAX_DEPTH} levels deep",

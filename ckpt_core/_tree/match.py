@@ -99,7 +99,8 @@ def match(
             result.mismatches.append(
                 Mismatch(format_path(path), "unexpected", str(spec), None, None, item)
             )
-    result.mismatches = _with_nearest(result.mismatches)
+    if result.mismatches:
+        result.mismatches = _with_nearest(result.mismatches)
     return result
 
 

@@ -62,12 +62,6 @@ def _all_texts(aux: Any) -> bool:
     return isinstance(aux, (tuple, list)) and all(type(part) is str for part in aux)
 
 
-def constants_text(constants: Mapping[str, Any]) -> str:
-    """The text for numbers in a live object, by path."""
-    told = {name: _dump(value, 0) for name, value in constants.items()}
-    return json.dumps({"constants": told}, separators=(",", ":"))
-
-
 def plain_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """The plain values, and the plain parts of containers, dataclasses and objects of numpy, by path; as JSON values."""
     return dict(_plain_parts("", values, _DEEPEST_PART))

@@ -15,12 +15,12 @@ from ckpt_core._errors import (
     CheckpointExists,
     CheckpointNotFound,
 )
+from ckpt_core._format.record import library_versions
 from ckpt_core._look.statistics import leaf_statistics
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.retention import DAMAGED, RETIRED
 from ckpt_core._run.steps import Steps, refuse_one_checkpoint
-from ckpt_core._save import library_versions
 from ckpt_core._saved import open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, verify

@@ -68,7 +68,26 @@ class NNXAdapter:
 
     def get_constants(self, obj: Any, /) -> dict[str, int | float]:
         """The numbers among the static attributes of a module and those in it, such as a count of updates."""
-        return dict(_static_numbers(obj, "", set()))
+        found: dict[str, int | float] = {}
+        met, left = set[int](), [(obj, "")]
+        for node, path in left:  # which grows meanwhile
+            if (
+                not isinstance(node, nnx.Pytree)
+                or isinstance(node, nnx.Variable)
+                or id(node) in met
+            ):
+                continue
+            met.add(id(node))
+            attributes = vars(node)
+            left += [(child, f"{path}{name}/") for name, child in attributes.items()]
+            if not isinstance(node, nnx.List):
+                is_data = attributes.get("_pytree__nodes", {})
+                found |= {
+                    path + name: child
+                    for name, child in attributes.items()
+                    if type(child) in (int, float) and not is_data.get(name)
+                }
+        return found
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Sets the Variables of ``obj`` to values with the structure of ``get_state(obj)``.
@@ -207,21 +226,6 @@ def _data_of(node: Any) -> dict[Key, Any]:
     if all(path for path, _ in paths):
         return {_path_part(path[0]): child for path, child in paths}
     return _children(node) if isinstance(node, nnx.Pytree) else {}  # a class with pytree=False
-
-
-def _static_numbers(node: Any, path: str, met: set[int]) -> Iterator[tuple[str, int | float]]:
-    """Path and value of the static numbers of a module and of the modules in it."""
-    if not isinstance(node, nnx.Pytree) or isinstance(node, nnx.Variable) or id(node) in met:
-        return
-    met.add(id(node))
-    attributes = vars(node)
-    is_data = attributes.get("_pytree__nodes", {})
-    for name, child in attributes.items():
-        if type(child) in (int, float):
-            if not (is_data.get(name) or isinstance(node, nnx.List)):
-                yield path + name, child
-        else:
-            yield from _static_numbers(child, f"{path}{name}/", met)
 
 
 def _values(

@@ -147,8 +147,9 @@ def _value_in(held: dict[str, Any]) -> Any:
 
 
 def _fits(saved: Any, now: Any) -> bool:
-    alike = type(saved) is type(now) and saved is not None
-    return alike and (not isinstance(now, (list, np.ndarray)) or len(saved) == len(now))
+    if saved is None or type(saved) is not type(now):
+        return False
+    return not isinstance(now, (list, np.ndarray)) or len(saved) == len(now)
 
 
 def _put(dataset: Any, name: str, now: Any, saved: Any) -> None:
