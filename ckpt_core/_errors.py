@@ -88,7 +88,8 @@ class Mismatch:
         path: path of the leaf, as text with ``/``.
         kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
             ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (another
-            name, or on one side only), ``rename`` (an entry of ``rename=`` that matches nothing),
+            name, or on one side only), ``static`` (a number, flag, enum or dtype that jax does not
+            flatten, which the target keeps), ``rename`` (an entry of ``rename=`` that matches nothing),
             or ``kind`` (for example an array where a string was saved).
         saved: description of the saved leaf, or None.
         wanted: description of the target's leaf, or None.

@@ -40,3 +40,9 @@ if TYPE_CHECKING:
     import jax.numpy  # pyright: ignore[reportUnusedImport]
 else:
     jax = LazyModule("jax", "jax.core", "jax.monitoring", "jax.numpy", "jax.sharding")
+
+JAX_SETTINGS = (
+    *("jax_threefry_partitionable", "jax_default_prng_impl"),
+    *("jax_enable_x64", "jax_default_matmul_precision"),
+)
+"""Settings of jax under which the same state gives other numbers."""

@@ -362,7 +362,7 @@ CHECKPOINTER_ARGUMENTS = frozenset(
 _SETTINGS = frozenset(Options.__dataclass_fields__)
 RESTORE_ARGUMENTS = (
     *("items", "only", "rename", "rules", "cast", "missing", "unexpected", "options"),
-    *("strict_latest", "sharding", "as_numpy"),
+    *("static", "strict_latest", "sharding", "as_numpy"),
 )
 """What restores take by keyword beside their targets: a target of such a name could not be passed by keyword."""
 _OWNERS = {

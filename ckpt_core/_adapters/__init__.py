@@ -18,7 +18,7 @@ import numpy as np
 
 from ckpt_core._adapters import verbs as verbs
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._tree import Below, Path
+from ckpt_core._tree import Below, Path, WithConstants
 
 GROUP = "ckpt_core.adapters"
 
@@ -248,6 +248,20 @@ def notice(objects: Iterable[Any]) -> None:
             adapter.notice(obj)
 
 
+def introduce(objects: Sequence[Any]) -> None:
+    """Calls ``meet`` for objects that are saved or restored in one call."""
+    for obj in objects:
+        adapter = adapter_for(obj)
+        if isinstance(adapter, verbs.Meets):
+            adapter.meet(obj, objects)
+
+
+class SavedDict(dict[Any, Any]):
+    """The description of a saved tree that is a dict, with what ``get_constants`` gave when it was saved."""
+
+    constants: Mapping[str, Any] = {}
+
+
 def is_per_process(adapter: Any) -> bool:
     """Whether each process has its own state."""
     return bool(getattr(adapter, "per_process", False))
@@ -342,6 +356,8 @@ def expander(
             state = adapter.get_state(used, seen) if shares else adapter.get_state(used)
         if live is not None:
             live.append((obj, shares or not isinstance(state, (Mapping, list, tuple))))
+        if isinstance(adapter, verbs.HasConstants) and (told := adapter.get_constants(used)):
+            state = WithConstants(state, told)
         return state, finish
 
     return expand

@@ -31,6 +31,24 @@ class HasPosition(Protocol):
 
 
 @runtime_checkable
+class HasConstants(Protocol):
+    """Knows the numbers in its objects that are no state."""
+
+    def get_constants(self, obj: Any, /) -> Mapping[str, Any]:
+        """The numbers by path. They are saved, and a restore warns of those that differ, since it cannot set them."""
+        ...
+
+
+@runtime_checkable
+class Meets(Protocol):
+    """Reads or sets an object by what is passed beside it."""
+
+    def meet(self, obj: Any, others: Sequence[Any], /) -> None:
+        """Called before several items are saved or restored, with all of them."""
+        ...
+
+
+@runtime_checkable
 class Notices(Protocol):
     """Gets the objects with which training begins."""
 
@@ -86,7 +104,8 @@ class Wants(Protocol):
 
     def wanted(self, obj: Any, saved: Any, /) -> Any:
         """The state to restore, instead of ``get_state``, if the object is the target of an item. Each leaf of the saved tree
-        is a description with ``kind``, ``shape`` and ``dtype``; return it as a leaf to request that leaf as it was saved.
+        is a description with ``kind``, ``shape`` and ``dtype``; return it as a leaf to request that leaf as it was saved. A
+        dict for which ``get_constants`` was recorded has that as ``constants``.
         """
         ...
 

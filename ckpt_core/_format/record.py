@@ -149,6 +149,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     versions: dict[str, str] = field(default_factory=dict[str, str])  # of the libraries
     topology: dict[str, Any] = field(default_factory=dict[str, Any])  # processes, devices, platform
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])  # of jax: ``JAX_SETTINGS``
     created_unix_secs: float = 0.0  # time of the commit
     durations: dict[str, float] = field(default_factory=dict[str, float])  # phase -> seconds
     packed: bytes = b""
@@ -222,6 +223,8 @@ def dump_record(record: Record) -> bytes:
             for name, entry in sorted(record.files.items())
         },
     }
+    if record.settings:
+        body["settings"] = record.settings
     if record.part is not None:
         body["part"] = record.part.dump()
     if record.parent is not None:
@@ -279,7 +282,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         ],
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
-        **({"statics": found} if (found := dump_statics(item.tree)) else {}),  # since 0.2
+        **dump_statics(item.tree),  # since 0.2
         **({"shared": item.shared} if item.shared else {}),  # since 0.2
     }
 
@@ -328,6 +331,7 @@ def load_record(data: bytes) -> Record:
             metrics=dict(value["metrics"]),
             versions=dict(value["versions"]),
             topology=dict(value["topology"]),
+            settings=dict(value.get("settings", {})),  # since 0.2
             created_unix_secs=float(value["created_unix_secs"]),
             durations=dict(value.get("durations", {})),  # since 0.1
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
@@ -354,7 +358,8 @@ def _bad(what: str) -> CheckpointCorrupt:
 def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
     paths: list[Path] = []
     leaves = value["leaves"]
-    root = load_nodes(value["nodes"], paths, value.get("statics", ()), len(leaves), bounds)
+    told = value.get("statics", ()), value.get("constants", ())  # since 0.2
+    root = load_nodes(value["nodes"], paths, *told, len(leaves), bounds)
     if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
         leaves = tuple(map(load_leaf, leaves))
     if len(leaves) != len(paths):
@@ -487,21 +492,16 @@ def _refuse_different(specs: Sequence[LeafSpec]) -> None:
 
 def library_versions() -> dict[str, str]:
     """Versions of Python, ckpt and its dependencies, and of the imported frameworks."""
-    names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
-    for framework in ("flax", "optax", "keras", "torch", "torchax", "grain"):
-        names[framework] = framework
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for distribution, module in names.items():
-        if module in sys.modules:
-            found[distribution] = _version(distribution)
-    return found
+    names = ("jax", "numpy", "tensorstore", "flax", "optax", "keras", "torch", "torchax", "grain")
+    found = {"python": ".".join(map(str, sys.version_info[:3])), "ckpt-core": _version("ckpt-core")}
+    return found | {name: _version(name) for name in names if name in sys.modules}
 
 
 @functools.cache
 def _version(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib import metadata
 
     try:
-        return version(distribution)
-    except PackageNotFoundError:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
         return "unknown"

@@ -27,6 +27,7 @@ _KINDS = frozenset(
 _MOST_CHILDREN = 2**40
 _KEY_TYPES = frozenset({str, int})
 _TEXT_ONLY = frozenset({str})
+_INTS = frozenset({int, bool})
 _MOST_CONTAINERS = 2**20
 _MOST_PATH_KEYS = 2**25
 """Limit of the keys in the paths of all leaves together: a million leaves 32 levels deep."""
@@ -45,11 +46,13 @@ def dump_nodes(root: Node) -> list[Any]:
     return out
 
 
-def dump_statics(root: Node) -> list[Any]:
-    """The static fields of nodes: entries ``[index of the node in the flat list, JSON value]``."""
+def dump_statics(root: Node) -> dict[str, list[Any]]:
+    """The entries ``statics`` and ``constants`` of an item: lists of ``[index of the node in the flat list, JSON value]``."""
     found: list[Any] = []
     _dump_statics(root, 0, found)
-    return found
+    constants = [[at, told.pop("constants")] for at, told in found if "constants" in told]
+    lists = {"statics": [entry for entry in found if entry[1]], "constants": constants}
+    return {name: entries for name, entries in lists.items() if entries}
 
 
 def _dump_statics(node: Node, at: int, found: list[Any]) -> int:
@@ -123,6 +126,7 @@ def load_nodes(
     tokens: list[Any],
     paths: list[Path],
     statics: Sequence[Any] = (),
+    constants: Sequence[Any] = (),
     leaf_count: int | None = None,
     bounds: TreeBounds | None = None,
 ) -> Node:
@@ -140,9 +144,14 @@ def load_nodes(
     for at, _ in statics:
         if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
-    loading = _Loading(
-        tokens, paths, {at: checked_static(static) for at, static in statics}, bounds
-    )
+    told = {at: checked_static(static) for at, static in statics}
+    for at, static in constants:
+        if type(at) is not int or not 0 <= at < len(tokens) or not isinstance(tokens[at], list):
+            raise ValueError(f"constants of {at!r}, which is no container")
+        both = {**json.loads(told.get(at, "{}")), "constants": static}
+        of_ints = type(static) is dict and _INTS.issuperset(map(type, static.values()))
+        told[at] = json.dumps(both) if of_ints else checked_static(both)
+    loading = _Loading(tokens, paths, told, bounds)
     try:
         root, stop = loading.node(0, (), 0)
     except IndexError:

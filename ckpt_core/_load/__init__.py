@@ -43,6 +43,7 @@ def load(
     cast: bool = False,
     missing: str = "error",
     unexpected: str = "error",
+    static: str = "error",
     options: Options | None = None,
 ) -> Any: ...
 @overload
@@ -60,6 +61,7 @@ def load(
     cast: bool = False,
     missing: str = "error",
     unexpected: str = "error",
+    static: str = "error",
     options: Options | None = None,
 ) -> dict[Key, Any]: ...
 @overload
@@ -77,6 +79,7 @@ def load(
     cast: bool = False,
     missing: str = "error",
     unexpected: str = "error",
+    static: str = "error",
     options: Options | None = None,
 ) -> list[Any]: ...
 @overload
@@ -94,6 +97,7 @@ def load(
     cast: bool = False,
     missing: str = "error",
     unexpected: str = "error",
+    static: str = "error",
     options: Options | None = None,
 ) -> Like: ...
 def load(
@@ -110,6 +114,7 @@ def load(
     cast: bool = False,
     missing: str = "error",
     unexpected: str = "error",
+    static: str = "error",
     options: Options | None = None,
     **unknown: Any,
 ) -> Any:
@@ -154,6 +159,8 @@ def load(
         missing: if a leaf of ``like`` was not saved: ``"error"`` raises, ``"keep"`` returns the
             value that ``like`` holds.
         unexpected: if a saved leaf is not in ``like``: ``"error"`` raises, ``"ignore"`` skips it.
+        static: if a number, flag, enum or dtype in a static field of ``like`` is not the saved one:
+            ``"error"`` raises, ``"target"`` keeps that of ``like``. Another text is a warning.
         options: see ``Options``.
 
     Raises:
@@ -175,7 +182,7 @@ def load(
     if unknown:  # and not a wrapper, whose frame would stand in each traceback
         request_from("load", like, unknown)  # raises, with the argument that was meant
     request = make_request(
-        only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules, like
+        only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules, like, static
     )
     try:
         return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
@@ -257,6 +264,7 @@ def restore(
     cast: bool = False,
     missing: str = "error",
     unexpected: str = "error",
+    static: str = "error",
     options: Options | None = None,
     **targets: Any,
 ) -> Restored:
@@ -280,7 +288,7 @@ def restore(
         path: the checkpoint directory.
         state: the target, if the checkpoint was saved as one state; ``result["state"]`` holds it.
         items: more targets by name, for item names that are argument names of this function.
-        only, rename, rules, cast, missing, unexpected, options: as for ``load``.
+        only, rename, rules, cast, missing, unexpected, static, options: as for ``load``.
         **targets: for each wanted item, a live object or a pytree of live or abstract arrays.
 
     Raises:
@@ -295,7 +303,9 @@ def restore(
         >>> restored["params"]["w"]
         Array([1., 1., 1.], dtype=float32)
     """
-    request = make_request(only, rename, cast, missing, unexpected, options, rules=rules)
+    request = make_request(
+        only, rename, cast, missing, unexpected, options, rules=rules, static=static
+    )
     chosen = collect_targets(state, items, targets)
     try:
         return restore_checkpoint(lambda: open_checkpoint(path, options), chosen, request)

@@ -32,7 +32,7 @@ def differing(
     any function misses none: its functions were filtered out, as they are no state. A filtered target has None in their places,
     so a function of a field that no longer exists is a mismatch.
     """
-    here = functools.partial(_compared_path, rules=rules)
+    here = functools.partial(compared_path, rules=rules)
     before = {here(path, True): (path, _name(node)) for path, node in _functions_in(item.root)}
     now = {here(path, False): (path, _name(node)) for path, node in _functions_in(wanted)}
     gone = _only_in(before, now)
@@ -67,7 +67,7 @@ _Functions = Mapping[Path, tuple[Path, str]]
 """Path and name of each function, by the path (after renaming) at which both sides are compared."""
 
 
-def _compared_path(path: Path, saved: bool, rules: MatchRules) -> Path:
+def compared_path(path: Path, saved: bool, rules: MatchRules) -> Path:
     """A path as it is compared: a saved one is renamed; keys become text if the rules say so."""
     path = renamed_path(path, rules.rename) if saved else path
     return tuple(map(str, path)) if rules.loose_keys or rules.rename is not None else path

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpt_core._adapters import introduce
 from ckpt_core._devices.placing import owning_device
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
@@ -22,7 +23,8 @@ from ckpt_core._format import orbax_write
 from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
-from ckpt_core._load import functions
+from ckpt_core._lazy import jax
+from ckpt_core._load import constants, functions
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
@@ -37,6 +39,7 @@ from ckpt_core._read import LEAST_OWNED_BYTES, Reading, Want
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import (
     Checkpoint,
+    NativeCheckpoint,
     NativeItem,
     OrbaxItem,
     SavedItem,
@@ -99,6 +102,8 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     chosen = _chosen(checkpoint, request)
+    if request.restores and len(chosen) > 1:
+        introduce([target for _, target in chosen.values()])
     named = {
         name: plan_item(checkpoint, saved, target, request, context)
         for name, (saved, target) in chosen.items()
@@ -110,6 +115,9 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         plan.match is not None and plan.match.mismatches for plan in plans
     ):
         _raise_mismatches(checkpoint, plans, request)
+    saved = checkpoint.record.settings if isinstance(checkpoint, NativeCheckpoint) else {}
+    if request.restores and any(getattr(jax.config, k, None) != v for k, v in saved.items()):
+        constants.warn_of_settings(saved)
     if request.only is not None:
         _check_patterns(checkpoint, plans, request)
     if checkpoint.gather is not None:
@@ -424,6 +432,8 @@ def _advice(
         hints.append("cast=True converts dtypes")
     if "function" in kinds:
         hints.append('unexpected="ignore" keeps the functions of the target')
+    if "static" in kinds:
+        hints.append('static="target" keeps the values of the target')
     both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
     if both_sides and (rules.rename is None or idle):
         such_as = f", such as rename={renames}" if renames else ""

@@ -16,7 +16,7 @@ from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
-from ckpt_core._load import functions
+from ckpt_core._load import constants, functions
 from ckpt_core._load.derived import under_rules
 from ckpt_core._load.live_objects import Copies, live_object, live_tree
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
@@ -50,7 +50,7 @@ from ckpt_core._tree import (
     Key,
     Node,
     Path,
-    any_node,
+    code_and_constants,
     flatten,
     format_path,
     importable_type,
@@ -74,9 +74,7 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
             return only
         if isinstance(only, ExtentItem):
-            return replace(
-                only, name=name
-            )  # such files have no items: whatever the caller calls it
+            return replace(only, name=name)  # such files have no items
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
         close = difflib.get_close_matches(name, checkpoint.items, n=1)
@@ -140,14 +138,9 @@ def plan_item(
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
-    expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
+    expand = _adapters.expander(like, lambda: constants.unread(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)
-
-
-def _unread(item: SavedItem) -> Any:
-    """The saved pytree, with a ``SavedLeaf`` for each leaf, for ``wanted`` of an adapter."""
-    return unflatten(item.root, map(SavedLeaf, item.specs), resolve=importable_type)
 
 
 def _plan_strict(
@@ -212,18 +205,13 @@ def _matched(
     )
     if places is not None:
         found.mismatches += _placeholders_for_nothing(places, item, rules)
-    holds = _may_hold_functions(item.root) or _may_hold_functions(flat.root)
-    if everything and rules.unexpected == "error" and holds:
-        known = {entry.path for entry in found.mismatches}
-        found.mismatches += functions.differing(item, flat.root, rules, known)
+    before, now = code_and_constants(item.root), code_and_constants(flat.root)
+    if before != now or (now and rules.rename is not None):
+        constants.compare(found, item, flat, rules, everything)
     _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
         _tell_of_abstract_rest(found, flat, item)
     return found
-
-
-def _may_hold_functions(root: Node) -> bool:
-    return any_node(root, lambda node: node.kind == "code" or node.static != "")
 
 
 def _targets(
@@ -295,7 +283,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     root = item.root
     if selected is not None:
         root = _pruned(root, set(positions)) or Node("dict")
-    elif request.rules.rename is None and _may_hold_functions(root):
+    elif request.rules.rename is None and code_and_constants(root):
         functions.refuse_missing(item, root)
     by_result = {
         result: targets[position]
@@ -317,9 +305,15 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
-    same = functions.without_static(flat.root) == functions.without_static(item.root)
+    same, found = (
+        functions.without_static(flat.root) == functions.without_static(item.root),
+        Match(),
+    )
+    if same and flat.root != item.root and request.only is None:
+        constants.compare(found, item, flat, request.rules, everything=True)
     item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
     plan = _plan_as_saved(item, request)
+    plan.match = found
     if len(plan.positions) < len(item.paths):
         if not plan.positions:
             return ItemPlan(item, constant(like))

@@ -76,14 +76,17 @@ def make_request(
     as_numpy: bool = False,
     rules: Rules = None,
     like: Any = NOT_SAVED,
+    static: str = "error",
 ) -> Request:
     """The request of a load or restore, from the caller's arguments; ``like`` is that of a load. Raises ValueError if
-    ``missing`` or ``unexpected`` is no known word, and TypeError for other wrong arguments, or two that cannot be combined.
+    ``missing``, ``unexpected`` or ``static`` is no known word, and TypeError for other wrong arguments, or two that cannot be combined.
     """
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
     if unexpected not in ("error", "ignore"):
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
+    if static not in ("error", "target"):
+        raise ValueError(f"static must be 'error' or 'target', got {static!r}")
     if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
         raise TypeError(
             f"rename= is a dict of saved paths and wanted ones, or a function of a path, got a {type(rename).__name__}"
@@ -92,7 +95,7 @@ def make_request(
         raise TypeError(f"only= is a pattern, several, or a function of a path, got {only!r}")
     rename_path = None if rename is None else renamer(rename)
     request = Request(
-        MatchRules(rename_path, cast, missing, unexpected),
+        MatchRules(rename_path, cast, missing, unexpected, static=static),
         None if only is None else read_again(only),
         checked_options(options),
         sharding=sharding,
@@ -107,6 +110,8 @@ def make_request(
             raise TypeError(
                 "rules= needs a target: pass like, whose paths and shapes they are made for"
             )
+    if like is None and static != "error":
+        raise TypeError("static= is for a target: pass like, which keeps static values of its own")
     if as_numpy and (like is not None or sharding is not None):
         raise TypeError(
             "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
@@ -143,7 +148,10 @@ def collect_targets(
 
 
 _NAMES = frozenset(
-    ("only", "rename", "rules", "cast", "missing", "unexpected", "options", "sharding", "as_numpy")
+    (
+        *("only", "rename", "rules", "cast", "missing", "unexpected", "static"),
+        *("options", "sharding", "as_numpy"),
+    )
 )
 
 

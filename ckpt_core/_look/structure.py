@@ -39,12 +39,12 @@ def differing_nodes(
     ]
 
 
-_LEAF = "a leaf"
+_LEAF, _CONSTANT = "a leaf", "static "
 
 
 def _is_leaf(path: str, a: dict[str, str], b: dict[str, str]) -> bool:
-    """Whether one side has a leaf there and the other has nothing, as the lists of leaves say."""
-    return (path in a) != (path in b) and (a.get(path) or b[path]).startswith(_LEAF)
+    """Whether one side has a leaf there and the other has nothing, as the lists of leaves say; or a value that earlier versions did not record."""
+    return (path in a) != (path in b) and (a.get(path) or b[path]).startswith((_LEAF, _CONSTANT))
 
 
 _INT = " under an int"
@@ -61,15 +61,13 @@ def _described(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
     name = node.type_name.rpartition(":")[2] if node.kind not in ("list", "tuple") else ""
     empty = "" if node.children or node.kind in ("none", "code") else "empty "
     kind = "None" if node.kind == "none" else node.kind
-    static = "".join(f" {name}={value}" for name, value in _static(node.static))
+    told = json.loads(node.static) if node.static else {}
+    static = "".join(
+        f" {name}={json.dumps(value)}" for name, value in told.get("fields", {}).items()
+    )
+    static += f" function={told['function']}" if "function" in told else ""
     yield path, f"{empty}{kind}{' ' + name if name else ''}{static}{under}"
+    for name, value in told.get("constants", {}).items():
+        yield (*path, *name.split("/")), _CONSTANT + json.dumps(value)
     for key, child in zip(node.keys, node.children, strict=True):
         yield from _described(child, (*path, key))
-
-
-def _static(text: str) -> Iterator[tuple[str, str]]:
-    static = json.loads(text) if text else {}
-    fields = static.get("fields", {})
-    yield from ((name, json.dumps(value)) for name, value in fields.items())
-    if "function" in static:
-        yield "function", static["function"]

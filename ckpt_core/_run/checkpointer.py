@@ -193,6 +193,7 @@ class Checkpointer:
         cast: bool = False,
         missing: str = "error",
         unexpected: str = "error",
+        static: str = "error",
         strict_latest: bool = False,
         options: Options | None = None,
         **targets: Any,
@@ -230,7 +231,7 @@ class Checkpointer:
         """
         settle_all(self._run.saves)
         options = options or self._run.directory.options
-        request = make_request(only, rename, cast, missing, unexpected, options)
+        request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
         return self._run.restore_latest(targets, request, strict_latest)
 
@@ -247,6 +248,7 @@ class Checkpointer:
         cast: bool = False,
         missing: str = "error",
         unexpected: str = "error",
+        static: str = "error",
         options: Options | None = None,
         **targets: Any,
     ) -> RestoredStep:
@@ -260,7 +262,7 @@ class Checkpointer:
         """
         settle_all(self._run.saves)
         options = options or self._run.directory.options
-        request = make_request(only, rename, cast, missing, unexpected, options)
+        request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
         return self._run.restore(step, targets, request)
 

@@ -17,6 +17,7 @@ from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._frozen import frozen
+from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._options import Options, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
@@ -58,11 +59,16 @@ class RecordFields:
     single: bool  # the caller passed one state, not named items
     metadata: Any = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of jax, as in ``Record``
     shared: tuple[tuple[tuple[str, int], ...], ...] = ()  # as in ``Record``
 
     def frozen(self) -> RecordFields:
-        """A copy that later changes by the caller do not reach, with metadata as JSON returns it; TypeError if it is not JSON."""
-        return RecordFields(self.single, frozen_metadata(self.metadata), dict(self.metrics))
+        """A copy that later changes by the caller do not reach, with metadata as JSON returns it, and the settings of jax on this
+        thread; TypeError if it is not JSON.
+        """
+        metadata = frozen_metadata(self.metadata)
+        settings = {name: getattr(jax.config, name, None) for name in JAX_SETTINGS}
+        return RecordFields(self.single, metadata, dict(self.metrics), settings)
 
 
 @frozen

@@ -84,7 +84,8 @@ def writer_of(
     path: str | os.PathLike[str], fields: RecordFields, *, overwrite: bool, options: Options | None
 ) -> CheckpointWriter:
     """``writer``, also for a checkpoint of one state, which is its item ``state``."""
-    job = save_job(path, fields.frozen(), checked_options(options), overwrite=overwrite)
+    kept = replace(fields.frozen(), settings={})  # pieces may come from other programs
+    job = save_job(path, kept, checked_options(options), overwrite=overwrite)
     count = job.processes.count
     if count > 1:
         raise CheckpointError(

@@ -61,7 +61,10 @@ def prepare_items(
     share. ``copy`` copies host memory that the caller could change while the save runs (None: the caller waits).
     UnsupportedLeaf says path, type and item; ValueError is for a pattern of ``Options.compression`` that matches no leaf.
     """
-    shared = SharedObjects() if len(items) > 1 else None
+    shared = None
+    if len(items) > 1:
+        shared = SharedObjects()
+        _adapters.introduce([*items.values()])
     prepared = [prepare_item(name, value, jobs, copy, shared) for name, value in items.items()]
     rules = jobs[0].options.compression
     if isinstance(rules, Mapping):

@@ -236,6 +236,7 @@ class Write:
             metadata=self._fields.metadata,
             metrics=dict(self._fields.metrics),
             versions=library_versions(),
+            settings=dict(self._fields.settings),
             topology={
                 "process_count": jax.process_count(),
                 "device_count": jax.device_count(),

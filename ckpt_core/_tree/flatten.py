@@ -11,10 +11,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +50,9 @@ class Node:
     type_name: str = ""
     # Rebuilds the container from its children; None if the node was read from disk.
     make: Callable[[list[Any]], Any] | None = field(default=None, compare=False)
-    static: str = ""  # static fields of a ``custom`` node, as JSON (``static_text``)
+    static: str = (
+        ""  # static fields of a ``custom`` node, numbers in a live object: JSON (``static_text``)
+    )
 
 
 LEAF = Node("leaf")
@@ -67,6 +70,13 @@ class Below:
     def __init__(self, key: str, value: Any) -> None:
         self.key = key
         self.value = value
+
+
+class WithConstants(NamedTuple):
+    """Wrapper, in a tree to flatten, of the state of a live object; with numbers of the object that are no state, by path."""
+
+    state: Any
+    constants: Mapping[str, int | float]
 
 
 @functools.lru_cache(64)
@@ -133,6 +143,18 @@ def any_node(root: Node, holds: Callable[[Node], bool]) -> bool:
     return holds(root) or any(map(inside, below.values()))
 
 
+def code_and_constants(node: Node, path: Path = ()) -> list[tuple[Path, str]]:
+    """Path and name of each function in a structure; and path and text of what has static values."""
+    while node.kind == "expanded":
+        (node,) = node.children
+    own = node.type_name if node.kind == "code" else node.static
+    found = [(path, own)] if own else []
+    for key, child in zip(node.keys, node.children, strict=True):
+        if child is not LEAF and child.kind != "leaf":
+            found += code_and_constants(child, (*path, key))
+    return found
+
+
 def flatten(
     tree: Any,
     *,
@@ -184,6 +206,13 @@ class _Walk:
             return (
                 leaf_below(value.key) if node is LEAF else Node("expanded", (), (node,), value.key)
             )
+        if cls is WithConstants:
+            node = self.visit(value.state, path)
+            if node.kind != "dict":
+                return node
+            numbers = value.constants.items()
+            told = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
+            return dataclasses.replace(node, static=json.dumps({"constants": told}))
         if len(path) > MAX_DEPTH:
             raise UnsupportedLeaf(
                 f"{format_path(path)[:200]}...: nested more than {MAX_DEPTH} levels deep",
@@ -318,9 +347,13 @@ class _Walk:
             make=make,
         )
         self._modules -= module
-        by_field = all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed)
-        names = list(map(str, node.keys)) if by_field else None
-        static = static_text(value, names, names_function=not _has_code(node))
+        static = static_text(
+            value,
+            node.keys,
+            by_field=all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed),
+            aux=treedef.node_data()[1],
+            names_function=not _has_code(node),
+        )
         return dataclasses.replace(node, static=static) if static else node
 
     def _dataclass(self, value: Any, path: Path) -> Node:

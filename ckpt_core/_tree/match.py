@@ -22,6 +22,9 @@ class MatchRules:
     cast: bool = False  # convert a saved dtype to the wanted one, instead of a mismatch
     missing: str = "error"  # wanted but not saved: ``error``, or ``keep`` the target's value
     unexpected: str = "error"  # saved but not wanted: ``error`` or ``ignore``
+    static: str = (
+        "error"  # other static values than the saved ones: ``error``, or ``target`` keeps its own
+    )
     loose_keys: bool = False  # ``"0"`` and ``0`` are equal: Orbax's trees store no key types
 
 
@@ -96,7 +99,8 @@ def match(
             result.mismatches.append(
                 Mismatch(format_path(path), "unexpected", str(spec), None, None, item)
             )
-    result.mismatches = _with_nearest(result.mismatches)
+    if result.mismatches:
+        result.mismatches = _with_nearest(result.mismatches)
     return result
 
 

@@ -2,7 +2,8 @@
 
 They are recorded with the structure as JSON: ``{"fields": {name: value}, "function": name}``. Only
 plain values are recorded: as JSON values, or as ``[kind, ...]`` for those that JSON lacks. Reading
-them never imports a module.
+them never imports a module. ``"constants": {name: value}`` are those that a restore only compares: the
+plain parts of fields that are not all plain, of jax's auxiliary data, and numbers in live objects.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import enum
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -25,23 +26,63 @@ _DEEPEST = 32
 _TYPES = {cls.__name__: cls for cls in (bool, int, float, complex, str, bytes)}
 _NUMBERS = frozenset("biufcV")
 _KINDS = ("tuple", "enum", "int", "float", "complex", "bytes", "type", "dtype", "numpy", "jax")
-_MEMBERS = {"fields", "function"}
+_MEMBERS = {"fields", "function", "constants"}
+_DEEPEST_PART = 4
 
 
 class NotPlain(ValueError):
     """A static value that cannot be recorded, or that this process cannot rebuild."""
 
 
-def static_text(value: Any, children: Sequence[str] | None, *, names_function: bool) -> str:
+def static_text(
+    value: Any, children: Sequence[Any], *, by_field: bool, aux: Any, names_function: bool
+) -> str:
     """The static parts of an object of a registered class as JSON text, like ``{"fields":{"width":8}}``; empty if there are
-    none. ``children`` are the names of its children if they are field names, else None.
+    none. ``children`` are the keys of its children, field names if ``by_field``; ``aux`` is jax's auxiliary data.
     """
     described: dict[str, Any] = {}
-    if children is not None and (fields := recorded_fields(value, children)):
-        described["fields"] = fields
+    if by_field and dataclasses.is_dataclass(value):
+        if (fields := recorded_fields(value, children)) is not None:
+            described["fields"] = fields
+        else:
+            names = _static_names(type(value), tuple(children))
+            described["constants"] = plain_parts(
+                {name: getattr(value, name, ...) for name in names}
+            )
+    elif aux is not None and aux is not value:  # names of children say nothing new
+        parts = [part for part in aux if part not in children] if _all_texts(aux) else aux
+        described["constants"] = plain_parts({"aux_data": parts})
     if names_function and (name := wrapped_name(value)) is not None:
         described["function"] = name
+    described = {key: told for key, told in described.items() if told}
     return json.dumps(described, separators=(",", ":")) if described else ""
+
+
+def _all_texts(aux: Any) -> bool:
+    return isinstance(aux, (tuple, list)) and all(type(part) is str for part in aux)
+
+
+def plain_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values, and the plain parts of containers, dataclasses and objects of numpy, by path; as JSON values."""
+    return dict(_plain_parts("", values, _DEEPEST_PART))
+
+
+def _plain_parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, np.generic):
+        value = value.item()
+    try:
+        yield name, _dump(value, _DEEPEST)
+        return
+    except (ValueError, AttributeError):
+        pass  # it is not plain, and may have parts that are
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        value = {name: getattr(value, name, ...) for name in names}
+    elif isinstance(value, (tuple, list)):
+        value = dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+    if isinstance(value, Mapping) and depth:
+        for key, part in value.items():
+            yield from _plain_parts(f"{name}/{key}" if name else str(key), part, depth - 1)
 
 
 def recorded_fields(value: Any, children: Sequence[str]) -> dict[str, Any] | None:
@@ -74,11 +115,11 @@ def checked_static(value: Any) -> str:
     """The static parts in a record, validated and as text; raises ValueError for what ``static_text`` never writes."""
     if not isinstance(value, dict) or not value.keys() <= _MEMBERS:
         raise ValueError(f"impossible static fields {str(value)[:80]}")
-    fields: Any = value.get("fields", {})
-    if not isinstance(fields, dict):
-        raise ValueError(f"impossible static fields {str(fields)[:80]}")
-    for field in fields.values():
-        _check(field, _DEEPEST)
+    for fields in (value.get("fields", {}), value.get("constants", {})):
+        if not isinstance(fields, dict):
+            raise ValueError(f"impossible static fields {str(fields)[:80]}")
+        for field in fields.values():
+            _check(field, _DEEPEST)
     if not isinstance(value.get("function", ""), str):
         raise ValueError(f"impossible name of a function {str(value)[:80]}")
     return json.dumps(value, separators=(",", ":"))
@@ -91,6 +132,13 @@ def static_fields(text: str) -> dict[str, Any]:
         return {name: _load(field) for name, field in fields.items()}
     except (ValueError, OverflowError) as error:
         raise NotPlain(str(error)) from error
+
+
+def compared_values(text: str) -> dict[str, Any]:
+    """What a restore compares of a text, by name: texts, numbers and None as they are, tuples of these, and a list for anything else."""
+    found = json.loads(text) if text else {}
+    told = {**found.get("fields", {}), **found.get("constants", {})}
+    return {name: _meaning(value) for name, value in told.items()}
 
 
 def static_function(text: str) -> str:
@@ -168,6 +216,25 @@ def _load(value: Any) -> Any:
             return getattr(jax.numpy, _dtype(name).name, None)
         case _:
             raise ValueError(f"impossible static value {str(value)[:80]}")
+
+
+def _meaning(value: Any) -> Any:
+    """A recorded value in the form in which two are compared: where an enum lives, and what writes a dtype, does not count."""
+    match value:
+        case ["tuple", *parts]:
+            return tuple(map(_meaning, parts))
+        case ["enum", str(name), entry]:
+            return [f"{name.rpartition(':')[2]}.{entry}"]
+        case ["dtype" | "numpy" | "jax", name]:
+            return [name]
+        case ["int" | "float" | "complex", *_]:
+            try:
+                number = _load(value)
+            except (ValueError, OverflowError):  # of a crafted record
+                return value
+            return number if number == number else ["nan"]
+        case _:
+            return value
 
 
 def _dtype(name: str) -> np.dtype[Any]:

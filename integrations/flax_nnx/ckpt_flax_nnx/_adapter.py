@@ -66,6 +66,29 @@ class NNXAdapter:
             return marked(obj)
         return _values(_live_state(obj), dict[int, Any]() if seen is None else seen, marked)
 
+    def get_constants(self, obj: Any, /) -> dict[str, int | float]:
+        """The numbers among the static attributes of a module and those in it, such as a count of updates."""
+        found: dict[str, int | float] = {}
+        met, left = set[int](), [(obj, "")]
+        for node, path in left:  # which grows meanwhile
+            if (
+                not isinstance(node, nnx.Pytree)
+                or isinstance(node, nnx.Variable)
+                or id(node) in met
+            ):
+                continue
+            met.add(id(node))
+            attributes = vars(node)
+            left += [(child, f"{path}{name}/") for name, child in attributes.items()]
+            if not isinstance(node, nnx.List):
+                is_data = attributes.get("_pytree__nodes", {})
+                found |= {
+                    path + name: child
+                    for name, child in attributes.items()
+                    if type(child) in (int, float) and not is_data.get(name)
+                }
+        return found
+
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Sets the Variables of ``obj`` to values with the structure of ``get_state(obj)``.
 

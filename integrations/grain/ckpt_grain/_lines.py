@@ -9,14 +9,18 @@ that use cannot change are described.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, cast
 
 import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
+from ckpt_grain._arrays import array_text
 from ckpt_grain._values import ValueText, is_of_grain, made_with
 
 WHOLE, FIRM = "whole, by value", "firm, by value"
@@ -70,15 +74,19 @@ def is_elastic(obj: Any) -> bool:
     )
 
 
-def lines_of(obj: Any, how: str) -> list[str]:
-    """One line for each node of an iterator's pipeline, with its inputs indented below."""
-    return _Lines(firm=how == FIRM).of(obj)
+def described(obj: Any, how: str) -> tuple[list[str], list[list[str]]]:
+    """One line for each node of an iterator's pipeline, with its inputs indented below; and for each of its sources the name,
+    and a digest of the lists of texts and numbers that it holds.
+    """
+    lines = _Lines(firm=how == FIRM)
+    return lines.of(obj), lines.sources
 
 
 class _Lines:
     def __init__(self, *, firm: bool) -> None:
         self._firm = firm
         self._values = ValueText(firm)
+        self.sources: list[list[str]] = []
 
     def of(self, obj: Any) -> list[str]:
         if isinstance(obj, grain.DataLoaderIterator):
@@ -142,6 +150,9 @@ class _Lines:
         }
 
     def _source_text(self, source: Any) -> str:
+        if not is_of_grain(source) and (held := [*self._lists_in(source, 3)]):
+            digest = hashlib.sha256("\n".join(held).encode(errors="backslashreplace"))
+            self.sources.append([type(source).__name__, digest.hexdigest()[:16]])
         try:
             length = f"[{len(source)}]"
         except TypeError:
@@ -151,6 +162,42 @@ class _Lines:
         if isinstance(source, (list, tuple)):  # data in memory, not a setting
             return f"{type(source).__name__}{length}"
         return f"{self._values.text(source, source=True)}{length}"
+
+    def _lists_in(self, source: Any, depth: int) -> Iterator[str]:
+        """The lists of texts and numbers that a source is or holds, as texts, also those of a source in it."""
+        if (text := _list_text(source)) is not None:
+            yield text
+        elif depth and not isinstance(source, (type, Mapping, list, tuple)):
+            held: Mapping[str, Any] = getattr(source, "__dict__", {})
+            if self._firm:  # use may have changed the others
+                held = {name: given.value for name, given in made_with(source).items()}
+            for name, value in sorted(held.items()):
+                if _list_text(value) is not None or hasattr(type(value), "__getitem__"):
+                    yield from (f"{name}: {text}" for text in self._lists_in(value, depth - 1))
+
+
+def _list_text(value: Any) -> str | None:
+    """An array of numbers, or a list of texts and numbers (also in lists), as text; None for anything else. Paths count from
+    the folder that they share: the files may have moved.
+    """
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
+        return array_text(value, repr)
+    if not isinstance(value, (list, tuple)) or not _is_plain(value):
+        return None
+    items = cast("Sequence[Any]", value)
+    if items and all(isinstance(item, (str, PurePath)) for item in items):
+        texts = list(map(str, items))
+        pairs = zip(min(texts), max(texts), strict=False)
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
+        items = [text[len(folder) :] for text in texts]
+    return repr(list(items))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, cast("Sequence[Any]", value)))
+    return isinstance(value, (str, bytes, int, float, np.number, PurePath))
 
 
 def loader_of(iterator: Any) -> Any:

@@ -2,9 +2,9 @@
 
 Grain's states are positions, and do not say in which pipeline. The description does: every
 transformation with the settings that decide which elements come, and in which order. Settings that
-only affect the speed (threads, buffers) are left out. A function is described by its name, its code
-and the values that it holds, a transformation by its class and constructor arguments, or by its
-``repr`` if it defines one.
+only affect the speed (threads, buffers) are left out. A function is described by its name, a
+transformation by its class and constructor arguments, or by its ``repr`` if it defines one, and
+lists of texts and numbers in a source by a digest.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from grain import experimental as grain_experimental
 from grain import python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_grain._code import PYTHON, without_code
-from ckpt_grain._lines import FIRM, WHOLE, is_elastic, lines_of, loader_of
+from ckpt_grain._lines import FIRM, WHOLE, described, is_elastic, loader_of
 from ckpt_grain._values import ADDRESS, QUOTED
 
 MAX_LINES = 200
@@ -33,19 +32,23 @@ MAX_LINES = 200
 _DETAIL = "told"
 """The key of the detail on disk."""
 
+_BY_NAME = "functions by name"
+"""What stands where earlier versions have the Python whose code they describe: they compare names then."""
+
 
 def describe(obj: Any, how: str) -> dict[str, Any]:
     """An iterator's pipeline as plain values: WHOLE if it has returned no element yet, FIRM otherwise."""
-    lines = lines_of(obj, how)
+    lines, sources = described(obj, how)
     return {
         "grain": grain.__version__,
         # None for an elastic iterator, whose state fits any number of processes.
         "processes": None if is_elastic(obj) else jax.process_count(),
         _DETAIL: how,
-        "python": PYTHON,
+        "python": _BY_NAME,
         "lines": lines[:MAX_LINES],
         "digest": _digest(lines),
-        "digest_of_names": _digest(map(without_code, lines)),
+        "digest_of_names": _digest(lines),
+        "sources": sources,
     }
 
 
@@ -135,11 +138,12 @@ _COUNT_ADVICE = (
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
     if saved["processes"] != now["processes"]:
         yield Mismatch("processes", "number", str(saved["processes"]), str(now["processes"]))
-    if saved.get("python", PYTHON) != now["python"]:
-        saved, now = _by_name(saved), _by_name(now)
+    for (name, before), (_, after) in zip(saved.get("sources", ()), now["sources"], strict=False):
+        if before != after:
+            yield Mismatch(name, "content", f"digest {before}", f"digest {after}")
     if saved["digest"] == now["digest"]:
         return
-    same_grain = saved["grain"] == now["grain"]
+    alike = saved["grain"] == now["grain"] and saved.get("python") == _BY_NAME
     # Without indentation: an inserted node indents all nodes below it, which did not change.
     before = [line.strip() for line in saved["lines"]]
     after = [line.strip() for line in now["lines"]]
@@ -151,16 +155,10 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[M
             name = _node_name(new or old or "")
             if not (old and new):
                 yield Mismatch(name, "missing" if new else "unexpected", old, new)
-            elif unlike := _unlike(old, new, all_settings=same_grain):
+            elif unlike := _unlike(old, new, all_settings=alike):
                 yield Mismatch(name, "setting", *unlike)
-    if before == after and same_grain:  # they differ in nesting, or beyond MAX_LINES
+    if before == after and alike:  # they differ in nesting, or beyond MAX_LINES
         yield Mismatch("pipeline", "digest", saved["digest"][:12], now["digest"][:12])
-
-
-def _by_name(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The description with functions by name only: another Python compiles them differently."""
-    lines = [without_code(line) for line in description["lines"]]
-    return {**description, "lines": lines, "digest": description["digest_of_names"]}
 
 
 def _pair(
@@ -186,7 +184,7 @@ def _node_name(line: str) -> str:
 def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None:
     """The differing settings of one node on both sides; if none differ, the whole lines, or None without
     ``all_settings``. That compares only settings of both sides: another version of Grain may have added or dropped some
-    that this pipeline does not use.
+    that this pipeline does not use. An earlier version of ckpt also described what functions hold.
     """
     before, after = _settings(old), _settings(new)
     if not all_settings:
@@ -195,6 +193,8 @@ def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None
         )
     keys = [key for key in before | after if all_settings or (key in before and key in after)]
     unlike = [key for key in keys if before.get(key) != after.get(key)]
+    if not all_settings:
+        unlike = [key for key in unlike if not _is_named_in(after[key], before[key])]
     if not unlike:
         return (old, new) if all_settings else None
     left, right = (
@@ -202,6 +202,14 @@ def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None
         for side in (before, after)
     )
     return left, right
+
+
+def _is_named_in(new: str, old: str) -> bool:
+    """Whether a setting is the function, or begins with it, that an earlier version described with its code and what it holds."""
+    by_code = old.partition(" [code ")[0].lstrip("\"'")
+    name = by_code.partition("(")[0]
+    rest = new.removeprefix(name) if new.startswith(name) else "another"
+    return not rest if by_code == old else re.match(r"\w", rest) is None
 
 
 def _timeless(text: str) -> str:

@@ -1,8 +1,8 @@
-"""Describes settings by value: arrays and functions by digests, objects by constructor arguments.
+"""Describes settings by value: arrays by digests, functions by name, objects by constructor arguments.
 
 The text is the same in every process that makes the same pipeline. For a pipeline that may have
 been used before it was first described, everything that use may have changed is left out:
-mutable containers that a function holds, optional fields that hold objects or None, a ``repr``.
+optional fields that hold objects or None, a ``repr``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_grain._arrays import array_text, as_array
-from ckpt_grain._code import captured, code_mark, codes_in, without_code
 
 MAX_TEXT = 400
 """The most characters of one setting; a longer one is cut, with a digest added."""
@@ -68,18 +67,15 @@ class ValueText:
         text = self._described(value, own_repr=not self._firm or (source and is_of_grain(value)))
         if len(text) <= MAX_TEXT:
             return text
-        named = without_code(text)
-        digest = hashlib.sha256(named.encode(errors="backslashreplace")).hexdigest()[:16]
-        codes = hashlib.sha256(codes_in(text).encode()).hexdigest()[:12]
-        mark = f" [code {codes}]" if named != text else ""
-        return f"{named[:MAX_TEXT]!r}... sha256:{digest}{mark}"
+        digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
+        return f"{text[:MAX_TEXT]!r}... sha256:{digest}"
 
     def counts_firmly(self, value: Any, optional: bool) -> bool:
         """Whether use cannot have changed the value of a constructor argument."""
         return _is_firm(value) or (not optional and as_array(value) is not None)
 
     def _described(self, value: Any, own_repr: bool) -> str:
-        if id(value) in self._inside:  # a function that calls itself
+        if id(value) in self._inside:  # a container that holds itself
             return "..."
         self._inside.append(id(value))
         try:
@@ -135,26 +131,16 @@ class ValueText:
         return _listed("{}", value.items(), pair)
 
     def _function_text(self, value: Any) -> str:
-        """A function by name, code and the values that it holds; a method with its object."""
+        """A function by its name, a method with its object; what it holds and its code are not compared."""
         owner = getattr(value, "__self__", None)
         if owner is not None and not inspect.ismodule(owner):
-            function = getattr(value, "__func__", None)
-            mark = code_mark(function) if isinstance(function, types.FunctionType) else ""
-            return f"{self._described(owner, own_repr=False)}.{value.__name__}{mark}"
+            return f"{self._described(owner, own_repr=False)}.{value.__name__}"
         if isinstance(value, types.FunctionType):
-            held = [(name, inner) for name, inner in captured(value) if self._is_setting(inner)]
-            settings = ", ".join(_named(held, lambda inner: self._described(inner, own_repr=False)))
-            return f"{value.__qualname__}{code_mark(value)}{f'({settings})' if settings else ''}"
+            return value.__qualname__
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None:  # jax.jit, functools.lru_cache
             return f"{type(value).__name__}({self._described(wrapped, own_repr=False)})"
         return value.__name__
-
-    def _is_setting(self, held: Any) -> bool:
-        """Whether a value that a function holds is a setting that use cannot change."""
-        if self._firm and isinstance(held, tuple):
-            return all(map(self._is_setting, held))
-        return not (self._firm and isinstance(held, (list, set, bytearray, Mapping)))
 
     def _object_text(self, value: Any, own_repr: bool) -> str:
         name = type(value).__name__
@@ -235,7 +221,7 @@ def _listed(brackets: str, items: Any, text_of: Any) -> str:
     digest = hashlib.sha256()
     for number, item in enumerate(items):
         if number % step == 0 or number == len(items) - 1:
-            digest.update(without_code(text_of(item)).encode(errors="backslashreplace") + b"\n")
+            digest.update(text_of(item).encode(errors="backslashreplace") + b"\n")
     return f"{left}{len(items)} entries, digest {digest.hexdigest()[:16]}{right}"
 
 

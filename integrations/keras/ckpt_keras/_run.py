@@ -368,8 +368,6 @@ class FitRun(keras.callbacks.Callback):
     def _save(self, metrics: Mapping[str, float]) -> None:
         in_epoch = self._progress.batch > 0
         host = self._host if in_epoch else self._host_now()
-        if in_epoch:
-            self._data.kept.hold_counts(host["dataset"])
         batches = self._inside.batches
         self._progress.batch_size = batches.size
         self._progress.batches_per_epoch = batches.count

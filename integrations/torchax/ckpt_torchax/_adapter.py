@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ class TorchAdapter:
 
     arrays_are_writable = True
     """On a CPU ``tensor.cpu()`` of torchax shares the memory of its jax array."""
+
+    def __init__(self) -> None:
+        self._names: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._orders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def accepts(self, cls: type, /) -> bool:
         """Whether the adapter handles objects of this class."""
@@ -43,6 +48,20 @@ class TorchAdapter:
             return _tensors.read(obj, "tensor")
         return _verbs(obj)[0](obj)
 
+    def get_constants(self, obj: Any, /) -> Mapping[str, Any]:
+        """The numbers among the attributes of a module and those in it, such as a count of updates; names of an optimizer's
+        parameters.
+        """
+        if isinstance(obj, torch.optim.Optimizer):
+            return _optimizers.names_beside(self._names.get(obj) or _optimizers.names_of(obj, ()))
+        return _modules.numbers_in(obj) if isinstance(obj, torch.nn.Module) else {}
+
+    def meet(self, obj: Any, others: Sequence[Any], /) -> None:
+        """Learns the names of an optimizer's parameters from the modules that are saved or restored with it."""
+        if isinstance(obj, torch.optim.Optimizer):
+            modules = [other for other in others if isinstance(other, torch.nn.Module)]
+            self._names[obj] = _optimizers.names_of(obj, modules)
+
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Sets a state with the structure of ``wanted`` or ``get_state``.
 
@@ -51,6 +70,8 @@ class TorchAdapter:
         """
         if isinstance(obj, torch.Tensor):
             _tensors.write(obj, state)
+        elif isinstance(obj, torch.optim.Optimizer):
+            _optimizers.set_optimizer_state(obj, state, self._orders.pop(obj, None))
         else:
             _verbs(obj)[1](obj, state)
 
@@ -67,6 +88,10 @@ class TorchAdapter:
         """The state to request for the target ``obj``, given the saved state."""
         if isinstance(obj, torch.Tensor):
             return _tensors.read_shape(obj, "tensor")
+        if isinstance(obj, torch.optim.Optimizer):
+            names = self._names.get(obj) or _optimizers.names_of(obj, ())
+            order = self._orders[obj] = _optimizers.order_of(obj, names, saved)
+            return _optimizers.wanted_of_optimizer(obj, saved, order)
         return _verbs(obj)[2](obj, saved)
 
     def renamed(self, rename: Mapping[str, str], saved: Sequence[str], /) -> dict[str, str]:
@@ -126,11 +151,6 @@ _FILLING: Verbs = (
     lambda filling, state: setattr(filling, "state", state),
     lambda filling, saved: _modules.wanted(filling.inside, saved),
 )
-_OPTIMIZER: Verbs = (
-    _optimizers.state_with_arrays,
-    _optimizers.set_optimizer_state,
-    _optimizers.wanted_of_optimizer,
-)
 _GENERATOR: Verbs = (
     _optimizers.get_generator_state,
     _optimizers.set_generator_state,
@@ -151,8 +171,6 @@ def _verbs(obj: Any) -> Verbs:
         return _FILLING
     if issubclass(cls, torch.nn.Module):
         return _MODULE
-    if issubclass(cls, torch.optim.Optimizer):
-        return _OPTIMIZER
     if issubclass(cls, torch.Generator):
         return _GENERATOR
     if _torchax.is_environment_class(cls):

@@ -63,6 +63,20 @@ def get_state(module: Any) -> dict[str, Any]:
     return tied_once(values, keys)
 
 
+def numbers_in(module: Any) -> dict[str, int | float]:
+    """Path and value of the numbers that a module, and those in it, hold as attributes. ``state_dict`` leaves them out, unless
+    a part has an extra state, which may have its numbers.
+    """
+    module = module.inside if isinstance(module, Filling) else module
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, part in _torchax.unwrapped(module).named_modules()
+        for name, value in vars(part).items()
+        if type(value) in (int, float)
+        and type(part).get_extra_state is torch.nn.Module.get_extra_state
+    }
+
+
 def wanted(module: Any, saved: Any) -> Any:
     """The state to request, given the saved one: each tensor once, under a name that was saved."""
     entries = _entries(module)

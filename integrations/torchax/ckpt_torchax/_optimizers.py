@@ -1,14 +1,16 @@
 """Optimizers, learning-rate schedulers and random generators of torch.
 
 A ``torch.optim`` optimizer has no state before its first step. A fresh one therefore requests the
-structure in the checkpoint, checked against its own parameters.
+structure in the checkpoint, checked against its own parameters. Parameters and groups are matched by
+the names of the parameters, which are recorded beside the state, else by position.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -42,16 +44,78 @@ def state_with_arrays(obj: Any) -> dict[str, Any]:
     return _tensors.arrays_of(obj.state_dict())
 
 
-def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> Any:
+Names = Sequence[Sequence[str]]
+"""The names of an optimizer's parameters, by group."""
+
+
+def names_of(optimizer: torch.optim.Optimizer, modules: Iterable[Any]) -> Names | None:
+    """The names that it was given, or those of the parameters in one of the modules; None if it has others."""
+    names = [group.get("param_names") or [] for group in optimizer.param_groups]
+    if not all(names):
+        known = {
+            id(parameter): name
+            for module in modules
+            for name, parameter in _torchax.unwrapped(module).named_parameters()
+        }
+        names = [[known.get(id(one), "") for one in g["params"]] for g in optimizer.param_groups]
+    every = [name for group in names for name in group]
+    return names if all(every) and len(set(every)) == len(every) else None
+
+
+def names_beside(names: Names | None) -> dict[str, bool]:
+    """What is recorded of names: ``{"0=fc.weight": True}``, as numbers of an object are."""
+    every = [name for group in names or () for name in group]
+    return {f"{number}={name}": True for number, name in enumerate(every)}
+
+
+class Order(NamedTuple):
+    """Which of the optimizer's own parameters is which of the saved ones, and which saved group is which of its own."""
+
+    parameters: Sequence[int]  # by position of the saved one
+    groups: Sequence[int]  # by position of its own
+
+
+def order_of(optimizer: torch.optim.Optimizer, names: Names | None, saved: Any) -> Order:
+    """By name, if both sides have the same names in the same groups; else by position, with a warning where names differ."""
+    groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
+    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
+    sizes = [len(group["params"]) for group in groups]
+    told: Mapping[str, Any] = getattr(saved, "constants", {})
+    before = dict(key.split("=", 1) for key in told if "=" in key)
+    by_position = Order(range(sum(sizes)), range(len(sizes)))
+    if names is not None and len(before) == sum(sizes):
+        every, parts = [before.get(str(n), "") for n in range(sum(sizes))], list[set[str]]()
+        for size in sizes:
+            start = sum(map(len, parts))
+            parts.append(set(every[start : start + size]))
+        own, wanted = [name for group in names for name in group], list(map(set, names))
+        if sorted(map(sorted, parts)) == sorted(map(sorted, wanted)):
+            places = {name: place for place, name in enumerate(own)}
+            return Order([places[name] for name in every], [parts.index(one) for one in wanted])
+        if own_sizes == sizes and every != own:
+            pairs = zip(every, own, strict=True)
+            shown = ", ".join(f"{old} -> {new}" for old, new in pairs if old != new)
+            warnings.warn(
+                f"the parameters of the optimizer have other names than when it was saved, so their state goes by position: {shown[:300]}",
+                UserWarning,
+                stacklevel=2,
+            )
+    if own_sizes != sizes:
+        _refuse(
+            "param_groups", f"groups of {sizes} parameters", f"groups of {own_sizes} parameters"
+        )
+    return by_position
+
+
+def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any, order: Order) -> Any:
     """The saved structure, with each array on the device or sharding of its parameter."""
-    saved_groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
-    _check_groups(optimizer, saved_groups)
-    parameters = _parameters(optimizer)
+    saved_groups = saved["param_groups"]
+    every = _parameters(optimizer)
+    parameters = [every[place] for place in order.parameters]
     live = state_with_arrays(optimizer)
-    groups = [
-        _wanted_group(own, group)
-        for own, group in zip(live["param_groups"], saved_groups, strict=True)
-    ]
+    groups: list[Any] = [None] * len(saved_groups)
+    for own, place in zip(live["param_groups"], order.groups, strict=True):
+        groups[place] = _wanted_group(own, saved_groups[place])
     state: dict[Any, Any] = {}
     for key, entry in saved.get("state", {}).items():
         if not str(key).isdigit():  # not a parameter's: some optimizers also have text keys
@@ -60,7 +124,7 @@ def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> Any:
         index = int(key)  # Orbax's own trees have text keys
         if index >= len(parameters):
             _refuse(f"state/{index}", "state of a parameter", f"{len(parameters)} parameters")
-        own = live["state"].get(index, {})
+        own = live["state"].get(order.parameters[index], {})
         state[index] = {
             name: _wanted_leaf(own.get(name), leaf, parameters[index], f"state/{index}/{name}")
             for name, leaf in entry.items()
@@ -68,30 +132,29 @@ def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> Any:
     return {"state": state, "param_groups": groups}
 
 
-def set_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Gives the optimizer new state tensors and the saved settings; keeps its parameters."""
-    parameters = _parameters(optimizer)
+def set_optimizer_state(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], order: Order | None
+) -> None:
+    """Gives the optimizer new state tensors and the saved settings; keeps its parameters. Without an order, the state is in its own."""
+    parameters, groups = _parameters(optimizer), state["param_groups"]
+    if order is not None:
+        parameters = [parameters[place] for place in order.parameters]
+        groups = [groups[place] for place in order.groups]
     made: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in state["state"].items():
         if isinstance(key, int):
             made[parameters[key]] = _tensors.tensors_of(entry, parameters[key])
         else:
             made[key] = _tensors.tensors_of(entry)
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        settings = {name: value for name, value in saved.items() if name != "params"}
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        kept = ("params", "param_names") if "param_names" in group else ("params",)
+        settings = {name: value for name, value in saved.items() if name not in kept}
         group.update(_tensors.tensors_of(settings))
     optimizer.state = made
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _check_groups(optimizer: torch.optim.Optimizer, saved_groups: Any) -> None:
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    saved = [len(group["params"]) for group in saved_groups]
-    if own != saved:
-        _refuse("param_groups", f"groups of {saved} parameters", f"groups of {own} parameters")
 
 
 def _wanted_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -182,15 +182,13 @@ def test_functions_that_differ_are_named(tmp_path: Path):
     assert arrays(found) == arrays(make_with(jax.nn.relu))
 
 
-def test_arguments_of_a_partial_belong_to_its_name(tmp_path: Path):
-    def leaky(**slope: float) -> Any:
-        return make_with(functools.partial(jax.nn.leaky_relu, **slope))
+def test_a_partial_is_its_function(tmp_path: Path):
+    def leaky(slope: Any) -> Any:
+        return make_with(functools.partial(jax.nn.leaky_relu, negative_slope=slope))
 
-    ckpt.save(tmp_path / "one", leaky(negative_slope=0.1))
-    ckpt.load(tmp_path / "one", leaky(negative_slope=0.1))
-    for other in (leaky(negative_slope=0.2), make_with(jax.nn.leaky_relu)):
-        with pytest.raises(ckpt.StructureMismatch, match=r"negative_slope=0\.1"):
-            ckpt.load(tmp_path / "one", other)
+    ckpt.save(tmp_path / "one", leaky(0.1))
+    for other in (leaky(jnp.ones(())), make_with(jax.nn.leaky_relu)):
+        assert ckpt.load(tmp_path / "one", other).activation is other.activation
 
 
 def test_functions_that_were_filtered_out_are_missed_by_nobody(tmp_path: Path):
@@ -243,7 +241,7 @@ class Live:
         (jax.nn.relu, ":relu"),
         ({"model": Registered(1, jax.nn.relu), "f": jax.nn.relu}, ":relu"),
         (MappingLike({"f": jax.nn.relu}), ":relu"),
-        ({"f": functools.partial(jnp.sum, axis=0)}, "sum(axis=0)"),
+        ({"f": functools.partial(jnp.sum, axis=0)}, ":sum"),
     ],
 )
 def test_functions_elsewhere_are_refused_by_name(tree: Any, name: str, tmp_path: Path):
@@ -258,7 +256,7 @@ def test_functions_elsewhere_are_refused_by_name(tree: Any, name: str, tmp_path:
     [
         Live().method,
         np.random.default_rng(0).normal,
-        functools.partial(jnp.add, Live()),
+        functools.partial(Live().method, 1),
         Live(),
     ],
 )
@@ -285,6 +283,7 @@ def test_orbax_sees_none_where_functions_are(tmp_path: Path):
         ("train:act", "model:act", False),
         ("jax.nn:relu", "jax.nn:gelu", False),
         ("jax.nn:relu", "torch.nn:relu", False),
+        ("train:act(slope=0.1) of jax.nn:relu", "train:act", True),  # as 0.1 wrote it
     ],
 )
 def test_names_are_compared_by_package_and_name(one: str, other: str, same: bool, tmp_path: Path):

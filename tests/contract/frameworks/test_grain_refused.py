@@ -33,6 +33,7 @@ from tests.support.grain_pipelines import (
     make_opened,  # noqa: F401 (fixtures)
     numbers,
     plain,
+    record,
     records,
     stream,
     take,
@@ -178,6 +179,98 @@ CHANGES: dict[str, tuple[Make, Make, str]] = {
     ),
     "mixture": (lambda: mixed(2), lambda: mixed(3), "MixedDatasetIterator"),
 }
+
+
+class Files:
+    """A source that holds names: given, found by itself, or those of a source in it."""
+
+    def __init__(self, names: Any, inside: Any = None) -> None:
+        self.found = list(names)
+        self.inside = inside
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return int(index)
+
+    def __repr__(self) -> str:
+        return "Files"
+
+
+NAMES = [f"/data/{n}.arrow" for n in "abcd"]
+MADE: dict[str, Callable[[Any], Any]] = {
+    "list": grain.MapDataset.source,
+    "tuple of pairs": lambda names: grain.MapDataset.source([(name, 1) for name in names]),
+    "of its own": lambda names: grain.MapDataset.source(Files(names)),
+    "in another": lambda names: grain.MapDataset.source(Files("", Files(names))),
+    "array": lambda names: grain.MapDataset.source(np.array(names)),
+    "mixed": lambda names: grain.MapDataset.mix(
+        [numbers(4), grain.MapDataset.source(Files(names))], weights=[0.5, 0.5]
+    ),
+    "loader": lambda names: loader(source=Files(names)),
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_other_files_are_refused(how: str, tmp_path: Path, opened: Open) -> None:
+    def make(names: Any) -> Any:
+        made = MADE[how](names)
+        return opened(made if how == "loader" else made.to_iter_dataset(READ))
+
+    data = make(NAMES)
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as run:
+        assert run.restore_latest(data=data) is None
+        take(data, 2)
+        run.save(0, data=data)
+    for other in (NAMES[::-1], [*NAMES[:3], "/data/z.arrow"]):
+        with pytest.raises(
+            ckpt.StructureMismatch, match="content differs: saved digest"
+        ) as refused:
+            ckpt.restore(tmp_path / "run/0", data=make(other))
+        assert "ignore_pipeline_changes" in str(refused.value)
+        ckpt.restore(tmp_path / "run/0", data=ignore_pipeline_changes(make(other)))
+    ckpt.restore(tmp_path / "run/0", data=make(NAMES))
+    if how not in ("array", "tuple of pairs"):  # elsewhere, the same files
+        ckpt.restore(tmp_path / "run/0", data=make([name.replace("data", "d/x") for name in NAMES]))
+
+
+def test_of_a_source_in_use_what_it_was_given_counts(tmp_path: Path, opened: Open) -> None:
+    @dataclasses.dataclass
+    class Given(Files):
+        names: list[str]
+        seen: list[int] = dataclasses.field(default_factory=list, init=False)
+
+        def __getitem__(self, index: int) -> int:
+            self.seen.append(int(index))
+            return int(index)
+
+    data = opened(grain.MapDataset.source(Given(NAMES)))
+    take(data, 2)
+    ckpt.save(tmp_path / "a", data=data)
+    ckpt.restore(tmp_path / "a", data=opened(grain.MapDataset.source(Given(NAMES))))
+    with pytest.raises(ckpt.StructureMismatch, match="content differs"):
+        ckpt.restore(tmp_path / "a", data=opened(grain.MapDataset.source(Given(NAMES[::-1]))))
+
+
+def test_functions_are_their_names_also_as_earlier_versions_described_them(opened: Open) -> None:
+    def make(function: Any) -> Any:
+        return opened(numbers().map(function).map(lambda i, k=3: i))
+
+    state = ADAPTER.get_state(make(record))
+    described = state["pipeline"]
+    described["lines"] = [
+        line.replace("record", "record [code 0123456789ab]").replace(
+            "<lambda>", "<lambda> [code 0123456789ab](k=3)"
+        )
+        for line in described["lines"]
+    ]
+    assert "[code" in str(described["lines"])
+    described |= {"python": "cpython-311", "digest": "x", "digest_of_names": "x"}
+    del described["sources"]
+    ADAPTER.set_state(make(record), state)
+    with pytest.raises(ckpt.StructureMismatch, match=r"record.*row"):
+        ADAPTER.set_state(make(row), state)
 
 
 @pytest.mark.parametrize("change", CHANGES)

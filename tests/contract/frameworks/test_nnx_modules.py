@@ -262,3 +262,25 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     # The second run goes on after the last step: nothing is left to do.
     exec(compile(blocks[0], str(readme), "exec"), names)
     assert names["restored"].step == 4
+
+
+class Average(nnx.Module):
+    """Counts its updates in a static number."""
+
+    def __init__(self, updates: int, train: bool = True) -> None:
+        self.updates = updates
+        self.train_mode = train
+        self.inside = nnx.List([nnx.Dropout(0.5 if updates else 0.1)])
+        self.kept = nnx.Param(jnp.ones(2))
+
+
+def test_a_static_number_is_warned_of(tmp_path: Path):
+    ckpt.save(tmp_path / "a", nets={"ema": Average(5)}, one=Average(5))
+    ckpt.restore(tmp_path / "a", nets={"ema": Average(5, False)}, one=Average(5))
+    target = Average(0)
+    with pytest.warns(UserWarning, match=r"nets: ema/updates: .* saved 5, wanted 0; .*0/rate.*Set"):
+        ckpt.restore(tmp_path / "a", nets={"ema": target}, one=Average(5))
+    with pytest.warns(UserWarning, match=r"one: updates: static differs: saved 5, wanted 0"):
+        ckpt.load(tmp_path / "a", {"one": target})
+    ckpt.load(tmp_path / "a", {"one": target}, static="target")
+    assert target.updates == 0

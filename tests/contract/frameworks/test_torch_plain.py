@@ -171,3 +171,132 @@ def test_a_fresh_optimizer_inside_of_a_container_is_refused(tmp_path: Path):
     fresh = torch.optim.SGD(model.parameters(), momentum=0.9)
     with pytest.raises(ckpt.StructureMismatch, match="momentum_buffer"):
         ckpt.restore(tmp_path / "a", state={"optimizer": fresh})
+
+
+class Average(nn.Module):
+    """Counts its updates in a number, which state_dict leaves out."""
+
+    def __init__(self, updates: int) -> None:
+        super().__init__()
+        self.updates = updates
+        self.layer = nn.Linear(2, 2)
+
+
+class Counting(Average):
+    def get_extra_state(self) -> Any:
+        return {"updates": self.updates}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.updates = int(state["updates"])
+
+
+def test_a_number_that_is_no_state_is_warned_of(tmp_path: Path):
+    ckpt.save(tmp_path / "a", nets={"ema": nn.Sequential(Average(5))})
+    ckpt.restore(tmp_path / "a", nets={"ema": nn.Sequential(Average(5).eval())})
+    target = nn.Sequential(Average(0))
+    with pytest.warns(UserWarning, match=r"nets: ema/0\.updates: .* saved 5, wanted 0\..*Set them"):
+        ckpt.restore(tmp_path / "a", nets={"ema": target})
+    ckpt.restore(tmp_path / "a", nets={"ema": target}, static="target")
+    assert target[0].updates == 0
+    ckpt.save(tmp_path / "b", model=Counting(5))  # which saves it itself
+    counting = Counting(0)
+    ckpt.restore(tmp_path / "b", model=counting)
+    assert counting.updates == 5
+
+
+# -------------------------------------------------- parameters of an optimizer in another order
+
+
+class Two(nn.Module):
+    """Two layers of one shape, and one of another."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+
+def step(model: Any, optimizer: Any) -> None:
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+    optimizer.step()
+
+
+def moments(model: Any, optimizer: Any) -> dict[str, Any]:
+    return {
+        name: (
+            optimizer.state[parameter]["exp_avg"].tolist(),
+            float(optimizer.state[parameter]["step"]),
+        )
+        for name, parameter in model.named_parameters()
+    }
+
+
+def rates(optimizer: Any, model: Any) -> dict[str, float]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = optimizer.param_groups
+    return {names[id(one)]: group["lr"] for group in groups for one in group["params"]}
+
+
+def grouped(model: Any, reverse: bool, named: bool) -> Any:
+    """Weights and biases with rates of their own."""
+    every = list(model.named_parameters())[:: -1 if reverse else 1]
+    parts = [[one for one in every if one[0].endswith(end)] for end in ("weight", "bias")]
+    groups = [
+        {"params": part if named else [parameter for _, parameter in part], "lr": lr}
+        for part, lr in zip(parts, (0.1, 0.01), strict=True)
+    ]
+    return torch.optim.Adam(groups[:: -1 if reverse else 1])
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("stepped", [False, True])
+def test_optimizers_are_matched_by_names(named: bool, stepped: bool, tmp_path: Path):
+    model = Two(0)
+    optimizer = grouped(model, False, named)
+    step(model, optimizer)
+    beside = {} if named else {"model": model}
+    ckpt.save(tmp_path / "a", optimizer=optimizer, **beside)
+    other = Two(1)
+    target = grouped(other, True, named)
+    if stepped:
+        step(other, target)
+        step(other, target)
+        for group in target.param_groups:
+            group["lr"] = 7.0
+    ckpt.restore(tmp_path / "a", optimizer=target, **({"model": other} if beside else {}))
+    assert moments(other, target) == moments(model, optimizer)
+    assert rates(target, other) == rates(optimizer, model)
+    if named:
+        names = [name for group in target.param_groups for name in group["param_names"]]
+        assert names[0] == "c.bias"
+    again = tmp_path / "b"  # and what is saved then restores again
+    ckpt.save(again, optimizer=target, model=other)
+    last = Two(2)
+    final = grouped(last, False, named)
+    ckpt.restore(again, optimizer=final, model=last)
+    assert moments(last, final) == moments(model, optimizer)
+
+
+def test_optimizers_without_names_or_with_others_go_by_position(tmp_path: Path):
+    model = Two(0)
+    optimizer = torch.optim.Adam(model.parameters())
+    step(model, optimizer)
+    ckpt.save(tmp_path / "alone", optimizer=optimizer)
+    ckpt.save(tmp_path / "both", optimizer=optimizer, model=model)
+    other = Two(1)
+    target = torch.optim.Adam(other.parameters())
+    ckpt.restore(tmp_path / "alone", optimizer=target, unexpected="error")
+    ckpt.restore(tmp_path / "both", optimizer=target)
+    assert moments(other, target) == moments(model, optimizer)
+    wrapped = nn.Sequential(other)
+    with pytest.warns(UserWarning, match=r"by position: a\.weight -> 0\.a\.weight"):
+        ckpt.restore(
+            tmp_path / "both",
+            optimizer=target,
+            model=wrapped,
+            rename={"a": "0.a", "b": "0.b", "c": "0.c"},
+        )
+    assert moments(other, target) == moments(model, optimizer)
+    with pytest.raises(ckpt.StructureMismatch, match="groups of"):
+        ckpt.restore(tmp_path / "both", optimizer=grouped(other, False, False), model=other)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.contract.faults.crafted.signed import read_record, write_record
 from tests.support.meshes import explicit_mesh
 
 
@@ -70,3 +74,50 @@ def test_what_is_free_is_asked_of_the_default_device(tmp_path, monkeypatch):
     )
     with jax.default_device(empty):
         assert ckpt.load(tmp_path / "a", target)["w"].devices() == {empty}
+
+
+SETTINGS = [
+    ("jax_threefry_partitionable", False),
+    ("jax_default_prng_impl", "rbg"),
+    ("jax_enable_x64", True),
+    ("jax_default_matmul_precision", "highest"),
+]
+
+
+@pytest.mark.parametrize(("name", "other"), SETTINGS)
+@pytest.mark.parametrize("call", ["save", "save_async", "run"])
+def test_a_restore_under_other_settings_of_jax_says_how_to_set_them(
+    name: str, other: Any, call: str, tmp_path: Path
+) -> None:
+    before, state = getattr(jax.config, name), {"w": jnp.ones(2)}
+    jax.config.update(name, other)
+    try:
+        if call == "run":
+            with ckpt.Checkpointer(tmp_path) as run:
+                run.save(0, state)
+        else:
+            pending = getattr(ckpt, call)(tmp_path / "0", state)
+            if call == "save_async":
+                pending.result()
+        ckpt.restore(tmp_path / "0", state)
+    finally:
+        jax.config.update(name, before)
+    assert ckpt.load(tmp_path / "0", state) is not None  # takes values alone
+    with pytest.warns(UserWarning, match=rf"{name} was {other!r} and is {before!r}") as told:
+        ckpt.restore(tmp_path / "0", state)
+    line = str(told[0].message).splitlines()[-1].strip()
+    try:
+        eval(line, {"jax": jax})
+        with ckpt.Checkpointer(tmp_path, read_only=True) as run:
+            assert run.restore_latest(state) is not None
+    finally:
+        jax.config.update(name, before)
+
+
+def test_settings_that_a_record_does_not_have_or_nobody_knows_say_nothing(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", {"w": jnp.ones(2)})
+    for settings in (None, {}, {"jax_enable_x64": [1], "jax_debug_nans": True}):
+        record = read_record(tmp_path / "a")
+        record.pop("settings", None)
+        write_record(tmp_path / "a", record | ({"settings": settings} if settings else {}))
+        ckpt.restore(tmp_path / "a", {"w": jnp.ones(2)})

@@ -255,7 +255,7 @@ W = np.ones(2)
 @dataclasses.dataclass
 class Layer:
     w: Any
-    act: str = "relu"
+    act: Any = "relu"
 
 
 class Pair(NamedTuple):
@@ -265,6 +265,7 @@ class Pair(NamedTuple):
 
 PAIRS = {
     "static": (Layer(W), Layer(W, "gelu"), 'act="relu" -> .*act="gelu"'),
+    "a part of it": (Layer(W, (np.sin, 4)), Layer(W, (np.sin, 8)), "act/1: static 4 -> static 8"),
     "None": ({"x": None}, {"x": {}}, "state/x: None -> empty dict"),
     "empty": ({"x": []}, {"x": ()}, "empty list -> empty tuple"),
     "list": ([W, W], (W, W), "state: list -> tuple"),

@@ -46,10 +46,8 @@ def field(f: Any, value: float = 1.0) -> Field:
 DIFFER: dict[str, tuple[Any, Any]] = {
     "function": (jax.nn.relu, jax.nn.gelu),
     "jit": (jax.jit(jax.nn.relu), jax.jit(jax.nn.gelu)),
-    "jit of vmap": tuple(jax.jit(jax.vmap(one)) for one in (jax.nn.relu, jax.nn.gelu)),
     "Lambda": (eqx.nn.Lambda(jax.nn.relu), eqx.nn.Lambda(jax.nn.gelu)),
-    "argument": (functools.partial(jnp.sum, axis=0), functools.partial(jnp.sum, axis=1)),
-    "dtype": (functools.partial(jnp.sum, dtype="f4"), functools.partial(jnp.sum, dtype="f2")),
+    "partial": (functools.partial(jnp.sum, axis=0), functools.partial(jnp.max, axis=0)),
     "class": (Mark(), jnp.sin),
 }
 

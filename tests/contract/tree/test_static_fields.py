@@ -1,4 +1,4 @@
-"""Static fields of registered classes: what is plain comes back, the rest is told or refused."""
+"""Static fields of registered classes: what is plain comes back and is compared, the rest is told or refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,9 +105,7 @@ def test_plain_static_fields_come_back_with_their_class(cls: Any, tmp_path: Path
         assert type(found) is cls
         assert type(found.meta) is type(value) and repr(found.meta) == repr(value)
     assert ckpt.verify(tmp_path / "one").ok
-    # the target decides where it is a text, as ever
-    ckpt.save(tmp_path / "two", cls(1.5, "y"))
-    assert ckpt.load(tmp_path / "two", cls(0.0, "x")).meta == "x"
+    ckpt.load(tmp_path / "one", {"deep": saved})
 
 
 NOT_PLAIN = [[1], {"a": 1}, jnp.sin, object(), np.float32(1), (object(),), np.dtype(">f4"), {1}]
@@ -139,7 +137,9 @@ def test_a_record_without_static_fields_is_what_it_was(tmp_path: Path):
     del record["items"]["state"]["statics"]
     write_record(tmp_path / "two", record)
     assert ckpt.load(tmp_path / "two") == {"w": 1.5}
-    assert ckpt.load(tmp_path / "two", Registered(0.0, 4)) == Registered(1.5, 4)
+    assert ckpt.load(tmp_path / "two", Registered(0.0, 4)) == Registered(
+        1.5, 4
+    )  # nothing to compare
 
 
 def crafted(path: Path, statics: Any) -> Path:
@@ -218,8 +218,174 @@ def test_static_objects_that_would_be_dropped_are_refused(make: Any, tmp_path: P
 def test_static_objects_of_plain_fields_come_back(tmp_path: Path):
     ckpt.save(tmp_path / "one", {"c": Config(7), "n": Nothing(), "w": 1})
     assert ckpt.load(tmp_path / "one")["c"] == Config(7)
-    target = {"c": Config(8), "n": Nothing(), "w": 0}
+    target = {"c": Config(7), "n": Nothing(), "w": 0}
     assert ckpt.load(tmp_path / "one", target) == {**target, "w": 1}
+
+
+@jax.tree_util.register_pytree_node_class
+class Handwritten:
+    """As the pages of jax write one: a dict, tuple or bare value of auxiliary data."""
+
+    def __init__(self, w: Any, aux: Any) -> None:
+        self.w, self.aux = w, aux
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.w,), self.aux
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> Handwritten:
+        return cls(*children, aux)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    heads: int
+    activation: Any = jnp.sin
+
+
+MAKERS: list[Any] = [
+    *CLASSES,
+    Handwritten,
+    lambda w, meta: Struct(w, (jnp.sin, meta)),  # beside a function, which is no value
+    lambda w, meta: Handwritten(w, {"f": jnp.sin, "meta": [meta]}),
+    lambda w, meta: Module(w, Sizes(meta)),
+    lambda w, meta: Registered(w, {"inner": Sizes(meta)}),
+    lambda w, meta: Plain(Module(w, meta)),
+]
+
+
+class Plain(NamedTuple):
+    """Compared is what stands in other containers, too."""
+
+    x: Any
+
+
+NUMBERS = [(2, 4), (True, False), (0.1, 0.2), (Color.RED, Color.BLUE), (jnp.float32, jnp.bfloat16)]
+NUMBERS += [((2, "a"), (4, "a")), (np.dtype("int8"), np.dtype("int4")), (2**70, 2**71)]
+NUMBERS += [((None, 1), (3, 1))]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_another_static_value_is_a_mismatch(make: Any, tmp_path: Path):
+    def state(w: float, side: int) -> Any:
+        return {f"{n}": make(w, pair[side]) for n, pair in enumerate(NUMBERS)}
+
+    ckpt.save(tmp_path / "one", a=state(1.5, 0), step=1)
+    ckpt.restore(tmp_path / "one", a=state(0.0, 0))
+    target = state(0.0, 1)
+    for call in (
+        lambda **more: ckpt.load(tmp_path / "one", {"a": target}, **more),
+        lambda **more: ckpt.load(tmp_path / "one", target, item="a", **more),
+        lambda **more: ckpt.restore(tmp_path / "one", a=target, only="**", **more),
+        lambda **more: ckpt.load_async(tmp_path / "one", {"a": target}, **more).result(),
+    ):
+        with pytest.raises(ckpt.StructureMismatch, match='static="target"') as refused:
+            call()
+        found = {entry.path.partition("/")[0]: entry for entry in refused.value.mismatches}
+        assert {entry.kind for entry in found.values()} == {"static"}
+        assert list(found) == [str(n) for n in range(len(NUMBERS))]
+        assert (found["0"].item, found["0"].saved, found["0"].wanted) == ("a", "2", "4")
+        assert (found["3"].saved, found["4"].wanted) == ("Color.RED", "bfloat16")
+        call(static="target")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (True, 1),
+        (jnp.float32, np.dtype("float32")),
+        (math.nan, float("nan")),
+        (Color.RED, Color.CRIMSON),
+        ((1, 2), [1, 2]),
+        (np.int64(3), 3),
+        (jnp.sin, jnp.cos),
+        (object(), object()),
+    ],
+)
+def test_what_means_the_same_or_is_no_value_is_none(one: Any, other: Any, tmp_path: Path):
+    for make in (Registered, Handwritten):
+        ckpt.save(tmp_path / "one", make(1.5, one), overwrite=True)
+        assert ckpt.load(tmp_path / "one", make(0.0, other)).w == 1.5
+
+
+def test_another_text_is_a_warning_with_both(tmp_path: Path):
+    ckpt.save(tmp_path / "one", {"run": Struct(1.5, "a"), "at": Handwritten(1.5, ("x", None))})
+    target = {"run": Struct(0.0, "b"), "at": Handwritten(0.0, (None, "y"))}
+    with pytest.warns(UserWarning, match=r"run/meta: .*saved 'a', wanted 'b'.*at/aux_data: .*'y'"):
+        found = ckpt.load(tmp_path / "one", target)
+    assert found["run"] == Struct(1.5, "b")
+    ckpt.load(tmp_path / "one", target, static="target")
+
+
+def test_the_argument_is_checked(tmp_path: Path):
+    ckpt.save(tmp_path / "one", Registered(1.5, 3))
+    with pytest.raises(ValueError, match=r"static must be 'error' or 'target'"):
+        ckpt.load(tmp_path / "one", Registered(0.0, 3), static="ignore")
+    with pytest.raises(TypeError, match="pass like"):
+        ckpt.load(tmp_path / "one", static="target")
+
+
+def test_only_what_is_restored_whole_is_compared(tmp_path: Path):
+    saved = Module({"in": Module(1.5, 2), "out": 2.5}, 3)
+    ckpt.save(tmp_path / "one", saved)
+    target = Module({"in": Module(0.0, 2), "out": 0.0}, 4)
+    assert ckpt.load(tmp_path / "one", target, only="w/in/**").w["out"] == 0.0
+    other = Module({"in": Module(0.0, 5), "out": 0.0}, 4)
+    with pytest.raises(ckpt.StructureMismatch, match="w/in/meta"):
+        ckpt.load(tmp_path / "one", other, only="w/in/**")
+    renamed = Module({"inner": Module(0.0, 5), "out": 0.0}, 3)
+    with pytest.raises(ckpt.StructureMismatch, match="w/inner/meta: static differs: saved 2"):
+        ckpt.load(tmp_path / "one", renamed, rename={"w/in": "w/inner"})
+
+
+class Loop:
+    """Has a state with a static value in it."""
+
+    def __init__(self, bits: int) -> None:
+        self.module = Module(1.5, bits)
+
+    def get_state(self) -> Any:
+        return {"module": self.module}
+
+    def set_state(self, state: Any) -> None:
+        self.module = state["module"]
+
+
+def test_in_the_state_of_a_users_object_and_in_a_run(tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run") as run:
+        run.save(0, loop=Loop(4), step=0)
+    with ckpt.Checkpointer(tmp_path / "run") as run:
+        for call in (
+            lambda **more: run.restore_latest(loop=Loop(8), step=0, **more),
+            lambda **more: run.restore(0, loop=Loop(8), step=0, **more),
+            lambda **more: run.load(0, {"loop": {"module": Module(0.0, 8)}}, **more),
+        ):
+            with pytest.raises(
+                ckpt.StructureMismatch, match="module/meta: static differs: saved 4"
+            ):
+                call()
+            assert call(static="target") is not None
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [[[0, 1]], [["x", {}]], [[99, {}]], [[1, {}]], [[0, {"a": {}}]], [[0, {"a": ["f"]}]], 3],
+)
+def test_impossible_constants_are_damage(constants: Any, tmp_path: Path):
+    ckpt.save(tmp_path / "one", [1, Handwritten(1.5, 4)])
+    record = read_record(tmp_path / "one")
+    assert record["items"]["state"]["constants"] == [[2, {"aux_data": 4}]]
+    record["items"]["state"]["constants"] = constants
+    write_record(tmp_path / "one", record)
+    with pytest.raises(ckpt.CheckpointCorrupt):
+        ckpt.load(tmp_path / "one")
+
+
+def test_numbers_that_no_float_can_be_are_refused(tmp_path: Path):
+    path = crafted(tmp_path / "one", [(None, {"fields": {"meta": ["float", "x"]}})])
+    with pytest.raises(ckpt.StructureMismatch, match="r/meta"):
+        ckpt.load(path, {"a": [1, None], "r": Registered(0.0, 3)})
 
 
 @functools.partial(

@@ -1,0 +1,117 @@
+"""What is recorded and is no state: static values of a target, and settings of jax. Both change what is computed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckpt_core._adapters import SavedDict
+from ckpt_core._errors import Mismatch
+from ckpt_core._lazy import JAX_SETTINGS, jax
+from ckpt_core._load import functions
+from ckpt_core._load.targets import SavedLeaf
+from ckpt_core._saved import SavedItem
+from ckpt_core._tree import (
+    FlatTree,
+    Path,
+    compared_values,
+    format_path,
+    importable_type,
+    unflatten,
+)
+from ckpt_core._tree.match import Match, MatchRules
+
+
+def unread(item: SavedItem) -> Any:
+    """The saved pytree, with a ``SavedLeaf`` for each leaf, for ``wanted`` of an adapter; of a live object with what was recorded beside its state."""
+    tree = unflatten(item.root, map(SavedLeaf, item.specs), resolve=importable_type)
+    if item.root.kind == "dict" and item.root.static:
+        tree = SavedDict(tree)
+        tree.constants = compared_values(item.root.static)
+    return tree
+
+
+def compare(
+    found: Match, item: SavedItem, flat: FlatTree, rules: MatchRules, everything: bool
+) -> None:
+    """Adds to ``found`` what differs between saved and wanted functions and static values. A static value that can be set
+    nowhere, as in a live object, and a text, which is often a name, are a warning. If not ``everything`` is
+    restored, only containers count that are restored whole.
+    """
+    if everything and rules.unexpected == "error":
+        known = {entry.path for entry in found.mismatches}
+        found.mismatches += functions.differing(item, flat.root, rules, known)
+    if rules.static == "target":
+        return
+    parts = set[Path]()
+    if not everything:
+        pairs = zip(flat.paths, found.source, strict=True)
+        kept = [path for path, source in pairs if source is None]
+        parts = {path[:end] for path in kept for end in range(len(path) + 1)}
+    saved = {
+        functions.compared_path(path, True, rules): compared_values(node.static)
+        for path, node in functions.nodes_in(item.root)
+        if node.static
+    }
+    others: list[Mismatch] = []
+    for path, node in functions.nodes_in(flat.root):
+        before = saved.get(functions.compared_path(path, False, rules)) if node.static else None
+        if not before or path in parts:
+            continue
+        for name, value in compared_values(node.static).items():
+            how = "" if name not in before else _differs(before[name], value)
+            if how:
+                where = "/".join([*([format_path(path)] if path else []), name])
+                both = _shown(before[name]), _shown(value)
+                one = Mismatch(where, "static", *both, None, item.name or None)
+                grave = how == "value" and node.kind == "custom"
+                (found.mismatches if grave else others).append(one)
+    if others and not found.mismatches:
+        _warn(others)
+
+
+def _differs(one: Any, other: Any) -> str:
+    """How two values differ: ``value``, or ``text`` if only in texts, or in None beside a text; empty if they are the same."""
+    if one == other:
+        return ""
+    both = isinstance(one, tuple), isinstance(other, tuple)
+    if all(both) and len(one) == len(other):
+        return max(map(_differs, one, other))
+    parts = [*(one if both[0] else [one]), *(other if both[1] else [other])]
+    texts = all(part is None or type(part) is str for part in parts)
+    return "text" if texts else "value"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return " ".join(map(str, value)) if isinstance(value, list) else repr(value)
+
+
+def _warn(differing: Sequence[Mismatch]) -> None:
+    """Warns of static values that the target keeps, though others were saved, and that are no mismatch."""
+    shown = "; ".join(map(str, differing[:5]))
+    more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+    warnings.warn(
+        f"{shown}{more}. Such values are no state that could be restored: those of the target stay. Set them "
+        'yourself if they matter, or pass static="target" if they are meant to differ',
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def warn_of_settings(saved: Mapping[str, Any]) -> None:
+    """Warns of settings of jax that are not those of the save, with the lines that set the saved ones."""
+    known = [name for name in JAX_SETTINGS if type(saved.get(name, ...)) in (bool, str, type(None))]
+    now = {name: getattr(jax.config, name, saved[name]) for name in known}
+    others = [name for name in known if saved[name] != now[name]]
+    if others:
+        both = ", ".join(f"{name} was {saved[name]!r} and is {now[name]!r}" for name in others)
+        lines = "\n".join(f'    jax.config.update("{name}", {saved[name]!r})' for name in others)
+        warnings.warn(
+            f"jax gives other numbers from this state than where it was saved: {both}. To go on exactly, set "
+            f"before anything is computed:\n{lines}",
+            UserWarning,
+            stacklevel=2,
+        )
