@@ -63,7 +63,7 @@ class Options:
             of the device without blocking, and from there to the host beside training: an out-of-memory error
             appears in the next step. ``"pinned_host"``: to the host without blocking; a step that donates them waits.
         background_priority: ``"low"``: on Linux, the threads of background saves and uploads take a core only while
-            nothing else wants it, until somebody waits for the save. Slows training less where its
+            nothing else wants it, also while somebody waits for the save. Slows training less where its
             threads, or those of a data pipeline, take all cores; the save then takes longer, and as long as they do
             not pause perhaps very long. TensorStore's threads, which all saves share, are lowered too; a
             process that may not raise priorities (CAP_SYS_NICE) cannot undo that while they live.
@@ -77,11 +77,6 @@ class Options:
             directory: a policy of ``ckpt.when``; None for all.
         local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
             there.
-        local_max_bytes: with ``local_directory=``, how much all runs together may have there. Before a save that needs more,
-            its writer removes what ended runs of the same user left, that of the longest unused run first. What a live
-            run has, and this one, is never removed: if that alone is more, the log says so once. A run that waits for its
-            next start has ended: it resumes from the persistent directory. None: no limit, and nothing of other runs
-            is removed.
         partners: with ``local_directory=`` and several processes, where a copy of each process's part of a
             local step is kept. None: nowhere. What every process holds (replicated arrays) is not lost
             with a host, since the parts of other processes serve as well; what one alone holds (its
@@ -137,7 +132,6 @@ class Options:
     atomic_restore: bool = False
     persist_policy: Callable[[int, Any], bool] | None = None
     local_max_to_keep: int = 1
-    local_max_bytes: int | None = None
     partners: Literal["host"] | Callable[[int, int], int] | None = None
     partner_bytes_per_sec: int | None = None
     peer_secret_file: str | os.PathLike[str] | None = None
@@ -161,11 +155,6 @@ class Options:
         if self.local_max_to_keep < 1:
             raise ValueError(
                 f"Options.local_max_to_keep must be at least 1, got {self.local_max_to_keep}"
-            )
-        limit = self.local_max_bytes
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise ValueError(
-                f"Options.local_max_bytes must be a positive number of bytes or None, got {limit!r}"
             )
         if self.partners not in (None, "host") and not callable(self.partners):
             raise ValueError(
@@ -245,11 +234,7 @@ def _check_types(options: Options) -> None:
             continue
         if declared.startswith("bool") and not (isinstance(value, bool) or value in (0, 1)):
             raise TypeError(f"Options.{name} must be True or False, got {value!r}")
-        if (
-            name != "local_max_bytes"
-            and declared.startswith(("int", "float"))
-            and isinstance(value, str)
-        ):
+        if declared.startswith(("int", "float")) and isinstance(value, str):
             unit = name.rpartition("_")[2]
             raise TypeError(f"Options.{name} is a number of {unit}, got the text {value!r}")
         if name == "on_event" and not callable(value):
@@ -326,7 +311,6 @@ def checked_options(options: Options | None) -> Options:
 _OF_LOCAL_STEPS = (
     "persist_policy",
     "local_max_to_keep",
-    "local_max_bytes",
     "partners",
     "partner_bytes_per_sec",
     "peer_secret_file",
@@ -377,6 +361,8 @@ _OWNERS = {
 def _unknown_setting(name: str) -> str:
     if name in CHECKPOINTER_ARGUMENTS:
         return f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
+    if name == "local_max_bytes":
+        return "Options has no local_max_bytes: `ckpt rm --local DIRECTORY` removes what ended runs left there"
     close = difflib.get_close_matches(name, _SETTINGS, n=1)
     meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
     return f"Options has no setting {name!r}{meant}"
