@@ -87,7 +87,6 @@ class Options:
             fetch local steps. None: process 0 makes such a file, ``.ckpt-secret``, in the persistent directory
             if that is in a file system. In a bucket the secret goes through jax's coordination service, from
             which anybody who reaches the coordinator's port can read it; a warning in the log says so.
-        partner_bytes_per_sec: maximum rate at which a process fetches such copies; None: no limit.
         page_cache: whether what a load reads from a local disk stays in the system's page cache. True: a second load of the
             same files reads no disk. False: memory is taken once and not twice, which restarts a large state sooner,
             and nothing else is pushed out of the cache; what is in it is read from there. None: False for an item of more than
@@ -133,7 +132,6 @@ class Options:
     persist_policy: Callable[[int, Any], bool] | None = None
     local_max_to_keep: int = 1
     partners: Literal["host"] | Callable[[int, int], int] | None = None
-    partner_bytes_per_sec: int | None = None
     peer_secret_file: str | os.PathLike[str] | None = None
     flat: bool = False
     storage_options: Mapping[str, Any] | None = None
@@ -160,11 +158,6 @@ class Options:
             raise ValueError(
                 "Options.partners must be None, 'host' or a function (index, count) -> index, got "
                 f"{self.partners!r}"
-            )
-        if self.partner_bytes_per_sec is not None and self.partner_bytes_per_sec < 1:
-            raise ValueError(
-                "Options.partner_bytes_per_sec must be positive or None, got "
-                f"{self.partner_bytes_per_sec}"
             )
         secret = self.peer_secret_file
         if secret is not None and not isinstance(secret, (str, os.PathLike)):
@@ -312,7 +305,6 @@ _OF_LOCAL_STEPS = (
     "persist_policy",
     "local_max_to_keep",
     "partners",
-    "partner_bytes_per_sec",
     "peer_secret_file",
 )
 

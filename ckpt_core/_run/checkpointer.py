@@ -14,13 +14,7 @@ from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._processes import this_run
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
-from ckpt_core._run.in_flight import (
-    Turns,
-    in_turn,
-    raise_failures,
-    settle_all,
-    wait_for_others,
-)
+from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy, metrics_of
 from ckpt_core._run.run import Run

@@ -82,10 +82,8 @@ def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None)
 
 
 def wait_for_others(saves: Sequence[InFlight], timeout_secs: float, name: str = "") -> None:
-    """Blocks until nobody else in this process, another Checkpointer or ``save_async``, saves to the directories of these, or to
-    what has this name in them.
-    """
-    own = [save.pending for save in saves]
+    """Blocks until nobody else in this process saves to the directories of these, or to what has this name in them."""
+    own = [save._now and save._now[0] for save in saves]  # pyright: ignore[reportPrivateUsage]
     for save in saves if unfinished else ():
         wait_for_saves(f"{save.directory}/{name}" if name else save.directory, timeout_secs, own)
 
@@ -97,11 +95,6 @@ class InFlight:
         self.directory = directory
         self._now: tuple[PendingSave, int] | None = None
         self.raise_lock = threading.Lock()  # held while an error is raised, so only once
-
-    @property
-    def pending(self) -> PendingSave | None:
-        """The save that was started last."""
-        return None if self._now is None else self._now[0]
 
     @property
     def running(self) -> bool:

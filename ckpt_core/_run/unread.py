@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import RestoredValueIgnored, raised_by_another
-from ckpt_core._items import names_a_form
+from ckpt_core._items import Files, Json, names_a_form
 from ckpt_core._operation import logger
 from ckpt_core._processes import Processes, kind_of, next_tag
 from ckpt_core._results import Restored
@@ -75,7 +75,7 @@ class UnreadValues:
             self._known.update(items)
         self._returned -= self._read
         for name, value in items.items():
-            if names_a_form(value):
+            if isinstance(value, Files | Json):
                 continue  # constants and files, which each program makes anew
             if name in self._returned:
                 raise RestoredValueIgnored(

@@ -105,7 +105,7 @@ class LocalTier:
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
         self._joining = Joining(peers, self.directory, folders.backend, options.timeout_secs)
-        self._copier = Copier(peers, folders.copy_target, options.partner_bytes_per_sec)
+        self._copier = Copier(peers, folders.copy_target)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
         self._copied: int | None = None
@@ -205,7 +205,7 @@ class LocalTier:
     def forget(self, run: Lineage) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
         self.use_lineage(run)
-        counting = {s: t for s, t in self._complete.items() if run.order(s, t, "", 0.0) is not None}
+        counting = {s: t for s, t in self._complete.items() if run.order(s, t) is not None}
         self._complete = counting if run.name else self._complete
 
     def refresh(self) -> None:

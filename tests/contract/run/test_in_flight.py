@@ -45,7 +45,8 @@ def saves_1(tmp_path: Path, gate: seams.Gate, monkeypatch: pytest.MonkeyPatch) -
     def save(nth: int = 1, secs: float = 0.05, **how: Any) -> ckpt.Checkpointer:
         ckpt.save(tmp_path / "run/0", state(0), options=QUICK)
         seams.at(monkeypatch, "commit", before=gate, nth=nth)
-        first = ckpt.Checkpointer(tmp_path / "run", **{"options": QUICK, **how})
+        how.setdefault("options", QUICK)
+        first = ckpt.Checkpointer(tmp_path / "run", **how)
         made.append(first)
         assert first.save(1, state(1), metrics={"loss": 0.0}, metadata="one")
         assert gate.entered.wait(LIMIT_SECS)
