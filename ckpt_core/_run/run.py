@@ -77,7 +77,7 @@ class Run:
         self._local: LocalTier | None = None
         if local_directory is not None:
             self._local = open_local(local_directory, directory)
-        self.tiers = Tiers(directory.steps, self._local, processes.count == 1)
+        self.tiers = Tiers(directory.steps, self._local, processes)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
         self.saves = [*local, self._persistent]  # in flight, the local tier first
@@ -284,10 +284,8 @@ class Run:
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
                 what.decided.set()  # the local save may wait for it
-                if tier is not None and isinstance(
-                    error, Exception
-                ):  # that comes before what failed
-                    wait_for_all([tier.in_flight])
+                if tier is not None and isinstance(error, Exception):
+                    wait_for_all([tier.in_flight])  # it comes before what failed
                 identity = Identity(what.step, what.token)
                 self._outcomes.append(lambda trail: history.doubted(trail, identity))
             if tier is not None and tier.in_flight.step != what.step:  # it has not started
