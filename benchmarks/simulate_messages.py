@@ -137,7 +137,7 @@ def opening(processes: int, moved: bool) -> Traffic:
 
     def part(step: int, index: int) -> Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
-        return Seen(step, TOKEN, (0, step, 0.0), at, ((at, at),), not moved)
+        return Seen(step, TOKEN, (0, step), at, ((at, at),), not moved)
 
     seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
     texts = [(one.dump(n), "") for n, one in enumerate(seen)]

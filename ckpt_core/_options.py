@@ -63,7 +63,7 @@ class Options:
             of the device without blocking, and from there to the host beside training: an out-of-memory error
             appears in the next step. ``"pinned_host"``: to the host without blocking; a step that donates them waits.
         background_priority: ``"low"``: on Linux, the threads of background saves and uploads take a core only while
-            nothing else wants it, until somebody waits for the save. Slows training less where its
+            nothing else wants it, also while somebody waits for the save. Slows training less where its
             threads, or those of a data pipeline, take all cores; the save then takes longer, and as long as they do
             not pause perhaps very long. TensorStore's threads, which all saves share, are lowered too; a
             process that may not raise priorities (CAP_SYS_NICE) cannot undo that while they live.
@@ -77,11 +77,6 @@ class Options:
             directory: a policy of ``ckpt.when``; None for all.
         local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
             there.
-        local_max_bytes: with ``local_directory=``, how much all runs together may have there. Before a save that needs more,
-            its writer removes what ended runs of the same user left, that of the longest unused run first. What a live
-            run has, and this one, is never removed: if that alone is more, the log says so once. A run that waits for its
-            next start has ended: it resumes from the persistent directory. None: no limit, and nothing of other runs
-            is removed.
         partners: with ``local_directory=`` and several processes, where a copy of each process's part of a
             local step is kept. None: nowhere. What every process holds (replicated arrays) is not lost
             with a host, since the parts of other processes serve as well; what one alone holds (its
@@ -92,7 +87,6 @@ class Options:
             fetch local steps. None: process 0 makes such a file, ``.ckpt-secret``, in the persistent directory
             if that is in a file system. In a bucket the secret goes through jax's coordination service, from
             which anybody who reaches the coordinator's port can read it; a warning in the log says so.
-        partner_bytes_per_sec: maximum rate at which a process fetches such copies; None: no limit.
         page_cache: whether what a load reads from a local disk stays in the system's page cache. True: a second load of the
             same files reads no disk. False: memory is taken once and not twice, which restarts a large state sooner,
             and nothing else is pushed out of the cache; what is in it is read from there. None: False for an item of more than
@@ -137,9 +131,7 @@ class Options:
     atomic_restore: bool = False
     persist_policy: Callable[[int, Any], bool] | None = None
     local_max_to_keep: int = 1
-    local_max_bytes: int | None = None
     partners: Literal["host"] | Callable[[int, int], int] | None = None
-    partner_bytes_per_sec: int | None = None
     peer_secret_file: str | os.PathLike[str] | None = None
     flat: bool = False
     storage_options: Mapping[str, Any] | None = None
@@ -162,20 +154,10 @@ class Options:
             raise ValueError(
                 f"Options.local_max_to_keep must be at least 1, got {self.local_max_to_keep}"
             )
-        limit = self.local_max_bytes
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise ValueError(
-                f"Options.local_max_bytes must be a positive number of bytes or None, got {limit!r}"
-            )
         if self.partners not in (None, "host") and not callable(self.partners):
             raise ValueError(
                 "Options.partners must be None, 'host' or a function (index, count) -> index, got "
                 f"{self.partners!r}"
-            )
-        if self.partner_bytes_per_sec is not None and self.partner_bytes_per_sec < 1:
-            raise ValueError(
-                "Options.partner_bytes_per_sec must be positive or None, got "
-                f"{self.partner_bytes_per_sec}"
             )
         secret = self.peer_secret_file
         if secret is not None and not isinstance(secret, (str, os.PathLike)):
@@ -245,11 +227,7 @@ def _check_types(options: Options) -> None:
             continue
         if declared.startswith("bool") and not (isinstance(value, bool) or value in (0, 1)):
             raise TypeError(f"Options.{name} must be True or False, got {value!r}")
-        if (
-            name != "local_max_bytes"
-            and declared.startswith(("int", "float"))
-            and isinstance(value, str)
-        ):
+        if declared.startswith(("int", "float")) and isinstance(value, str):
             unit = name.rpartition("_")[2]
             raise TypeError(f"Options.{name} is a number of {unit}, got the text {value!r}")
         if name == "on_event" and not callable(value):
@@ -326,9 +304,7 @@ def checked_options(options: Options | None) -> Options:
 _OF_LOCAL_STEPS = (
     "persist_policy",
     "local_max_to_keep",
-    "local_max_bytes",
     "partners",
-    "partner_bytes_per_sec",
     "peer_secret_file",
 )
 
@@ -377,6 +353,8 @@ _OWNERS = {
 def _unknown_setting(name: str) -> str:
     if name in CHECKPOINTER_ARGUMENTS:
         return f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
+    if name == "local_max_bytes":
+        return "Options has no local_max_bytes: `ckpt rm --local DIRECTORY` removes what ended runs left there"
     close = difflib.get_close_matches(name, _SETTINGS, n=1)
     meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
     return f"Options has no setting {name!r}{meant}"

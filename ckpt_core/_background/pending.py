@@ -11,10 +11,10 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
-from ckpt_core._background.priority import LOWEST_NICE, give_way, nice_of_this_thread, set_nice
+from ckpt_core._background.priority import give_way, set_nice
 from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME, forked
@@ -25,7 +25,7 @@ _HEAD_START_SECS = 0.1
 
 class Pending:
     """Work in a thread of its own, which is not a daemon: interpreter exit waits for it. With ``low`` the thread has
-    the lowest priority until somebody waits for it. The first caller that asks gets the error of the work, and this
+    the lowest priority. The first caller that asks gets the error of the work, and this
     object lets go of it; ``result`` keeps a copy for its next caller.
     """
 
@@ -40,8 +40,6 @@ class Pending:
         self._abandoned = self._launched = False
         self._ident: int | None = None
         self._low = low
-        self._awaited = False
-        self._lowered: int | None = None  # native id of a thread with the lowest priority
         self._caller_left, self._ended = Flag(), Flag()
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
 
@@ -71,7 +69,7 @@ class Pending:
             self._abandoned = self._failed = True
             self._error = CheckpointError(f"{self.path}: was never started")
             self._work = None
-            _unfinished.discard(self)
+            unfinished.discard(self)
             self._end()
         return self._abandoned
 
@@ -92,15 +90,9 @@ class Pending:
         if not self._low:
             self._run_here()
             return
-        nice = nice_of_this_thread()
-        if not self._awaited:
-            self._lowered = threading.get_native_id()
-            give_way()
-            if self._awaited:  # since just now
-                set_nice(self._lowered, nice)
+        nice = give_way()
         self._run_here()
-        others = [one for one in list(_unfinished) if one._low and not one.ended]
-        if self._lowered is not None and not others:
+        if not any(one._low and not one.ended for one in list(unfinished)):
             set_nice(None, nice)
 
     def _do(self) -> None:
@@ -115,7 +107,7 @@ class Pending:
         finally:
             self._work = None
             if self._error is None or isinstance(self, PendingLoad):
-                _unfinished.discard(self)  # nothing to report at exit
+                unfinished.discard(self)  # nothing to report at exit
             self._end()
 
     def _end(self) -> None:
@@ -140,17 +132,7 @@ class Pending:
                 f"{self.path}: {self._thread.name} would wait for itself: a listener or policy that is "
                 "called in the background must not wait for the save that calls it"
             )
-        if self._low:
-            self._lend_priority()
         return self._ended.wait(timeout_secs)
-
-    def _lend_priority(self) -> None:
-        """Raises the priority of the work to that of this thread, which waits for it, if permitted."""
-        nice = nice_of_this_thread()
-        if nice < LOWEST_NICE:  # the save of another tier may wait, too
-            self._awaited = True
-            if self._lowered is not None:
-                set_nice(self._lowered, nice)
 
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one that runs the work."""
@@ -254,10 +236,32 @@ def _copied(error: BaseException) -> BaseException:
     return again.with_traceback(error.__traceback__)
 
 
+unfinished: set[Pending] = set()
+"""Running work, and saves with an error that no caller has received."""
+
+
+def wait_for_saves(place: str, timeout_secs: float, but: Collection[Pending | None] = ()) -> None:
+    """Blocks until no background save of this process, but for these, writes what is at a path, above it or below. A failure is
+    left to whoever began the save. A thread that saves waits for no other one, which may wait for it.
+    """
+    saves = [one for one in list(unfinished) if isinstance(one, PendingSave) and _is_running(one)]
+    if any(one.is_this_thread() for one in saves):
+        return
+    for one in saves:
+        if one not in but and _overlap(place, one.path) and not one.wait(timeout_secs):
+            raise CheckpointError(
+                f"{one.path}: this process is still saving it after {timeout_secs:g} s (Options.timeout_secs): call "
+                "result() of that save, or wait_until_finished() of its Checkpointer, first"
+            )
+
+
+def _overlap(one: str, other: str) -> bool:
+    one, other = (f"{path if '://' in path else os.path.realpath(path)}/" for path in (one, other))
+    return one.startswith(other) or other.startswith(one)
+
+
 # ---- the end of the interpreter -----------------------------------------------------------------
 
-_unfinished: set[Pending] = set()
-"""Running work, and saves with an error that no caller has received."""
 _at_exit: list[str] = []
 """``early``: the exit handler of _remember is registered; ``over``: _finish_last has returned."""
 
@@ -268,10 +272,10 @@ def _remember(pending: Pending) -> None:
         # module is imported; this one later, so that it runs before jax releases its devices.
         _at_exit.append("early")
         atexit.register(_finish)
-    for other in list(_unfinished):
+    for other in list(unfinished):
         if other.ended and other.unreported is None:
-            _unfinished.discard(other)
-    _unfinished.add(pending)
+            unfinished.discard(other)
+    unfinished.add(pending)
 
 
 def _last_call_over() -> bool:
@@ -299,7 +303,7 @@ def _finish() -> None:
     if os.getpid() != HOME.pid:
         return  # in a forked child: the saves belong to its parent
     interrupted = False
-    while running := [one for one in list(_unfinished) if _is_running(one)]:
+    while running := [one for one in list(unfinished) if _is_running(one)]:
         try:
             running[0].wait()
         except BaseException:
@@ -329,7 +333,7 @@ def _finish_last() -> None:
 def _report_failures() -> None:
     failed = [
         (pending.path, error)
-        for pending in list(_unfinished)
+        for pending in list(unfinished)
         if isinstance(pending, PendingSave) and (error := pending.unreported) is not None
     ]
     if not failed:

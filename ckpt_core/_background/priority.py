@@ -18,19 +18,16 @@ import threading
 
 from ckpt_core._platform import LINUX
 
-LOWEST_NICE = 19
+_LOWEST_NICE = 19
 _POOL_NAME = "ts_pool_worker"
 """Name of TensorStore's threads, which read, compress, write and fsync."""
 
 
-def nice_of_this_thread() -> int:
-    """The nice value of the calling thread; where threads have none, the lowest, so that none is changed."""
-    return os.getpriority(os.PRIO_PROCESS, 0) if LINUX else LOWEST_NICE
-
-
-def give_way() -> None:
-    """Gives this thread and TensorStore's the lowest priority."""
-    set_nice(threading.get_native_id(), LOWEST_NICE)
+def give_way() -> int:
+    """Gives this thread and TensorStore's the lowest priority; returns the nice value that this one had."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0) if LINUX else _LOWEST_NICE
+    set_nice(threading.get_native_id(), _LOWEST_NICE)
+    return nice
 
 
 def set_nice(thread: int | None, nice: int) -> None:

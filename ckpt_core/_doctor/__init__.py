@@ -5,6 +5,7 @@ from ckpt_core._doctor.findings import of_directory as of_directory
 from ckpt_core._doctor.findings import of_disk as of_disk
 from ckpt_core._doctor.findings import of_missing as of_missing
 from ckpt_core._doctor.findings import of_store as of_store
+from ckpt_core._doctor.findings import of_strays as of_strays
 from ckpt_core._doctor.findings import of_versions as of_versions
 from ckpt_core._doctor.interval import Interval as Interval
 from ckpt_core._doctor.interval import Tier as Tier

@@ -175,3 +175,9 @@ def of_directory(traces: Iterable[Trace], garbage: Sequence[str], path: str) -> 
         text = f"{len(garbage)} left by writers that have ended: ckpt gc {shlex.quote(path)} (the next save deletes them, too)"
         found.append(Finding("note", "writers", text))
     return found
+
+
+def of_strays(sentences: Iterable[str]) -> list[Finding]:
+    """Steps that are of another history than those before them."""
+    advice = "`ckpt cp --mirror` makes a copy that holds one history; or restore the step to go on from, by its number"
+    return [Finding("problem", "steps", f"{text}: {advice}") for text in sentences]

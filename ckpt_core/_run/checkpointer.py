@@ -14,11 +14,12 @@ from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._processes import this_run
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
-from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all
+from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy, metrics_of
 from ckpt_core._run.run import Run
 from ckpt_core._run.steps import open_run_directory
+from ckpt_core._run.tiers import Tiers
 from ckpt_core._save import NOTHING, RecordFields, collect_items
 from ckpt_core._verify import describe_opened
 from ckpt_core.arguments import answering
@@ -122,7 +123,7 @@ class Checkpointer:
                 run.path,
                 ", ".join(unused),
             )
-        self._turns = Turns(run.path, self._run.saves)
+        self._turns = Turns(run.path, self._run.saves, run.options.timeout_secs)
         self._best = best_metric, best_mode
 
     @in_turn
@@ -272,6 +273,7 @@ class Checkpointer:
     ) -> Any:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
         settle_all(self._run.saves)
+        self._tiers(step)
         return self._run.load(step, like, item, arguments)
 
     @property
@@ -279,11 +281,19 @@ class Checkpointer:
         """Absolute path, or URL, of the directory."""
         return self._run.directory.path
 
+    def _tiers(self, step: int | None = None) -> Tiers:
+        """The steps, once nobody else in this process saves this one, or any."""
+        directory = self._run.directory
+        name = "" if step is None else directory.steps.names.name(check_step(step))
+        wait_for_others(self._run.saves, directory.options.timeout_secs, name)
+        return self._run.tiers
+
     def explain(self) -> dict[int, str]:
         """For every step on disk, whether retention keeps or deletes it, and why."""
-        known = self._run.explain()
-        local = "kept: one of the newest in local directories"
-        return {step: known.get(step, local) for step in self.all_steps()}
+        steps, known = self.all_steps(), self._run.explain()
+        return {
+            step: known.get(step, "kept: one of the newest in local directories") for step in steps
+        }
 
     def all_steps(self) -> list[int]:
         """Every committed step, ascending; reads the directory.
@@ -291,11 +301,11 @@ class Checkpointer:
         With ``local_directory``, also the local steps that all processes hold, as of their last
         agreement: at construction, at each save and at each restore. A read-only one of a single process looks again.
         """
-        return self._run.tiers.all()
+        return self._tiers().all()
 
     def latest_step(self) -> int | None:
         """The newest committed step, or None; raises OSError if a newer one in a local directory cannot be read."""
-        return self._run.tiers.newest()
+        return self._tiers().newest()
 
     def best_step(self) -> int | None:
         """The step with the best metric, in either tier, or None; needs ``best_metric``.
@@ -305,15 +315,15 @@ class Checkpointer:
         metric, mode = self._best
         if not (metric and mode):
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        return next(iter(keep.ranking(self._run.tiers.facts(), metric, mode)), None)
+        return next(iter(keep.ranking(self._tiers().facts(), metric, mode)), None)
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""
-        return self._run.tiers.open(step).metadata
+        return self._tiers(step).open(step).metadata
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
-        return dict(self._run.tiers.open(step).metrics)
+        return dict(self._tiers(step).open(step).metrics)
 
     @property
     def run_metadata(self) -> Any:
@@ -322,7 +332,7 @@ class Checkpointer:
 
     def inspect(self, step: int) -> CheckpointInfo:
         """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
-        return describe_opened(self._run.tiers.open(step))
+        return describe_opened(self._tiers(step).open(step))
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None

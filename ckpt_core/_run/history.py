@@ -180,6 +180,58 @@ def _standing(trail: Trail, identity: Identity) -> Trail:
     return replace(trail, stood=tuple(sorted((*others, identity))), beside=beside, damaged=damaged)
 
 
+# What the records in a directory say of each other, as in a copy of a run that went back, made without deletion.
+
+Saves = Mapping[int, tuple[str, Identity | None]]
+"""Token and parent of each step."""
+_LINEAGE = 16
+"""The digits of a token that its writer drew; the rest counts its saves."""
+
+
+def continues_another(parent: Identity, token: str | None) -> bool:
+    """Whether a save with this parent does not continue the save of that step which is there; one that its own writer replaced
+    later counts as the same. The token is None if there is none, and ``?`` if nobody knows it.
+    """
+    if token in (None, "?", parent.token):
+        return False
+    own = parent.token[:_LINEAGE]
+    return not (own and token.startswith(own) and token > parent.token)
+
+
+def strays(saves: Saves) -> dict[int, int]:
+    """The steps that continue another save of a step than the one that is there, and what continues those; with that step."""
+    found: dict[int, int] = {}
+    for step, (_, parent) in sorted(saves.items()):
+        if parent is None:
+            continue
+        token = saves.get(parent.step, (None,))[0]
+        if continues_another(parent, token):
+            found[step] = parent.step
+        elif parent.step in found:
+            found[step] = found[parent.step]
+    return found
+
+
+def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
+    """The steps of a copy, beside those that the source has, which are not of the source's history as its records and those of
+    the copy tell it: beyond its newest step, between one and its parent, or another save of one.
+    """
+    parents = {
+        (step, token): one for saves in (copy, source) for step, (token, one) in saves.items()
+    }
+    told: dict[int, str] = {}
+    found = {step for step in copy if step > max(source, default=-1)}
+    for step, (token, _) in source.items():
+        at: tuple[int, str] | None = step, token
+        while at is not None and at[0] not in told:
+            told[at[0]] = at[1]
+            parent = parents.get(at)
+            found |= {one for one in copy if parent and parent.step < one < at[0]}
+            at = parent
+    found |= {step for step, (token, _) in copy.items() if told.get(step, token) != token}
+    return sorted(found - source.keys())
+
+
 # What a save does.
 
 

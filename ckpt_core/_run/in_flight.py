@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from ckpt_core._background.pending import PendingSave
+from ckpt_core._background.pending import PendingSave, unfinished, wait_for_saves
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
 from ckpt_core._fork import HOME, forked
 from ckpt_core._processes import Processes, next_tag
@@ -81,6 +81,13 @@ def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None)
             del first, late  # their tracebacks refer to this frame: break the reference cycle
 
 
+def wait_for_others(saves: Sequence[InFlight], timeout_secs: float, name: str = "") -> None:
+    """Blocks until nobody else in this process saves to the directories of these, or to what has this name in them."""
+    own = [save._now and save._now[0] for save in saves]  # pyright: ignore[reportPrivateUsage]
+    for save in saves if unfinished else ():
+        wait_for_saves(f"{save.directory}/{name}" if name else save.directory, timeout_secs, own)
+
+
 class InFlight:
     """At most one background save; its error is raised once, to the first caller that asks."""
 
@@ -110,13 +117,14 @@ class InFlight:
     def start(
         self,
         step: int,
+        path: str,
         work: Callable[[], Any],
         after: InFlight | None = None,
         *,
         low: bool = False,
     ) -> None:
-        """Starts a save in a thread of its own; ``work`` runs once the save in ``after`` has ended, successfully or not. With
-        ``low`` the thread has the lowest priority until somebody waits.
+        """Starts a save to ``path`` in a thread of its own; ``work`` runs once the save in ``after`` has ended, successfully or not. With
+        ``low`` the thread has the lowest priority.
         """
         first = None if after is None or after._now is None else after._now[0]
 
@@ -125,7 +133,6 @@ class InFlight:
                 first.wait()
             work()
 
-        path = f"{self.directory}: step {step}"
         pending = PendingSave(path, work_then, "ckpt-save", low=low)
         try:
             self._now = pending, step
@@ -180,9 +187,10 @@ class InFlight:
 class Turns:
     """The lock of one object, its background saves and the name of the running call; see ``in_turn``."""
 
-    def __init__(self, directory: str, saves: Sequence[InFlight]) -> None:
+    def __init__(self, directory: str, saves: Sequence[InFlight], timeout_secs: float) -> None:
         self.directory = directory
         self.saves = saves
+        self.timeout_secs = timeout_secs
         # RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
         self.lock = threading.RLock()
         self.doing: str | None = None
@@ -200,9 +208,11 @@ T = TypeVar("T", bound=TakesTurns)
 def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
     """Decorator: the method waits until no other thread is inside a decorated method of the object. A call that would wait
     for itself raises CheckpointError: one from inside another call (a signal handler, a listener, a policy), or from the
-    thread of a background save.
+    thread of a background save. What others in this process save there ends first, except for those
+    that close, and ``load``, which waits for its step alone.
     """
     name, code = method.__name__, method.__code__
+    waits = name not in ("close", "_leave", "load")
     # an item may be called step, too
     unnamed_step = "step" in code.co_varnames[: code.co_posonlyargcount]
 
@@ -221,6 +231,8 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
                 raise _refusal(turns, name, f"{turns.doing}()")
             turns.doing = name
             try:
+                if unfinished and waits:
+                    wait_for_others(turns.saves, turns.timeout_secs)
                 return method(self, *args, **kwargs)
             except ANSWERS as error:
                 raise at_the_call(error)  # noqa: B904

@@ -34,9 +34,9 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 _LINEAGE = re.compile(r"[0-9a-f]{16}")
 _HEAD = re.compile(r"(run-[0-9a-f]{16})\n([0-9a-f]{16})\n")
 
-Order = tuple[int, int, float]
+Order = tuple[int, int]
 """Of the saves of one number, the one with the greatest order counts."""
-_NO_ORDER: Order = (-1, -1, 0.0)
+_NO_ORDER: Order = (-1, -1)
 
 
 @frozen
@@ -69,14 +69,10 @@ class Lineage:
         others = [one for one in self.replaced if one[0] != step]
         return replace(self, replaced=(*others[1 - _MOST_DELETED :], (step, token)))
 
-    def order(self, step: int, token: str, marked: str, created_unix_secs: float) -> Order | None:
-        """Where a save stands among those of its number; None if it does not count. ``marked`` is the lineage noted in its
-        local directory, for versions up to 0.1, which wrote tokens without one; the time decides among their saves only.
-        """
+    def order(self, step: int, token: str) -> Order | None:
+        """Where a save stands among those of its number; None if it does not count."""
         lineages = [*(lineage for lineage, _ in self.earlier), self.current]
         order = _of_token(token, lineages)
-        if order == _NO_ORDER and marked and marked in lineages:
-            order = (lineages.index(marked), -1, created_unix_secs)
         lasts = [*(last for _, last in self.earlier), step]
         deleted = max(
             (
@@ -94,7 +90,7 @@ class Lineage:
 
     def newer(self, step: int, token: str, than: str) -> bool:
         """Whether, of two saves of a number, the one with ``token`` is known to be newer."""
-        one, other = (self.order(step, each, "", 0.0) for each in (token, than))
+        one, other = (self.order(step, each) for each in (token, than))
         return one is not None and (other is None or one > other)
 
     def dump(self) -> bytes:
@@ -110,12 +106,7 @@ class Lineage:
 def _of_token(token: str, lineages: Sequence[str]) -> Order:
     if len(token) != 32 or token[:16] not in lineages:
         return _NO_ORDER
-    return lineages.index(token[:16]), int(token[16:], 16), 0.0
-
-
-def is_counted(token: str) -> bool:
-    """Whether a Checkpointer has made this token, of a lineage and a count; a random one looks so once in 2**24 times."""
-    return len(token) == 32 and token[16:22] == "000000"
+    return lineages.index(token[:16]), int(token[16:], 16)
 
 
 def parse_lineage(data: bytes | None) -> Lineage:

@@ -20,7 +20,6 @@ from ckpt_core._run.lineage import (
     Leaving,
     Left,
     Lineage,
-    is_counted,
     newest_first,
 )
 from ckpt_core._run.policies import keep
@@ -51,7 +50,6 @@ class Retention:
         self._options = run.options
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
-        self._counted: dict[str, bool] = {}
         self._said_by_others = False
         self._said_no_metric = False
 
@@ -202,7 +200,6 @@ class Retention:
     def explain(self, damaged: Set[int]) -> dict[int, str]:
         """For every step whether it stays, and why."""
         self._known.clear()  # another process may have written steps since
-        self._counted.clear()
         listing = self._steps.look()
         steps = listing.committed()
         kept = self._kept(steps, listing, damaged)
@@ -245,9 +242,7 @@ class Retention:
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")
         for step, name in others.items():
-            kept[step] = (
-                f"nothing says that a Checkpointer has saved {name}, so no policy deletes it"
-            )
+            kept[step] = f"{name} has another prefix than this run's steps, so no policy deletes it"
         for step in damaged & set(steps):
             kept[step] = "it is damaged, so it is never deleted"
         if known:
@@ -256,28 +251,18 @@ class Retention:
         return kept
 
     def _by_others(self, step: int, listing: Listing) -> list[str]:
-        """Directories of a step of another series of which nothing says that a Checkpointer has saved them, as ``save("lr_3", ...)`` does."""
-        found: list[str] = []
-        for name in filter(self._steps.names.is_of_another_series, listing.names[step]):
-            if name not in self._counted and listing.is_checkpoint(name):
-                with contextlib.suppress(OSError, CheckpointError):  # asked again the next time
-                    self._counted[name] = is_counted(self._steps.token(name))
-            if not self._counted.get(name):
-                found.append(name)
-        return found
+        """Directories of a step with a prefix that the names of this run's steps do not have, as ``save("lr_3", ...)`` makes them."""
+        return [*filter(self._steps.names.is_of_another_series, listing.names[step])]
 
     def _only_by_others(self, steps: Iterable[int], listing: Listing) -> dict[int, str]:
         """The steps that have no other directories than those, with the name of one."""
-        found: dict[int, str] = {}
-        for step in steps:
-            names = self._by_others(step, listing)
-            if names and {*listing.directories(step)} <= {*names}:
-                found[step] = names[0]
+        named = ((step, self._by_others(step, listing)) for step in steps)
+        found = {step: names[0] for step, names in named if len(names) == len(listing.names[step])}
         if found and self.policy is not None and not self._said_by_others:
             self._said_by_others = True
             logger.warning(
-                "%s: %s count as steps, as their names end in numbers. Nothing says that a Checkpointer has saved them, so "
-                "no policy deletes them: give each run a directory of its own. This is said once",
+                "%s: %s count as steps, as their names end in numbers, and no policy deletes them, as they have another prefix than "
+                "this run's steps: give each run a directory of its own. This is said once",
                 self._steps.directory,
                 ", ".join(sorted(found.values())[:5]) + (", ..." if len(found) > 5 else ""),
             )

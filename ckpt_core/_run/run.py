@@ -77,7 +77,7 @@ class Run:
         self._local: LocalTier | None = None
         if local_directory is not None:
             self._local = open_local(local_directory, directory)
-        self.tiers = Tiers(directory.steps, self._local, processes.count == 1)
+        self.tiers = Tiers(directory.steps, self._local, processes)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
         self.saves = [*local, self._persistent]  # in flight, the local tier first
@@ -257,17 +257,18 @@ class Run:
         tier = self._local
         persistent: PreparedSave | None = None
         snapshots: list[Snapshot] = []
-        writes: list[tuple[InFlight, Callable[[], None], InFlight | None]] = []
+        writes: list[tuple[InFlight, str, Callable[[], None], InFlight | None]] = []
         if tier is not None:
             snapshot, work = self._prepare_local(tier, what, plan)
             snapshots.append(snapshot)
-            writes.append((tier.in_flight, work, None))
+            writes.append((tier.in_flight, snapshot.job.target, work, None))
         if persists:
             persistent = self._prepare_persistent(what, call, plan)
             snapshots.append(persistent.snapshot)
             # what replaces a step goes first, and the local save waits for it
             at = 0 if plan.persisted else len(writes)
-            writes.insert(at, (self._persistent, persistent.run, tier and tier.in_flight))
+            path, after = persistent.snapshot.job.target, tier and tier.in_flight
+            writes.insert(at, (self._persistent, path, persistent.run, after))
         low = self._asynchronous and self._options.background_priority == "low"
         try:
             # where local directories take every save, the caller does not wait for the other disk
@@ -276,16 +277,15 @@ class Run:
             if persists and self._persists is not None:
                 self._persists.save_began(what.step)
             if self._asynchronous or tier is not None:
-                for in_flight, work, after in writes:
-                    in_flight.start(what.step, work, after, low=low)
+                for in_flight, path, work, after in writes:
+                    in_flight.start(what.step, path, work, after, low=low)
             elif persistent is not None:
                 persistent.run()
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
                 what.decided.set()  # the local save may wait for it
-                # that comes before what failed
                 if tier is not None and isinstance(error, Exception):
-                    wait_for_all([tier.in_flight])
+                    wait_for_all([tier.in_flight])  # it comes before what failed
                 identity = Identity(what.step, what.token)
                 self._outcomes.append(lambda trail: history.doubted(trail, identity))
             if tier is not None and tier.in_flight.step != what.step:  # it has not started

@@ -18,12 +18,15 @@ from ckpt_core._errors import (
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
+    NewerFormat,
 )
 from ckpt_core._format import orbax_write
-from ckpt_core._format.record import RECORD_FILE, load_record
+from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._frozen import frozen
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
+from ckpt_core._run import history
+from ckpt_core._run.history import Identity
 from ckpt_core._run.lineage import (
     LEAVING_FILE,
     RUN_FILE,
@@ -39,6 +42,8 @@ from ckpt_core._storage import backend_of
 
 _LOOK_SECS = 1.0
 """Interval at which a directory is listed while somebody waits for a new step."""
+_ANCESTORS, _LEAVES = 16, 10_000
+"""So many records of the steps from which the restored one descends a restore reads, or those of so many leaves."""
 _LOOKS = 3
 """A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
 
@@ -127,20 +132,67 @@ class Steps:
         has_run_file = RUN_FILE in inside.hidden
         return Listing(found, inside.is_checkpoint, self._created, leaving, has_run_file)
 
+    def _record(self, name: str) -> Record | None:
+        """The record in a directory; None if there is none, as where Orbax wrote it."""
+        data = self._backend.read(f"{self.directory}/{name}", RECORD_FILE)
+        return None if data is None else load_record(data)
+
     def token(self, name: str) -> str:
         """Token of the save in a directory; empty if Orbax wrote it, ``?`` if its record cannot be read."""
         try:
-            record = self._backend.read(f"{self.directory}/{name}", RECORD_FILE)
-            return "" if record is None else load_record(record).token
+            return record.token if (record := self._record(name)) else ""
         except CheckpointCorrupt:
             return "?"
 
     def _created(self, name: str) -> float:
         try:
-            record = self._backend.read(f"{self.directory}/{name}", RECORD_FILE)
-            return 0.0 if record is None else load_record(record).created_unix_secs
+            return record.created_unix_secs if (record := self._record(name)) else 0.0
         except CheckpointCorrupt:
             return 0.0
+
+    def saves(self) -> history.Saves:
+        """Token and parent of each committed step; reads every record."""
+        found: dict[int, tuple[str, Identity | None]] = {}
+        listing = self.look()
+        for step in listing.committed():
+            for name in listing.directories(step)[:1]:
+                try:
+                    record = self._record(name)
+                except (CheckpointCorrupt, NewerFormat):
+                    found[step] = "?", None
+                else:
+                    parent = record and record.parent
+                    found[step] = record.token if record else "", parent and Identity(*parent)
+        return found
+
+    def strays(self) -> dict[int, int]:
+        """The steps that continue another save of a step than the one that is here, and what continues those; with that step."""
+        return history.strays(self.saves())
+
+    def left_by(self, source: Steps) -> list[int]:
+        """The steps of a copy that are not of the history of what it was copied from."""
+        return history.strays_of_copy(source.saves(), self.saves())
+
+    def say_if_stray(self, step: int, record: Record, warn: Callable[[str], None]) -> None:
+        """Warns if a restored save descends from another one of a step than that which is here. Looks at its nearest ancestors
+        alone: ``ckpt doctor`` looks at all.
+        """
+        leaves = sum(len(item.paths) for item in record.items.values())
+        ancestor: Record | None = record
+        for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self._local else 1):
+            if ancestor is None or ancestor.parent is None:
+                return
+            parent = Identity(*ancestor.parent)
+            try:
+                ancestor = self._record(self.names.name(parent.step))
+            except (OSError, CheckpointError):  # what was restored is whole all the same
+                return
+            if ancestor is not None and history.continues_another(parent, ancestor.token):
+                warn(
+                    f"{self.directory}: step {step}, which was restored, {stray_text(parent.step)}. If step {parent.step} is "
+                    f"the one to go on from, restore({parent.step}, ...): the next save retires what is newer"
+                )
+                return
 
     def all(self) -> list[int]:
         """Every committed step, ascending."""
@@ -209,6 +261,11 @@ class Steps:
         listing = self.look()
         steps = listing.committed()
         return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
+
+
+def stray_text(parent: int, verb: str = "continues") -> str:
+    """What is said of steps that continue a save of ``parent`` which is not the one that is there."""
+    return f"{verb} another save of step {parent} than the one here, as in a copy of a run that went back, made without deletion"
 
 
 def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import RestoredValueIgnored, raised_by_another
-from ckpt_core._items import Files, names_a_form
+from ckpt_core._items import Files, Json, names_a_form
 from ckpt_core._operation import logger
 from ckpt_core._processes import Processes, kind_of, next_tag
 from ckpt_core._results import Restored
@@ -75,8 +75,8 @@ class UnreadValues:
             self._known.update(items)
         self._returned -= self._read
         for name, value in items.items():
-            if isinstance(value, Files) and not callable(value.source):
-                continue  # it lies outside of the program, which need not get it back
+            if isinstance(value, Files | Json):
+                continue  # constants and files, which each program makes anew
             if name in self._returned:
                 raise RestoredValueIgnored(
                     f"item {name!r} was restored from step {self._step}, and its value was never read. It "

@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_core import _processes
+from ckpt_core._background.pending import unfinished, wait_for_saves
 from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, resolve
 from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME, forked
@@ -145,6 +146,8 @@ def save_job(
     ForkedProcess in a forked child, ValueError for ``Options(flat=True)`` where it means nothing.
     """
     target, local = resolve(path)
+    if unfinished:  # what is begun later is committed later
+        wait_for_saves(target, options.timeout_secs)
     run = _processes.this_run()
     return make_job(target, local, backend_of(local, options), run, fields, options, **more)
 

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
+from ckpt_core._background.pending import unfinished, wait_for_saves
 from ckpt_core._directory import Backend, refuse_file, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._fork import HOME, forked
@@ -51,6 +52,8 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
     if os.getpid() != HOME.pid:
         raise forked()
     text, local = resolve(path)
+    if unfinished:
+        wait_for_saves(text, (options or Options()).timeout_secs)
     return open_in(backend_of(local, options), text, local, options)
 
 

@@ -124,11 +124,14 @@ def copy(
     prefix: Annotated[
         str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
     ] = None,
+    mirror: Annotated[
+        bool, typer.Option("--mirror", help="Retire what the target has of another history.")
+    ] = False,
 ) -> None:
     """Copy a checkpoint or steps between disk and buckets; verify all bytes; skip what is there."""
     from ckpt_core.cli import _change
 
-    raise typer.Exit(_change.copy(source, target, steps=step or [], prefix=prefix))
+    raise typer.Exit(_change.copy(source, target, steps=step or [], prefix=prefix, mirror=mirror))
 
 
 @app.command("export")
@@ -380,10 +383,9 @@ def run() -> int:
     except KeyboardInterrupt:
         return 130
     except (CheckpointError, OSError) as error:
-        from ckpt_core.cli._advice import typed
         from ckpt_core.cli._text import message_of
 
-        print(f"ckpt: {typed(message_of(error), sys.argv[1:], app)}", file=sys.stderr)
+        print(f"ckpt: {message_of(error)}", file=sys.stderr)
         return 2
     except Exception as error:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it

@@ -24,34 +24,53 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotF
 from ckpt_core._run.steps import Steps, note_deleted
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
-from ckpt_core.cli._steps import is_run, steps_in
+from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
 from ckpt_core.cli._text import console, counted, one_line, print_json, size, when
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 """Of ``SIGNS``, those that the items of a checkpoint do not have."""
 
 
-def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> int:
-    """Copies a checkpoint, or steps of a run; steps that are there already are left alone."""
+def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirror: bool) -> int:
+    """Copies a checkpoint, or steps of a run; steps that are there already are left alone. With ``mirror`` it first retires what is
+    of another history there; without, it returns 1 if a restore of the copy may go on from that.
+    """
     if not is_run(source):
-        if steps:
-            raise CheckpointNotFound(f"{source} is no directory of steps: leave --step out")
+        if steps or mirror:
+            raise CheckpointNotFound(
+                f"{source} is no directory of steps: leave --step and --mirror out"
+            )
         _copy_one(source, target)
         return 0
     ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
-    _copy_run_metadata(source, target)
-    for step in sorted({*steps}) or ours.all():
+    wanted, there = sorted({*steps}) or ours.all(), theirs.saves()
+    for step in wanted:
         ours.refuse_absent(step)
-        path = ours.path(step)
-        if not theirs.has(step):
-            _copy_one(path, theirs.new_path(step))
-        elif same_save(path, theirs.path(step)):
-            console().print(f"{theirs.path(step)} is there already", markup=False)
+    same = {
+        step for step in there if step in wanted and same_save(ours.path(step), theirs.path(step))
+    }
+    others = [step for step in wanted if step in there and step not in same]
+    strays = theirs.left_by(ours)
+    out, retired = console(), f"moves them to {theirs.directory}/{RETIRED}"
+    if mirror and (others or strays):
+        out.print(f"{theirs.directory}: {retire(theirs, [*others, *strays])}", markup=False)
+        strays = []
+    elif others:
+        besides = f"; not of its history: {of_steps(strays)}" if strays else ""
+        raise CheckpointError(
+            f"{theirs.directory}: nothing was copied. It has another save than {ours.directory} of {of_steps(others)}{besides}. "
+            f"--mirror {retired}; or copy to another place"
+        )
+    _copy_run_metadata(source, target)
+    for step in wanted:
+        if step in same:
+            out.print(f"{theirs.path(step)} is there already", markup=False)
         else:
-            raise CheckpointError(
-                f"{theirs.path(step)} is another save than {path}: delete it first, or copy to another place"
-            )
-    return 0
+            _copy_one(ours.path(step), theirs.new_path(step))
+    if strays:
+        text = f"{theirs.directory}: {of_steps(strays)} there, not of the history of {ours.directory}: a restore may go on from them"
+        out.print(f"{text}. --mirror {retired}", markup=False, soft_wrap=True)
+    return 1 if strays else 0
 
 
 def _copy_run_metadata(source: str, target: str) -> None:

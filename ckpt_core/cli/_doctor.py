@@ -17,6 +17,7 @@ from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._storage import Location, backend_of
+from ckpt_core.cli._steps import steps_in, strays_as_text
 from ckpt_core.cli._text import console, print_json, size
 
 
@@ -67,7 +68,8 @@ def _place(
     else:
         found, there = _doctor.of_store(place), []
     garbage = backend_of(local).garbage(path) if not on_disk or os.path.isdir(path) else []
-    return place, found + _doctor.of_directory(there, garbage, path)
+    strays = strays_as_text(steps_in(path).strays())
+    return place, found + _doctor.of_directory(there, garbage, path) + _doctor.of_strays(strays)
 
 
 def _devices() -> list[str]:

@@ -16,7 +16,7 @@ from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
 from ckpt_core.cli._anatomy import anatomy
-from ckpt_core.cli._steps import DAMAGED, is_run, list_steps, steps_in, summary
+from ckpt_core.cli._steps import DAMAGED, is_run, list_steps, print_strays, steps_in, summary
 from ckpt_core.cli._text import console, counted, escape, metric, one_line, print_json, size, when
 
 LEAVES_SHOWN = 5
@@ -150,12 +150,15 @@ def verify(path: str, *, as_json: bool) -> int:
         rows.append({"step": step, **found})
         if not as_json:
             _print_report(found, report)
+    strays = steps.strays()
     ok = all(row["ok"] for row in rows)
     sound = sum(row["ok"] for row in rows)
     checked = sum(row["checked_bytes"] for row in rows)
     if as_json:
-        print_json({"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows})
+        content = {"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows}
+        print_json({**content, "strays": strays})
     else:
+        print_strays(strays)
         unknown = sum(not row["has_checksums"] for row in rows)
         others = {"damaged": len(rows) - sound - unknown, "without checksums": unknown}
         more = "".join(f", {count} {what}" for what, count in others.items() if count)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from ckpt_core._directory import StepNames, Trace, kind_at, read_run_metadata, resolve, traces
+from ckpt_core._directory import (
+    StepNames,
+    Trace,
+    is_locked,
+    kind_at,
+    read_run_metadata,
+    resolve,
+    traces,
+)
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -16,11 +25,17 @@ from ckpt_core._errors import (
     CheckpointNotFound,
     NewerFormat,
 )
+from ckpt_core._options import Options
 from ckpt_core._results import CheckpointInfo
-from ckpt_core._run.lease import OWNER_FILE
+from ckpt_core._run.lease import OWNER_FILE, Lease
 from ckpt_core._run.retention import DAMAGED as ASIDE
-from ckpt_core._run.retention import RETIRED
-from ckpt_core._run.steps import Steps, refuse_one_checkpoint
+from ckpt_core._run.retention import RETIRED, Retention
+from ckpt_core._run.steps import (
+    Steps,
+    open_run_directory,
+    refuse_one_checkpoint,
+    stray_text,
+)
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
 from ckpt_core.cli._text import console, escape, metric, one_line, print_json, size, when
@@ -68,6 +83,7 @@ def list_steps(
     rows = [row for row in found if row is not None]
     empty = sorted({*listing.names} - {*listing.committed()}) if found else []
     beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
+    strays = steps.strays() if found else {}
     run_metadata = read_run_metadata(backend_of(local), directory) if of_run else None
     if as_json:
         content = {
@@ -78,10 +94,12 @@ def list_steps(
             "disk_bytes": _bytes_of_all(rows),
             "without_checkpoint": empty,
             "beside": [asdict(trace) for trace in beside],
+            "strays": strays,
         }
         print_json({**content, **({"run_metadata": run_metadata} if of_run else {})})
     else:
         _print(directory, rows, beside, run_metadata)
+        print_strays(strays)
         if empty:
             named = ", ".join(os.path.basename(steps.path(step)) for step in empty)
             console().print(f"no checkpoint in {named}", markup=False, soft_wrap=True)
@@ -103,6 +121,44 @@ def _print(directory: str, rows: list[dict[str, Any]], beside: list[Trace], meta
             out.print(text, soft_wrap=True)
     if beside:
         out.print(escape(_of(beside)), soft_wrap=True)
+
+
+def print_strays(strays: Mapping[int, int]) -> None:
+    """Prints the steps of another history than that of the ones before them; see ``history.strays``."""
+    for text in strays_as_text(strays):
+        console().print(text, markup=False, soft_wrap=True)
+
+
+def strays_as_text(strays: Mapping[int, int]) -> list[str]:
+    """A sentence for each step of which another save than the one there is continued."""
+    found: list[str] = []
+    for parent in dict.fromkeys(strays.values()):
+        steps = [step for step in strays if strays[step] == parent]
+        found.append(
+            f"{of_steps(steps)} {stray_text(parent, 'continues' if len(steps) == 1 else 'continue')}"
+        )
+    return found
+
+
+def of_steps(steps: Sequence[int]) -> str:
+    """``step 5``, or ``steps 5, 6``."""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+
+
+def retire(run: Steps, steps: Sequence[int]) -> str:
+    """Moves steps of a run to ``retired``, in a bucket deletes them, all or none; says so. CheckpointError beside a writer that lives."""
+    directory = open_run_directory(run.directory, run.names, Options(), False)
+    if directory.local and is_locked(f"{directory.path}/{OWNER_FILE}"):
+        raise CheckpointError(f"{directory.path}: a run is writing there: nothing of it is retired")
+    retention = Retention(directory, None, Lease(directory.path, directory.backend))
+    left = retention.left(steps, run.look(), RETIRED if directory.local else None)
+    retention.refuse_read(left)
+    retention.leave(left, None)
+    return (
+        f"{of_steps(steps)} moved to {directory.path}/{RETIRED}"
+        if directory.local
+        else f"{of_steps(steps)} deleted"
+    )
 
 
 def summary(info: CheckpointInfo) -> dict[str, Any]:

@@ -31,7 +31,7 @@ PAST_THE_FACE = {
 # Module -> what of it changes while a program runs, and why that is no property of an object.
 STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
-    "ckpt_core._background.pending": {"_at_exit", "_unfinished"},  # saves that exit waits for
+    "ckpt_core._background.pending": {"_at_exit", "unfinished"},  # saves that exit waits for
     "ckpt_core._devices.placing": {"_fast_path"},  # how this version of jax makes an array
     "ckpt_core._devices.xla_memory": {"_allocator"},  # one thread makes all allocations
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close

@@ -16,6 +16,7 @@ from ckpt_core import _load
 from ckpt_core._directory import MAX_STEP, check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
 from ckpt_core._operation import logger
+from ckpt_core._processes import Processes
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.policies.keep import StepFacts
 from ckpt_core._run.steps import Listing, Steps, facts_of
@@ -27,6 +28,8 @@ from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")
 
+_FROM_RESTORE = 11
+"""Frames from the caller of ``restore_latest`` to a warning that says what ``Tiers.restore`` restored."""
 _LOOKS = 3
 """Number of times to list the directory, if every listed step is deleted before it is read."""
 
@@ -34,9 +37,9 @@ _LOOKS = 3
 class Tiers:
     """The steps of a run in both tiers: in local directories, if there are any, and in the persistent one that all share."""
 
-    def __init__(self, persistent: Steps, local: LocalTier | None, alone: bool) -> None:
+    def __init__(self, persistent: Steps, local: LocalTier | None, processes: Processes) -> None:
         self.directory = persistent.directory
-        self._alone = alone
+        self._alone, self._first = processes.count == 1, processes.index == 0
         self._persistent = persistent
         self._local = local
 
@@ -204,7 +207,13 @@ class Tiers:
                 raise found  # noqa: B904
             raise
         ours = opened[-1]
-        return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
+        if not isinstance(ours, NativeCheckpoint):
+            return restored, ""
+        if self._first and ours.record.parent:
+            self._persistent.say_if_stray(
+                step, ours.record, lambda text: _warn(text, _FROM_RESTORE)
+            )
+        return restored, ours.record.token
 
     def restore_newest(
         self,
@@ -250,11 +259,10 @@ class Tiers:
         )
 
 
-def _warn(message: str) -> None:
+def _warn(message: str, level: int = 6) -> None:
+    """Warns the caller of Checkpointer: past restore_newest, the method and its in_turn wrapper."""
     logger.warning(message)
-    warnings.warn(
-        message, RuntimeWarning, stacklevel=6
-    )  # the caller of Checkpointer: past restore_newest, the method and its in_turn wrapper
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def _none_loads(directory: str, failures: list[tuple[int, CheckpointError]]) -> CheckpointCorrupt:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpt_core._background.threads import Flag, start_daemon
 from ckpt_core._errors import CheckpointError
-from ckpt_core._exchange import BLOCK_BYTES, Key
+from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
 from ckpt_core._run.tiers.fetch import Target, bring
 from ckpt_core._run.tiers.judge import CopyState
@@ -36,15 +36,11 @@ class Copier:
         peers: Peers,
         # of process, step, and what raises if it is not wanted any more
         target: Callable[[int, int, Callable[[], None]], Target],
-        bytes_per_sec: int | None,
     ) -> None:
         self.sources: Sequence[int] = peers.sources
         self.active = peers.copies
         self._peers = peers
         self._target = target
-        self._bytes_per_sec = bytes_per_sec
-        # small enough that a connection is never quiet for long
-        self._block_bytes = min(BLOCK_BYTES, bytes_per_sec or BLOCK_BYTES)
         self._state: CopyState = "idle" if self.active else "off"
         self._now: tuple[int, str] = (-1, "")
         self._cancelled = Flag()
@@ -101,19 +97,13 @@ class Copier:
             if cancelled.is_set:
                 raise _Cancelled(f"the copy of step {key.step} is not wanted any more")
 
-        connection = self._peers.connect(key.writer, self._block_bytes)
-        began, moved_bytes = time.monotonic(), 0
+        connection = self._peers.connect(key.writer)
 
         def pieces(position: int) -> Iterator[bytes]:
-            nonlocal moved_bytes
             self._moves(works=False)
             for piece in connection.pieces(*key, position):
                 may_go_on()
-                moved_bytes += len(piece)
                 self._moves(works=True)
-                if self._bytes_per_sec is not None:
-                    due_secs = moved_bytes / self._bytes_per_sec
-                    cancelled.wait(max(0.0, began + due_secs - time.monotonic()))
                 yield piece
                 self._moves(works=False)
             self._moves(works=True)

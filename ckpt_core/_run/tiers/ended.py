@@ -1,7 +1,6 @@
 """What runs left in a local directory: listed, and removed once they have ended.
 
-A run that has ended may be started again, and would restore from there. So nothing is removed unless somebody asks for it, or a
-writer needs the room (``Options.local_max_bytes``).
+A run that has ended may be started again, and would restore from there. So nothing is removed unless somebody asks for it.
 """
 
 from __future__ import annotations
@@ -11,15 +10,12 @@ import os
 import re
 import shlex
 import stat
-import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 
 from ckpt_core._directory import (
-    LockFile,
     PosixBackend,
     StepNames,
     is_locked,
-    kind_at,
     lock_folder,
     locks_work_in,
     remove_empty,
@@ -33,8 +29,6 @@ from ckpt_core._run.tiers.folders import hashes_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
 _PROCESS = re.compile(r"process_\d+-of-\d+")
-_TURN_SECS = 30.0
-_LOOK_SECS = 0.05
 _LEVELS = 3
 """Folders of processes, of steps and copies, and of copied steps."""
 
@@ -51,8 +45,6 @@ class LocalRun:
     used_unix_secs: float  # when the newest of its folders of steps was changed
     in_use: bool  # a writer or a reader of it may live
     mine: bool  # its folder belongs to this user
-    live: int  # how many of its processes have writers that may live
-    unfinished_bytes: int  # of files that are being written or deleted
 
 
 def runs_in(root: str) -> list[LocalRun]:
@@ -101,64 +93,6 @@ def remove_run(run: LocalRun) -> bool:
     return not os.path.lexists(path)
 
 
-@frozen
-class Room:
-    """What ``make_room`` did."""
-
-    removed: tuple[LocalRun, ...]
-    over_bytes: int  # what is still needed beyond the limit; at most 0 if it fits
-
-
-def make_room(
-    root: str, max_bytes: int, own: str, needed_bytes: int, turn_secs: float = _TURN_SECS
-) -> Room:
-    """Removes ended runs of this user, the longest unused first, until ``needed_bytes`` more fit below ``max_bytes``. One
-    process of the run in the folder ``own`` is about to write so much; its others on this host, which have claimed their
-    folders, are taken to write the same. Waits up to ``turn_secs`` for other processes that make room there.
-    """
-    if kind_at(root) != "directory":
-        return Room((), needed_bytes - max_bytes)
-    with _turn(root, min(turn_secs, _TURN_SECS)):
-        runs = runs_in(root)
-        writers = max([1, *(run.live for run in runs if run.path == own)])
-        begun_bytes = sum(run.unfinished_bytes for run in runs if run.path == own)
-        needed_bytes = max(needed_bytes * writers - begun_bytes, 0)
-        over_bytes = sum(run.size_bytes for run in runs) + needed_bytes - max_bytes
-        removed: list[LocalRun] = []
-        for run in runs:
-            if over_bytes <= 0:
-                break
-            if run.mine and not run.in_use and run.path != own and _is_removed(run):
-                removed.append(run)
-                over_bytes -= run.size_bytes
-    return Room(tuple(removed), over_bytes)
-
-
-def _is_removed(run: LocalRun) -> bool:
-    """Removes a run; what cannot be deleted stays, and keeps no other from making room."""
-    try:
-        return remove_run(run)
-    except OSError as error:
-        if raised_by_a_handler(error) is not None:
-            raise
-        logger.warning("%s: it cannot be removed: %s", run.path, error)
-        return False
-
-
-@contextlib.contextmanager
-def _turn(root: str, wait_secs: float) -> Generator[None]:
-    """One after the other: the processes of a host save at the same moment, and each would remove another run."""
-    deadline = time.monotonic() + wait_secs
-    held: LockFile | None = None
-    try:
-        while (held := lock_folder(root, exclusive=True)) is None and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECS)
-        yield
-    finally:
-        if held is not None:
-            held.close()
-
-
 def _run_at(path: str, locks_work: bool) -> LocalRun | None:
     """What is in one folder; None if it is gone, or no folder."""
     try:
@@ -169,7 +103,6 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
         return None
     found = _Found(path, about.st_mtime)
     folders = [] if found.unread else _folders(path)
-    live = sum(not _is_unused(folder, locks_work) for folder in folders)
     return LocalRun(
         path,
         next(filter(None, map(_persistent_of, folders)), ""),
@@ -177,10 +110,10 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
         tuple(sorted(found.steps)),
         sum(found.files.values()),
         found.used_unix_secs,
-        live > 0 or found.unread or is_locked(path),
+        found.unread
+        or is_locked(path)
+        or not all(_is_unused(folder, locks_work) for folder in folders),
         about.st_uid == os.getuid() if hasattr(os, "getuid") else True,
-        live,
-        found.unfinished_bytes,
     )
 
 
@@ -190,17 +123,14 @@ class _Found:
     def __init__(self, path: str, changed_unix_secs: float) -> None:
         # sizes by device and inode: steps share unchanged files by hard links
         self.files: dict[tuple[int, int], int] = {}
-        self.unfinished_bytes = 0  # in hidden folders
         self.steps: set[int] = set()
         # of the newest change of a step's folder, or one above
         self.used_unix_secs = changed_unix_secs
         self.unread = False  # True if something could not be looked at
         for top, directories, files in os.walk(path, onerror=self._missed):
             inside = top[len(path) + 1 :].split("/") if top != path else []
-            hidden = any(name.startswith(".") for name in inside)
             for name in files:
                 if about := self._about(f"{top}/{name}"):
-                    self.unfinished_bytes += about.st_size if hidden else 0
                     self.files[about.st_dev, about.st_ino] = about.st_size
             if len(inside) < _LEVELS:
                 changed = (self._about(f"{top}/{name}") for name in directories)

@@ -43,8 +43,6 @@ from ckpt_core._saved import NativeCheckpoint
 
 T = TypeVar("T")
 
-LINEAGE_FILE = ".ckpt-lineage"
-"""File in a local directory with the lineage of the steps that versions up to 0.1 wrote there."""
 _FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
 _COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
 _USE_TRIES, _USE_PAUSE_SECS = 50, 0.02
@@ -152,9 +150,8 @@ class Folders:
             path = f"{self._root}/{folder}"
             unread = self.unread if folder == mine else self.unread_beside
             try:
-                marked = (self.backend.read(path, LINEAGE_FILE) or b"").decode(errors="replace")
                 for steps in self._steps_in(path):
-                    found += self._parts_in(steps, unread, run, marked)
+                    found += self._parts_in(steps, unread, run)
             except OSError as error:
                 self._note_unread(unread, path, error)
         return found
@@ -176,18 +173,14 @@ class Folders:
             found.append(Unread(step, number or 0, why[:_MOST_TEXT], self._index))
         return found
 
-    def _parts_in(
-        self, steps: Steps, unread: _Unread, run: Lineage, marked: str
-    ) -> Iterator[Place]:
+    def _parts_in(self, steps: Steps, unread: _Unread, run: Lineage) -> Iterator[Place]:
         """The parts in one folder that count; logs the others, and notes those that could not be read."""
         mine = steps is self.own
-        # versions before 0.2 wrote no note of the part into its record
-        default = Part.own(*_numbers(os.path.basename(steps.directory)))
+        alone = Part.own(*_numbers(os.path.basename(steps.directory)))  # one process notes no part
         for step, opened in _opened_in(steps, unread):
             record = opened.record
-            part = record.part or default
-            order = run.order(step, record.token, marked, record.created_unix_secs)
-            if order is None or not part.writer < part.count == default.count:
+            part, order = record.part or alone, run.order(step, record.token)
+            if order is None or not part.writer < part.count == alone.count:
                 continue
             own = mine and contains(part.serves, self._index)
             other = 0 if part.count == self._count else part.count

@@ -165,8 +165,8 @@ def _sources(rows: Sequence[Any]) -> list[Source]:
 
 
 def _order(value: Sequence[Any]) -> Order:
-    position, count, created = value
-    return position, count, created
+    position, count = value
+    return position, count
 
 
 @frozen

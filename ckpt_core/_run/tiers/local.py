@@ -26,11 +26,11 @@ from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
 from ckpt_core._processes import Table, next_tag
 from ckpt_core._results import RestoredStep
-from ckpt_core._run.in_flight import InFlight
+from ckpt_core._run.in_flight import InFlight, wait_for_others
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.copying import Copier
-from ckpt_core._run.tiers.ended import make_room, name_other_runs
+from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.fetch import Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
 from ckpt_core._run.tiers.joining import Joining
@@ -40,7 +40,6 @@ from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave,
 from ckpt_core._run.tiers.verdict import State, cause_of, damage_of, judge_failure, unread_of, vote
 from ckpt_core._save import SaveJob, Snapshot
 from ckpt_core._saved import NativeCheckpoint
-from ckpt_core._words import size
 
 T = TypeVar("T")
 
@@ -69,7 +68,6 @@ class LocalTier:
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
         self._root = root
-        self._told_no_room = False
         with heard_when_they_meet(processes):
             self._run_folder = folder_of(run, root, directory.path)
             self._folders = folders = Folders(
@@ -107,10 +105,11 @@ class LocalTier:
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
         self._joining = Joining(peers, self.directory, folders.backend, options.timeout_secs)
-        self._copier = Copier(peers, folders.copy_target, options.partner_bytes_per_sec)
+        self._copier = Copier(peers, folders.copy_target)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
         self._copied: int | None = None
+        wait_for_others([self.in_flight], options.timeout_secs)
         self.look()
         if not self._complete:
             name_other_runs(root, run.name, directory.path)
@@ -206,7 +205,7 @@ class LocalTier:
     def forget(self, run: Lineage) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
         self.use_lineage(run)
-        counting = {s: t for s, t in self._complete.items() if run.order(s, t, "", 0.0) is not None}
+        counting = {s: t for s, t in self._complete.items() if run.order(s, t) is not None}
         self._complete = counting if run.name else self._complete
 
     def refresh(self) -> None:
@@ -314,7 +313,6 @@ class LocalTier:
             committed,
             lambda: self._copier.report,
             self._tables,
-            None if self._options.local_max_bytes is None else self._make_room,
             replaced_first,
         )
 
@@ -340,35 +338,6 @@ class LocalTier:
                 self._retain(what.step, saved, path)
 
         return save.snapshot, save_and_retain
-
-    def _make_room(self, needed_bytes: int) -> None:
-        """Before a save: removes what ended runs left, if ``Options.local_max_bytes`` leaves no room beside it."""
-        limit_bytes = self._options.local_max_bytes
-        assert limit_bytes is not None
-        try:
-            turn_secs = self._options.timeout_secs / 4  # the others wait in this save
-            room = make_room(self._root, limit_bytes, self._run_folder, needed_bytes, turn_secs)
-        except OSError as error:
-            if raised_by_a_handler(error) is not None:
-                raise
-            logger.warning("%s: no room could be made: %s", self._root, error)
-            return
-        for run in room.removed:
-            logger.warning(
-                "%s: removed what an ended run left there, %s in steps %s, as Options.local_max_bytes is %s",
-                run.path,
-                size(run.size_bytes),
-                str(list(run.steps))[1:-1],
-                size(limit_bytes),
-            )
-        if room.over_bytes > 0 and not self._told_no_room:
-            self._told_no_room = True
-            logger.warning(
-                "%s: this run and others that live need %s more than Options.local_max_bytes (%s): nothing of them is removed",
-                self._root,
-                size(room.over_bytes),
-                size(limit_bytes),
-            )
 
     def _leave_others(self) -> None:
         """After the first save: steps of another number of processes are not needed any more."""

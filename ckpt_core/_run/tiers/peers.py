@@ -24,7 +24,6 @@ from ckpt_core._directory import (
 )
 from ckpt_core._errors import BarrierTimeout, CheckpointError, mark_if_interrupt
 from ckpt_core._exchange import (
-    BLOCK_BYTES,
     IDLE_SECS,
     Coming,
     Connection,
@@ -163,12 +162,12 @@ class Peers:
         except ConnectionError:
             return False
 
-    def connect(self, process: int, block_bytes: int = BLOCK_BYTES) -> Connection:
+    def connect(self, process: int) -> Connection:
         """A connection to a process; ConnectionError if it serves nothing."""
         peer = self.find(process)
         if not peer.port:
             raise ConnectionError(f"process {process} serves nothing")
-        return Connection(peer, self.secret, block_bytes, self.idle_secs)
+        return Connection(peer, self.secret, idle_secs=self.idle_secs)
 
     def close(self) -> None:
         """Serves no longer; may be called again."""

@@ -109,8 +109,6 @@ class LocalSave:
         committed: Callable[[Saved], None],
         copied: Callable[[], Any],  # its report for ``judge_copies``
         tables: Tables,
-        # for these bytes, once all processes have claimed their directories
-        make_room: Callable[[int], None] | None = None,
         # called once the files are written; blocks until another tier has replaced its copy of the step, else raises NotReplaced
         replaced_first: Callable[[], None] | None = None,
     ) -> None:
@@ -119,19 +117,10 @@ class LocalSave:
         self._committed = committed
         self._copied = copied
         self._tables = tables
-        self._make_room = make_room
         self._replaced_first = replaced_first
         self.snapshot = Snapshot(job, "save locally", "save into its local directory")
         self._all_wrote = False
         self.may_have_replaced = False  # a process may have put the step in an older one's place
-
-    @property
-    def _size_bytes(self) -> int:
-        """Of the arrays and files that this process writes."""
-        items = self.snapshot.items
-        leaves = (leaf for item in items if item.plan is not None for leaf in item.plan.leaves)
-        files = (file for item in items for file in item.sources)
-        return sum(leaf.size_bytes for leaf in leaves) + sum(file.size_bytes for file in files)
 
     def write_and_commit(self) -> Saved:
         """Blocks until all processes have committed; returns what they agreed on. If one process fails before the commits,
@@ -181,8 +170,6 @@ class LocalSave:
         job, written = self._job, self.snapshot.on_all
         try:
             self._lease.take()
-            if self._make_room is not None:
-                self._make_room(self._size_bytes)
             attempt = job.backend.begin(
                 job.target, overwrite=True, durable=job.options.durable, token=saved.token
             )

@@ -76,6 +76,11 @@ def test_settings_of_another_type(name: str, value: Any):
     assert repr(value) in str(caught.value)
 
 
+def test_a_setting_that_is_gone_says_what_does_its_work() -> None:
+    with pytest.raises(TypeError, match="local_max_bytes: `ckpt rm --local DIRECTORY` removes"):
+        ckpt.Options(**{"local_max_bytes": 2**30})
+
+
 def test_arguments_that_a_checkpointer_does_not_have(tmp_path: Path):
     named: dict[str, Any] = {"max_to_kep": 1}
     with told(": write ") as said:

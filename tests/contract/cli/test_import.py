@@ -70,7 +70,7 @@ def test_rules_that_are_none_are_reported_in_a_line(
 @pytest.mark.parametrize(
     ("arguments", "reported"),
     [
-        (["import", "a.npz", "out", "--split", ""], "--split must be a text"),
+        (["import", "a.npz", "out", "--split", ""], "split= must be a text"),
         (["import", "a.npz", "out", "--item", "a/b"], "cannot be the name of an item"),
         (["import", "", "out"], "must not be empty"),
         (["import", "a.npz", ""], "must not be empty"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -32,22 +31,6 @@ def test_export(call: Call, tmp_path: Path):
     assert (found[0], found[1].shape) == ("w.weight", (3, 2))
     code, _, err = call("export", tmp_path / "one", tmp_path / "x", "--to", "gguf")
     assert (code, "only safetensors, torch" in err) == (2, True)
-
-
-def test_what_the_message_says_to_type(call: Call, tmp_path: Path):
-    """A model with a Dropout has random keys, for which safetensors have no place."""
-    nnx = pytest.importorskip("flax.nnx")
-    layer = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
-    ckpt.save(tmp_path / "one", model=layer)
-    for name in ("out", "out.pt", "out.npz"):
-        code, _, err = call("export", tmp_path / "one", tmp_path / name)
-        assert (code, "no place for" in err) == (2, True)
-        typed = shlex.split(err.partition("leave them out with ")[2])
-        assert typed[0] == "--exclude"
-        code, _, err = call("export", tmp_path / "one", tmp_path / name, *typed)
-        assert (code, err) == (0, "")
-    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
-    assert {name.rsplit(".", 1)[-1] for name in found} >= {"kernel", "bias"}
 
 
 def test_show_and_verify_say_what_it_is(call: Call, tmp_path: Path):

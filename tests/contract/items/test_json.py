@@ -79,17 +79,6 @@ def test_damage_is_found(tmp_path: Path):
     assert not ckpt.verify(tmp_path / "step").ok
 
 
-def test_it_is_state_that_must_be_restored(tmp_path: Path):
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(0, model=MODEL, seen=ckpt.Json(1))
-        checkpointer.wait_until_finished()
-        restored = checkpointer.restore_latest(model=MODEL)
-        assert restored is not None
-        restored["model"]
-        with pytest.raises(ckpt.RestoredValueIgnored, match="'seen'"):
-            checkpointer.save(1, model=MODEL, seen=ckpt.Json(2))
-
-
 def test_what_was_loaded_may_be_saved_as_it_is(tmp_path: Path):
     value = {"layers": [1, 2.5, None, {}], "big": 10**30, "on": True, "name": "ü"}
     ckpt.save(tmp_path / "a", config=ckpt.Json(value))

@@ -225,6 +225,32 @@ def test_what_is_written_anew_needs_no_restoring(tmp_path: Path) -> None:
             checkpointer.save(2, model=Counter(), description=Counter())
 
 
+def write_into(folder: Path) -> None:
+    (folder / "vocabulary").write_text("a b")
+
+
+CONSTANTS: dict[str, Callable[[], Any]] = {
+    "Json": lambda: ckpt.Json({"layers": 3}),
+    "Files of a path": lambda: ckpt.Files(__file__),
+    "Files of a function": lambda: ckpt.Files(write_into),
+}
+
+
+@pytest.mark.parametrize("name", ["config", "metrics"])
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_constants_are_written_anew(tmp_path: Path, kind: str, name: str) -> None:
+    """Each program makes them at its start, and saves them with each step; a restore may leave them out, or nobody read them."""
+    make = CONSTANTS[kind]
+    saved(tmp_path, state=params(), **{name: make()})
+    for step, asked in enumerate([{}, {"items": {name: make()}}, {}], 1):
+        with open_at(tmp_path) as checkpointer:
+            restored = checkpointer.restore_latest(state=params(), **asked)
+            assert restored is not None and restored.step == step - 1
+            with pytest.raises(ckpt.RestoredValueIgnored, match="'state'"):
+                checkpointer.save(step, items={"state": params(), name: make()})
+            assert checkpointer.save(step, items={"state": restored["state"], name: make()})
+
+
 def test_an_item_that_is_restored_in_part_is_restored(tmp_path: Path) -> None:
     saved(tmp_path, tree={"a": jnp.ones(2), "b": jnp.ones(3)})
     parts: list[dict[str, Any]] = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,25 @@ class Stalled:
             seams.at(patch, "record", after=self._gate, where=here, nth=1)
         else:
             seams.at(patch, "commit", before=self._gate, where=here, nth=1)
-        self.run = start(directory, **more)
+        # in the foreground of a thread, for what is in the background of this process the newcomer would wait
+        self.run = start(directory, asynchronous=False, **more)
         resume(self.run)
-        assert self.run.save(step, state(OLD + step))
+        self._outcome = ""
+        self._thread = threading.Thread(target=self._save, args=(step,))
+        self._thread.start()
         assert self._gate.entered.wait(LIMIT_SECS)
+
+    def _save(self, step: int) -> None:
+        try:
+            assert self.run.save(step, state(OLD + step))
+        except ckpt.CheckpointError as error:
+            self._outcome = f"{type(error).__name__}: {error}"
 
     def wake(self, *_: Any, **__: Any) -> str:
         """How its save ends: empty, or the error."""
         self._gate.go.set()
-        try:
-            self.run.wait_until_finished()
-        except ckpt.CheckpointError as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+        self._thread.join()
+        return self._outcome
 
 
 ORDERS = ("before the first save", "after it", "after two")

@@ -186,12 +186,12 @@ def make_unread(
 
 
 def begun_without(
-    where: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch
+    where: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch, call: str = "open"
 ) -> ckpt.Checkpointer:
-    """A writer that could open nothing in some directories for the moment in which it began."""
+    """A writer that could open, or list, nothing in some directories for the moment in which it began."""
     with monkeypatch.context() as patch:
         for path in where:
-            refuse(patch, path, errno.EIO, calls=("open",))
+            refuse(patch, path, errno.EIO, calls=(call,))
         return start(root)
 
 
@@ -217,7 +217,7 @@ def test_nor_does_one_begin_while_none_can_be_listed(
     newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """What it would replace, and what its retention would delete, is not known."""
-    with begun_without([newest.parent], tmp_path, monkeypatch) as checkpointer:
+    with begun_without([newest.parents[1]], tmp_path, monkeypatch, "scandir") as checkpointer:
         with pytest.raises(OSError, match=r"local steps cannot be read.*restore_latest\(\) looks"):
             checkpointer.save(step, state(9))
         restored = checkpointer.restore_latest(state(9))

@@ -40,7 +40,7 @@ def test_a_step_that_was_left_never_counts_again_and_no_other_is_lost() -> None:
             for born in range(length + 1):
                 left_at = min(bounds[born:length], default=99)
                 for step in range(5):
-                    order = run.order(step, token_of(lineage(born), 1), "", 0.0)
+                    order = run.order(step, token_of(lineage(born), 1))
                     assert (order is not None) == (step <= left_at), (bounds, length, born, step)
 
 
@@ -64,7 +64,7 @@ def test_a_run_goes_through_its_file(bounds: list[int], step: int, born: int) ->
         run.without(1).overwritten(2, token),
     ):
         assert parse_lineage(changed.dump()) == changed
-    assert parse_lineage(run.dump()).order(step, token, "", 0.0) == run.order(step, token, "", 0.0)
+    assert parse_lineage(run.dump()).order(step, token) == run.order(step, token)
 
 
 @given(st.binary(max_size=80))

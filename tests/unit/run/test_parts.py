@@ -110,7 +110,7 @@ def _sights(draw: Any) -> tuple[int, list[list[Seen]]]:
         def make(writer: int, token: str, own: bool) -> Seen:
             serves = runs_of(n for n in range(count) if groups[n] == groups[writer])
             return Seen(
-                1, token, (0, ord(token), 0.0), writer, serves, own and contains(serves, process)
+                1, token, (0, ord(token)), writer, serves, own and contains(serves, process)
             )
 
         parts = st.builds(make, st.integers(0, count - 1), st.sampled_from("ab"), st.booleans())
@@ -158,7 +158,7 @@ def test_whole_means_that_everybody_gets_what_serves_him(
 
 
 def replicated(process: int, count: int, token: str = "a") -> Seen:
-    return Seen(7, token, (0, 1, 0.0), process, ((0, count - 1),), True)
+    return Seen(7, token, (0, 1), process, ((0, count - 1),), True)
 
 
 def test_sources_are_near_and_take_turns():
@@ -176,7 +176,7 @@ def test_which_steps_survive_the_loss_of_a_machine():
         return judged(everyone, machines=list(machines)).steps[7].twice
 
     def part(writer: int, own: bool) -> Seen:
-        return Seen(7, "a", (0, 1, 0.0), writer, ((writer, writer),), own)
+        return Seen(7, "a", (0, 1), writer, ((writer, writer),), own)
 
     own = [[part(n, True)] for n in range(2)]
     copied = [[part(n, True), part(1 - n, False)] for n in range(2)]
