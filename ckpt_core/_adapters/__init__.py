@@ -19,6 +19,7 @@ import numpy as np
 from ckpt_core._adapters import verbs as verbs
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._tree import Below, Path
+from ckpt_core.arguments import with_article
 
 GROUP = "ckpt_core.adapters"
 
@@ -188,7 +189,7 @@ def register(adapter: Adapter) -> None:
     ]
     if lacking:
         raise TypeError(
-            f"a {name} is no adapter, for it has no {' and no '.join(lacking)}: see ckpt.Adapter for what they do"
+            f"{with_article(name)} is no adapter, for it has no {' and no '.join(lacking)}: see ckpt.Adapter for what they do"
         )
     _registered[f"{type(adapter).__module__}.{name}"] = adapter
     _for_class.cache_clear()
@@ -322,7 +323,7 @@ def expander(
         if is_per_process(adapter):
             name = type(obj).__name__
             raise UnsupportedLeaf(
-                f"a {name} lies inside a container: its state belongs to each process alone, so pass it as an item "
+                f"{with_article(name)} lies inside a container: its state belongs to each process alone, so pass it as an item "
                 "of its own, such as data=iterator",
                 type_name=name,
             )

@@ -16,6 +16,7 @@ from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._load.plans import LiveTarget, Make, Undo
 from ckpt_core._tree import FlatTree, Node, Path, flatten, format_path, importable_type, unflatten
+from ckpt_core.arguments import with_article
 
 _CHANGEABLE = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -73,7 +74,7 @@ class Copies:
         where, name = format_path(path), type(obj).__name__
         item = self.item if self.item.isidentifier() else "state"
         return UnsupportedLeaf(
-            f"{where}: load changes nothing that it is given, and a {name} cannot be copied. To set it in place, "
+            f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To set it in place, "
             f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
             leaf=where,
             type_name=name,

@@ -291,6 +291,7 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
         spec = item.specs[position]
         mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
         dtype = None if spec.dtype == target.spec.dtype else dtype_while_read(spec, target.spec)
+        mapped = mapped and dtype is None
         device = None
         if spec.stored_bytes >= LEAST_OWNED_BYTES and len(target.regions) == 1:
             if id(target) not in owning:  # leaves that are alike may share one

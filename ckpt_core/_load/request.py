@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
@@ -17,10 +20,10 @@ from ckpt_core._options import (
     refuse_arguments,
     unnamed,
 )
-from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 from ckpt_core._tree.match import MatchRules, renamer
 from ckpt_core._tree.patterns import read_again
-from ckpt_core.arguments import meant
+from ckpt_core.arguments import an, check_flags, is_flag, meant
 
 Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
 """A function gets the path as text; a filter of a framework, what the framework gives it."""
@@ -52,6 +55,7 @@ class Request:
     restores: bool = False  # sets live objects in place; a load sets copies of them
     sharding: Any = None
     as_numpy: bool = False  # arrays stay in host memory
+    dtype: str = ""  # of all arrays of floats, for a load without a target; empty: as saved
     round: str = ""  # tag under which the processes agree; empty: taken when the load starts
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
     renames: Mapping[str, str] | None = None  # ``rename=`` as a dict, which some adapters read
@@ -68,7 +72,7 @@ class Request:
 def make_request(
     only: Only = None,
     rename: Rename = None,
-    cast: bool = False,
+    cast: Any = False,
     missing: str = "error",
     unexpected: str = "error",
     options: Options | None = None,
@@ -86,17 +90,23 @@ def make_request(
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
     if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
         raise TypeError(
-            f"rename= is a dict of saved paths and wanted ones, or a function of a path, got a {type(rename).__name__}"
+            f"rename= is a dict of saved paths and wanted ones, or a function of a path, got {an(rename)}"
         )
     if not (only is None or callable(only) or isinstance(only, Iterable)):
         raise TypeError(f"only= is a pattern, several, or a function of a path, got {only!r}")
+    check_flags(as_numpy=as_numpy)
+    if like is not None and not is_flag(cast):
+        raise TypeError(
+            f"cast= beside a target is True or False, got {cast!r}: the dtypes are those of the target"
+        )
     rename_path = None if rename is None else renamer(rename)
     request = Request(
-        MatchRules(rename_path, cast, missing, unexpected),
+        MatchRules(rename_path, cast is not False and like is not None, missing, unexpected),
         None if only is None else read_again(only),
         checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
+        dtype=_dtype_of_all(cast, missing, unexpected) if like is None else "",
         renames=None if rename is None or callable(rename) else dict(rename),
     )
     if rules is not None:
@@ -112,6 +122,21 @@ def make_request(
             "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
         )
     return request
+
+
+def _dtype_of_all(cast: Any, missing: str, unexpected: str) -> str:
+    """The dtype that ``cast=`` of a load without a target names; TypeError for arguments that mean something beside a target only."""
+    flag = is_flag(cast)
+    if (flag and cast) or (missing, unexpected) != ("error", "error"):
+        raise TypeError(
+            "missing=, unexpected= and cast=True need a target: pass like, a tree of what is wanted. Without one "
+            "cast=jnp.bfloat16 gives all floats in that dtype"
+        )
+    with contextlib.suppress(TypeError, ValueError):
+        name = "" if flag or cast is None else dtype_from_name(np.dtype(cast).name).name
+        if flag or name.startswith(("float", "bfloat")):
+            return name
+    raise TypeError(f"cast= is a dtype of floats, such as jnp.bfloat16, got {cast!r}")
 
 
 def collect_targets(

@@ -21,7 +21,7 @@ from ckpt_core._run.run import Run
 from ckpt_core._run.steps import open_run_directory
 from ckpt_core._save import NOTHING, RecordFields, collect_items
 from ckpt_core._verify import describe_opened
-from ckpt_core.arguments import answering
+from ckpt_core.arguments import answering, check_flags
 
 
 class Checkpointer:
@@ -100,6 +100,7 @@ class Checkpointer:
         HOME.is_used = True
         if os.getpid() != HOME.pid:
             raise forked()
+        check_flags(asynchronous=asynchronous, read_only=read_only)
         with this_run().leaving_if_interrupted():
             run = open_run_directory(
                 directory,
@@ -171,6 +172,7 @@ class Checkpointer:
                 not restored, and something is being saved under its name.
             Exception: the error of the previous asynchronous save, with its own type.
         """
+        check_flags(force=force, overwrite=overwrite)
         step = self._run.step_to_save(step)
         chosen = collect_items(state, items, named)
         fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
@@ -228,6 +230,7 @@ class Checkpointer:
             >>> restored.step, restored.state["w"].tolist()
             (7, [0, 1, 2])
         """
+        check_flags(strict_latest=strict_latest)
         settle_all(self._run.saves)
         options = options or self._run.directory.options
         request = make_request(only, rename, cast, missing, unexpected, options)

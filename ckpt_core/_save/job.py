@@ -21,6 +21,7 @@ from ckpt_core._options import Options, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
+from ckpt_core.arguments import check_flags
 
 if TYPE_CHECKING:
     from ckpt_core._save.dedup_links import Links
@@ -138,6 +139,7 @@ def save_job(
     """The job of a save by all processes of this run; ``more`` are further fields of ``SaveJob``.
     ForkedProcess in a forked child, ValueError for ``Options(flat=True)`` where it means nothing.
     """
+    check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)
     run = _processes.this_run()
     return make_job(target, local, backend_of(local, options), run, fields, options, **more)

@@ -32,6 +32,7 @@ from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, function_name
+from ckpt_core.arguments import with_article
 
 ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
 """Kinds of leaves that are loaded as arrays."""
@@ -251,7 +252,7 @@ def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
     function = function_name(leaf)
     called = "" if function is None else f" ({function})"
     return UnsupportedLeaf(
-        f"{where}: cannot save a {name}{called}: {advice}", leaf=where, type_name=name
+        f"{where}: cannot save {with_article(name)}{called}: {advice}", leaf=where, type_name=name
     )
 
 

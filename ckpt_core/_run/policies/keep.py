@@ -17,6 +17,7 @@ from typing import cast
 
 from ckpt_core._frozen import frozen
 from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
+from ckpt_core.arguments import an
 
 _POLICIES = (
     "all",
@@ -110,7 +111,7 @@ def by(choose: Chooser) -> KeepPolicy:
         except TypeError as error:
             raise TypeError(
                 f"the keep policy {name} must give step numbers, or a dict of step to reason, "
-                f"and gave a {type(chosen).__name__}"
+                f"and gave {an(chosen)}"
             ) from error
 
     return KeepPolicy(select, f"by({name})")
@@ -127,7 +128,7 @@ def policy_of(policy: object) -> KeepPolicy:
     if callable(policy):
         return by(cast(Chooser, policy))
     raise TypeError(
-        f"keep_policy must be one of ckpt.keep, or a function of steps, got a {type(policy).__name__}"
+        f"keep_policy must be one of ckpt.keep, or a function of steps, got {an(policy)}"
     )
 
 
