@@ -414,6 +414,14 @@ def unnamed(items: object) -> TypeError:
     )
 
 
+def refuse_args(name: str, value: object, call: str) -> None:
+    """Raises TypeError for an object of Orbax that wraps a tree for its own calls; ``call`` takes the tree itself."""
+    if any(cls.__name__ == "CheckpointArgs" for cls in type(value).__mro__):
+        raise TypeError(
+            f"{name} is {an(value)} of Orbax, and here a tree or an object is passed as it is: write {call}"
+        )
+
+
 def refuse_arguments(
     names: Iterable[str], arguments: Iterable[str], cutoff: float, *, beside_a_state: bool = False
 ) -> None:

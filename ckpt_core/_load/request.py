@@ -17,6 +17,7 @@ from ckpt_core._options import (
     RESTORE_ARGUMENTS,
     Options,
     checked_options,
+    refuse_args,
     refuse_arguments,
     unnamed,
 )
@@ -95,6 +96,7 @@ def make_request(
     if not (only is None or callable(only) or isinstance(only, Iterable)):
         raise TypeError(f"only= is a pattern, several, or a function of a path, got {only!r}")
     check_flags(as_numpy=as_numpy)
+    refuse_args("like", like, "load(..., like)")
     if like is not None and not is_flag(cast):
         raise TypeError(
             f"cast= beside a target is True or False, got {cast!r}: the dtypes are those of the target"
@@ -155,6 +157,8 @@ def collect_targets(
             "metrics= cannot be a target: a save takes metrics= as numbers, not as an item; "
             f"{METRICS_ARE_NUMBERS}"
         )
+    for name, target in {"state": state, **(items or {}), **named}.items():
+        refuse_args(name, target, "restore(..., state) or restore(..., model=model)")
     refuse_arguments(named, RESTORE_ARGUMENTS, 0.85)
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
@@ -180,7 +184,12 @@ def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Requ
         raise TypeError(f"like comes without a name: write {function}(..., like)")
     unknown = sorted(set(arguments) - _NAMES)
     if unknown:
-        raise TypeError(
-            f"{function} has no argument {unknown[0]!r}{meant(unknown[0], {'item', *_NAMES})}"
-        )
+        name = unknown[0]
+        known = meant(name, {"item", *_NAMES})
+        if not known.startswith(":"):
+            known += (
+                f". A target comes without a name: write {function}(..., {name}), or if it is the target of an item of that "
+                f"name {function}(..., {{{name!r}: {name}}})"
+            )
+        raise TypeError(f"{function} has no argument {name!r}{known}")
     return make_request(**arguments, like=like)

@@ -17,7 +17,7 @@ from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._frozen import frozen
-from ckpt_core._options import Options, refuse_arguments, unnamed
+from ckpt_core._options import Options, refuse_args, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
@@ -178,6 +178,8 @@ def collect_items(
     twice = sorted(set(items or {}) & set(named))
     if twice:
         raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
+    for name, value in {"state": state, **(items or {}), **named}.items():
+        refuse_args(name, value, "save(..., state) or save(..., model=model)")
     if named:
         beside = not isinstance(state, _Nothing)
         refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=beside)

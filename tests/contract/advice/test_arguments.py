@@ -288,3 +288,49 @@ def test_articles_in_messages(tmp_path: Path, value: Any):
         with pytest.raises(TypeError, match=rf"\b{article} {name}\b") as caught:
             call()
         assert not re.search(rf"\ban? (?<!{article} ){name}", str(caught.value))
+
+
+def test_arguments_of_orbax(tmp_path: Path):
+    model = STATE
+    key = "of Orbax, and here a tree or an object is passed as it is: write "
+    wrapped = [ocp.args.StandardSave(STATE), ocp.args.Composite(m=ocp.args.StandardSave(STATE))]
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        for one in wrapped:
+            for call in (
+                lambda one=one: run.save(0, args=one),
+                lambda one=one: run.save(0, one),
+                lambda one=one: run.save(0, items={"args": one}),
+                lambda one=one: ckpt.save_async(tmp_path / "a", args=one),
+            ):
+                with told(key, of=TypeError) as said:
+                    call()
+        for n, written in enumerate(said.after("write ").split(" or ")):
+            code = written.replace("...", str(n))
+            assert eval(code, {"save": run.save, "state": STATE, "model": model})
+        target = ocp.args.StandardRestore(OTHER)
+        for call in (
+            lambda: run.restore_latest(args=target),
+            lambda: run.restore_latest(target),
+            lambda: run.restore(0, args=target),
+            lambda: run.load(0, target),
+            lambda: ckpt.load_async(tmp_path / "run" / "0", target),
+            lambda: ckpt.load(tmp_path / "run" / "0", target),
+        ):
+            with told(key, of=TypeError) as said:
+                call()
+    assert said.after("write ") == "load(..., like)"
+
+
+@pytest.mark.parametrize("name", ["target", "model", "abstract_state", "state"])
+def test_a_target_by_any_name(tmp_path: Path, name: str):
+    save(tmp_path / "run" / "3", STATE)
+    save(tmp_path / "items", items={name: STATE})
+    for call in at_all_loads(tmp_path):
+        with told("A target comes without a name: write ", of=TypeError) as said:
+            call(**{name: OTHER})
+        one, _, of_item = said.after("write ").partition(
+            ", or if it is the target of an item of that name "
+        )
+        given = {"load": ckpt.load, "load_async": ckpt.load_async, name: OTHER}
+        assert eval(one.replace("...", "path"), {**given, "path": tmp_path / "run" / "3"})
+        assert eval(of_item.replace("...", "path"), {**given, "path": tmp_path / "items"})
