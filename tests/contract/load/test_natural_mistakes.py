@@ -46,6 +46,26 @@ def test_all_else_gives_names_as_in_a_dict(restored: Any):
     assert (first, second) == ("params", "opt")
 
 
+def test_an_item_that_was_not_restored(tmp_path: Path):
+    ckpt.save(tmp_path / "a", params=STATE, opt=STATE)
+    restored: Any = ckpt.restore(tmp_path / "a", params=STATE, unexpected="ignore")
+    for error, take in (
+        (AttributeError, lambda n: getattr(restored, n)),
+        (KeyError, restored.__getitem__),
+    ):
+        with pytest.raises(
+            error, match=r"no item 'opt' was restored, but params: pass opt=\.\.\. to"
+        ):
+            take("opt")
+        with pytest.raises(
+            error,
+            match="no item 'model' was restored, but params; opt, params were saved",
+        ):
+            take("model")
+    assert ckpt.restore(tmp_path / "a", params=STATE, opt=STATE).opt.keys() == STATE.keys()
+    assert not hasattr(restored, "model") and restored.get("model") is None
+
+
 @pytest.mark.parametrize("scheme", ["gs", "s3", "memory", "file", "https"])
 @pytest.mark.parametrize("make", [str, Path])
 def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: Any, scheme: str, make: Any):
