@@ -273,7 +273,13 @@ class Checkpointer:
     ) -> Any:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
         settle_all(self._run.saves)
-        return self._run.load(step, like, item, arguments)
+        return self._seen.load(step, like, item, arguments)
+
+    @property
+    def _seen(self) -> Run:
+        """The run, of which the caller now gets to know what it holds."""
+        self._run.looked = True
+        return self._run
 
     @property
     def directory(self) -> str:
@@ -282,7 +288,7 @@ class Checkpointer:
 
     def explain(self) -> dict[int, str]:
         """For every step on disk, whether retention keeps or deletes it, and why."""
-        known = self._run.explain()
+        known = self._seen.explain()
         local = "kept: one of the newest in local directories"
         return {step: known.get(step, local) for step in self.all_steps()}
 
@@ -292,11 +298,11 @@ class Checkpointer:
         With ``local_directory``, also the local steps that all processes hold, as of their last
         agreement: at construction, at each save and at each restore. A read-only one of a single process looks again.
         """
-        return self._run.tiers.all()
+        return self._seen.tiers.all()
 
     def latest_step(self) -> int | None:
         """The newest committed step, or None; raises OSError if a newer one in a local directory cannot be read."""
-        return self._run.tiers.newest()
+        return self._seen.tiers.newest()
 
     def best_step(self) -> int | None:
         """The step with the best metric, in either tier, or None; needs ``best_metric``.
@@ -306,15 +312,15 @@ class Checkpointer:
         metric, mode = self._best
         if not (metric and mode):
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        return next(iter(keep.ranking(self._run.tiers.facts(), metric, mode)), None)
+        return next(iter(keep.ranking(self._seen.tiers.facts(), metric, mode)), None)
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""
-        return self._run.tiers.open(step).metadata
+        return self._seen.tiers.open(step).metadata
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
-        return dict(self._run.tiers.open(step).metrics)
+        return dict(self._seen.tiers.open(step).metrics)
 
     @property
     def run_metadata(self) -> Any:
@@ -323,7 +329,7 @@ class Checkpointer:
 
     def inspect(self, step: int) -> CheckpointInfo:
         """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
-        return describe_opened(self._run.tiers.open(step))
+        return describe_opened(self._seen.tiers.open(step))
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None
@@ -336,7 +342,7 @@ class Checkpointer:
         object store, for the ``Options.delete_grace_secs`` of the program that saves. Training that goes back
         behind it, and ``delete``, remove it all the same.
         """
-        return self._run.wait_for_new_step(after, timeout_secs)
+        return self._seen.wait_for_new_step(after, timeout_secs)
 
     @property
     def should_stop(self) -> bool:
