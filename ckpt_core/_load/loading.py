@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckpt_core._adapters import refuse_twice
 from ckpt_core._devices.placing import owning_device
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
@@ -25,7 +26,6 @@ from ckpt_core._layout.regions import region_size
 from ckpt_core._load import functions
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
-from ckpt_core._load.live_objects import refuse_twice
 from ckpt_core._load.matching import WITHOUT_VALUE, find_item, plan_item
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import advice_on, idle_renames, proposed, refuse_idle
@@ -96,6 +96,9 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                 raise
 
 
+_ONCE = "Restore it under one of the names; what is saved under another is loaded with load(path, item=...)"
+
+
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     chosen = _chosen(checkpoint, request)
@@ -105,7 +108,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     }
     plans = list(named.values())
     if request.restores:
-        refuse_twice(request.target, [plan.live_objects for plan in plans])
+        refuse_twice(request.target, [plan.live_objects for plan in plans], _ONCE)
     if request.rules.rename is not None or any(
         plan.match is not None and plan.match.mismatches for plan in plans
     ):

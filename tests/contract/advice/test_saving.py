@@ -199,14 +199,6 @@ def test_settings_and_arguments_are_no_items(tmp_path: Path):
     assert holds_item(tmp_path / "run" / "0", "model")
 
 
-def test_options_by_a_dict(tmp_path: Path):
-    with told(": write options=ckpt_core.Options(") as said:
-        ckpt.save(tmp_path / "a", STATE, options={"durable": False})  # pyright: ignore
-    written = said.text.rpartition("write ")[2]
-    ckpt.save(tmp_path / "a", STATE, **eval(f"dict({written})", {"ckpt_core": ckpt}))
-    assert holds(tmp_path / "a")
-
-
 def test_secrets_are_no_options(monkeypatch: pytest.MonkeyPatch):
     with told("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile") as said:
         ckpt.Options(storage_options={"secret": "x"})
@@ -394,3 +386,76 @@ def test_a_step_in_quotes(tmp_path: Path):
             with told(": pass ", of=TypeError) as said:
                 call("12")  # pyright: ignore
         assert run.restore(int(said.after("pass ")), OTHER).step == 12
+
+
+class Counter:
+    """A live object of a user."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def get_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Reader(Counter):
+    """One whose state belongs to its process."""
+
+    per_process = True
+
+
+class Around(Counter):
+    """One that holds another, and sets it itself."""
+
+    def __init__(self, inner: Counter) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def get_state(self) -> Any:
+        return {"inner": self.inner.count}
+
+    def set_state(self, state: Any) -> None:
+        self.inner.count = state["inner"]
+
+
+@pytest.mark.parametrize("make", [Counter, Reader, lambda n=0: linear(n)])
+def test_one_live_object_at_two_places(tmp_path: Path, make: Any):
+    """A restore cannot set it from both, and refuses it; so does the save."""
+    one = make()
+    places: list[Any] = [{"a": one, "b": one}]
+    if make is Counter:
+        places += [{"state": {"a": one, "b": [one]}}, {"a": {"x": one}, "b": one}]
+    key = "are one and the same live "
+    for n, items in enumerate(places):
+        with ckpt.Checkpointer(tmp_path / f"run{n}") as run:
+            for call in (
+                lambda items=items: save(tmp_path / "a", items=items),
+                lambda items=items: ckpt.save_async(tmp_path / "a", items=items),
+                lambda items=items, run=run: run.save(0, items=items),
+            ):
+                with told(key, of=ckpt.UnsupportedLeaf) as said:
+                    call()
+                assert "a copy of it at the other" in said.text
+            assert run.all_steps() == [] and not (tmp_path / "a").exists()
+    save(tmp_path / "a", a=make(3), b=make(4))
+    with told(key, of=ckpt.UnsupportedLeaf):
+        ckpt.restore(tmp_path / "a", a=one, b=one)
+    assert ckpt.restore(tmp_path / "a", a=one, b=make())["a"] is one
+
+
+def test_one_live_object_that_may_stand_at_two_places(tmp_path: Path):
+    layer, inner = linear(1), Counter(3)
+    save(tmp_path / "a", {"a": layer, "b": layer})  # which shares its arrays
+    save(tmp_path / "b", outer=Around(inner), inner=inner)
+    assert ckpt.restore(tmp_path / "a", {"a": layer, "b": layer})["state"]["a"] is layer
+    inner.count = 0
+    ckpt.restore(tmp_path / "b", outer=Around(inner), inner=inner)
+    assert inner.count == 3
+
+
+def linear(seed: int) -> Any:
+    nnx = pytest.importorskip("flax.nnx")
+    return nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
