@@ -16,19 +16,17 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    Mismatch,
     StructureMismatch,
 )
 from ckpt_core._format import orbax_write
 from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
-from ckpt_core._load import functions
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
-from ckpt_core._load.matching import WITHOUT_VALUE, find_item, plan_item
+from ckpt_core._load.matching import find_item, plan_item
 from ckpt_core._load.plans import ItemPlan
-from ckpt_core._load.renames import advice_on, idle_renames, proposed, refuse_idle
+from ckpt_core._load.renames import advice_for, idle_renames, proposed, refuse_idle
 from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import SavedLeaf, Target, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
@@ -46,7 +44,6 @@ from ckpt_core._saved import (
 from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
-from ckpt_core._tree.match import Idle, MatchRules
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 
 Opening = Callable[[], Checkpoint]
@@ -404,47 +401,11 @@ def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)
     if mismatches:
-        advice = _advice(
+        advice = advice_for(
             mismatches, request.rules, idle, proposed(mismatches, plans, request.rules)
         )
         raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
     refuse_idle(checkpoint, idle)
-
-
-def _advice(
-    mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: dict[str, str]
-) -> str:
-    """The arguments that would allow the differences, less those that the caller passed already; ``renames`` may be what is meant."""
-    kinds = {entry.kind for entry in mismatches}
-    hints: list[str] = []
-    missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
-    without_value = sum(text.endswith(WITHOUT_VALUE) for text in missing)
-    if without_value < len(missing) and rules.missing == "error":
-        hints.append('missing="keep" keeps what the target holds')
-    if "unexpected" in kinds:
-        hints.append('unexpected="ignore" leaves saved leaves out')
-    of_keys = (str(one.saved).startswith("key<") for one in mismatches if one.kind == "dtype")
-    if not rules.cast and not all(of_keys):  # a random key is converted into no other
-        hints.append("cast=True converts dtypes")
-    if "function" in kinds:
-        hints.append('unexpected="ignore" keeps the functions of the target')
-    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
-    if both_sides and (rules.rename is None or idle):
-        such_as = f", such as rename={renames}" if renames else ""
-        hints.append("rename= maps saved paths to wanted ones" + such_as)
-    lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
-    if "shape" in kinds:
-        lines.append(
-            "No argument changes a shape: change the target, or load what fits with only= and convert the rest."
-        )
-    if idle:
-        lines.append(advice_on(idle))
-    if without_value or ("missing" in kinds and rules.missing != "error"):
-        lines.append(
-            "The target holds no value there that could be kept: pass a target with values instead of an "
-            "abstract one, or select with only= the leaves that were saved."
-        )
-    return " ".join(lines)
 
 
 _ON_DEVICES = frozenset({"jax", "key"})

@@ -420,10 +420,6 @@ def _placeholders_for_nothing(
     ]
 
 
-WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
-"""Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""
-
-
 def _is_deleted(leaf: Any) -> bool:
     # one that is traced cannot say it, and is refused where it is described
     return (

@@ -167,8 +167,9 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
     if dtype in _SIXTY_FOUR and not flags.jax_enable_x64:
         where = path if isinstance(path, str) else format_path(path)
         raise CheckpointError(
-            f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Set "
-            "jax_enable_x64, load with as_numpy=True, or give a target of 32 bits and cast=True"
+            f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Call "
+            'jax.config.update("jax_enable_x64", True) first, load with as_numpy=True, or give a target of 32 bits and '
+            "cast=True"
         )
 
 

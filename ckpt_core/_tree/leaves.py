@@ -248,6 +248,11 @@ def _describe_python(leaf: Any, path: Path) -> LeafSpec:
 
 def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
     where = format_path(path)
+    if getattr(getattr(leaf, "dtype", None), "names", None) == ("float0",):
+        advice = (
+            "it is the gradient of integers, and holds nothing: leave it out, as in jax.tree.map(lambda g: None if g.dtype == "
+            "jax.dtypes.float0 else g, gradients)"
+        )
     name = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
     function = function_name(leaf)
     called = "" if function is None else f" ({function})"

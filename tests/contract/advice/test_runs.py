@@ -383,3 +383,25 @@ def test_a_run_onto_which_fresh_weights_are_saved(
     with runs(tmp_path / "empty") as run:
         run.save(4, state(4))
     assert "restored nothing" not in caplog.text
+
+
+@pytest.mark.parametrize("launcher", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_tasks_of_a_launcher_that_are_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launcher: str
+):
+    key = "This is one of 4 tasks, and jax knows of one process: as one run they call jax.distributed."
+    ckpt.save(tmp_path / "a", state(0))
+    with pytest.raises(ckpt.CheckpointExists) as exists:
+        ckpt.save(tmp_path / "a", state(0))
+    assert "of 4 tasks" not in str(exists.value)
+    monkeypatch.setenv(launcher, "4")
+    with told(key, of=ckpt.CheckpointExists):
+        ckpt.save(tmp_path / "a", state(0))
+    with runs(tmp_path / "run") as first, runs(tmp_path / "run") as second:
+        first.save(0, state(0))
+        first.wait_until_finished()
+        second.restore_latest(state(0))
+        assert "taken over from" in caplog.text and key in caplog.text
+        with told(key):
+            first.save(1, state(1))
+            first.wait_until_finished()

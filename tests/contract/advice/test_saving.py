@@ -459,3 +459,14 @@ def test_one_live_object_that_may_stand_at_two_places(tmp_path: Path):
 def linear(seed: int) -> Any:
     nnx = pytest.importorskip("flax.nnx")
     return nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
+
+
+def test_gradients_of_integers(tmp_path: Path):
+    both = {"w": jnp.ones(2), "n": jnp.ones(2, int)}
+    gradients = jax.grad(lambda p: p["w"].sum(), allow_int=True)(both)
+    for value in (gradients, {"n": np.zeros(2, jax.dtypes.float0)}):
+        with told("leave it out, as in ", of=ckpt.UnsupportedLeaf) as said:
+            save(tmp_path / "a", value)
+        assert said.text.startswith("n: cannot save a")
+    save(tmp_path / "a", eval(said.after("as in "), {"jax": jax, "gradients": gradients}))
+    assert ckpt.load(tmp_path / "a")["n"] is None
