@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,14 @@ def refuse_contents(value: Any, where: str) -> None:
             f"it is a dataclass and {with_article(base.__name__)}, and only its fields would be saved. Register its class with "
             f"jax.tree_util.register_pytree_node, or save a plain {base.__name__} or dataclass",
         )
+
+
+def refuse_unset(value: Any, where: str) -> None:
+    """Raises UnsupportedLeaf for a dataclass with a field that was never set."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    for name in (field.name for field in fields if not hasattr(value, field.name)):
+        why = f"its field {name!r} was never set: set it in __init__ or __post_init__, or give it a default"
+        raise _unsupported(value, where, why)
 
 
 def refuse_more_than_fields(value: Any, names: Sequence[str], where: str) -> None:

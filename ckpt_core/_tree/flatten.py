@@ -22,7 +22,12 @@ from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree.code import code_name
-from ckpt_core._tree.fields import dataclass_maker, refuse_contents, refuse_more_than_fields
+from ckpt_core._tree.fields import (
+    dataclass_maker,
+    refuse_contents,
+    refuse_more_than_fields,
+    refuse_unset,
+)
 from ckpt_core._tree.static import is_lost, static_text
 from ckpt_core.arguments import an
 
@@ -281,9 +286,13 @@ class _Walk:
             return self._container(
                 "namedtuple", fields, value, path, type_name=_type_name(cls), make=make
             )
-        keyed, treedef = jax.tree_util.tree_flatten_with_path(
-            value, is_leaf=lambda x: x is not value
-        )
+        try:
+            keyed, treedef = jax.tree_util.tree_flatten_with_path(
+                value, is_leaf=lambda x: x is not value
+            )
+        except (AttributeError, TypeError):  # jax's and Equinox's say no path
+            refuse_unset(value, format_path(path))
+            raise
         if not (len(keyed) == 1 and not keyed[0][0] and keyed[0][1] is value):
             return self._registered(value, path, keyed, treedef)
         # in a target, what has a shape and a dtype stands for an array
@@ -327,6 +336,7 @@ class _Walk:
     def _dataclass(self, value: Any, path: Path) -> Node:
         names = [field.name for field in dataclasses.fields(value)]
         refuse_contents(value, format_path(path))
+        refuse_unset(value, format_path(path))
         if self._saving:
             refuse_more_than_fields(value, names, format_path(path))
         make = dataclass_maker(value, names) if self._keep else None

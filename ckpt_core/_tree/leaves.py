@@ -197,6 +197,9 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
         raise _unsupported(
             leaf, path, "its buffer was donated or deleted: save before the step that donates it"
         )
+    if getattr(getattr(leaf.sharding, "spec", None), "unreduced", None):
+        advice = "each device holds a part of its sum: save jax.sharding.reshard(array, jax.sharding.PartitionSpec())"
+        raise _unsupported(leaf, path, advice)
     dtype = leaf.dtype
     if not isinstance(dtype, np.dtype):  # jax's extended dtypes, which are those of PRNG keys
         impl = key_impl(dtype)

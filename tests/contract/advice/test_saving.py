@@ -470,3 +470,53 @@ def test_gradients_of_integers(tmp_path: Path):
         assert said.text.startswith("n: cannot save a")
     save(tmp_path / "a", eval(said.after("as in "), {"jax": jax, "gradients": gradients}))
     assert ckpt.load(tmp_path / "a")["n"] is None
+
+
+@dataclasses.dataclass
+class Half:
+    """One whose second field nobody has set."""
+
+    a: Any
+    b: Any = dataclasses.field(init=False)
+
+
+class Registered(Half):
+    """The same for jax, which reads both fields."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Registered,
+    lambda one: (
+        ((jax.tree_util.GetAttrKey("a"), one.a), (jax.tree_util.GetAttrKey("b"), one.b)),
+        None,
+    ),
+    lambda _, children: children,
+)
+
+
+@pytest.mark.parametrize("make", [Half, Registered])
+def test_a_field_that_was_never_set(tmp_path: Path, make: Any):
+    one = make(np.ones(2))
+    with told("its field 'b' was never set: set it", of=ckpt.UnsupportedLeaf) as said:
+        save(tmp_path / "a", {"layers": [one]})
+    assert said.text.startswith("layers/0: ")
+    one.b = 3
+    save(tmp_path / "a", {"layers": [one]})
+
+
+def test_an_array_that_is_not_reduced(tmp_path: Path):
+    sharding = jax.sharding
+    if not hasattr(sharding, "reshard") or not hasattr(sharding.PartitionSpec(), "unreduced"):
+        pytest.skip("this jax has no unreduced arrays")
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        rows = jax.device_put(
+            jnp.arange(8.0), sharding.NamedSharding(mesh, sharding.PartitionSpec("x"))
+        )
+        to = sharding.PartitionSpec(unreduced={"x"})
+        array = jax.jit(lambda a: jnp.einsum("i,i->", a, a, out_sharding=to))(rows)
+        with told("each device holds a part of its sum: save ", of=ckpt.UnsupportedLeaf) as said:
+            save(tmp_path / "a", {"x": {"y": array}})
+        assert said.text.startswith("x/y: ")
+        save(tmp_path / "a", eval(said.after("sum: save "), {"jax": jax, "array": array}))
+    assert ckpt.load(tmp_path / "a", as_numpy=True) == 140
