@@ -95,20 +95,23 @@ def make_request(
         )
     if not (only is None or callable(only) or isinstance(only, Iterable)):
         raise TypeError(f"only= is a pattern, several, or a function of a path, got {only!r}")
-    check_flags(as_numpy=as_numpy)
-    refuse_args("like", like, "load(..., like)")
-    if like is not None and not is_flag(cast):
+    if type(as_numpy) is not bool:
+        check_flags(as_numpy=as_numpy)
+    if "orbax" in type(like).__module__:
+        refuse_args("like", like, "load(..., like)")
+    if like is not None and type(cast) is not bool and not is_flag(cast):
         raise TypeError(
             f"cast= beside a target is True or False, got {cast!r}: the dtypes are those of the target"
         )
+    asks = cast is not False or (missing, unexpected) != ("error", "error")
     rename_path = None if rename is None else renamer(rename)
     request = Request(
-        MatchRules(rename_path, cast is not False and like is not None, missing, unexpected),
+        MatchRules(rename_path, bool(cast) and like is not None, missing, unexpected),
         None if only is None else read_again(only),
         checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
-        dtype=_dtype_of_all(cast, missing, unexpected) if like is None else "",
+        dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
         renames=None if rename is None or callable(rename) else dict(rename),
     )
     if rules is not None:
@@ -158,7 +161,8 @@ def collect_targets(
             f"{METRICS_ARE_NUMBERS}"
         )
     for name, target in {"state": state, **(items or {}), **named}.items():
-        refuse_args(name, target, "restore(..., state) or restore(..., model=model)")
+        if "orbax" in type(target).__module__:
+            refuse_args(name, target, "restore(..., state) or restore(..., model=model)")
     refuse_arguments(named, RESTORE_ARGUMENTS, 0.85)
     chosen = {**(items or {}), **named}
     if state is NO_STATE:

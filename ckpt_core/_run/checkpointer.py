@@ -100,7 +100,8 @@ class Checkpointer:
         HOME.is_used = True
         if os.getpid() != HOME.pid:
             raise forked()
-        check_flags(asynchronous=asynchronous, read_only=read_only)
+        if not type(asynchronous) is type(read_only) is bool:
+            check_flags(asynchronous=asynchronous, read_only=read_only)
         with this_run().leaving_if_interrupted():
             run = open_run_directory(
                 directory,
@@ -172,7 +173,8 @@ class Checkpointer:
                 not restored, and something is being saved under its name.
             Exception: the error of the previous asynchronous save, with its own type.
         """
-        check_flags(force=force, overwrite=overwrite)
+        if not type(force) is type(overwrite) is bool:
+            check_flags(force=force, overwrite=overwrite)
         step = self._run.step_to_save(step)
         chosen = collect_items(state, items, named)
         fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
@@ -230,7 +232,8 @@ class Checkpointer:
             >>> restored.step, restored.state["w"].tolist()
             (7, [0, 1, 2])
         """
-        check_flags(strict_latest=strict_latest)
+        if type(strict_latest) is not bool:
+            check_flags(strict_latest=strict_latest)
         settle_all(self._run.saves)
         options = options or self._run.directory.options
         request = make_request(only, rename, cast, missing, unexpected, options)

@@ -139,7 +139,8 @@ def save_job(
     """The job of a save by all processes of this run; ``more`` are further fields of ``SaveJob``.
     ForkedProcess in a forked child, ValueError for ``Options(flat=True)`` where it means nothing.
     """
-    check_flags(overwrite=more["overwrite"])
+    if type(more["overwrite"]) is not bool:
+        check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)
     run = _processes.this_run()
     return make_job(target, local, backend_of(local, options), run, fields, options, **more)
@@ -179,7 +180,8 @@ def collect_items(
     if twice:
         raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
     for name, value in {"state": state, **(items or {}), **named}.items():
-        refuse_args(name, value, "save(..., state) or save(..., model=model)")
+        if "orbax" in type(value).__module__:
+            refuse_args(name, value, "save(..., state) or save(..., model=model)")
     if named:
         beside = not isinstance(state, _Nothing)
         refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=beside)

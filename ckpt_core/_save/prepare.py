@@ -95,12 +95,12 @@ def prepare_item(
         if isinstance(value, Files | SavedFiles):
             return prepare_files(name, value, jobs)
         adapter = _adapters.adapter_for(value)
-        if live is not None and (
-            _adapters.is_per_process(adapter) or _adapters.accepts_any_structure(adapter)
-        ):
+        per_process = adapter is not None and _adapters.is_per_process(adapter)
+        whole = adapter is not None and (per_process or _adapters.accepts_any_structure(adapter))
+        if live is not None and whole:
             live.append((value, False))  # what is inside of it is its own
             live = None
-        if adapter is not None and _adapters.is_per_process(adapter):
+        if per_process:
             return [_prepare_state(name, value, adapter, jobs[0])] * len(jobs)
         return _prepare_tree(name, value, jobs, copy, shared, live)
     except UnsupportedLeaf as error:

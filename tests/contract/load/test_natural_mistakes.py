@@ -122,7 +122,6 @@ FILES = {
     "m.pt": lambda: b"PK",
     "m.npz": lambda: b"PK",
     "a b.msgpack": lambda: b"\x80",
-    "m.eqx": lambda: b"",
 }
 
 
@@ -139,6 +138,20 @@ def test_what_the_message_says_works(tmp_path: Path):
     np.savez(tmp_path / "m.npz", w=np.ones(2))
     convert.import_weights(tmp_path / "m.npz", tmp_path / "m-imported")
     assert ckpt.load(tmp_path / "m-imported")["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["m.eqx", "m.npy"])
+def test_a_file_without_names(tmp_path: Path, name: str):
+    np.save(tmp_path / "m.npy", np.ones(2))
+    (tmp_path / "m.npy").rename(tmp_path / name)
+    with pytest.raises(
+        ckpt.CheckpointError, match=r"no names: take eqx\.tree_deserialise_leaves"
+    ) as told:
+        convert.import_weights(tmp_path / name, tmp_path / "a")
+    assert "or numpy.load(path), and call ckpt.save" in str(told.value)
+    with open(tmp_path / name, "rb") as file:
+        ckpt.save(tmp_path / "a", np.load(file))
+    assert ckpt.load(tmp_path / "a").tolist() == [1, 1]
 
 
 def test_files_are_called_as_the_caller_calls_them(tmp_path: Path):
