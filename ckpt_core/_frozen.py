@@ -71,8 +71,8 @@ def _getter(names: list[str]) -> Callable[[Any], Any]:
     return operator.attrgetter(*names) if names else lambda _: ()
 
 
-# By these names ``help`` shows them in each class.
 def __eq__(self: Any, other: object) -> Any:
+    """Whether all fields that count are equal."""
     if other.__class__ is not self.__class__:
         return NotImplemented
     of = _compared(self.__class__).equal

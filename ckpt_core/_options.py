@@ -6,10 +6,11 @@ import difflib
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, cast
 
 from ckpt_core._frozen import frozen
-from ckpt_core.arguments import answering
+from ckpt_core.arguments import an, answering, check_flags
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -225,8 +226,8 @@ def _check_types(options: Options) -> None:
         value, declared = getattr(options, name), str(field.type)
         if value is None and declared.endswith("None"):
             continue
-        if declared.startswith("bool") and not (isinstance(value, bool) or value in (0, 1)):
-            raise TypeError(f"Options.{name} must be True or False, got {value!r}")
+        if declared.startswith("bool"):
+            check_flags("Options.", **{name: value})
         if declared.startswith(("int", "float")) and isinstance(value, str):
             unit = name.rpartition("_")[2]
             raise TypeError(f"Options.{name} is a number of {unit}, got the text {value!r}")
@@ -291,14 +292,22 @@ def checked_options(options: Options | None) -> Options:
     if options is None:
         return DEFAULTS
     if not isinstance(options, Options):
-        spelled = ""
+        written = "..."
         if isinstance(options, Mapping):
-            inside = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            spelled = f": write options=ckpt_core.Options({inside})"
+            Options(**options)  # raises for what it would not take either
+            names = cast("Iterable[str]", options)
+            written = ", ".join(f"{name}={_spelled(options[name])}" for name in names)
         raise TypeError(
-            f"options must be ckpt_core.Options, got a {type(options).__name__}{spelled}"
+            f"options must be ckpt.Options, got {an(options)}: write options=ckpt.Options({written})"
         )
     return options
+
+
+def _spelled(value: object) -> str:
+    """A value as it is written in a program; dots where its ``repr`` is no code."""
+    return (
+        repr(value) if isinstance(value, (bool, int, float, str, tuple, dict, NoneType)) else "..."
+    )
 
 
 _OF_LOCAL_STEPS = (
@@ -379,8 +388,16 @@ setattr(Options, "__init__", answering(Options.__init__, _unknown_setting))  # n
 def unnamed(items: object) -> TypeError:
     """The error for what was passed as ``items=`` and gives no names."""
     return TypeError(
-        f"items= is a dict of names and objects, got a {type(items).__name__}: write items={{'model': ...}}"
+        f"items= is a dict of names and objects, got {an(items)}: write items={{'model': ...}}"
     )
+
+
+def refuse_args(name: str, value: object, call: str) -> None:
+    """Raises TypeError for an object of Orbax that wraps a tree for its own calls; ``call`` takes the tree itself."""
+    if any(cls.__name__ == "CheckpointArgs" for cls in type(value).__mro__):
+        raise TypeError(
+            f"{name} is {an(value)} of Orbax, and here a tree or an object is passed as it is: write {call}"
+        )
 
 
 def refuse_arguments(

@@ -29,6 +29,17 @@ def _flags(*names: str) -> int:
     return found
 
 
+def of_tasks() -> str:
+    """The end of a message about two writers: one of several tasks of a launcher, of which jax knows only this one."""
+    jax, count = sys.modules.get("jax"), 1
+    for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
+        text = os.environ.get(name, "")
+        count = max(count, int(text) if text.isdecimal() else 1)
+    if count == 1 or (jax is not None and jax.process_count() > 1):
+        return ""
+    return f". This is one of {count} tasks, and jax knows of one process: as one run they call jax.distributed.initialize() first"
+
+
 BINARY: int = _flags("O_CLOEXEC", "O_NOINHERIT", "O_BINARY")
 """For every file: not for child processes, and byte by byte on Windows."""
 READ: int = os.O_RDONLY | BINARY | _flags("O_NOCTTY", "O_NONBLOCK")

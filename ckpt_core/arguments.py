@@ -16,7 +16,36 @@ from typing import Any, TypeVar
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
-__all__ = ["answer_for_classes", "answering", "meant"]
+__all__ = [
+    "an",
+    "answer_for_classes",
+    "answering",
+    "check_flags",
+    "is_flag",
+    "meant",
+    "with_article",
+]
+
+
+def is_flag(value: object) -> bool:
+    """Whether a value is True or False, of Python or numpy, or 0 or 1."""
+    return type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+
+
+def check_flags(where: str = "", /, **flags: Any) -> None:
+    """Raises TypeError for what is neither True nor False: a text, ``"no"`` too, would count as True. ``where`` goes before the name."""
+    for name, value in flags.items():
+        if not is_flag(value):
+            raise TypeError(f"{where}{name} must be True or False, got {value!r}")
+
+
+def an(value: object) -> str:
+    """The name of a value's class with its article: ``an int``, ``a dict``."""
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    return f"{'an' if name[:1] in 'aeioAEIO' else 'a'} {name}"
 
 
 def answering(call: Call, unknown: Callable[[str], str] | None = None) -> Call:

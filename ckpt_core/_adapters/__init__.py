@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,9 @@ import numpy as np
 
 from ckpt_core._adapters import verbs as verbs
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._tree import Below, Path, WithConstants
+from ckpt_core._lazy import jax
+from ckpt_core._tree import Below, Path, WithConstants, flatten, format_path
+from ckpt_core.arguments import with_article
 
 GROUP = "ckpt_core.adapters"
 
@@ -188,7 +190,7 @@ def register(adapter: Adapter) -> None:
     ]
     if lacking:
         raise TypeError(
-            f"a {name} is no adapter, for it has no {' and no '.join(lacking)}: see ckpt.Adapter for what they do"
+            f"{with_article(name)} is no adapter, for it has no {' and no '.join(lacking)}: see ckpt.Adapter for what they do"
         )
     _registered[f"{type(adapter).__module__}.{name}"] = adapter
     _for_class.cache_clear()
@@ -336,7 +338,7 @@ def expander(
         if is_per_process(adapter):
             name = type(obj).__name__
             raise UnsupportedLeaf(
-                f"a {name} lies inside a container: its state belongs to each process alone, so pass it as an item "
+                f"{with_article(name)} lies inside a container: its state belongs to each process alone, so pass it as an item "
                 "of its own, such as data=iterator",
                 type_name=name,
             )
@@ -372,3 +374,50 @@ def as_states() -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
         return None if found is None else (found[0], lambda state: state)
 
     return state_of
+
+
+def live_objects(tree: Any) -> Iterator[tuple[Path, Any]]:
+    """Path and object of every live object with an adapter in a pytree; none of them is called."""
+    marked: dict[int, Any] = {}
+
+    def mark(obj: Any) -> Any:
+        if adapter_for(obj) is None:
+            return None
+        mark = jax.ShapeDtypeStruct((), np.bool_)  # a placeholder leaf, found again by its id
+        marked[id(mark)] = (mark, obj)
+        return mark, list
+
+    flat = flatten(tree, expand=mark)
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if id(leaf) in marked:
+            yield path, marked[id(leaf)][1]
+
+
+def refuse_twice(
+    items: Mapping[str, Any], lives: Iterable[Sequence[tuple[Any, bool]]], advice: str
+) -> None:
+    """Raises UnsupportedLeaf for one live object at two places of the items: the value set last would win silently. ``lives``
+    has the live objects of each item, each with whether one item may contain it twice; ``advice`` ends the message.
+    """
+    first_of: dict[int, str] = {}
+    for name, live in zip(items, lives, strict=True):
+        here = set[int]()
+        for obj, may_repeat in live:
+            if first_of.setdefault(id(obj), name) != name or (id(obj) in here and not may_repeat):
+                raise _one_object_twice(items, obj, advice)
+            here.add(id(obj))
+
+
+def _one_object_twice(items: Mapping[str, Any], obj: Any, advice: str) -> UnsupportedLeaf:
+    places = [
+        "/".join([name, *([format_path(path)] if path else [])])
+        for name, item in items.items()
+        for path, found in live_objects(item)
+        if found is obj
+    ]
+    name = type(obj).__name__
+    return UnsupportedLeaf(
+        f"{' and '.join(places)} are one and the same live {name}: it cannot hold what was saved under each. {advice}",
+        leaf=places[-1] if places else None,
+        type_name=name,
+    )

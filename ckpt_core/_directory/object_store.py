@@ -57,7 +57,7 @@ from ckpt_core._directory.store_leftovers import (
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.packed import apart, name_apart
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._platform import ROOTS
+from ckpt_core._platform import ROOTS, of_tasks
 
 _TREE = "_METADATA"
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.{1,2}(/|$)")
@@ -87,7 +87,7 @@ class ObjectStoreBackend:
             _refuse_another(path, keys, present, record)
         if record is not None and not overwrite:
             raise CheckpointExists(
-                f"{path} exists already: choose another path, or pass overwrite=True to replace it"
+                f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
             )
         replaced: list[str] = []
         if overwrite and (record is not None or _is_of_orbax(keys, present)):

@@ -9,6 +9,7 @@ from ckpt_core._directory.backend import Backend
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import dump_json, parse_json
+from ckpt_core.arguments import an
 
 _FOLDER = "metadata"
 _FILE = "_ROOT_METADATA"
@@ -46,6 +47,6 @@ def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"metadata must be plain JSON values: {error}") from None
     if not isinstance(value, dict):
-        raise TypeError(f"a run's metadata is a dict of JSON values, got a {type(value).__name__}")
+        raise TypeError(f"a run's metadata is a dict of JSON values, got {an(value)}")
     data = dump_json({"internal_metadata": {}, "custom_metadata": value})
     backend.put(f"{directory}/{_FOLDER}", _FILE, data)

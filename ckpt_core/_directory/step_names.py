@@ -6,6 +6,7 @@ import operator
 import re
 
 from ckpt_core._frozen import frozen
+from ckpt_core.arguments import an
 
 _ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
 MAX_STEP = 2**63 - 1
@@ -72,7 +73,7 @@ def check_step(step: int) -> int:
             raise TypeError(
                 f"step must be an integer, got the text {step!r}: pass {step}"
             ) from None
-        shown = repr(step) if isinstance(step, (str, float)) else f"a {type(step).__name__}"
+        shown = repr(step) if isinstance(step, (str, float)) else f"{an(step)}"
         raise TypeError(
             f"step must be an integer, got {shown}: the step comes first, as in save(step, state)"
         ) from None

@@ -72,7 +72,7 @@ def _writer(directory: str, name: str) -> Iterator[Trace]:
     except (OSError, CheckpointCorrupt):  # the writer ended just now, or this is not an owner file
         return
     first = content.decode(errors="replace").partition("\n")[0]
-    yield Trace("writer", name, first.strip().partition(" ")[2], since)
+    yield Trace("writer", name, first.strip().partition(" ")[2].partition(", since ")[0], since)
 
 
 def _names(path: str) -> list[str]:

@@ -22,7 +22,7 @@ from ckpt_core._directory.syscalls import (
     unless_absent,
 )
 from ckpt_core._errors import VISIBLE, CheckpointExists
-from ckpt_core._platform import FOLDER, WINDOWS
+from ckpt_core._platform import FOLDER, WINDOWS, of_tasks
 
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
@@ -248,7 +248,7 @@ def _visible(error: BaseException, path: str) -> BaseException:
 
 def _exists(path: str) -> CheckpointExists:
     return CheckpointExists(
-        f"{path} exists already: choose another path, or pass overwrite=True to replace it"
+        f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
     )
 
 

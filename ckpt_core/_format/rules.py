@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 from ckpt_core._frozen import frozen
+from ckpt_core.arguments import an
 
 PLACE = re.compile(r"\{(\w+)\}")
 """A place in a name, that stands for any text without the separator."""
@@ -154,7 +155,7 @@ def rules_from(value: Iterable[Rule | Mapping[str, Any]]) -> tuple[Rule, ...]:
 
 def _rule_from(entry: Any) -> Rule:
     if not isinstance(entry, Mapping):
-        raise TypeError(f"rules= must hold ckpt.Rule or dicts, not a {type(entry).__name__}")
+        raise TypeError(f"rules= must hold ckpt.Rule or dicts, not {an(entry)}")
     unknown = sorted(map(str, set(entry) - set(_ATTRIBUTES)))
     if unknown or not {"saved", "wanted"} <= set(entry):
         raise TypeError(

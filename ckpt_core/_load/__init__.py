@@ -40,7 +40,7 @@ def load(
     rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
-    cast: bool = False,
+    cast: Any = False,
     missing: str = "error",
     unexpected: str = "error",
     static: str = "error",
@@ -58,7 +58,7 @@ def load(
     rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
-    cast: bool = False,
+    cast: Any = False,
     missing: str = "error",
     unexpected: str = "error",
     static: str = "error",
@@ -76,7 +76,7 @@ def load(
     rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
-    cast: bool = False,
+    cast: Any = False,
     missing: str = "error",
     unexpected: str = "error",
     static: str = "error",
@@ -94,7 +94,7 @@ def load(
     rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
-    cast: bool = False,
+    cast: Any = False,
     missing: str = "error",
     unexpected: str = "error",
     static: str = "error",
@@ -111,7 +111,7 @@ def load(
     rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
-    cast: bool = False,
+    cast: Any = False,
     missing: str = "error",
     unexpected: str = "error",
     static: str = "error",
@@ -154,8 +154,8 @@ def load(
             changes the file; the file occupies disk space until the array is freed; and if another
             program truncates the file meanwhile, access to the array kills this process. Copy the
             array to be independent of the file.
-        cast: convert saved dtypes to those of ``like``, as ``astype`` does; an integer that would become another
-            number, and NaN where an integer is wanted, are refused.
+        cast: True converts saved dtypes to those of ``like``, as ``astype`` does; an integer that would become another
+            number, and NaN where an integer is wanted, are refused. Without ``like``, the dtype of all arrays of floats.
         missing: if a leaf of ``like`` was not saved: ``"error"`` raises, ``"keep"`` returns the
             value that ``like`` holds.
         unexpected: if a saved leaf is not in ``like``: ``"error"`` raises, ``"ignore"`` skips it.
@@ -246,6 +246,8 @@ def load_checkpoint(
     opening: Opening, like: Any, item: str | None, request: Request, step: int | None = None
 ) -> Any:
     """``load`` for a checkpoint that ``opening`` opens; also called by the Checkpointer."""
+    if not (item is None or isinstance(item, str)):
+        raise TypeError(f"item= is the name of an item, got {item!r}")
     target = NOT_SAVED if like is None else like
     loaded = run(opening, replace(request, target=target, item=item), step)
     single = item is not None or loaded.checkpoint.single

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,28 +13,11 @@ import numpy as np
 
 from ckpt_core import _adapters
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._lazy import jax
 from ckpt_core._load.plans import LiveTarget, Make, Undo
 from ckpt_core._tree import FlatTree, Node, Path, flatten, format_path, importable_type, unflatten
+from ckpt_core.arguments import with_article
 
 _CHANGEABLE = (np.random.Generator, np.random.RandomState, random.Random)
-
-
-def live_objects(tree: Any) -> Iterator[tuple[Path, Any]]:
-    """Path and object of every live object with an adapter in a pytree; none of them is called."""
-    marked: dict[int, Any] = {}
-
-    def mark(obj: Any) -> Any:
-        if _adapters.adapter_for(obj) is None:
-            return None
-        mark = jax.ShapeDtypeStruct((), np.bool_)  # a placeholder leaf, found again by its id
-        marked[id(mark)] = (mark, obj)
-        return mark, list
-
-    flat = flatten(tree, expand=mark)
-    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if id(leaf) in marked:
-            yield path, marked[id(leaf)][1]
 
 
 @dataclass
@@ -55,7 +38,7 @@ class Copies:
 
     def _make_all(self) -> None:
         of_adapter: dict[int, list[tuple[Path, Any]]] = {}
-        for path, obj in live_objects(self.like):
+        for path, obj in _adapters.live_objects(self.like):
             found = of_adapter.setdefault(id(_adapters.adapter_for(obj)), [])
             if all(obj is not other for _, other in found):
                 found.append((path, obj))
@@ -73,7 +56,7 @@ class Copies:
         where, name = format_path(path), type(obj).__name__
         item = self.item if self.item.isidentifier() else "state"
         return UnsupportedLeaf(
-            f"{where}: load changes nothing that it is given, and a {name} cannot be copied. To set it in place, "
+            f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To set it in place, "
             f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
             leaf=where,
             type_name=name,
@@ -93,35 +76,6 @@ def detached(like: Any) -> Any:
         keep=True,
     )
     return unflatten(flat.root, flat.leaves)
-
-
-def refuse_twice(targets: Mapping[str, Any], lives: Sequence[Sequence[tuple[Any, bool]]]) -> None:
-    """Raises UnsupportedLeaf for one live object in two places of the targets: the value set last would win silently. ``lives``
-    has the live objects of each target, each with whether one target may contain it twice.
-    """
-    first_of: dict[int, str] = {}
-    for name, live in zip(targets, lives, strict=True):
-        for obj, may_repeat in live:
-            first = first_of.setdefault(id(obj), name)
-            again = sum(obj is other for other, _ in live) > 1
-            if first != name or (again and not may_repeat):
-                raise _one_object_twice(targets, obj)
-
-
-def _one_object_twice(targets: Mapping[str, Any], obj: Any) -> UnsupportedLeaf:
-    places = [
-        "/".join([name, *([format_path(path)] if path else [])])
-        for name, target in targets.items()
-        for path, found in live_objects(target)
-        if found is obj
-    ]
-    name = type(obj).__name__
-    return UnsupportedLeaf(
-        f"{' and '.join(places)} are one and the same live {name}: it cannot hold what was saved under each. "
-        "Restore it under one of the names; what is saved under another is loaded with load(path, item=...)",
-        leaf=places[-1] if places else None,
-        type_name=name,
-    )
 
 
 def live_tree(

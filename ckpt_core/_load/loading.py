@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._adapters import introduce
+from ckpt_core._adapters import introduce, refuse_twice
 from ckpt_core._devices.placing import owning_device
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    Mismatch,
     StructureMismatch,
 )
 from ckpt_core._format import orbax_write
@@ -24,13 +23,12 @@ from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
 from ckpt_core._lazy import jax
-from ckpt_core._load import constants, functions
+from ckpt_core._load import constants
 from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
-from ckpt_core._load.live_objects import refuse_twice
-from ckpt_core._load.matching import WITHOUT_VALUE, find_item, plan_item
+from ckpt_core._load.matching import find_item, plan_item
 from ckpt_core._load.plans import ItemPlan
-from ckpt_core._load.renames import advice_on, idle_renames, proposed, refuse_idle
+from ckpt_core._load.renames import advice_for, idle_renames, proposed, refuse_idle
 from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import SavedLeaf, Target, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
@@ -49,7 +47,6 @@ from ckpt_core._saved import (
 from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
-from ckpt_core._tree.match import Idle, MatchRules
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 
 Opening = Callable[[], Checkpoint]
@@ -99,6 +96,9 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                 raise
 
 
+_ONCE = "Restore it under one of the names; what is saved under another is loaded with load(path, item=...)"
+
+
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     chosen = _chosen(checkpoint, request)
@@ -110,7 +110,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     }
     plans = list(named.values())
     if request.restores:
-        refuse_twice(request.target, [plan.live_objects for plan in plans])
+        refuse_twice(request.target, [plan.live_objects for plan in plans], _ONCE)
     if request.rules.rename is not None or any(
         plan.match is not None and plan.match.mismatches for plan in plans
     ):
@@ -299,6 +299,7 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
         spec = item.specs[position]
         mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
         dtype = None if spec.dtype == target.spec.dtype else dtype_while_read(spec, target.spec)
+        mapped = mapped and dtype is None
         device = None
         if spec.stored_bytes >= LEAST_OWNED_BYTES and len(target.regions) == 1:
             if id(target) not in owning:  # leaves that are alike may share one
@@ -408,49 +409,11 @@ def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)
     if mismatches:
-        advice = _advice(
+        advice = advice_for(
             mismatches, request.rules, idle, proposed(mismatches, plans, request.rules)
         )
         raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
     refuse_idle(checkpoint, idle)
-
-
-def _advice(
-    mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: dict[str, str]
-) -> str:
-    """The arguments that would allow the differences, less those that the caller passed already; ``renames`` may be what is meant."""
-    kinds = {entry.kind for entry in mismatches}
-    hints: list[str] = []
-    missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
-    without_value = sum(text.endswith(WITHOUT_VALUE) for text in missing)
-    if without_value < len(missing) and rules.missing == "error":
-        hints.append('missing="keep" keeps what the target holds')
-    if "unexpected" in kinds:
-        hints.append('unexpected="ignore" leaves saved leaves out')
-    of_keys = (str(one.saved).startswith("key<") for one in mismatches if one.kind == "dtype")
-    if not rules.cast and not all(of_keys):  # a random key is converted into no other
-        hints.append("cast=True converts dtypes")
-    if "function" in kinds:
-        hints.append('unexpected="ignore" keeps the functions of the target')
-    if "static" in kinds:
-        hints.append('static="target" keeps the values of the target')
-    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
-    if both_sides and (rules.rename is None or idle):
-        such_as = f", such as rename={renames}" if renames else ""
-        hints.append("rename= maps saved paths to wanted ones" + such_as)
-    lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
-    if "shape" in kinds:
-        lines.append(
-            "No argument changes a shape: change the target, or load what fits with only= and convert the rest."
-        )
-    if idle:
-        lines.append(advice_on(idle))
-    if without_value or ("missing" in kinds and rules.missing != "error"):
-        lines.append(
-            "The target holds no value there that could be kept: pass a target with values instead of an "
-            "abstract one, or select with only= the leaves that were saved."
-        )
-    return " ".join(lines)
 
 
 _ON_DEVICES = frozenset({"jax", "key"})

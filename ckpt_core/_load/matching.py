@@ -117,7 +117,7 @@ def plan_item(
     if saved.form == "numpy_key":
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
-        plan = _plan_as_saved(with_specs(checkpoint, tree, context), request)
+        plan = _plan_as_saved(with_specs(checkpoint, tree, context), replace(request, dtype=""))
         plan.make = then(plan.make, as_numpy_state)
         return plan
     if saved.form != "tree":
@@ -236,7 +236,7 @@ def _targets(
         entries.append((position, spec, flat.leaves[result]))
     made = like_targets(item, entries)
     if request.sharding is not None:
-        made = _with_sharding(item, entries, made, request.sharding)
+        made = _with_sharding(item, entries, made, request)
     leaves = zip(entries, made, strict=True)
     check_room(item, [(at, target, leaf) for (at, _, leaf), target in leaves], placed)
     return dict(zip(results, made, strict=True))
@@ -246,11 +246,11 @@ def _with_sharding(
     item: SavedItem,
     entries: list[tuple[int, LeafSpec, Any]],
     made: list[Target],
-    sharding: Any,
+    request: Request,
 ) -> list[Target]:
     """The targets, with shardings and regions replaced by those that ``sharding=`` asks for."""
     positions = [position for position, spec, _ in entries if spec.kind in ("jax", "key")]
-    plain = plain_targets(item, positions, sharding=sharding, as_numpy=False)
+    plain = plain_targets(item, positions, request)
     return [
         Target(target.spec, plain[position].sharding, plain[position].regions)
         if position in plain
@@ -277,7 +277,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     if selected is not None:
         positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
-    targets = plain_targets(item, arrays, sharding=request.sharding, as_numpy=request.as_numpy)
+    targets = plain_targets(item, arrays, request)
     placed = request.sharding is not None or request.as_numpy
     check_room(item, [(at, target, None) for at, target in targets.items()], placed)
     root = item.root
@@ -412,10 +412,6 @@ def _placeholders_for_nothing(
         for path in places.paths
         if tuple(map(str, path)) not in saved
     ]
-
-
-WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
-"""Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""
 
 
 def _is_deleted(leaf: Any) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import Mismatch, StructureMismatch
+from ckpt_core._lazy import jax
+from ckpt_core._load import functions
 from ckpt_core._load.functions import nodes_in
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
@@ -238,3 +240,74 @@ def _spellings(item: SavedItem) -> Iterator[str]:
         yield "/".join(parts)
         for length in range(1, len(parts)):
             yield ".".join(parts[:length])
+
+
+_WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
+"""Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""
+
+
+def advice_for(
+    mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: dict[str, str]
+) -> str:
+    """The arguments that would allow the differences, less those that the caller passed already; ``renames`` may be what is meant."""
+    kinds = {entry.kind for entry in mismatches}
+    hints: list[str] = []
+    missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
+    without_value = sum(text.endswith(_WITHOUT_VALUE) for text in missing)
+    if without_value < len(missing) and rules.missing == "error":
+        hints.append('missing="keep" keeps what the target holds')
+    if "unexpected" in kinds:
+        hints.append('unexpected="ignore" leaves saved leaves out')
+    of_numbers = [one for one in mismatches if one.kind == "dtype" and not _is_key(one.saved)]
+    if not rules.cast and of_numbers:  # a random key is converted into no other
+        hints.append("cast=True converts dtypes")
+    if "function" in kinds:
+        hints.append('unexpected="ignore" keeps the functions of the target')
+    if "static" in kinds:
+        hints.append('static="target" keeps the values of the target')
+    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
+    if both_sides and (rules.rename is None or idle):
+        such_as = f", such as rename={renames}" if renames else ""
+        hints.append("rename= maps saved paths to wanted ones" + such_as)
+    lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
+    if "shape" in kinds:
+        lines.append(
+            "No argument changes a shape: change the target, or load what fits with only= and convert the rest."
+        )
+    if idle:
+        lines.append(advice_on(idle))
+    lines += dict.fromkeys(text for one in mismatches if (text := _on_key(one)))
+    if any("64[" in str(one.saved) and "64[" not in str(one.wanted) for one in of_numbers):
+        flags: Any = jax.config  # its attributes have no types
+        if not flags.jax_enable_x64:
+            lines.append(
+                'Where 64 bits are wanted: jax.config.update("jax_enable_x64", True) before the target is made, or numpy '
+                "arrays in the target."
+            )
+    if without_value or ("missing" in kinds and rules.missing != "error"):
+        lines.append(
+            "The target holds no value there that could be kept: pass a target with values instead of an "
+            "abstract one, or select with only= the leaves that were saved."
+        )
+    return " ".join(lines)
+
+
+def _is_key(spec: str | None) -> bool:
+    return str(spec).startswith("key<")
+
+
+def _on_key(mismatch: Mismatch) -> str:
+    """How a target gets the random key that was saved; empty for any other mismatch."""
+    saved, wanted = str(mismatch.saved), str(mismatch.wanted)
+    impl = (wanted if _is_key(wanted) else saved).partition("<")[2].partition(">")[0]
+    if mismatch.kind == "dtype" and _is_key(saved):
+        impl = saved.partition("<")[2].partition(">")[0]
+        return f"A key stays of its implementation: in the target write jax.random.key(0, impl={impl!r})."
+    if mismatch.kind == "kind" and _is_key(saved) and wanted.startswith("uint32"):
+        return f"A typed key was saved: in the target write jax.random.wrap_key_data(key, impl={impl!r})."
+    if mismatch.kind == "kind" and _is_key(wanted) and saved.startswith("uint32"):
+        return (
+            "A raw key was saved: in the target write jax.random.key_data(key), and of what comes back make "
+            f"jax.random.wrap_key_data(key, impl={impl!r})."
+        )
+    return ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
@@ -14,13 +17,14 @@ from ckpt_core._options import (
     RESTORE_ARGUMENTS,
     Options,
     checked_options,
+    refuse_args,
     refuse_arguments,
     unnamed,
 )
-from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 from ckpt_core._tree.match import MatchRules, renamer
 from ckpt_core._tree.patterns import read_again
-from ckpt_core.arguments import meant
+from ckpt_core.arguments import an, check_flags, is_flag, meant
 
 Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
 """A function gets the path as text; a filter of a framework, what the framework gives it."""
@@ -52,6 +56,7 @@ class Request:
     restores: bool = False  # sets live objects in place; a load sets copies of them
     sharding: Any = None
     as_numpy: bool = False  # arrays stay in host memory
+    dtype: str = ""  # of all arrays of floats, for a load without a target; empty: as saved
     round: str = ""  # tag under which the processes agree; empty: taken when the load starts
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
     renames: Mapping[str, str] | None = None  # ``rename=`` as a dict, which some adapters read
@@ -68,7 +73,7 @@ class Request:
 def make_request(
     only: Only = None,
     rename: Rename = None,
-    cast: bool = False,
+    cast: Any = False,
     missing: str = "error",
     unexpected: str = "error",
     options: Options | None = None,
@@ -89,17 +94,29 @@ def make_request(
         raise ValueError(f"static must be 'error' or 'target', got {static!r}")
     if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
         raise TypeError(
-            f"rename= is a dict of saved paths and wanted ones, or a function of a path, got a {type(rename).__name__}"
+            f"rename= is a dict of saved paths and wanted ones, or a function of a path, got {an(rename)}"
         )
     if not (only is None or callable(only) or isinstance(only, Iterable)):
         raise TypeError(f"only= is a pattern, several, or a function of a path, got {only!r}")
+    if type(as_numpy) is not bool:
+        check_flags(as_numpy=as_numpy)
+    if "orbax" in type(like).__module__:
+        refuse_args("like", like, "load(..., like)")
+    if like is not None and type(cast) is not bool and not is_flag(cast):
+        raise TypeError(
+            f"cast= beside a target is True or False, got {cast!r}: the dtypes are those of the target"
+        )
+    asks = cast is not False or (missing, unexpected) != ("error", "error")
     rename_path = None if rename is None else renamer(rename)
     request = Request(
-        MatchRules(rename_path, cast, missing, unexpected, static=static),
+        MatchRules(
+            rename_path, bool(cast) and like is not None, missing, unexpected, static=static
+        ),
         None if only is None else read_again(only),
         checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
+        dtype=_dtype_of_all(cast, missing, unexpected) if like is None and asks else "",
         renames=None if rename is None or callable(rename) else dict(rename),
     )
     if rules is not None:
@@ -119,6 +136,21 @@ def make_request(
     return request
 
 
+def _dtype_of_all(cast: Any, missing: str, unexpected: str) -> str:
+    """The dtype that ``cast=`` of a load without a target names; TypeError for arguments that mean something beside a target only."""
+    flag = is_flag(cast)
+    if (flag and cast) or (missing, unexpected) != ("error", "error"):
+        raise TypeError(
+            "missing=, unexpected= and cast=True need a target: pass like, a tree of what is wanted. Without one "
+            "cast=jnp.bfloat16 gives all floats in that dtype"
+        )
+    with contextlib.suppress(TypeError, ValueError):
+        name = "" if flag or cast is None else dtype_from_name(np.dtype(cast).name).name
+        if flag or name.startswith(("float", "bfloat")):
+            return name
+    raise TypeError(f"cast= is a dtype of floats, such as jnp.bfloat16, got {cast!r}")
+
+
 def collect_targets(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -135,6 +167,9 @@ def collect_targets(
             "metrics= cannot be a target: a save takes metrics= as numbers, not as an item; "
             f"{METRICS_ARE_NUMBERS}"
         )
+    for name, target in {"state": state, **(items or {}), **named}.items():
+        if "orbax" in type(target).__module__:
+            refuse_args(name, target, "restore(..., state) or restore(..., model=model)")
     refuse_arguments(named, RESTORE_ARGUMENTS, 0.85)
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
@@ -163,7 +198,12 @@ def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Requ
         raise TypeError(f"like comes without a name: write {function}(..., like)")
     unknown = sorted(set(arguments) - _NAMES)
     if unknown:
-        raise TypeError(
-            f"{function} has no argument {unknown[0]!r}{meant(unknown[0], {'item', *_NAMES})}"
-        )
+        name = unknown[0]
+        known = meant(name, {"item", *_NAMES})
+        if not known.startswith(":"):
+            known += (
+                f". A target comes without a name: write {function}(..., {name}), or if it is the target of an item of that "
+                f"name {function}(..., {{{name!r}: {name}}})"
+            )
+        raise TypeError(f"{function} has no argument {name!r}{known}")
     return make_request(**arguments, like=like)

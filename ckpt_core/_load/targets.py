@@ -13,11 +13,14 @@ from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, Unsu
 from ckpt_core._frozen import frozen
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
+from ckpt_core._load.request import Request
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.casts import casts_at_once, converted
 from ckpt_core._tree.leaves import LeafSpec, as_logical, describe, dtype_from_name, from_host_array
+from ckpt_core.arguments import an, with_article
 
+_NUMBERS = ("jax", "numpy", "numpy_scalar")
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
@@ -55,18 +58,17 @@ def describe_target(leaf: Any, path: Path) -> LeafSpec:
                 type_name=error.type_name,
             ) from None
         raise UnsupportedLeaf(
-            f"{error.leaf}: a {error.type_name} cannot be a target, as no checkpoint holds one: give an array, "
+            f"{error.leaf}: {with_article(error.type_name or '')} cannot be a target, as no checkpoint holds one: give an array, "
             "a jax.ShapeDtypeStruct or a plain value of what was saved there, or load without a target",
             leaf=error.leaf,
             type_name=error.type_name,
         ) from None
 
 
-def plain_targets(
-    item: SavedItem, positions: Sequence[int], *, sharding: Any, as_numpy: bool
-) -> dict[int, Target]:
+def plain_targets(item: SavedItem, positions: Sequence[int], request: Request) -> dict[int, Target]:
     """Targets by position in the item, for a load without ``like``: each leaf as it was saved."""
     targets: dict[int, Target] = {}
+    sharding, as_numpy = request.sharding, request.as_numpy
     # leaves of one spec and saved sharding share one target, unless sharding= depends on the path; the record gives
     # equal leaves one object each
     alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
@@ -82,6 +84,8 @@ def plain_targets(
             spec = LeafSpec(
                 "numpy", spec.stored_dtype if spec.kind == "key" else spec.dtype, spec.stored_shape
             )
+        if request.dtype and spec.kind in _NUMBERS and spec.dtype.startswith(("float", "bfloat")):
+            spec = LeafSpec(spec.kind, request.dtype, spec.shape)
         chosen = (
             _chosen(item, position, sharding)
             if spec.kind in ("jax", "key") and not as_numpy
@@ -124,7 +128,7 @@ def _at_path(tree: Any, path: Path) -> Any:
                 "shardings with the structure of the checkpoint, or a function of (path, leaf)"
             ) from None
     if node is not None and not isinstance(node, jax.sharding.Sharding):
-        raise TypeError(f"sharding= holds a {type(node).__name__} for leaf {format_path(path)}")
+        raise TypeError(f"sharding= holds {an(node)} for leaf {format_path(path)}")
     return node
 
 
@@ -163,8 +167,9 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
     if dtype in _SIXTY_FOUR and not flags.jax_enable_x64:
         where = path if isinstance(path, str) else format_path(path)
         raise CheckpointError(
-            f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Set "
-            "jax_enable_x64, load with as_numpy=True, or give a target of 32 bits and cast=True"
+            f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Call "
+            'jax.config.update("jax_enable_x64", True) first, load with as_numpy=True, or give a target of 32 bits and '
+            "cast=True"
         )
 
 
@@ -196,7 +201,7 @@ def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
     """
     if wanted.kind not in _PYTHON_NUMBERS or saved.kind in _PYTHON_NUMBERS:
         return wanted
-    if saved.kind not in ("jax", "numpy", "numpy_scalar"):
+    if saved.kind not in _NUMBERS:
         return wanted
     kinds = {_family(saved.numpy_dtype), _family(wanted.numpy_dtype)}
     if len(kinds) == 1:
@@ -328,7 +333,7 @@ def value_of(
     (array,) = logical.values()
     if saved.kind == "key":
         return array
-    if spec.kind == "numpy" and saved.kind == "numpy" and spec.detail == "":
+    if spec.kind == "numpy" == saved.kind and (spec.dtype, spec.detail) == (saved.dtype, ""):
         spec = LeafSpec("numpy", spec.dtype, spec.shape, saved.detail)
     return _host_value(array, spec)
 

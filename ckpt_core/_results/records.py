@@ -105,7 +105,7 @@ class Restored(Mapping[str, Any]):
         try:
             value = self._values[item]
         except KeyError:
-            raise KeyError(f"{item!r}: restored were {', '.join(self._values)}") from None
+            raise KeyError(self._lacks(item)) from None
         self._read.add(item)
         return value
 
@@ -130,8 +130,17 @@ class Restored(Mapping[str, Any]):
 
     def __getattr__(self, item: str) -> Any:
         if item.startswith("_") or item not in self._values:
-            raise AttributeError(item)
+            raise AttributeError(item if item.startswith("_") else self._lacks(item))
         return self[item]
+
+    def _lacks(self, item: object) -> str:
+        saved = ", ".join(sorted(self._saved_items))
+        hint = (
+            f": pass {item}=... to the restore"
+            if item in self._saved_items
+            else f"; {saved} were saved"
+        )
+        return f"no item {item!r} was restored, but {', '.join(self._values)}{hint}"
 
     def __repr__(self) -> str:
         return f"Restored(step={self.step}, items={list(self._values)}, path={self.path!r})"

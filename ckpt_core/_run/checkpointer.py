@@ -22,7 +22,7 @@ from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers import Tiers
 from ckpt_core._save import NOTHING, RecordFields, collect_items
 from ckpt_core._verify import describe_opened
-from ckpt_core.arguments import answering
+from ckpt_core.arguments import answering, check_flags
 
 
 class Checkpointer:
@@ -101,6 +101,8 @@ class Checkpointer:
         HOME.is_used = True
         if os.getpid() != HOME.pid:
             raise forked()
+        if not type(asynchronous) is type(read_only) is bool:
+            check_flags(asynchronous=asynchronous, read_only=read_only)
         with this_run().leaving_if_interrupted():
             run = open_run_directory(
                 directory,
@@ -172,6 +174,8 @@ class Checkpointer:
                 not restored, and something is being saved under its name.
             Exception: the error of the previous asynchronous save, with its own type.
         """
+        if not type(force) is type(overwrite) is bool:
+            check_flags(force=force, overwrite=overwrite)
         step = self._run.step_to_save(step)
         chosen = collect_items(state, items, named)
         fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
@@ -230,6 +234,8 @@ class Checkpointer:
             >>> restored.step, restored.state["w"].tolist()
             (7, [0, 1, 2])
         """
+        if type(strict_latest) is not bool:
+            check_flags(strict_latest=strict_latest)
         settle_all(self._run.saves)
         options = options or self._run.directory.options
         request = make_request(only, rename, cast, missing, unexpected, options, static=static)
@@ -284,6 +290,7 @@ class Checkpointer:
     def _tiers(self, step: int | None = None) -> Tiers:
         """The steps, once nobody else in this process saves this one, or any."""
         directory = self._run.directory
+        self._run.looked = True  # its caller gets to know what the run holds
         name = "" if step is None else directory.steps.names.name(check_step(step))
         wait_for_others(self._run.saves, directory.options.timeout_secs, name)
         return self._run.tiers

@@ -27,7 +27,7 @@ class SaveDecision:
         newest_on_disk: Callable[[], int | None],
         timeout_secs: float,
     ) -> None:
-        self._policy = policy
+        self._policy = policy.decide if isinstance(policy, when.SavePolicy) else policy
         self._listens = bool(getattr(policy, "listens", False))
         self._processes = processes
         self._preemption = preemption

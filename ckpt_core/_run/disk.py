@@ -32,6 +32,7 @@ class Call:
     step: int
     overwrite: bool
     force: bool
+    blind: bool = False  # the caller has asked for nothing that is there
 
 
 class Disk:
@@ -62,6 +63,12 @@ class Disk:
         if local:
             there |= history.of_interest(trail, call.step, local)
         plan = self.plan(trail, call, there)
+        if (
+            begins
+            and call.blind
+            and not (trail.stood or trail.leads or call.force or call.overwrite)
+        ):
+            self._say_blind(call.step, listing)
         if plan.replaces and (call.force or listing.has(call.step)):
             plan = plan._replace(persisted=True)
         if plan.beside and not begins:
@@ -104,6 +111,17 @@ class Disk:
                 ", ".join(map(str, newer[:5])),
             )
         return plan
+
+    def _say_blind(self, step: int, listing: Listing) -> None:
+        older = max((one for one in listing.names if one < step and listing.has(one)), default=None)
+        if older is not None:
+            logger.warning(
+                "%s: step %d is saved after step %d, of which this Checkpointer has restored nothing: if training goes on from "
+                "there, call restore_latest() before the first save; if it begins anew, take another directory",
+                self._directory.path,
+                step,
+                older,
+            )
 
     def look(self, wait_secs: float = 0.0) -> Listing:
         """The steps, after what a dead writer was removing is gone."""

@@ -19,6 +19,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_ha
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._frozen import frozen
 from ckpt_core._operation import logger
+from ckpt_core._platform import of_tasks
 
 OWNER_FILE = ".ckpt-owner"
 _TRIES = 5
@@ -57,12 +58,13 @@ class Lease:
             raise
         if self._claim.contested:
             logger.warning(
-                "%s: taken over from %s, which is %s: its next save here will fail",
+                "%s: taken over from %s, which is %s: its next save here will fail%s",
                 self._directory,
                 _owner_text(before),
                 "an earlier Checkpointer of this process, not closed"
                 if this_owner().encode() in (before or b"").splitlines()
                 else "alive",
+                of_tasks(),
             )
 
     @property
@@ -111,7 +113,7 @@ class Lease:
             raise CheckpointError(
                 f"{self._directory}: another Checkpointer ({_owner_text(now)}) took this directory over, so this "
                 "one may no longer change what is here: its change was not committed. Stop this run, or give each "
-                "run its own directory"
+                f"run its own directory{of_tasks()}"
             )
 
     def release(self) -> None:

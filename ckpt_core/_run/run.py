@@ -103,7 +103,7 @@ class Run:
         self._lineage = ""  # of its saves; empty until it has begun to save from where it stands
         self._count = 0  # saves of the lineage
         self._persisted = ""  # token of the last save that the persistent directory got
-        self._said_repeated = False
+        self._said_repeated = self.looked = False
         if not directory.read_only and processes.index == 0:
             self._retention.clean()
 
@@ -155,7 +155,7 @@ class Run:
         if self._options.on_pending == "fail":
             refuse_if_running(before, self._processes, self._options.timeout_secs)
         settle_all(before)
-        call = Call(step, overwrite, force)
+        call = Call(step, overwrite, force, not self.looked)
         plan = self._plan(call, persists, again)
         self._count += 1
         token = f"{self._lineage}{self._count:016x}"

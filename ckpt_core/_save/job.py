@@ -19,10 +19,11 @@ from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._frozen import frozen
 from ckpt_core._lazy import JAX_SETTINGS, jax
-from ckpt_core._options import Options, refuse_arguments, unnamed
+from ckpt_core._options import Options, refuse_args, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
+from ckpt_core.arguments import check_flags
 
 if TYPE_CHECKING:
     from ckpt_core._save.dedup_links import Links
@@ -145,6 +146,8 @@ def save_job(
     """The job of a save by all processes of this run; ``more`` are further fields of ``SaveJob``.
     ForkedProcess in a forked child, ValueError for ``Options(flat=True)`` where it means nothing.
     """
+    if type(more["overwrite"]) is not bool:
+        check_flags(overwrite=more["overwrite"])
     target, local = resolve(path)
     if unfinished:  # what is begun later is committed later
         wait_for_saves(target, options.timeout_secs)
@@ -185,6 +188,9 @@ def collect_items(
     twice = sorted(set(items or {}) & set(named))
     if twice:
         raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
+    for name, value in {"state": state, **(items or {}), **named}.items():
+        if "orbax" in type(value).__module__:
+            refuse_args(name, value, "save(..., state) or save(..., model=model)")
     if named:
         beside = not isinstance(state, _Nothing)
         refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=beside)

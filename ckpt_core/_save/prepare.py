@@ -49,6 +49,8 @@ from ckpt_core._tree.leaves import (
 
 Shared = tuple[tuple[tuple[str, int], ...], ...]
 """See ``RecordFields.shared``."""
+Live = list[tuple[Any, bool]]
+"""The live objects of an item, each with whether it may stand there twice."""
 Parts = dict[tuple[int, int], Any]
 """What was taken of each leaf, by its position and that of the shard in ``PlannedLeaf.held.mine``: first on devices, later
 numpy arrays. Of a leaf that no sharding places there is one, at 0, or none."""
@@ -65,7 +67,14 @@ def prepare_items(
     if len(items) > 1:
         shared = SharedObjects()
         _adapters.introduce([*items.values()])
-    prepared = [prepare_item(name, value, jobs, copy, shared) for name, value in items.items()]
+    lives: list[Live] = [[] for _ in items]
+    prepared = [
+        prepare_item(name, value, jobs, copy, shared, live)
+        for (name, value), live in zip(items.items(), lives, strict=True)
+    ]
+    if any(lives):
+        advice = "Save it at one of these places, or a copy of it at the other"
+        _adapters.refuse_twice(items, lives, advice)
     rules = jobs[0].options.compression
     if isinstance(rules, Mapping):
         refuse_idle(rules, [(first.name, first.record.paths) for first, *_ in prepared])
@@ -79,17 +88,24 @@ def prepare_item(
     jobs: Sequence[SaveJob],
     copy: Copy | None = None,
     shared: SharedObjects | None = None,
+    live: Live | None = None,
 ) -> list[PreparedItem]:
-    """Flattens, plans and snapshots one item for each job, as ``prepare_items`` does; ``shared`` notes leaves that may stand in other items, too."""
+    """Flattens, plans and snapshots one item for each job, as ``prepare_items`` does; ``shared`` notes leaves that may stand in
+    other items, too, and ``live`` gets the live objects."""
     try:
         if isinstance(value, Json):
             return [prepare_json(name, value, job) for job in jobs]
         if isinstance(value, Files | SavedFiles):
             return prepare_files(name, value, jobs)
         adapter = _adapters.adapter_for(value)
-        if adapter is not None and _adapters.is_per_process(adapter):
+        per_process = adapter is not None and _adapters.is_per_process(adapter)
+        whole = adapter is not None and (per_process or _adapters.accepts_any_structure(adapter))
+        if live is not None and whole:
+            live.append((value, False))  # what is inside of it is its own
+            live = None
+        if per_process:
             return [_prepare_state(name, value, adapter, jobs[0])] * len(jobs)
-        return _prepare_tree(name, value, jobs, copy, shared)
+        return _prepare_tree(name, value, jobs, copy, shared, live)
     except UnsupportedLeaf as error:
         if jobs[0].fields.single:
             raise
@@ -107,9 +123,9 @@ def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> Prepare
     return PreparedItem(name, record, state_files=files)
 
 
-def _flat(value: Any) -> tuple[FlatTree, bool]:
+def _flat(value: Any, live: Live | None) -> tuple[FlatTree, bool]:
     """A value as a pytree; and whether its owner can write to memory of its jax arrays, as with torchax."""
-    expand_one, writable = _adapters.expander(stored=True), False
+    expand_one, writable = _adapters.expander(stored=True, live=live), False
 
     def expand(obj: Any) -> Any:
         nonlocal writable
@@ -121,10 +137,15 @@ def _flat(value: Any) -> tuple[FlatTree, bool]:
 
 
 def _prepare_tree(
-    name: str, value: Any, jobs: Sequence[SaveJob], copy: Copy | None, shared: SharedObjects | None
+    name: str,
+    value: Any,
+    jobs: Sequence[SaveJob],
+    copy: Copy | None,
+    shared: SharedObjects | None,
+    live: Live | None,
 ) -> list[PreparedItem]:
     """Plans a pytree for each job, and takes its snapshot."""
-    flat, writable = _flat(value)
+    flat, writable = _flat(value, live)
     signature, data = signature_of(flat)
     if shared is not None:
         shared.note(name, flat.leaves, signature.specs)

@@ -413,13 +413,7 @@ def _what_is(path: str, backend: Backend) -> str:
 
 
 _LIBRARIES = {
-    **{".npz": "numpy", ".npy": "numpy", ".pt": "PyTorch", ".pth": "PyTorch", ".bin": "PyTorch"},
-    **{
-        ".ckpt": "PyTorch",
-        ".msgpack": "Flax",
-        ".eqx": "Equinox",
-        ".h5": "Keras",
-        ".keras": "Keras",
-    },
+    **{".npz": "numpy", ".msgpack": "Flax", ".h5": "Keras", ".keras": "Keras"},
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "PyTorch"),
 }
 """Suffixes of files that users mistake for checkpoints, and the library that writes such."""

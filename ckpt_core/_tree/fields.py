@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core.arguments import with_article
 
 _WITH_CONTENTS = (
     *(dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex),
@@ -24,9 +26,17 @@ def refuse_contents(value: Any, where: str) -> None:
         raise _unsupported(
             value,
             where,
-            f"it is a dataclass and a {base.__name__}, and only its fields would be saved. Register its class with "
+            f"it is a dataclass and {with_article(base.__name__)}, and only its fields would be saved. Register its class with "
             f"jax.tree_util.register_pytree_node, or save a plain {base.__name__} or dataclass",
         )
+
+
+def refuse_unset(value: Any, where: str) -> None:
+    """Raises UnsupportedLeaf for a dataclass with a field that was never set."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    for name in (field.name for field in fields if not hasattr(value, field.name)):
+        why = f"its field {name!r} was never set: set it in __init__ or __post_init__, or give it a default"
+        raise _unsupported(value, where, why)
 
 
 def refuse_more_than_fields(value: Any, names: Sequence[str], where: str) -> None:
@@ -72,7 +82,7 @@ def dataclass_maker(value: Any, names: Sequence[str]) -> Callable[[list[Any]], A
 def _unsupported(value: Any, where: str, why: str) -> UnsupportedLeaf:
     cls = type(value)
     return UnsupportedLeaf(
-        f"{where}: cannot save a {cls.__module__}.{cls.__qualname__}: {why}",
+        f"{where}: cannot save {with_article(f'{cls.__module__}.{cls.__qualname__}')}: {why}",
         leaf=where,
         type_name=f"{cls.__module__}.{cls.__qualname__}",
     )

@@ -23,8 +23,14 @@ from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree.code import code_name
-from ckpt_core._tree.fields import dataclass_maker, refuse_contents, refuse_more_than_fields
+from ckpt_core._tree.fields import (
+    dataclass_maker,
+    refuse_contents,
+    refuse_more_than_fields,
+    refuse_unset,
+)
 from ckpt_core._tree.static import is_lost, static_text
+from ckpt_core.arguments import an
 
 Key = str | int | tuple[Any, ...]
 """One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
@@ -225,7 +231,7 @@ class _Walk:
         if id(value) in self._open:
             where = format_path(path)
             raise UnsupportedLeaf(
-                f"{where}: a {cls.__name__} that holds itself: no tree can hold that. Leave the way back "
+                f"{where}: {an(value)} that holds itself: no tree can hold that. Leave the way back "
                 "to it out of the state",
                 leaf=where,
                 type_name=cls.__name__,
@@ -252,7 +258,7 @@ class _Walk:
             if type(key) is not str and type(key) is not int and not is_plain_tuple(key):
                 where = format_path(path)
                 raise UnsupportedLeaf(
-                    f"{where}: dictionary key {key!r} is a {type(key).__name__}; "
+                    f"{where}: dictionary key {key!r} is {an(key)}; "
                     "keys must be str or int, or tuples of them. Convert it.",
                     leaf=where,
                     type_name=type(key).__name__,
@@ -309,9 +315,13 @@ class _Walk:
             return self._container(
                 "namedtuple", fields, value, path, type_name=_type_name(cls), make=make
             )
-        keyed, treedef = jax.tree_util.tree_flatten_with_path(
-            value, is_leaf=lambda x: x is not value
-        )
+        try:
+            keyed, treedef = jax.tree_util.tree_flatten_with_path(
+                value, is_leaf=lambda x: x is not value
+            )
+        except (AttributeError, TypeError):  # jax's and Equinox's say no path
+            refuse_unset(value, format_path(path))
+            raise
         if not (len(keyed) == 1 and not keyed[0][0] and keyed[0][1] is value):
             return self._registered(value, path, keyed, treedef)
         # in a target, what has a shape and a dtype stands for an array
@@ -328,7 +338,7 @@ class _Walk:
         is_static = not keyed and treedef.node_data()[1] is value
         if is_static and self._saving and not self._modules and is_lost(value):
             raise UnsupportedLeaf(
-                f"{format_path(path)}: cannot save a {type(value).__name__}: all of it is static to jax, and a "
+                f"{format_path(path)}: cannot save {an(value)}: all of it is static to jax, and a "
                 "checkpoint would hold nothing of it. Leave it out: of flax.nnx.split(model) save the state, "
                 "or save the model itself",
                 leaf=format_path(path),
@@ -359,6 +369,7 @@ class _Walk:
     def _dataclass(self, value: Any, path: Path) -> Node:
         names = [field.name for field in dataclasses.fields(value)]
         refuse_contents(value, format_path(path))
+        refuse_unset(value, format_path(path))
         if self._saving:
             refuse_more_than_fields(value, names, format_path(path))
         make = dataclass_maker(value, names) if self._keep else None

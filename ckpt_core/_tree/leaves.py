@@ -32,6 +32,7 @@ from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, function_name
+from ckpt_core.arguments import with_article
 
 ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
 """Kinds of leaves that are loaded as arrays."""
@@ -196,6 +197,9 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
         raise _unsupported(
             leaf, path, "its buffer was donated or deleted: save before the step that donates it"
         )
+    if getattr(getattr(leaf.sharding, "spec", None), "unreduced", None):
+        advice = "each device holds a part of its sum: save jax.sharding.reshard(array, jax.sharding.PartitionSpec())"
+        raise _unsupported(leaf, path, advice)
     dtype = leaf.dtype
     if not isinstance(dtype, np.dtype):  # jax's extended dtypes, which are those of PRNG keys
         impl = key_impl(dtype)
@@ -247,11 +251,16 @@ def _describe_python(leaf: Any, path: Path) -> LeafSpec:
 
 def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
     where = format_path(path)
+    if getattr(getattr(leaf, "dtype", None), "names", None) == ("float0",):
+        advice = (
+            "it is the gradient of integers, and holds nothing: leave it out, as in jax.tree.map(lambda g: None if g.dtype == "
+            "jax.dtypes.float0 else g, gradients)"
+        )
     name = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
     function = function_name(leaf)
     called = "" if function is None else f" ({function})"
     return UnsupportedLeaf(
-        f"{where}: cannot save a {name}{called}: {advice}", leaf=where, type_name=name
+        f"{where}: cannot save {with_article(name)}{called}: {advice}", leaf=where, type_name=name
     )
 
 

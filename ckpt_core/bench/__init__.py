@@ -19,7 +19,7 @@
             return bench.TestResult(metrics=metrics)
 
 ``ckpt bench run suite.yaml -o out/`` then runs it over every combination of options, checkpoints
-and meshes, in one process or many, and writes a table, JSON lines, TensorBoard and a web page. The
+and meshes, in one process or many, and writes a table, JSON lines and TensorBoard. The
 generators that come with ckpt are in ``ckpt_core.bench.generators``; docs/benchmarks.md has the
 keys of the file.
 

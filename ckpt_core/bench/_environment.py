@@ -65,7 +65,7 @@ def git_sha() -> str | None:
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
-    """Devices, processes, CPUs and file system, as the table and the page name them."""
+    """Devices, processes, CPUs and file system, as the table names them."""
     return "{devices} x {device_kind}, {processes} process(es), {cpus} CPUs, {file_system}".format(
         **environment
     )

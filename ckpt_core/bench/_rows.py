@@ -1,4 +1,4 @@
-"""The rows of the result tables as text, the same for the terminal, the page and Markdown.
+"""The rows of the result tables as text, the same for the terminal and Markdown.
 
 Each output chooses its columns.
 """

@@ -183,7 +183,7 @@ def import_weights(
         str | None,
         typer.Option(
             "--from",
-            help="safetensors, npz, torch, dcp, flax, keras, equinox or orbax; else by what is in it.",
+            help="safetensors, npz, torch, dcp, flax, keras or orbax; else by what is in it.",
         ),
     ] = None,
     item: Annotated[

@@ -68,7 +68,7 @@ def run(
         baseline_capture = Path(suite.baseline_capture_path)
     if baseline_capture is not None:
         notices.append(f"baseline: {_baseline.capture_baseline(result, baseline_capture)}")
-    notices += _write_files(settings.output, result, comparison)
+    notices += _write_files(settings.output, result)
     if as_json:
         print((settings.output / "results.jsonl").read_text(encoding="utf-8"), end="")
     else:
@@ -101,15 +101,11 @@ def _print(result: SuiteResult, comparison: Comparison | None, notices: list[str
         console.print(notice, markup=False)
 
 
-def _write_files(output: Path, result: SuiteResult, comparison: Comparison | None) -> list[str]:
-    """Writes the page and TensorBoard's files; returns lines that say where they are."""
-    from ckpt_core.bench._page import write_page
+def _write_files(output: Path, result: SuiteResult) -> list[str]:
+    """Writes TensorBoard's files; returns lines that say where all results are."""
     from ckpt_core.bench._tensorboard import write_tensorboard
 
-    notices = [
-        f"results: {output / 'results.jsonl'}",
-        f"page: {write_page(output, result, comparison)}",
-    ]
+    notices = [f"results: {output / 'results.jsonl'}"]
     try:
         notices.append(f"tensorboard --logdir={write_tensorboard(output, result)}")
     except ModuleNotFoundError:

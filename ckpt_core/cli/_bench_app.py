@@ -51,7 +51,7 @@ def bench_run(
     ] = 1,
     as_json: Json = False,
 ) -> None:
-    """Run a suite: print a table; write JSON lines, TensorBoard files and a web page to OUTPUT."""
+    """Run a suite: print a table; write JSON lines and TensorBoard files to OUTPUT."""
     from ckpt_core.bench import RunSettings
     from ckpt_core.cli import _bench
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
+from rich.text import Text
 
 from ckpt_core._look.difference import Difference, LeafDifference, compare
 from ckpt_core._look.statistics import LeafStatistics, leaf_statistics
@@ -54,7 +55,7 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
         out.print(f"item {one_line(name)}: {how[same]}", markup=False)
     if not found.metadata:
         out.print("metadata differ")
-    for part in _changed(found.changed[:limit], wide=out.width >= WIDE_COLUMNS):
+    for part in _changed(found.changed[:limit], out.width):
         out.print(part, soft_wrap=isinstance(part, str))
     if len(found.changed) > limit:
         out.print(f"and {len(found.changed) - limit} leaves more: --limit shows more")
@@ -72,10 +73,15 @@ def newest(path: str) -> str:
 
 def _summary(found: Difference) -> str:
     same = len(found.leaves) - len(found.changed)
-    return f"{counted(same, 'leaf is', 'leaves are')} the same bit for bit, {len(found.changed)} differ"
+    text = f"{counted(same, 'leaf is', 'leaves are')} the same bit for bit, {len(found.changed)} differ"
+    alone = (("A", found.only_a), ("B", found.only_b))
+    text += "".join(f", {len(names)} only in {side}" for side, names in alone if names)
+    if found.structure:
+        text += f"; {counted(len(found.structure), 'container differs', 'containers differ')}"
+    return text
 
 
-def _changed(leaves: list[LeafDifference], *, wide: bool) -> Iterator[Table | str]:
+def _changed(leaves: list[LeafDifference], width: int) -> Iterator[Table | str]:
     rows: list[Row] = []
     for leaf in leaves:
         what = escape(leaf.a if leaf.a == leaf.b else f"{leaf.a} -> {leaf.b}")
@@ -93,28 +99,45 @@ def _changed(leaves: list[LeafDifference], *, wide: bool) -> Iterator[Table | st
         ]
         rows.append((_name(leaf), "" if leaf.a == leaf.b else what, numbers))
     columns = ("changed", "largest", "rms", "relative", "cosine", "NaN, Inf")
-    return _rows("A -> B", columns, rows, wide)
+    return _rows("A -> B", columns, rows, width)
 
 
 def _rows(
-    what: str, columns: Sequence[str], rows: Sequence[Row], wide: bool
+    what: str, columns: Sequence[str], rows: Sequence[Row], width: int
 ) -> Iterator[Table | str]:
     """The rows as one table; on a narrow console two lines for each, with the names of its numbers."""
-    if not wide:
+    if width < WIDE_COLUMNS:
         for name, kind, numbers in rows:
             pairs = zip(columns, numbers, strict=True)
-            text = "  ".join(f"{column} {number}" for column, number in pairs if number)
-            yield f"{name}  {kind}".rstrip()
-            yield from [f"    {text}"] if text else []
+            words = [kind, *(f"{column} {number}" for column, number in pairs if number)]
+            one = f"{name}  {kind}".rstrip()
+            fits = _columns(one) <= width
+            yield one if fits else name
+            yield from _lines(words[fits:], width)
     elif rows:
         table = Table(box=None, pad_edge=False)
         for name in ("leaf", what):
             table.add_column(name, overflow="fold")
         for name in columns:
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", no_wrap=True)
         for name, kind, numbers in rows:
             table.add_row(name, kind, *numbers)
         yield table
+
+
+def _lines(words: Sequence[str], width: int) -> Iterator[str]:
+    """The words in lines that a terminal of this width does not break: it would break numbers."""
+    line = ""
+    for word in filter(None, words):
+        if line and _columns(f"{line}  {word}") > width:
+            yield line
+            line = ""
+        line = f"{line}  {word}" if line else f"    {word}"
+    yield from [line] if line else []
+
+
+def _columns(text: str) -> int:
+    return Text.from_markup(text).cell_len
 
 
 def _name(leaf: LeafDifference | LeafStatistics) -> str:
@@ -157,7 +180,7 @@ def stats(path: str, *, only: list[str], as_json: bool) -> int:
     if chosen != path:
         out.print(f"{one_line(chosen)}, the newest step", markup=False, soft_wrap=True)
     columns = ("size", "min", "max", "mean", "std", "norm", "zero", "NaN", "Inf")
-    for part in _rows("what", columns, rows, out.width >= WIDE_COLUMNS):
+    for part in _rows("what", columns, rows, out.width):
         out.print(part, soft_wrap=isinstance(part, str))
     return NOT_FINITE if wrong else 0
 

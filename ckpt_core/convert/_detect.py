@@ -11,7 +11,7 @@ from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core.convert import _distributed, _keras
 from ckpt_core.convert._zips import opened_zip
 
-FORMATS = ("safetensors", "npz", "torch", "dcp", "flax", "keras", "equinox", "orbax")
+FORMATS = ("safetensors", "npz", "torch", "dcp", "flax", "keras", "orbax")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
 
@@ -52,8 +52,11 @@ def _by_head(path: str, head: bytes) -> str | None:
         return "safetensors"
     if head.startswith(_HDF5) or path.endswith(_keras.SHARDS_SUFFIX):
         return "keras"
-    if head.startswith(_NPY) or (path.endswith(".eqx") and head.startswith(b"{")):
-        return "equinox"
+    if head.startswith(_NPY) or path.endswith(".eqx"):
+        raise CheckpointError(
+            f"{path} is a file of Equinox or of one array, and holds no names: take eqx.tree_deserialise_leaves(path, "
+            "model) or numpy.load(path), and call ckpt.save"
+        )
     if 0x80 < head[0] < 0x90 or head[0] in (0xDE, 0xDF):  # a map of msgpack
         return "flax"
     return None

@@ -21,7 +21,6 @@ from ckpt_core.arguments import answering
 from ckpt_core.convert import (
     _checkpoints,
     _distributed,
-    _equinox,
     _keras,
     _msgpack,
     _npz,
@@ -62,15 +61,14 @@ def import_weights(
         target: path or URL of the new checkpoint.
         format: ``safetensors``, ``npz``, ``torch`` (a file of ``torch.save``), ``dcp`` (a folder of
             ``torch.distributed.checkpoint``), ``flax`` (msgpack), ``keras`` (``.keras`` and ``.weights.h5``; needs h5py),
-            ``equinox`` or ``orbax``; None: by what is in it.
+            or ``orbax``; None: by what is in it.
         item: name of the item to make; None: one state, as ``save(path, state)`` makes. From Orbax, the item to take;
             None: all.
         only: patterns of names to take, as for ``load``.
         rules: the rules of a load. Those that cut dimensions need ``like``.
         rename: a mapping of leading parts of names, or a function of the name; slashes in new names make levels.
         split: cuts names at this text into levels of a tree, such as ``"."``.
-        like: a tree of arrays, or of shapes, whose structure the checkpoint gets. Files of Equinox have no names but
-            those of ``like``.
+        like: a tree of arrays, or of shapes, whose structure the checkpoint gets.
         overwrite: as for ``save``.
         metadata: of the new checkpoint; None: that of the source.
         options: ``on_event`` of it is called with the progress.
@@ -99,7 +97,7 @@ def import_weights(
         raise CheckpointError("split= must be a text at which names are cut, such as '.'")
     asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
     found_format = format or format_of(where)
-    with _opened(where, found_format, item, like, chosen) as (items, own_metadata):
+    with _opened(where, found_format, item, chosen) as (items, own_metadata):
         trees = [name for name, value in items.items() if isinstance(value, Source)]
         if asked.changes and len(trees) != 1:
             raise CheckpointError(
@@ -117,7 +115,7 @@ def import_weights(
 
 @contextlib.contextmanager
 def _opened(
-    where: str, format: str, item: str | None, like: Any, options: Options
+    where: str, format: str, item: str | None, options: Options
 ) -> Generator[tuple[dict[str, Any], Any]]:
     """The items of a source, and its metadata."""
     if (
@@ -133,11 +131,11 @@ def _opened(
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with _reader(where, format, like) as source:
+    with _reader(where, format) as source:
         yield {"": source}, source.metadata
 
 
-def _reader(where: str, format: str, like: Any) -> contextlib.AbstractContextManager[Source]:
+def _reader(where: str, format: str) -> contextlib.AbstractContextManager[Source]:
     match format:
         case "npz":
             return _npz.opened(where)
@@ -147,10 +145,8 @@ def _reader(where: str, format: str, like: Any) -> contextlib.AbstractContextMan
             return _distributed.opened(where)
         case "flax":
             return _msgpack.opened(where)
-        case "keras":
-            return _keras.opened(where)
         case _:
-            return _equinox.opened(where, like)
+            return _keras.opened(where)
 
 
 def _write(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tokenize
-from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -33,8 +32,8 @@ class Npy(NamedTuple):
         return found.T.copy(order="C") if self.fortran else found  # of no dimensions too
 
 
-def read_header(stream: IO[bytes], where: str, unnamed: Mapping[int, str] | None = None) -> Npy:
-    """The header of an array; ``unnamed`` is the dtype of elements of so many bytes, where numpy wrote no name of it."""
+def read_header(stream: IO[bytes], where: str) -> Npy:
+    """The header of an array."""
     form: Any = np.lib.format
     try:
         version = form.read_magic(stream)
@@ -51,15 +50,12 @@ def read_header(stream: IO[bytes], where: str, unnamed: Mapping[int, str] | None
             leaf=where,
             type_name="object",
         )
-    name = dtype.name
     if dtype.kind == "V" and dtype.names is None:
-        name = (unnamed or {}).get(dtype.itemsize, "")
-    if not name:
         raise UnsupportedLeaf(
             f"{where}: numpy wrote {dtype.itemsize} bytes for each element and no name of their dtype, as it does for "
             "bfloat16 and 8-bit floats: write the file anew as safetensors, or as arrays of float32",
             leaf=where,
             type_name=str(dtype),
         )
-    spec = array_spec(name, shape, where, numpy=True)
+    spec = array_spec(dtype.name, shape, where, numpy=True)
     return Npy(spec, not dtype.isnative, fortran)

@@ -1,16 +1,17 @@
-"""Pages of data, scripts and style in one HTML text that needs no network: the report of a run, and the shell of others. Pure."""
+"""The report of a run: data, scripts and style in one HTML text that needs no network. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from ckpt_core._format.plain_json import strict_json
 
-SHARED = ("base.js", "theme.js")
 SCRIPTS = (
+    "base.js",
+    "theme.js",
     "data.js",
     "overview.js",
     "steps.js",
@@ -27,34 +28,18 @@ _SECTIONS = {name: name.capitalize() for name in ("overview", "steps", "bytes", 
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The HTML of a report, of the data that ``as_json`` gives."""
+    """The HTML of a report, of the data that ``as_json`` gives; nothing of it is taken for markup."""
     path = str(data["path"])
     title = path.rstrip("/").rpartition("/")[2] or path
-    return html_page(title, data, _SECTIONS, [_text("page", name) for name in SCRIPTS])
-
-
-def html_page(
-    title: str, data: Mapping[str, Any], sections: Mapping[str, str], scripts: Sequence[str]
-) -> str:
-    """A page in the style of a report, with its charts; ``scripts`` fill the sections from the data.
-
-    Nothing of ``title``, ``data`` and the names of sections is taken for markup.
-
-    Args:
-        data: what the scripts parse, from the text of the element ``data``.
-        sections: id -> name in the bar of links, in their order.
-        scripts: JavaScript that may use ``report`` of ``page/base.js`` and ``page/theme.js``, and ``echarts``.
-    """
-    shared = [_text("page", name) for name in SHARED]
-    links = (f'<a href="#{_safe(id_)}">{_safe(name)}</a>' for id_, name in sections.items())
+    links = (f'<a href="#{id_}">{name}</a>' for id_, name in _SECTIONS.items())
     parts = {
         "TITLE": _safe(title),
         "STYLE": _text("page", "style.css"),
         "LINKS": "".join(links),
-        "SECTIONS": "\n".join(f'  <section id="{_safe(id_)}"></section>' for id_ in sections),
+        "SECTIONS": "\n".join(f'  <section id="{id_}"></section>' for id_ in _SECTIONS),
         "LIBRARY": _text("vendor", "echarts.min.js"),
         "DATA": embedded(data),
-        "SCRIPTS": "".join(f"<script>\n{text}</script>\n" for text in [*shared, *scripts]),
+        "SCRIPTS": "".join(f"<script>\n{_text('page', name)}</script>\n" for name in SCRIPTS),
     }
     pieces = _text("page", "page.html").split("%%")
     return "".join(parts.get(piece, piece) for piece in pieces)

@@ -192,8 +192,8 @@ class _Suite:
     def test_damage_is_found_and_changes_nothing(
         self, make: Make, step: Step, tmp_path: Path
     ) -> None:
-        saved, _ = self._advance(step, make(0))
-        save(tmp_path / "a", first=saved, second=saved)
+        first, second = (self._advance(step, make(0))[0] for _ in range(2))
+        save(tmp_path / "a", first=first, second=second)
         first, second = make(1), make(2)
         before = prints_of(first), prints_of(second)
         found = 0

@@ -14,6 +14,7 @@ from ckpt_core._items import Json
 from ckpt_core._options import METRICS_ARE_NUMBERS
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.numbers import whole_number
+from ckpt_core.arguments import an
 
 
 def choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
@@ -64,6 +65,8 @@ def choose_keep_policy(
         raise TypeError("best_metric needs best_mode ('min' or 'max'), and the other way round")
     if best_mode not in (None, "min", "max"):
         raise ValueError(f"best_mode must be 'min' or 'max', got {best_mode!r}")
+    if not (best_metric is None or isinstance(best_metric, str)):
+        raise TypeError(f"best_metric is the name of a metric, got {best_metric!r}")
     if policy is not None:
         if max_to_keep is not None or keep_period is not None:
             raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
@@ -102,7 +105,7 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics as Python floats; TypeError if a name is not a str, or a value is not a scalar number."""
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}: {METRICS_ARE_NUMBERS}"
+            f"metrics must be a dict of numbers by name, got {an(metrics)}: {METRICS_ARE_NUMBERS}"
         )
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
@@ -122,7 +125,7 @@ def _is_real(dtype: np.dtype[Any]) -> bool:
 
 def _what(value: object) -> str:
     shape: object = getattr(value, "shape", None)
-    return f"a {type(value).__name__}" + (f" of shape {shape}" if shape else "")
+    return f"{an(value)}" + (f" of shape {shape}" if shape else "")
 
 
 def _instead(name: object, value: object) -> str:

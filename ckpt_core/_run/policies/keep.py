@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from typing import cast
 
 from ckpt_core._frozen import frozen
 from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
+from ckpt_core.arguments import an
 
 _POLICIES = (
     "all",
@@ -77,12 +79,7 @@ class KeepPolicy:
 
     def __or__(self, other: KeepPolicy | Chooser) -> KeepPolicy:
         second = policy_of(other)
-
-        def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-            mine, others = self(steps), second(steps)
-            both = {step: f"{mine[step]}; {others[step]}" for step in mine.keys() & others.keys()}
-            return {**mine, **others, **both}
-
+        select = partial(_either, self, second)
         ranks_by = self.ranks_by | second.ranks_by
         ranks_only = self.ranks_only and second.ranks_only
         return KeepPolicy(select, f"{self.name} | {second.name}", ranks_by, ranks_only)
@@ -94,26 +91,32 @@ class KeepPolicy:
         return self.name
 
 
+def _either(one: KeepPolicy, other: KeepPolicy, steps: Sequence[StepFacts]) -> dict[int, str]:
+    mine, others = one(steps), other(steps)
+    both = {step: f"{mine[step]}; {others[step]}" for step in mine.keys() & others.keys()}
+    return {**mine, **others, **both}
+
+
 def by(choose: Chooser) -> KeepPolicy:
     """A policy from your own function, which returns step numbers to keep, or a dict with reasons.
 
     Passing the function itself as ``keep_policy=`` does the same.
     """
     name = getattr(choose, "__name__", repr(choose))
+    return KeepPolicy(partial(_by, choose, name), f"by({name})")
 
-    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-        chosen = choose(steps)
-        if isinstance(chosen, Mapping):
-            return {operator.index(step): str(why) for step, why in chosen.items()}
-        try:
-            return {operator.index(step): f"chosen by {name}" for step in chosen}
-        except TypeError as error:
-            raise TypeError(
-                f"the keep policy {name} must give step numbers, or a dict of step to reason, "
-                f"and gave a {type(chosen).__name__}"
-            ) from error
 
-    return KeepPolicy(select, f"by({name})")
+def _by(choose: Chooser, name: str, steps: Sequence[StepFacts]) -> dict[int, str]:
+    chosen = choose(steps)
+    if isinstance(chosen, Mapping):
+        return {operator.index(step): str(why) for step, why in chosen.items()}
+    try:
+        return {operator.index(step): f"chosen by {name}" for step in chosen}
+    except TypeError as error:
+        raise TypeError(
+            f"the keep policy {name} must give step numbers, or a dict of step to reason, "
+            f"and gave {an(chosen)}"
+        ) from error
 
 
 def policy_of(policy: object) -> KeepPolicy:
@@ -127,21 +130,27 @@ def policy_of(policy: object) -> KeepPolicy:
     if callable(policy):
         return by(cast(Chooser, policy))
     raise TypeError(
-        f"keep_policy must be one of ckpt.keep, or a function of steps, got a {type(policy).__name__}"
+        f"keep_policy must be one of ckpt.keep, or a function of steps, got {an(policy)}"
     )
 
 
 def all() -> KeepPolicy:  # shadows the builtin, so that users can write keep.all()
     """Every step."""
-    return KeepPolicy(lambda steps: {facts.step: "all are kept" for facts in steps}, "all()")
+    return KeepPolicy(_all, "all()")
+
+
+def _all(steps: Sequence[StepFacts]) -> dict[int, str]:
+    return {facts.step: "all are kept" for facts in steps}
 
 
 def latest(n: int) -> KeepPolicy:
     """The newest ``n`` steps."""
     n = whole_number("n of keep.latest", n, why=": the newest step is always kept")
-    return KeepPolicy(
-        lambda steps: {facts.step: f"among the latest {n}" for facts in steps[-n:]}, f"latest({n})"
-    )
+    return KeepPolicy(partial(_latest, n), f"latest({n})")
+
+
+def _latest(n: int, steps: Sequence[StepFacts]) -> dict[int, str]:
+    return {facts.step: f"among the latest {n}" for facts in steps[-n:]}
 
 
 def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
@@ -159,14 +168,13 @@ def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
     n = whole_number("n of keep.best", n)
     if mode not in ("min", "max"):
         raise ValueError(f"mode must be 'min' or 'max' in keep.best, got {mode!r}")
-
-    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-        return {
-            step: f"among the best {n} by {metric}" for step in ranking(steps, metric, mode)[:n]
-        }
-
     name = f"best({metric!r}, n={n}, mode={mode!r})"
+    select = partial(_best, metric, n, mode)
     return KeepPolicy(select, name, frozenset((metric,)), ranks_only=True)
+
+
+def _best(metric: str, n: int, mode: str, steps: Sequence[StepFacts]) -> dict[int, str]:
+    return {step: f"among the best {n} by {metric}" for step in ranking(steps, metric, mode)[:n]}
 
 
 def ranking(steps: Sequence[StepFacts], metric: str, mode: str) -> list[int]:
@@ -183,12 +191,12 @@ def ranking(steps: Sequence[StepFacts], metric: str, mode: str) -> list[int]:
 def every_steps(interval: int) -> KeepPolicy:
     """Steps that are multiples of ``interval``."""
     interval = whole_number("interval of keep.every_steps", interval)
-    return KeepPolicy(
-        lambda steps: {
-            facts.step: f"a multiple of {interval}" for facts in steps if facts.step % interval == 0
-        },
-        f"every_steps({interval})",
-    )
+    return KeepPolicy(partial(_multiples, interval), f"every_steps({interval})")
+
+
+def _multiples(interval: int, steps: Sequence[StepFacts]) -> dict[int, str]:
+    found = (facts.step for facts in steps if facts.step % interval == 0)
+    return dict.fromkeys(found, f"a multiple of {interval}")
 
 
 def closest_to_every_steps(interval: int) -> KeepPolicy:
@@ -198,20 +206,20 @@ def closest_to_every_steps(interval: int) -> KeepPolicy:
     newest step only the next one counts, so the choice for earlier ones never changes.
     """
     interval = whole_number("interval of keep.closest_to_every_steps", interval)
+    return KeepPolicy(partial(_closest, interval), f"closest_to_every_steps({interval})")
 
-    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-        numbers = [facts.step for facts in steps]
-        kept: dict[int, str] = {}
-        for at, number in enumerate(numbers):
-            # the multiples that are closer to this step than to its neighbours
-            last = -(-number // interval) * interval
-            if at + 1 < len(numbers):
-                last = (number + numbers[at + 1]) // 2 // interval * interval
-            if at == 0 or 2 * last > numbers[at - 1] + number:
-                kept[number] = f"the closest to {last}"
-        return kept
 
-    return KeepPolicy(select, f"closest_to_every_steps({interval})")
+def _closest(interval: int, steps: Sequence[StepFacts]) -> dict[int, str]:
+    numbers = [facts.step for facts in steps]
+    kept: dict[int, str] = {}
+    for at, number in enumerate(numbers):
+        # the multiples that are closer to this step than to its neighbours
+        last = -(-number // interval) * interval
+        if at + 1 < len(numbers):
+            last = (number + numbers[at + 1]) // 2 // interval * interval
+        if at == 0 or 2 * last > numbers[at - 1] + number:
+            kept[number] = f"the closest to {last}"
+    return kept
 
 
 def every_secs(interval_secs: float) -> KeepPolicy:
@@ -221,19 +229,19 @@ def every_secs(interval_secs: float) -> KeepPolicy:
     clock that was ahead: the earlier step then counts as committed when the later one was.
     """
     interval_secs = seconds("interval_secs of keep.every_secs", interval_secs)
+    return KeepPolicy(partial(_spaced, interval_secs), f"every_secs({interval_secs:g})")
 
-    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-        kept: dict[int, str] = {}
-        last = -math.inf
-        for facts, created in zip(steps, _times(steps), strict=True):
-            if not created:
-                kept[facts.step] = _NO_TIME
-            elif created - last >= interval_secs:
-                kept[facts.step] = f"one every {interval_secs:g} s"
-                last = created
-        return kept
 
-    return KeepPolicy(select, f"every_secs({interval_secs:g})")
+def _spaced(interval_secs: float, steps: Sequence[StepFacts]) -> dict[int, str]:
+    kept: dict[int, str] = {}
+    last = -math.inf
+    for facts, created in zip(steps, _times(steps), strict=True):
+        if not created:
+            kept[facts.step] = _NO_TIME
+        elif created - last >= interval_secs:
+            kept[facts.step] = f"one every {interval_secs:g} s"
+            last = created
+    return kept
 
 
 def _times(steps: Sequence[StepFacts]) -> list[float]:
@@ -250,10 +258,11 @@ def _times(steps: Sequence[StepFacts]) -> list[float]:
 def steps(chosen: Iterable[int]) -> KeepPolicy:
     """The steps with these numbers."""
     numbers = numbers_of_steps("steps of keep.steps", chosen)
-    return KeepPolicy(
-        lambda facts: {entry.step: "chosen by number" for entry in facts if entry.step in numbers},
-        f"steps({sorted(numbers)})",
-    )
+    return KeepPolicy(partial(_chosen, numbers), f"steps({sorted(numbers)})")
+
+
+def _chosen(numbers: Container[int], steps: Sequence[StepFacts]) -> dict[int, str]:
+    return {facts.step: "chosen by number" for facts in steps if facts.step in numbers}
 
 
 def newer_than(secs: float) -> KeepPolicy:
@@ -263,16 +272,14 @@ def newer_than(secs: float) -> KeepPolicy:
     ``every_secs``.
     """
     secs = seconds("secs of keep.newer_than", secs)
+    return KeepPolicy(partial(_recent, secs), f"newer_than({secs:g})")
 
-    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-        if not steps:
-            return {}
-        times = _times(steps)
-        newest = max(times)
-        return {
-            facts.step: f"within {secs:g} s of the newest" if created else _NO_TIME
-            for facts, created in zip(steps, times, strict=True)
-            if not created or newest - created <= secs
-        }
 
-    return KeepPolicy(select, f"newer_than({secs:g})")
+def _recent(secs: float, steps: Sequence[StepFacts]) -> dict[int, str]:
+    times = _times(steps)
+    newest = max(times, default=0.0)
+    return {
+        facts.step: f"within {secs:g} s of the newest" if created else _NO_TIME
+        for facts, created in zip(steps, times, strict=True)
+        if not created or newest - created <= secs
+    }

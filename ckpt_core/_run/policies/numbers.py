@@ -7,6 +7,8 @@ import math
 import operator
 from collections.abc import Iterable
 
+from ckpt_core.arguments import an
+
 
 def whole_number(name: str, value: object, least: int = 1, why: str = "") -> int:
     """``value`` as an int of at least ``least``; else a TypeError or ValueError with ``name``, and ``why`` if it is too small."""
@@ -41,7 +43,7 @@ def numbers_of_steps(name: str, values: Iterable[object]) -> frozenset[int]:
 
 def _no_number(name: str, wanted: str, value: object, meant: str) -> TypeError:
     instead = f": write {meant}" if meant else ""
-    return TypeError(f"{name} must be {wanted}, got {value!r}, a {type(value).__name__}{instead}")
+    return TypeError(f"{name} must be {wanted}, got {value!r}, {an(value)}{instead}")
 
 
 def _meant(value: object, least: int, *, whole: bool) -> str:

@@ -9,7 +9,8 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from functools import partial
 
 from ckpt_core._frozen import frozen
 from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
@@ -76,7 +77,7 @@ def any_of(*policies: Decision) -> SavePolicy:
             )
     name = " | ".join(getattr(policy, "name", repr(policy)) for policy in policies)
     return SavePolicy(
-        lambda step, context: any(policy(step, context) for policy in policies),
+        partial(_any, policies),
         name,
         any(getattr(policy, "listens", False) for policy in policies),
         all(getattr(policy, "by_step", False) for policy in policies),
@@ -86,24 +87,19 @@ def any_of(*policies: Decision) -> SavePolicy:
 def every_steps(interval: int) -> SavePolicy:
     """Every step that is a multiple of ``interval``."""
     interval = whole_number("interval of when.every_steps", interval)
-    return SavePolicy(
-        lambda step, _: step % interval == 0, f"every_steps({interval})", by_step=True
-    )
+    return SavePolicy(partial(_is_multiple, interval), f"every_steps({interval})", by_step=True)
 
 
 def at_steps(steps: Iterable[int]) -> SavePolicy:
     """The steps with these numbers."""
     chosen = numbers_of_steps("steps of when.at_steps", steps)
-    return SavePolicy(lambda step, _: step in chosen, f"at_steps({sorted(chosen)})", by_step=True)
+    return SavePolicy(partial(_is_one, chosen), f"at_steps({sorted(chosen)})", by_step=True)
 
 
 def every_secs(interval_secs: float) -> SavePolicy:
     """Saves when the last save began at least ``interval_secs`` ago, by the clock of process 0."""
     interval_secs = seconds("interval_secs of when.every_secs", interval_secs)
-    return SavePolicy(
-        lambda _, context: context.secs_since_save >= interval_secs,
-        f"every_secs({interval_secs:g})",
-    )
+    return SavePolicy(partial(_has_passed, interval_secs), f"every_secs({interval_secs:g})")
 
 
 def continuously(minimum_interval_secs: float = 0.0) -> SavePolicy:
@@ -111,20 +107,47 @@ def continuously(minimum_interval_secs: float = 0.0) -> SavePolicy:
     minimum_interval_secs = seconds(
         "minimum_interval_secs of when.continuously", minimum_interval_secs
     )
-    return SavePolicy(
-        lambda _, context: not context.saving and context.secs_since_save >= minimum_interval_secs,
-        f"continuously({minimum_interval_secs:g})",
-    )
+    decide = partial(_is_idle, minimum_interval_secs)
+    return SavePolicy(decide, f"continuously({minimum_interval_secs:g})")
 
 
 def first() -> SavePolicy:
     """Saves if the directory holds no step yet."""
-    return SavePolicy(lambda _, context: context.newest_step is None, "first()")
+    return SavePolicy(_is_first, "first()")
 
 
 def preempted() -> SavePolicy:
     """Saves the step at which the run was asked to stop."""
     # by_step: jax's preemption sync point already gives all processes the same step.
-    return SavePolicy(
-        lambda _, context: context.preempted, "preempted()", listens=True, by_step=True
-    )
+    return SavePolicy(_is_preempted, "preempted()", listens=True, by_step=True)
+
+
+# Functions of a module, as policies are pickled: jobs send their settings to other processes.
+
+
+def _any(policies: Iterable[Decision], step: int, context: SaveContext) -> bool:
+    return any(policy(step, context) for policy in policies)
+
+
+def _is_multiple(interval: int, step: int, _: SaveContext) -> bool:
+    return step % interval == 0
+
+
+def _is_one(chosen: Container[int], step: int, _: SaveContext) -> bool:
+    return step in chosen
+
+
+def _has_passed(interval_secs: float, _: int, context: SaveContext) -> bool:
+    return context.secs_since_save >= interval_secs
+
+
+def _is_idle(interval_secs: float, _: int, context: SaveContext) -> bool:
+    return not context.saving and context.secs_since_save >= interval_secs
+
+
+def _is_first(_: int, context: SaveContext) -> bool:
+    return context.newest_step is None
+
+
+def _is_preempted(_: int, context: SaveContext) -> bool:
+    return context.preempted

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpt_core import Checkpointer, Options
-from ckpt_core.arguments import answering
+from ckpt_core.arguments import answering, check_flags
 from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
 from ckpt_keras._backend import require_jax
 from ckpt_keras._run import FitRun
@@ -91,6 +91,10 @@ class OrbaxCheckpointCallback(FitRun):
         checkpoint_dir: str | os.PathLike[str] | None = None,
         steps_per_epoch: int = 1,
     ) -> None:
+        check_flags(
+            save_best_only=save_best_only, save_on_background=save_on_background, restore=restore
+        )
+        check_flags(save_weights_only=save_weights_only, host_only=host_only)
         place, monitor = directory_of(directory, monitor, checkpoint_dir)
         arguments = Arguments(
             directory=place,

@@ -104,18 +104,6 @@ _REFUSALS = (
         "create_checkpoint_deleter",
     ),
     (
-        "it is a helper of Orbax's own tests",
-        "numpy.testing.assert_array_equal and jax.tree.map, in a test of your own",
-        "ErrorCheckpointHandler ErrorRestoreArgs ErrorSaveArgs MockDeferredWritableTemporaryPath "
-        "TestLimitInFlightBytes assert_every_n_is_x_apart barrier_compatible_test "
-        "concurrent_gb_test_setup create_single_replica_restore_args create_tmp_directory "
-        "ensure_atomic_save filter_metadata_fields get_byte_limiter get_composite_save_args "
-        "get_expected_chunk_shape get_fake_global_mesh_for_slices global_type_handler_registry_context "
-        "is_compression_used ocdbt_checkpoint_context save_fake_tmp_dir select_single_replica "
-        "set_tensorstore_driver_for_test setup_pytree setup_sharded_pytree swap_slices_in_mesh "
-        "PyTreeCheckpointHandler register_type_handler",
-    ),
-    (
         "its entries are Orbax's statistics",
         "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
         "step_statistics CloudLogger CloudLoggerOptions",

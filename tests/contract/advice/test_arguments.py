@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ import ckpt_core as ckpt
 import ckpt_orbax as ocp
 from ckpt_orbax import flax_checkpoints, v1
 from tests.contract.advice.said import told
-from tests.contract.advice.test_saving import FAST, OTHER, STATE, holds_item, save
+from tests.contract.advice.test_saving import FAST, OTHER, STATE, holds, holds_item, save
 
 
 @pytest.mark.parametrize("name", ["mising", "missing", "unexpectd", "as_numpy"])
@@ -23,7 +26,8 @@ def test_arguments_of_a_restore_are_no_items(tmp_path: Path, name: str):
     argument = said.between("has none: pass ", "=")
     save(tmp_path / "a", model=STATE)
     value = True if argument == "as_numpy" else "ignore" if argument == "unexpected" else "keep"
-    assert ckpt.load(tmp_path / "a", item="model", **{argument: value}) is not None
+    like = None if argument == "as_numpy" else STATE
+    assert ckpt.load(tmp_path / "a", like, item="model", **{argument: value}) is not None
     given = said.text.rpartition("passed as items=")[2].replace("...", "STATE")
     save(tmp_path / "b", items=eval(given, {"STATE": STATE}))
     assert holds_item(tmp_path / "b", name)
@@ -181,3 +185,157 @@ def test_a_target_by_name(tmp_path: Path, call: Any):
         call(tmp_path / "a", like=OTHER)
     names = {call.__name__: call, "path": tmp_path / "a", "like": OTHER}
     assert eval(said.after("write ").replace("...", "path"), names) is not None
+
+
+def at_all_loads(root: Path) -> list[Any]:
+    """Each way to load without a target, called with further arguments."""
+    return [
+        lambda **more: ckpt.load(root / "run" / "3", **more),
+        lambda **more: ckpt.load_async(root / "run" / "3", **more).result(),
+        lambda **more: ckpt.Checkpointer(root / "run").load(3, **more),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("missing", "keep"), ("unexpected", "ignore"), ("cast", True), ("cast", "nonsense")),
+        *(("cast", jnp.int8), ("cast", None), ("as_numpy", "yes"), ("as_numpy", np.ones(2))),
+        *(("item", 3), ("options", {"durable": "no"}), ("options", {"checksum": True})),
+    ],
+)
+def test_an_argument_that_a_load_without_a_target_cannot_use(
+    tmp_path: Path, argument: str, value: Any
+):
+    save(tmp_path / "run" / "3", STATE)
+    for call in at_all_loads(tmp_path):
+        with pytest.raises(TypeError, match=argument if argument != "options" else "Options"):
+            call(**{argument: value})
+        assert call(as_numpy=1, cast=False, missing="error")["w"].shape == (4,)
+
+
+def test_a_dtype_for_a_load_without_a_target(tmp_path: Path):
+    with told("cast=jnp.bfloat16 gives all floats in that dtype", of=TypeError) as said:
+        ckpt.load(tmp_path / "a", cast=True)
+    exact = {"w": jnp.arange(3.0), "n": np.arange(4.0), "big": np.arange(5, dtype=">f4")}
+    others = {"step": jnp.arange(2), "key": jax.random.key(1), "rate": 0.1, "z": np.ones(1, "c8")}
+    save(tmp_path / "run" / "3", {**exact, **others})
+    given = eval(f"dict({said.between('Without one ', ' gives')})", {"jnp": jnp})
+    for call in at_all_loads(tmp_path):
+        for more in ({}, {"as_numpy": True}, {"only": ["w", "n", "step"]}):
+            found = call(**given, **more)
+            for name, value in found.items():
+                saved = exact.get(name, others.get(name))
+                if name in exact:
+                    assert value.dtype == jnp.bfloat16 and np.array_equal(value, saved)
+                elif name != "key":
+                    assert getattr(value, "dtype", None) == getattr(saved, "dtype", None)
+    with told("cast= beside a target is True or False", of=TypeError):
+        ckpt.load(tmp_path / "run" / "3", {**exact, **others}, **given)
+
+
+def test_options_that_are_a_dict(tmp_path: Path):
+    given: Any = {"durable": False, "timeout_secs": 3.5, "on_event": print}
+    with told("options must be ckpt.Options, got a dict: write options=", of=TypeError) as said:
+        ckpt.save(tmp_path / "a", STATE, options=given)
+    written = said.after("write options=").replace("...", "print")
+    ckpt.save(tmp_path / "a", STATE, options=eval(written, {"ckpt": ckpt}))
+    with told("has no setting 'checksum': write checksums=", of=TypeError):
+        ckpt.load(tmp_path / "a", options={"checksum": 1})  # pyright: ignore[reportArgumentType]
+
+
+FLAGS = [
+    (lambda root, run, **flag: ckpt.save(root / "a", STATE, **flag), "overwrite"),
+    (lambda root, run, **flag: ckpt.save_async(root / "a", STATE, **flag), "overwrite"),
+    (lambda root, run, **flag: ckpt.writer(root / "a", **flag), "overwrite"),
+    (lambda root, run, **flag: run.save(1, STATE, **flag), "overwrite"),
+    (lambda root, run, **flag: run.save(1, STATE, **flag), "force"),
+    (lambda root, run, **flag: run.restore_latest(STATE, **flag), "strict_latest"),
+    (lambda root, run, **flag: run.restore_latest(STATE, **flag), "cast"),
+    (lambda root, run, **flag: run.restore(0, STATE, **flag), "cast"),
+    (lambda root, run, **flag: ckpt.restore(root / "run" / "0", STATE, **flag), "cast"),
+    (lambda root, run, **flag: ckpt.Checkpointer(root / "run", **flag), "asynchronous"),
+    (lambda root, run, **flag: ckpt.Checkpointer(root / "run", **flag), "read_only"),
+]
+
+
+@pytest.mark.parametrize(("call", "flag"), FLAGS)
+def test_a_text_is_not_taken_for_true(tmp_path: Path, call: Any, flag: str):
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        run.save(0, STATE)
+        run.wait_until_finished()
+        save(tmp_path / "a", OTHER)
+        for value in ("no", "", None, np.zeros(2), 2):
+            with pytest.raises(TypeError, match=f"{flag}.* True or False"):
+                call(tmp_path, run, **{flag: value})
+    assert holds(tmp_path / "a", OTHER["w"]) and ckpt.Checkpointer(
+        tmp_path / "run"
+    ).all_steps() == [0]
+
+
+def test_help_shows_no_comment_of_the_source():
+    for name in ckpt.__all__:
+        for member in vars(getattr(ckpt, name)).values():
+            if inspect.isfunction(member) and member.__module__.startswith("ckpt_core"):
+                assert inspect.getdoc(member) or not inspect.getcomments(member), (name, member)
+
+
+@pytest.mark.parametrize("value", [object(), Exception(), {1}])
+def test_articles_in_messages(tmp_path: Path, value: Any):
+    name = type(value).__name__
+    article = "a" if name == "set" else "an"
+    for call in (
+        lambda: ckpt.save(tmp_path / "a", items=value),
+        lambda: ckpt.Checkpointer(tmp_path / "run", options=value),
+        lambda: ckpt.Checkpointer(tmp_path / "run", keep_policy=value),
+        lambda: ckpt.register(value),
+    ):
+        with pytest.raises(TypeError, match=rf"\b{article} {name}\b") as caught:
+            call()
+        assert not re.search(rf"\ban? (?<!{article} ){name}", str(caught.value))
+
+
+def test_arguments_of_orbax(tmp_path: Path):
+    model = STATE
+    key = "of Orbax, and here a tree or an object is passed as it is: write "
+    wrapped = [ocp.args.StandardSave(STATE), ocp.args.Composite(m=ocp.args.StandardSave(STATE))]
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        for one in wrapped:
+            for call in (
+                lambda one=one: run.save(0, args=one),
+                lambda one=one: run.save(0, one),
+                lambda one=one: run.save(0, items={"args": one}),
+                lambda one=one: ckpt.save_async(tmp_path / "a", args=one),
+            ):
+                with told(key, of=TypeError) as said:
+                    call()
+        for n, written in enumerate(said.after("write ").split(" or ")):
+            code = written.replace("...", str(n))
+            assert eval(code, {"save": run.save, "state": STATE, "model": model})
+        target = ocp.args.StandardRestore(OTHER)
+        for call in (
+            lambda: run.restore_latest(args=target),
+            lambda: run.restore_latest(target),
+            lambda: run.restore(0, args=target),
+            lambda: run.load(0, target),
+            lambda: ckpt.load_async(tmp_path / "run" / "0", target),
+            lambda: ckpt.load(tmp_path / "run" / "0", target),
+        ):
+            with told(key, of=TypeError) as said:
+                call()
+    assert said.after("write ") == "load(..., like)"
+
+
+@pytest.mark.parametrize("name", ["target", "model", "abstract_state", "state"])
+def test_a_target_by_any_name(tmp_path: Path, name: str):
+    save(tmp_path / "run" / "3", STATE)
+    save(tmp_path / "items", items={name: STATE})
+    for call in at_all_loads(tmp_path):
+        with told("A target comes without a name: write ", of=TypeError) as said:
+            call(**{name: OTHER})
+        one, _, of_item = said.after("write ").partition(
+            ", or if it is the target of an item of that name "
+        )
+        given = {"load": ckpt.load, "load_async": ckpt.load_async, name: OTHER}
+        assert eval(one.replace("...", "path"), {**given, "path": tmp_path / "run" / "3"})
+        assert eval(of_item.replace("...", "path"), {**given, "path": tmp_path / "items"})

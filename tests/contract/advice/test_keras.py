@@ -38,6 +38,10 @@ def test_an_argument_that_is_misspelt(tmp_path: Path):
     with told(": write ", of=TypeError) as said:
         callback(tmp_path, max_to_kep=3)
     assert callback(tmp_path, **{said.between(": write ", "=..."): 3})
+    flags = ("save_best_only", "save_on_background", "save_weights_only", "restore", "host_only")
+    for name in flags:
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
+            callback(tmp_path, **{name: "no"})
     with told(": write ", of=TypeError) as said:
         ckpt_keras.load_model(tmp_path, custom_object={})
     assert said.between(": write ", "=...") == "custom_objects"

@@ -267,6 +267,37 @@ def test_sixty_four_bits(tmp_path: Path):
     assert ckpt.load(tmp_path / "a", **as_numpy)["w"].dtype == "float64"
     cast = eval(f"dict({said.text.rpartition('bits and ')[2]})")
     assert right(ckpt.load(tmp_path / "a", {"w": jnp.zeros(4)}, **cast)["w"])
+    with told("Where 64 bits are wanted: ", of=ckpt.StructureMismatch) as target:
+        ckpt.load(tmp_path / "a", {"w": jnp.zeros(4)})
+    assert 'update("jax_enable_x64", True) first' in said.text
+    try:
+        eval(target.between("are wanted: ", " before"), {"jax": jax})
+        assert ckpt.load(tmp_path / "a", {"w": jnp.zeros(4)})["w"].dtype == "float64"
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_random_keys_of_another_kind(tmp_path: Path, impl: str):
+    typed = jax.random.key(7, impl=impl)
+    raw = jax.random.key_data(typed)
+    other = jax.random.key(3, impl="rbg" if impl == "threefry2x32" else "threefry2x32")
+    save(tmp_path / "typed", {"rng": typed})
+    save(tmp_path / "raw", {"rng": raw})
+    for name, given in (("typed", other), ("typed", raw), ("raw", typed)):
+        for call in (ckpt.load, ckpt.restore):
+            with told("in the target write ", of=ckpt.StructureMismatch) as said:
+                call(tmp_path / name, {"rng": given})
+            written, _, back = (
+                said.after("in the target write ")
+                .rstrip(".")
+                .partition(", and of what comes back make ")
+            )
+            target = eval(written, {"jax": jax, "key": given})
+            found = ckpt.load(tmp_path / name, {"rng": target})["rng"]
+            if back:
+                found = eval(back, {"jax": jax, "key": found})
+            assert found.dtype == typed.dtype and (jax.random.key_data(found) == raw).all()
 
 
 # Live objects

@@ -344,3 +344,64 @@ def test_a_checkpointer_outside_of_the_main_thread(
         record for record in caplog.records if "will not be noticed" in record.getMessage()
     ]
     assert len(told_here) == 1, "the one that was asked in the main thread says nothing"
+
+
+LOOKS = {
+    "restore_latest": lambda run: run.restore_latest(state(0))["state"],
+    "restore": lambda run: run.restore(3, state(0))["state"],
+    "load": lambda run: run.load(3),
+    "latest_step": lambda run: run.latest_step(),
+    "all_steps": lambda run: run.all_steps(),
+    "rollback_to": lambda run: run.rollback_to(3),
+}
+
+
+@pytest.mark.parametrize("tier", [False, True])
+def test_a_run_onto_which_fresh_weights_are_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tier: bool
+):
+    key = "%s: step 4 is saved after step 3, of which this Checkpointer has restored nothing: "
+    more = {"local_directory": tmp_path / "local"} if tier else {}
+    saved(tmp_path / "run", range(4), **more)
+    for action in ("nothing", "another directory", "overwrite", "force", *LOOKS):
+        caplog.clear()
+        with runs(tmp_path / ("b" if action == "another directory" else "run"), **more) as run:
+            if action in LOOKS:
+                LOOKS[action](run)
+            arguments = {action: True} if action in ("overwrite", "force") else {}
+            assert run.save(4, state(4), **arguments) and run.save(5, state(5))
+            run.wait_until_finished()
+            if action == "nothing":
+                said = logged(key, caplog).after("restored nothing: ")
+                assert "call restore_latest() before" in said and "another directory" in said
+            else:
+                assert "restored nothing" not in caplog.text, action
+            assert caplog.text.count("restored nothing") == (action == "nothing")
+        if action != "another directory":
+            with runs(tmp_path / "run", **more) as run:
+                run.rollback_to(3)
+    with runs(tmp_path / "empty") as run:
+        run.save(4, state(4))
+    assert "restored nothing" not in caplog.text
+
+
+@pytest.mark.parametrize("launcher", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_tasks_of_a_launcher_that_are_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launcher: str
+):
+    key = "This is one of 4 tasks, and jax knows of one process: as one run they call jax.distributed."
+    ckpt.save(tmp_path / "a", state(0))
+    with pytest.raises(ckpt.CheckpointExists) as exists:
+        ckpt.save(tmp_path / "a", state(0))
+    assert "of 4 tasks" not in str(exists.value)
+    monkeypatch.setenv(launcher, "4")
+    with told(key, of=ckpt.CheckpointExists):
+        ckpt.save(tmp_path / "a", state(0))
+    with runs(tmp_path / "run") as first, runs(tmp_path / "run") as second:
+        first.save(0, state(0))
+        first.wait_until_finished()
+        second.restore_latest(state(0))
+        assert "taken over from" in caplog.text and key in caplog.text
+        with told(key):
+            first.save(1, state(1))
+            first.wait_until_finished()

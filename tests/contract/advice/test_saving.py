@@ -199,14 +199,6 @@ def test_settings_and_arguments_are_no_items(tmp_path: Path):
     assert holds_item(tmp_path / "run" / "0", "model")
 
 
-def test_options_by_a_dict(tmp_path: Path):
-    with told(": write options=ckpt_core.Options(") as said:
-        ckpt.save(tmp_path / "a", STATE, options={"durable": False})  # pyright: ignore
-    written = said.text.rpartition("write ")[2]
-    ckpt.save(tmp_path / "a", STATE, **eval(f"dict({written})", {"ckpt_core": ckpt}))
-    assert holds(tmp_path / "a")
-
-
 def test_secrets_are_no_options(monkeypatch: pytest.MonkeyPatch):
     with told("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile") as said:
         ckpt.Options(storage_options={"secret": "x"})
@@ -394,3 +386,137 @@ def test_a_step_in_quotes(tmp_path: Path):
             with told(": pass ", of=TypeError) as said:
                 call("12")  # pyright: ignore
         assert run.restore(int(said.after("pass ")), OTHER).step == 12
+
+
+class Counter:
+    """A live object of a user."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def get_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Reader(Counter):
+    """One whose state belongs to its process."""
+
+    per_process = True
+
+
+class Around(Counter):
+    """One that holds another, and sets it itself."""
+
+    def __init__(self, inner: Counter) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def get_state(self) -> Any:
+        return {"inner": self.inner.count}
+
+    def set_state(self, state: Any) -> None:
+        self.inner.count = state["inner"]
+
+
+@pytest.mark.parametrize("make", [Counter, Reader, lambda n=0: linear(n)])
+def test_one_live_object_at_two_places(tmp_path: Path, make: Any):
+    """A restore cannot set it from both, and refuses it; so does the save."""
+    one = make()
+    places: list[Any] = [{"a": one, "b": one}]
+    if make is Counter:
+        places += [{"state": {"a": one, "b": [one]}}, {"a": {"x": one}, "b": one}]
+    key = "are one and the same live "
+    for n, items in enumerate(places):
+        with ckpt.Checkpointer(tmp_path / f"run{n}") as run:
+            for call in (
+                lambda items=items: save(tmp_path / "a", items=items),
+                lambda items=items: ckpt.save_async(tmp_path / "a", items=items),
+                lambda items=items, run=run: run.save(0, items=items),
+            ):
+                with told(key, of=ckpt.UnsupportedLeaf) as said:
+                    call()
+                assert "a copy of it at the other" in said.text
+            assert run.all_steps() == [] and not (tmp_path / "a").exists()
+    save(tmp_path / "a", a=make(3), b=make(4))
+    with told(key, of=ckpt.UnsupportedLeaf):
+        ckpt.restore(tmp_path / "a", a=one, b=one)
+    assert ckpt.restore(tmp_path / "a", a=one, b=make())["a"] is one
+
+
+def test_one_live_object_that_may_stand_at_two_places(tmp_path: Path):
+    layer, inner = linear(1), Counter(3)
+    save(tmp_path / "a", {"a": layer, "b": layer})  # which shares its arrays
+    save(tmp_path / "b", outer=Around(inner), inner=inner)
+    assert ckpt.restore(tmp_path / "a", {"a": layer, "b": layer})["state"]["a"] is layer
+    inner.count = 0
+    ckpt.restore(tmp_path / "b", outer=Around(inner), inner=inner)
+    assert inner.count == 3
+
+
+def linear(seed: int) -> Any:
+    nnx = pytest.importorskip("flax.nnx")
+    return nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
+
+
+def test_gradients_of_integers(tmp_path: Path):
+    both = {"w": jnp.ones(2), "n": jnp.ones(2, int)}
+    gradients = jax.grad(lambda p: p["w"].sum(), allow_int=True)(both)
+    for value in (gradients, {"n": np.zeros(2, jax.dtypes.float0)}):
+        with told("leave it out, as in ", of=ckpt.UnsupportedLeaf) as said:
+            save(tmp_path / "a", value)
+        assert said.text.startswith("n: cannot save a")
+    save(tmp_path / "a", eval(said.after("as in "), {"jax": jax, "gradients": gradients}))
+    assert ckpt.load(tmp_path / "a")["n"] is None
+
+
+@dataclasses.dataclass
+class Half:
+    """One whose second field nobody has set."""
+
+    a: Any
+    b: Any = dataclasses.field(init=False)
+
+
+class Registered(Half):
+    """The same for jax, which reads both fields."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Registered,
+    lambda one: (
+        ((jax.tree_util.GetAttrKey("a"), one.a), (jax.tree_util.GetAttrKey("b"), one.b)),
+        None,
+    ),
+    lambda _, children: children,
+)
+
+
+@pytest.mark.parametrize("make", [Half, Registered])
+def test_a_field_that_was_never_set(tmp_path: Path, make: Any):
+    one = make(np.ones(2))
+    with told("its field 'b' was never set: set it", of=ckpt.UnsupportedLeaf) as said:
+        save(tmp_path / "a", {"layers": [one]})
+    assert said.text.startswith("layers/0: ")
+    one.b = 3
+    save(tmp_path / "a", {"layers": [one]})
+
+
+def test_an_array_that_is_not_reduced(tmp_path: Path):
+    sharding = jax.sharding
+    if not hasattr(sharding, "reshard") or not hasattr(sharding.PartitionSpec(), "unreduced"):
+        pytest.skip("this jax has no unreduced arrays")
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        rows = jax.device_put(
+            jnp.arange(8.0), sharding.NamedSharding(mesh, sharding.PartitionSpec("x"))
+        )
+        to = sharding.PartitionSpec(unreduced={"x"})
+        array = jax.jit(lambda a: jnp.einsum("i,i->", a, a, out_sharding=to))(rows)
+        with told("each device holds a part of its sum: save ", of=ckpt.UnsupportedLeaf) as said:
+            save(tmp_path / "a", {"x": {"y": array}})
+        assert said.text.startswith("x/y: ")
+        save(tmp_path / "a", eval(said.after("sum: save "), {"jax": jax, "array": array}))
+    assert ckpt.load(tmp_path / "a", as_numpy=True) == 140

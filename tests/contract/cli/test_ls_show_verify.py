@@ -183,6 +183,7 @@ def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path: Path):
     assert "damaged and set aside: damaged/5" in last
     assert "left behind by a restore of an older step: retired/9" in last
     assert f"being written to by: process {os.getpid()} on " in last
+    assert last.partition("being written to by")[2].count("since") == 1
     kinds = [entry["kind"] for entry in strict(call("ls", run, "--json")[1])["beside"]]
     assert [kinds.count(kind) for kind in ("set aside", "retired", "writer")] == [1, 1, 1]
     assert sorted(os.listdir(run)) == before  # looking has taken nothing from anybody

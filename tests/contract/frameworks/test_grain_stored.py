@@ -196,9 +196,9 @@ def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) ->
 
 def test_a_pipeline_is_set_back_when_the_arrays_are_damaged(tmp_path: Path, opened: Open) -> None:
     make = SHAPES["window shuffle"]
-    iterator = opened(make())
-    take(iterator, 7)
-    ckpt.save(tmp_path / "a", weights=np.ones(3), data=iterator, more=iterator)
+    iterator, second = opened(make()), opened(make())
+    take(iterator, 7), take(second, 7)
+    ckpt.save(tmp_path / "a", weights=np.ones(3), data=iterator, more=second)
     for file in (tmp_path / "a" / "weights").rglob("d/*"):
         file.write_bytes(file.read_bytes()[::-1])
     other, log = opened(make()), opened(make())

@@ -46,6 +46,26 @@ def test_all_else_gives_names_as_in_a_dict(restored: Any):
     assert (first, second) == ("params", "opt")
 
 
+def test_an_item_that_was_not_restored(tmp_path: Path):
+    ckpt.save(tmp_path / "a", params=STATE, opt=STATE)
+    restored: Any = ckpt.restore(tmp_path / "a", params=STATE, unexpected="ignore")
+    for error, take in (
+        (AttributeError, lambda n: getattr(restored, n)),
+        (KeyError, restored.__getitem__),
+    ):
+        with pytest.raises(
+            error, match=r"no item 'opt' was restored, but params: pass opt=\.\.\. to"
+        ):
+            take("opt")
+        with pytest.raises(
+            error,
+            match="no item 'model' was restored, but params; opt, params were saved",
+        ):
+            take("model")
+    assert ckpt.restore(tmp_path / "a", params=STATE, opt=STATE).opt.keys() == STATE.keys()
+    assert not hasattr(restored, "model") and restored.get("model") is None
+
+
 @pytest.mark.parametrize("scheme", ["gs", "s3", "memory", "file", "https"])
 @pytest.mark.parametrize("make", [str, Path])
 def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: Any, scheme: str, make: Any):
@@ -102,7 +122,6 @@ FILES = {
     "m.pt": lambda: b"PK",
     "m.npz": lambda: b"PK",
     "a b.msgpack": lambda: b"\x80",
-    "m.eqx": lambda: b"",
 }
 
 
@@ -119,6 +138,20 @@ def test_what_the_message_says_works(tmp_path: Path):
     np.savez(tmp_path / "m.npz", w=np.ones(2))
     convert.import_weights(tmp_path / "m.npz", tmp_path / "m-imported")
     assert ckpt.load(tmp_path / "m-imported")["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["m.eqx", "m.npy"])
+def test_a_file_without_names(tmp_path: Path, name: str):
+    np.save(tmp_path / "m.npy", np.ones(2))
+    (tmp_path / "m.npy").rename(tmp_path / name)
+    with pytest.raises(
+        ckpt.CheckpointError, match=r"no names: take eqx\.tree_deserialise_leaves"
+    ) as told:
+        convert.import_weights(tmp_path / name, tmp_path / "a")
+    assert "or numpy.load(path), and call ckpt.save" in str(told.value)
+    with open(tmp_path / name, "rb") as file:
+        ckpt.save(tmp_path / "a", np.load(file))
+    assert ckpt.load(tmp_path / "a").tolist() == [1, 1]
 
 
 def test_files_are_called_as_the_caller_calls_them(tmp_path: Path):

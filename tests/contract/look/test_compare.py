@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -301,3 +302,36 @@ def test_only_compares_what_lies_on_the_way(call, tmp_path):
     ckpt.save(tmp_path / "b", {"x": (W,), "y": {"w": W}})
     for pattern, code in (("y/**", 0), ("x/**", 1)):
         assert call("diff", tmp_path / "a", tmp_path / "b", "--only", pattern)[0] == code
+
+
+@pytest.mark.parametrize("columns", [60, 80, 119, 120, 200])
+def test_no_number_is_broken_on_a_terminal(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    one = np.random.default_rng(0).normal(size=(3, 64, 64)) * 1e-3
+    name = "encoder_layer_0_self_attention_query_kernel"
+    both = {name: {"kernel": one}, "same": np.ones(2), "ids": [1, 2]}
+    ckpt.save(tmp_path / "a", {**both, "gone": 1})
+    changed = {
+        name: {"kernel": np.where(one > 0, np.nan, one * -3.2e8)},
+        "ids": (1, 2),
+        "new": 1,
+        "n": 2,
+    }
+    ckpt.save(tmp_path / "b", {**both, **changed})
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for variable, value in (("COLUMNS", str(columns)), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(variable, value)
+    plain = re.compile(r"\x1b\[[0-9;]*m")
+    for command in (["diff", tmp_path / "a", tmp_path / "b"], ["stats", tmp_path / "b"]):
+        lines = [plain.sub("", line).rstrip() for line in call(*command)[1].splitlines()]
+        for line in lines:
+            assert len(line) <= columns or line == f"state/{name}/kernel", line
+        monkeypatch.setenv("COLUMNS", "1000")
+        numbers = re.findall(r"\S*\d\S*", plain.sub("", call(*command)[1]))
+        monkeypatch.setenv("COLUMNS", str(columns))
+        whole = [one for one in numbers if name[:3] not in one and "/" not in one]
+        assert len(whole) > 10 and set(whole) <= {*" ".join(lines).split()}
+        if command[0] == "diff":
+            summary = " ".join(" ".join(lines).split())
+            assert summary.endswith("differ, 1 only in A, 2 only in B; 1 container differs")

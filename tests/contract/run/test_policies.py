@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from typing import Any
 
 import hypothesis.strategies as st
@@ -80,6 +81,16 @@ def test_a_union_of_policies_of_saves():
                 wanted = one(step, found) or two(step, found)
                 assert (one | two)(step, found) == (two | one)(step, found) == wanted
                 assert when.any_of(one, two)(step, found) == wanted
+
+
+@pytest.mark.parametrize("number", range(len(WHEN)))
+def test_policies_of_saves_go_through_pickle(number: int):
+    policy, context, chosen = WHEN[number]
+    for one in (policy, policy | when.at_steps([]), when.any_of(policy)):
+        again = pickle.loads(pickle.dumps(one))
+        found = when.SaveContext(**context)
+        assert repr(again) == repr(one) and again.listens == one.listens
+        assert [step for step in range(10) if again(step, found)] == chosen
 
 
 WHOLE: list[Any] = [
@@ -162,6 +173,9 @@ KEEP: list[tuple[keep.KeepPolicy, list[keep.StepFacts], list[int]]] = [
 def test_keep(policy: keep.KeepPolicy, history: list[keep.StepFacts], kept: list[int]) -> None:
     assert [*policy(history)] == kept
     assert policy([]) == {}
+    for one in (policy, policy | keep.steps([]), keep.best("loss", mode="min") | policy):
+        again = pickle.loads(pickle.dumps(one))
+        assert again(history) == one(history) and repr(again) == repr(one)
 
 
 def test_names() -> None:

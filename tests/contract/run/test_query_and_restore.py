@@ -88,7 +88,7 @@ def test_restored(place):
     assert dict(restored)["state"] is restored["state"] is restored.state
     assert restored.path == f"{place.url}/4" and restored.step == 4
     assert "n" in str(restored.report.loaded)
-    with pytest.raises(KeyError, match="restored were state"):
+    with pytest.raises(KeyError, match="was restored, but state"):
         restored["model"]
     with pytest.raises(AttributeError):
         _ = restored.model

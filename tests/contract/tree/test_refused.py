@@ -251,8 +251,8 @@ def nested(depth: int) -> Any:
 ENDLESS = {
     "dict": (circular_dict, "deep/again: a dict that holds itself"),
     "list": (circular_list, "l/1/1: a list that holds itself"),
-    "state": (lambda: {"o": Own(lambda own: {"me": own})}, "o/me: a Own that holds itself"),
-    "state is itself": (lambda: {"o": Own(lambda own: own)}, "o: a Own that holds itself"),
+    "state": (lambda: {"o": Own(lambda own: {"me": own})}, "o/me: an Own that holds itself"),
+    "state is itself": (lambda: {"o": Own(lambda own: own)}, "o: an Own that holds itself"),
     "state of a dict": (lambda: {"o": Own(lambda own: circular_dict())}, "o/deep/again: a dict"),
     "ever new": (lambda: {"o": Own(lambda own: Own(own._state))}, "nested too deeply"),
     "ever new below": (lambda: {"o": Own(lambda own: {"x": Own(own._state)})}, "nested"),
