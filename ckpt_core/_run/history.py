@@ -182,8 +182,8 @@ def _standing(trail: Trail, identity: Identity) -> Trail:
 
 # What the records in a directory say of each other, as in a copy of a run that went back, made without deletion.
 
-Saves = Mapping[int, tuple[str, Identity | None]]
-"""Token and parent of each step."""
+Saves = Mapping[int, tuple[str, Identity | None, float]]
+"""Token and parent of each step, and when it was saved."""
 _LINEAGE = 16
 """The digits of a token that its writer drew; the rest counts its saves."""
 
@@ -199,13 +199,16 @@ def continues_another(parent: Identity, token: str | None) -> bool:
 
 
 def strays(saves: Saves) -> dict[int, int]:
-    """The steps that continue another save of a step than the one that is there, and what continues those; with that step."""
+    """The steps that continue another save of a step than the one that is there, and what continues those; with that step.
+    Training that went on since that one was saved has made its choice.
+    """
     found: dict[int, int] = {}
-    for step, (_, parent) in sorted(saves.items()):
+    newest_unix_secs = saves[max(saves)][2] if saves else 0.0
+    for step, (_, parent, _) in sorted(saves.items()):
         if parent is None:
             continue
-        token = saves.get(parent.step, (None,))[0]
-        if continues_another(parent, token):
+        token, _, saved_unix_secs = saves.get(parent.step, (None, None, 0.0))
+        if continues_another(parent, token) and saved_unix_secs > newest_unix_secs:
             found[step] = parent.step
         elif parent.step in found:
             found[step] = found[parent.step]
@@ -217,18 +220,18 @@ def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
     the copy tell it: beyond its newest step, between one and its parent, or another save of one.
     """
     parents = {
-        (step, token): one for saves in (copy, source) for step, (token, one) in saves.items()
+        (step, token): one for saves in (copy, source) for step, (token, one, _) in saves.items()
     }
     told: dict[int, str] = {}
     found = {step for step in copy if step > max(source, default=-1)}
-    for step, (token, _) in source.items():
+    for step, (token, *_) in source.items():
         at: tuple[int, str] | None = step, token
         while at is not None and at[0] not in told:
             told[at[0]] = at[1]
             parent = parents.get(at)
             found |= {one for one in copy if parent and parent.step < one < at[0]}
             at = parent
-    found |= {step for step, (token, _) in copy.items() if told.get(step, token) != token}
+    found |= {step for step, (token, *_) in copy.items() if told.get(step, token) != token}
     return sorted(found - source.keys())
 
 

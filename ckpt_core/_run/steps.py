@@ -151,18 +151,20 @@ class Steps:
             return 0.0
 
     def saves(self) -> history.Saves:
-        """Token and parent of each committed step; reads every record."""
-        found: dict[int, tuple[str, Identity | None]] = {}
+        """What is known of each committed step; reads every record."""
+        found: dict[int, tuple[str, Identity | None, float]] = {}
         listing = self.look()
         for step in listing.committed():
             for name in listing.directories(step)[:1]:
                 try:
                     record = self._record(name)
                 except (CheckpointCorrupt, NewerFormat):
-                    found[step] = "?", None
-                else:
-                    parent = record and record.parent
-                    found[step] = record.token if record else "", parent and Identity(*parent)
+                    found[step] = "?", None, 0.0
+                    continue
+                parent = Identity(*record.parent) if record and record.parent else None
+                found[step] = (
+                    (record.token, parent, record.created_unix_secs) if record else ("", None, 0.0)
+                )
         return found
 
     def strays(self) -> dict[int, int]:
@@ -187,7 +189,11 @@ class Steps:
                 ancestor = self._record(self.names.name(parent.step))
             except (OSError, CheckpointError):  # what was restored is whole all the same
                 return
-            if ancestor is not None and history.continues_another(parent, ancestor.token):
+            if (
+                ancestor is not None
+                and ancestor.created_unix_secs > record.created_unix_secs
+                and history.continues_another(parent, ancestor.token)
+            ):
                 warn(
                     f"{self.directory}: step {step}, which was restored, {stray_text(parent.step)}. If step {parent.step} is "
                     f"the one to go on from, restore({parent.step}, ...): the next save retires what is newer"

@@ -22,6 +22,9 @@ from tests.support.histories import Run
 from tests.support.stores import url_of_kind
 from tests.support.stories import play
 
+# An older step may be overwritten, and the run restored at once.
+pytestmark = pytest.mark.filterwarnings("ignore:.*another save of step:RuntimeWarning")
+
 # ---- stories -------------------------------------------------------------------------------------
 
 ANYWHERE = {
