@@ -261,7 +261,7 @@ def test_single_checkpoints_beside_a_run_are_not_deleted(
         for step in (10, 11, 12):
             checkpointer.save(step, state(step))
         assert checkpointer.all_steps() == [1, 2, 12]
-        assert "a Checkpointer has saved lr_2" in checkpointer.explain()[2]
+        assert "lr_2 has another prefix" in checkpointer.explain()[2]
     last = "12" if prefix is None else "run_12"
     assert visible(tmp_path) == {"lr_1", "lr_2", "wd_1", last}
     assert caplog.text.count("give each run a directory of its own") == 1
