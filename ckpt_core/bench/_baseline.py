@@ -10,7 +10,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._stats import differ
 from ckpt_core.bench._tags import is_rate
@@ -21,7 +20,7 @@ GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory
 """Only these metrics make a comparison fail: memory and counters vary without a reason."""
 
 
-@frozen
+@dataclasses.dataclass(frozen=True)
 class Delta:
     """One metric of one case; ``change`` is that of the median as a fraction of the baseline, above 0 is worse."""
 
@@ -35,7 +34,7 @@ class Delta:
     worse: bool
 
 
-@frozen
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """The comparison of a result with a baseline."""
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._yaml import (
     Is,
     LinedDict,
@@ -57,7 +56,7 @@ _Degrees: TypeAlias = Annotated[
 _SOME = Is("a list of at least one", bool)
 
 
-@frozen
+@dataclass(frozen=True)
 class ArraySpec:
     """A synthetic array, or ``count`` of them; ``sharding`` has for each dimension a mesh axis, several, or None."""
 
@@ -67,14 +66,14 @@ class ArraySpec:
     count: Positive | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class PlainSpec:
     """A leaf that is not an array: ``int`` or ``str``."""
 
     kind: str
 
 
-@frozen
+@dataclass(frozen=True)
 class CheckpointConfig:
     """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
 
@@ -85,7 +84,7 @@ class CheckpointConfig:
     sharding_config_path: Text | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class MeshConfig:
     """A mesh of devices; skipped unless the product of its axes is the number of devices."""
 
@@ -103,7 +102,7 @@ class MeshConfig:
         return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-@frozen
+@dataclass(frozen=True)
 class BenchmarkConfig:
     """One entry of ``benchmarks``: a generator by its import path, and its options."""
 
@@ -112,7 +111,7 @@ class BenchmarkConfig:
     line: int = 0
 
 
-@frozen
+@dataclass(frozen=True)
 class SuiteConfig:
     """A suite file.
 

@@ -11,14 +11,13 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
 from ckpt_core.bench._results import CaseResult
 from ckpt_core.bench._yaml import LinedDict, Reader, nearest
 
 
-@frozen
+@dataclasses.dataclass(frozen=True)
 class Case:
     """One combination; its ``name`` is stable over runs and revisions, its ``label`` the difference to the others of its ``group``."""
 
