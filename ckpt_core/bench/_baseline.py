@@ -92,13 +92,11 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
         version = content["schema_version"]
         content["environment"], content["benchmarks"]  # pyright: ignore[reportUnusedExpression]
     except FileNotFoundError as error:
-        raise ConfigError(str(path), [(0, "there is no such baseline")]) from error
+        raise ConfigError(str(path), "there is no such baseline") from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [(0, f"is no baseline: {error!r}")]) from error
+        raise ConfigError(str(path), f"is no baseline: {error!r}") from error
     if version != SCHEMA_VERSION:
-        raise ConfigError(
-            str(path), [(0, f"is of version {version}; this ckpt reads {SCHEMA_VERSION}")]
-        )
+        raise ConfigError(str(path), f"is of version {version}; this ckpt reads {SCHEMA_VERSION}")
     return content
 
 
@@ -110,7 +108,7 @@ def compare(result: SuiteResult, path: Path, threshold: float) -> Comparison:
         if then.get(fact) != now.get(fact):
             raise ConfigError(
                 str(path),
-                [(0, f"was measured with {fact} {then.get(fact)}, this is {now.get(fact)}")],
+                f"was measured with {fact} {then.get(fact)}, this is {now.get(fact)}",
             )
     deltas: list[Delta] = []
     missing: list[str] = []

@@ -82,7 +82,7 @@ def run_suite(
 
     cases = [case for case in expand(suite) if _matches(case, settings.only)]
     if not cases:
-        raise ConfigError(suite.file, [(0, f"no case matches {settings.only!r}")])
+        raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     suite = replace(
