@@ -29,9 +29,8 @@ import os
 import signal
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeVar
-
-from ckpt_core._frozen import frozen
 
 T = TypeVar("T", bound=BaseException)
 
@@ -80,7 +79,7 @@ class NewerFormat(CheckpointError, ValueError):
     """A checkpoint that a later version of ckpt wrote; it is not damaged. It has no public name: callers catch ``CheckpointError``."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Mismatch:
     """One difference between checkpoint and target.
 

@@ -23,7 +23,6 @@ from typing import Literal
 
 from ckpt_core._errors import passed_a_handler
 from ckpt_core._fork import HOME
-from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaited
 from ckpt_core._words import size
@@ -45,7 +44,7 @@ Kind = Literal[
 ]
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """One event of one checkpoint.
 

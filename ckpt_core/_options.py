@@ -6,10 +6,10 @@ import difflib
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, cast
 
-from ckpt_core._frozen import frozen
 from ckpt_core.arguments import an, answering, check_flags
 
 KIB = 1024
@@ -17,7 +17,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Settings of saves, loads and Checkpointers; every default is the safe choice.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 
 _GROUP = 64
@@ -19,7 +19,7 @@ _SMALL_BYTES = 64 * 1024
 """Arrays up to this size are stacked."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Row:
     """A copy of a small array, which lies with others in one array of the device: each transfer has a price."""
 

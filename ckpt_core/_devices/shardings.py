@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._errors import passed_a_handler, raised_by_a_handler
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.regions import Region, Shape, to_region, whole
 from ckpt_core._lazy import jax
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class LocalShards:
     """The shards of an array, and those that this process holds."""
 

@@ -11,11 +11,11 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from ckpt_core._directory.owner import lives, this_owner
 from ckpt_core._directory.syscalls import remove, sync_file
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._frozen import frozen
 from ckpt_core._platform import READ
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -26,7 +26,7 @@ _DELETED = ".deleted"
 """Name of the object by which a store knows that all beside it may be deleted."""
 
 
-@frozen
+@dataclass(frozen=True)
 class SourceFile:
     """A file to save, as it was when it was found."""
 

@@ -16,10 +16,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from ckpt_core._directory.syscalls import sync_file
-from ckpt_core._frozen import frozen
 from ckpt_core._platform import BINARY
 
 Value = TypeVar("Value")
@@ -44,14 +44,14 @@ class KeyRange(Protocol):
     def exclusive_max(self) -> bytes: ...
 
 
-@frozen
+@dataclass(frozen=True)
 class Stamp:
     """What a write returns. ``generation`` is a digest of the value, or empty if nothing was written."""
 
     generation: bytes
 
 
-@frozen
+@dataclass(frozen=True)
 class Found:
     """What a read returns; ``state`` is ``"value"`` or ``"missing"``."""
 

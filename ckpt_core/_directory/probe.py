@@ -8,19 +8,19 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.leftovers import has_sign
 from ckpt_core._directory.locks import EXCLUSIVE, LockFile
 from ckpt_core._directory.paths import file_system_of, mounted_bucket
 from ckpt_core._directory.syscalls import exchange, is_local_disk, remove, sync_file
-from ckpt_core._frozen import frozen
 
 _SYNCS = 9
 _BLOCK_BYTES = 2**22
 
 
-@frozen
+@dataclass(frozen=True)
 class Disk:
     """What a directory of a file system can do."""
 

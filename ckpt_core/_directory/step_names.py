@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
+from dataclasses import dataclass
 
-from ckpt_core._frozen import frozen
 from ckpt_core.arguments import an
 
 _ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
@@ -23,7 +23,7 @@ def is_file_name(name: object) -> bool:
     )
 
 
-@frozen
+@dataclass(frozen=True)
 class StepNames:
     """How new steps are named; ``parse`` accepts every combination."""
 

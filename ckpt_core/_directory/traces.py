@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.bounded_read import read_bounded
@@ -12,12 +13,11 @@ from ckpt_core._directory.locks import is_locked
 from ckpt_core._directory.owner import is_dead, lives
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._frozen import frozen
 
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
-@frozen
+@dataclass(frozen=True)
 class Trace:
     """One directory entry that is not a step, but shows the state of a save or a deletion. Its kind is ``unfinished``
     (running or interrupted), ``replaced`` or ``kept`` (see ``hidden_names``), ``writer`` (a live process that has

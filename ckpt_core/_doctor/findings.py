@@ -7,13 +7,13 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ckpt_core._directory import Trace
 from ckpt_core._directory.probe import Disk
 from ckpt_core._doctor.store import Store
 from ckpt_core._doctor.versions import is_older, numbers
-from ckpt_core._frozen import frozen
 from ckpt_core._platform import WINDOWS
 
 PROBLEM = "problem"
@@ -30,7 +30,7 @@ _NETWORK = frozenset(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class Finding:
     """One sentence about a machine: what was found, and what to do."""
 

@@ -8,11 +8,10 @@ during that write falls back to the step before it, so that half of an interval 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from ckpt_core._frozen import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class Tier:
     """What one place for checkpoints costs."""
 
@@ -29,7 +28,7 @@ class Tier:
         return self.blocking_secs + self.slowdown * self.write_secs
 
 
-@frozen
+@dataclass(frozen=True)
 class Interval:
     """How often to save into one tier, and what share of all time that loses."""
 

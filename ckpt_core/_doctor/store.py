@@ -7,18 +7,17 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core._directory import SIGNS
-from ckpt_core._frozen import frozen
 from ckpt_core._storage import KeyValues
 from ckpt_core._storage.location import Location
 
 _REQUESTS = 5
 
 
-@frozen
+@dataclass(frozen=True)
 class Store:
     """What a place in a bucket can do."""
 

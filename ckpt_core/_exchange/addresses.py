@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
-
-from ckpt_core._frozen import frozen
+from dataclasses import dataclass
 
 _LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
@@ -26,7 +25,7 @@ def route_to(host: str) -> str | None:
         return None
 
 
-@frozen
+@dataclass(frozen=True)
 class Networks:
     """What a process must know of the networks of all to choose its address. ``elsewhere`` has at most two network
     namespaces, each with its first route to the coordinator that is not loopback.

@@ -19,12 +19,12 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple, cast
 
 from ckpt_core._exchange.client import BEGUN, EXPECTED, IDLE_SECS, authorization
-from ckpt_core._frozen import frozen
 from ckpt_core._platform import NO_LINK, READ
 
 _MOST_CONNECTIONS = 32
@@ -46,7 +46,7 @@ class Key(NamedTuple):
     writer: int  # index of the process that wrote the part
 
 
-@frozen
+@dataclass(frozen=True)
 class Offered:
     """The files of one part; a request names one by its position in ``names``."""
 
@@ -54,7 +54,7 @@ class Offered:
     names: tuple[str, ...]  # relative to ``path``
 
 
-@frozen
+@dataclass(frozen=True)
 class Coming:
     """A part that this process is to get from another one, and gives as soon as it has it; ``begun`` if it is
     fetching it.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import MARKER, parse_json
-from ckpt_core._frozen import frozen
 from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
 
 _SEQUENCE = 1
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class OrbaxLeaf:
     """One leaf of a tree that Orbax wrote: path, array name and Orbax's ``value_type``."""
 
@@ -22,7 +22,7 @@ class OrbaxLeaf:
     value_type: str
 
 
-@frozen
+@dataclass(frozen=True)
 class OrbaxTree:
     """A tree that Orbax wrote. In ``root`` sequences are lists and everything else dicts, as Orbax restores them;
     with Orbax's rich metadata there are also tuples and NamedTuples.

@@ -6,9 +6,8 @@ Runs of process indices are pairs of the first and the last one: ``[[0, 3], [6, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from ckpt_core._frozen import frozen
 
 _MOST_PROCESSES = 2**24
 
@@ -16,7 +15,7 @@ Runs = tuple[tuple[int, int], ...]
 """Process indices as ascending runs (first, last)."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Part:
     """The part of a step that one process wrote into its local directory. If ``differ_in_shards_alone``, the parts of
     all processes differ only in regions of distributed arrays, and another number of processes can put the step

@@ -15,7 +15,7 @@ import operator
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import crc32c
@@ -44,7 +44,6 @@ from ckpt_core._format.untrusted import (
     token_name,
 )
 from ckpt_core._format.untrusted import parse_json as parse_json
-from ckpt_core._frozen import frozen
 from ckpt_core._options import MIB, codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from_name, leaf_spec
@@ -68,7 +67,7 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Overf
 such: what they interrupted may be sound."""
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class FileRecord:
     """Size and CRC-32 of one file. Not its CRC-32C: OCDBT's files end in theirs, so it would be the same for all of
     one length.
@@ -96,7 +95,7 @@ class LeafColumns(NamedTuple):
     codecs: list[str | None]
 
 
-@frozen
+@dataclass(frozen=True)
 class ItemRecord:
     """One item of a checkpoint."""
 
@@ -134,7 +133,7 @@ class ItemRecord:
         return dump_json(_dump_item(self))
 
 
-@frozen
+@dataclass(frozen=True)
 class Record:
     """The content of ckpt.json. ``packed`` are small files as ``pack`` gives them: in an object store those that
     process 0 wrote, in a part the pipeline states of other processes. ``shared`` are objects that stand in several

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core.arguments import an
 
 PLACE = re.compile(r"\{(\w+)\}")
@@ -22,7 +21,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 _Region = Sequence[tuple[int, int]]
 
 
-@frozen
+@dataclass(frozen=True)
 class Rule:
     """How some saved tensors become some wanted leaves.
 
@@ -169,7 +168,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-@frozen
+@dataclass(frozen=True)
 class View:
     """A leaf, without its stacked dimensions, as the view of a tensor that it is by a rule; taken both ways."""
 
@@ -237,7 +236,7 @@ def resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :]) if shape else shape
 
 
-@frozen
+@dataclass(frozen=True)
 class Bound:
     """A rule with the names that fit it, for one setting of the places that are not stacked."""
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._format.rules import PLACE, Rule, dimensions, resized, view_of
-from ckpt_core._frozen import frozen
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
 
 
-@frozen
+@dataclass(frozen=True)
 class Export:
     """One tensor to write, and the leaves that make it."""
 

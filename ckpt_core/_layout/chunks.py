@@ -9,8 +9,8 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.regions import Region, Shape
 
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -56,7 +56,7 @@ def chunk_count(region: Region, chunk: Shape) -> int:
     return math.prod(-(-stop // step) - start // step for (start, stop), step in pairs)
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class ChunkPart:
     """The overlap of one chunk with a region that is written or read."""
 
@@ -115,7 +115,7 @@ def rows_per_block(chunk: Shape, itemsize: int, block_bytes: int = BLOCK_BYTES) 
     return max(1, block_bytes // max(1, row_bytes))
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class Block:
     """Rows ``[start, stop)`` of a chunk, with their byte offset and size in it."""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core._load.targets import Target
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import Path
@@ -18,7 +17,7 @@ Make = Callable[[list[Any]], Any]
 """A function from the leaves of the result, in order, to the value of the item."""
 
 
-@frozen
+@dataclass(frozen=True)
 class LiveTarget:
     """The live objects in a target, which ``ItemPlan.make`` sets, and how to undo that."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
-from ckpt_core._frozen import frozen
 from ckpt_core._options import (
     METRICS_ARE_NUMBERS,
     RESTORE_ARGUMENTS,
@@ -44,7 +43,7 @@ NOT_SAVED = object()
 """Stands for a target that the caller did not pass, since None is a valid target."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Request:
     """What a load or restore is asked for, but for the checkpoint."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._devices import placing, shardings
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
 from ckpt_core._load.request import Request
@@ -24,7 +24,7 @@ _NUMBERS = ("jax", "numpy", "numpy_scalar")
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
-@frozen
+@dataclass(frozen=True)
 class Target:
     """What one leaf shall become."""
 

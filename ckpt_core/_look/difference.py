@@ -8,10 +8,9 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core._load import load
 from ckpt_core._look.leaves import Leaf, Trees, check_found
 from ckpt_core._look.numbers import PairSums, changed_bits
@@ -22,7 +21,7 @@ from ckpt_core._tree.patterns import read_again
 from ckpt_core._words import in_order
 
 
-@frozen
+@dataclass(frozen=True)
 class LeafDifference:
     """How far the values of one leaf moved from A to B, in float64."""
 
@@ -43,7 +42,7 @@ class LeafDifference:
     inf_b: int = 0
 
 
-@frozen
+@dataclass(frozen=True)
 class Difference:
     """What ``compare`` found."""
 

@@ -6,13 +6,13 @@ import contextlib
 import math
 import os
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._format import orbax_write
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._options import MIB, Options
@@ -29,7 +29,7 @@ PIECE_BYTES = 32 * MIB
 """A larger leaf is read in pieces of at most so many bytes, if its dimensions can be divided so."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Leaf:
     """A saved leaf: its path and type, its value if that is text, and where its reader finds it."""
 

@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from ckpt_core._frozen import frozen
 from ckpt_core._look.leaves import Trees, check_found
 from ckpt_core._look.numbers import Sums
 from ckpt_core._options import Options, checked_options
@@ -16,7 +16,7 @@ from ckpt_core._tree.patterns import read_again
 NO_NUMBERS = frozenset({"key", "bytes"})
 
 
-@frozen
+@dataclass(frozen=True)
 class LeafStatistics:
     """Numbers about one leaf, in float64; of complex numbers, ``min`` and ``max`` are of the magnitude."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
-from ckpt_core._frozen import frozen
 from ckpt_core._tree import Node, Path, format_path
 
 
-@frozen
+@dataclass(frozen=True)
 class NodeDifference:
     """A place of a tree that is another container on either side, or stands under another key; ``item`` is its name in A."""
 

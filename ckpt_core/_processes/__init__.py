@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import (
@@ -21,7 +22,6 @@ from ckpt_core._errors import (
     mark_known_to_all,
     raised_by_another,
 )
-from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaiting, messages, service
 from ckpt_core._processes.awaiting import awaited as awaited
@@ -44,7 +44,7 @@ _LOOK_SECS = 1.0
 """Interval at which a waiting process looks whether another one has left."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Processes:
     """The processes of one run."""
 

@@ -15,12 +15,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpt_core._devices import collectives
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.chunks import rows_per_block
 from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
 from ckpt_core._layout.writers import WriterTurns
@@ -37,7 +37,7 @@ _SLAB_BYTES = 32 * MIB
 """Larger regions are cut into slabs of whole rows, which their holders read in turns."""
 
 
-@frozen
+@dataclass(frozen=True)
 class _Layout:
     """Which processes hold which regions of an array."""
 
@@ -69,7 +69,7 @@ def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
     return _Layout(mine, max(each.values()), seen.hexdigest())
 
 
-@frozen
+@dataclass(frozen=True)
 class _Step:
     """One leaf, or a slab of it: the same rows of each of its regions."""
 
@@ -79,7 +79,7 @@ class _Step:
     size_bytes: int  # the most that any process holds of it
 
 
-@frozen
+@dataclass(frozen=True)
 class _Piece:
     """A replicated part of an array, which one process reads and sends to the other holders."""
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core._results import notebook
 from ckpt_core._tree import Node, importable_type, unflatten
 
@@ -24,7 +23,7 @@ def _shown(values: tuple[Any, ...]) -> str:
     return f"({', '.join(map(repr, values[:3]))}, ... {len(values)} in all)"
 
 
-@frozen
+@dataclass(frozen=True)
 class RestoreReport:
     """What a restore did with each leaf; paths are ``item/path``, as in ``state/w``.
 
@@ -165,7 +164,7 @@ class RestoredStep(Restored):
     step: int
 
 
-@frozen
+@dataclass(frozen=True)
 class LeafInfo:
     """One leaf of a checkpoint: path, type, sharding (JSON, or None) and uncompressed bytes."""
 
@@ -177,7 +176,7 @@ class LeafInfo:
     bytes: int
 
 
-@frozen
+@dataclass(frozen=True)
 class ItemInfo:
     """One item of a checkpoint.
 
@@ -219,7 +218,7 @@ class ItemInfo:
         return sum(leaf.bytes for leaf in self.leaves) + sum(self.files.values())
 
 
-@frozen
+@dataclass(frozen=True)
 class CheckpointInfo:
     """A checkpoint without its arrays; the result of ``inspect``.
 
@@ -256,7 +255,7 @@ class CheckpointInfo:
         return notebook.of_checkpoint(self)
 
 
-@frozen
+@dataclass(frozen=True)
 class Problem:
     """One defect of a checkpoint: the file, what is wrong, and the leaf if known."""
 
@@ -268,7 +267,7 @@ class Problem:
         return f"{self.file}{f' ({self.leaf})' if self.leaf else ''}: {self.what}"
 
 
-@frozen
+@dataclass(frozen=True)
 class VerifyReport:
     """The result of ``verify``: whether every byte of a checkpoint is as it was saved.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._frozen import frozen
 from ckpt_core._operation import logger
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Plan, Trail
@@ -25,7 +25,7 @@ _READER_SECS = 30.0
 """Maximum time that a save waits for readers of a step that it has to move away."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Call:
     """A save, as ``history.plan_save`` is asked about it."""
 

@@ -8,11 +8,10 @@ taken from a listing; nothing here remembers it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointExists
-from ckpt_core._frozen import frozen
 
 _ANY_STEP = 2**63 - 1
 """No step has a greater number."""
@@ -27,7 +26,7 @@ class Identity(NamedTuple):
     token: str  # empty for steps that Orbax wrote
 
 
-@frozen
+@dataclass(frozen=True)
 class Trail:
     """The steps that one Checkpointer saved, restored or rolled back to, and where it stands."""
 

@@ -13,11 +13,11 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ckpt_core._directory import Backend, Claim, introduction, is_dead, is_locked, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
 from ckpt_core._format.untrusted import SHORT_BYTES
-from ckpt_core._frozen import frozen
 from ckpt_core._operation import logger
 from ckpt_core._platform import of_tasks
 
@@ -132,7 +132,7 @@ class Lease:
             self._claim.close()
 
 
-@frozen
+@dataclass(frozen=True)
 class Guard:
     """The lease, with more work at the two moments of a save at which it is asked (``SaveJob.guard``)."""
 

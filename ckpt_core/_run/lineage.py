@@ -15,11 +15,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
-from ckpt_core._frozen import frozen
 
 RUN_FILE = ".ckpt-run"
 """File in the persistent directory; each on a line: name of the run, its lineage, the earlier ones as JSON, and, if there
@@ -39,7 +38,7 @@ Order = tuple[int, int]
 _NO_ORDER: Order = (-1, -1)
 
 
-@frozen
+@dataclass(frozen=True)
 class Lineage:
     """The lineages of a run, and which saves of each count."""
 
@@ -152,7 +151,7 @@ class Left(NamedTuple):
     into: str | None  # name of the directory it is moved to; None to delete it
 
 
-@frozen
+@dataclass(frozen=True)
 class Leaving:
     """What ``.ckpt-leaving`` says."""
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from ckpt_core import _processes
 from ckpt_core._directory import Backend, StepNames, check_step, deleting, reading, resolve
@@ -22,7 +23,6 @@ from ckpt_core._errors import (
 )
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
-from ckpt_core._frozen import frozen
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._run import history
@@ -67,7 +67,7 @@ def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None
             )
 
 
-@frozen
+@dataclass(frozen=True)
 class Listing:
     """What one look at a directory of steps found; of an object store, also what is in each of them."""
 
@@ -288,7 +288,7 @@ def note_deleted(directory: str, step: int) -> None:
         backend.put(directory, RUN_FILE, run.without(step).dump())
 
 
-@frozen
+@dataclass(frozen=True)
 class RunDirectory:
     """A directory of steps, as one Checkpointer uses it."""
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointError, raised_by_another
-from ckpt_core._frozen import frozen
 from ckpt_core._processes import Processes
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._save.plan_digest import (
@@ -56,7 +56,7 @@ def of_process_0(offers: Sequence[Offer]) -> Any:
     return offers[0].own
 
 
-@frozen
+@dataclass(frozen=True)
 class Start:
     """What one process sends to process 0 before it saves."""
 

@@ -14,13 +14,12 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._format.part import Runs, progressions, runs_of
-from ckpt_core._frozen import frozen
 from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite
@@ -38,7 +37,7 @@ States = dict[str, dict[str, str]]
 """Item -> file name -> content."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Holding:
     """What one process holds, as it tells the others before a save."""
 
@@ -97,7 +96,7 @@ def _digest(array: ArrayToWrite) -> str:
     return found.hexdigest()
 
 
-@frozen
+@dataclass(frozen=True)
 class Shares:
     """What the processes of a save hold, as process 0 finds it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ from ckpt_core._directory import (
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, stored_chunks
 from ckpt_core._format.record import FileRecord
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.chunks import BLOCK_BYTES, keyed_parts
 from ckpt_core._layout.regions import whole
 from ckpt_core._operation import logger
@@ -50,7 +49,7 @@ class _SavedArray(NamedTuple):
     source: Any
 
 
-@frozen
+@dataclass(frozen=True)
 class _SavedStep:
     """What a Checkpointer remembers of the last step."""
 
@@ -61,7 +60,7 @@ class _SavedStep:
     files: Mapping[str, FileRecord]  # by path in the step
 
 
-@frozen
+@dataclass(frozen=True)
 class Linked:
     """The result of linking one item."""
 

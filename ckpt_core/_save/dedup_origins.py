@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import FileRecord
-from ckpt_core._frozen import frozen
 from ckpt_core._options import MIB
 from ckpt_core._storage import Extent, KeyRun, Location, StoreContext, read_index
 
@@ -31,7 +31,7 @@ _MOST_ORIGINS = 8
 which it needs the fewest bytes is written anew."""
 
 
-@frozen
+@dataclass(frozen=True)
 class LinkPlan:
     """Which files to link, and which keys the new database takes over."""
 

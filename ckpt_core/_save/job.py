@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_core import _processes
@@ -17,7 +17,6 @@ from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
-from ckpt_core._frozen import frozen
 from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._options import Options, refuse_args, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
@@ -54,7 +53,7 @@ class Guard(Protocol):
         ...
 
 
-@frozen
+@dataclass(frozen=True)
 class RecordFields:
     """What the record (ckpt.json) holds besides the items."""
 
@@ -73,7 +72,7 @@ class RecordFields:
         return RecordFields(self.single, metadata, dict(self.metrics), settings)
 
 
-@frozen
+@dataclass(frozen=True)
 class SaveJob:
     """What one save has to do."""
 
@@ -102,7 +101,7 @@ Landed = tuple[tuple[ArrayToWrite, ...], dict[str, str]]
 """What is written, and what is compared; see ``PreparedItem``."""
 
 
-@frozen
+@dataclass(frozen=True)
 class PreparedItem:
     """One item after the snapshot: later changes by the caller do not reach it."""
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ from ckpt_core._devices import shardings
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import ItemRecord, LeafRecord
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.chunks import chunk_shape
 from ckpt_core._layout.regions import Region, region_size, whole
 from ckpt_core._layout.writers import CutRegion, WriterTurns, cut_region, shared_chunk_bytes
@@ -67,7 +66,7 @@ class PlannedLeaf(NamedTuple):
     whole: Region | None = None  # all of an array on one device, written here as it is: faster
 
 
-@frozen
+@dataclass(frozen=True)
 class TreePlan:
     """How a pytree is stored: everything but its values."""
 

@@ -6,7 +6,7 @@ import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpt_core._directory import Backend
@@ -15,7 +15,6 @@ from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.record import RECORD_FILE, Record
 from ckpt_core._format.rules import View
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import whole
 from ckpt_core._storage import Location
@@ -23,7 +22,7 @@ from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
 
-@frozen
+@dataclass(frozen=True)
 class SavedItem:
     """One item of a checkpoint."""
 
@@ -60,7 +59,7 @@ class SavedItem:
         return list(zip(self.paths, self.specs, strict=True))
 
 
-@frozen
+@dataclass(frozen=True)
 class NativeItem(SavedItem):
     """An item that ckpt wrote; all of this comes from the record."""
 
@@ -78,7 +77,7 @@ class NativeItem(SavedItem):
         )
 
 
-@frozen
+@dataclass(frozen=True)
 class OrbaxItem(SavedItem):
     """An item that Orbax wrote; ``specs`` is empty until its arrays have been opened."""
 
@@ -86,7 +85,7 @@ class OrbaxItem(SavedItem):
     value: Any = None  # of a ``json`` item
 
 
-@frozen
+@dataclass(frozen=True)
 class ExtentItem(SavedItem):
     """A flat dictionary of arrays that each lie in C order at one place of a file, as in safetensors."""
 
@@ -112,7 +111,7 @@ class Recipe(NamedTuple):
     view: View
 
 
-@frozen
+@dataclass(frozen=True)
 class DerivedItem(ExtentItem):
     """What rules make of the tensors of a file; its leaves are those that are wanted."""
 
@@ -120,7 +119,7 @@ class DerivedItem(ExtentItem):
     recipes: Sequence[Recipe] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint with its metadata read, and none of its arrays."""
 
@@ -160,7 +159,7 @@ class Checkpoint:
         return self.path.rpartition("/")[2]
 
 
-@frozen
+@dataclass(frozen=True)
 class NativeCheckpoint(Checkpoint):
     """A checkpoint that ckpt wrote."""
 

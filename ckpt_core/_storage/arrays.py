@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,6 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt, name_file, raised_by_a_handler
 from ckpt_core._format.record import parse_json
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB
@@ -33,7 +33,7 @@ from ckpt_core._storage.past_cache import PastCache
 _MAX_FOREIGN_BYTES = 2**46
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class ForeignArray:
     """An array opened through TensorStore."""
 

@@ -10,14 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._directory.mounted_files import Done, MountedFiles
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME, forked
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import Options
 from ckpt_core._platform import ROOTS
@@ -62,7 +61,7 @@ _ONE_AT_A_TIME = {
 }
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class Location:
     """A directory of a file system, or a prefix of an object store."""
 
@@ -192,7 +191,7 @@ def database_spec(location: Location, manifest: Location | None = None) -> dict[
     return spec if manifest in (None, location) else {**spec, "manifest": manifest.spec()}
 
 
-@frozen(slots=True)
+@dataclass(frozen=True, slots=True)
 class NewDatabase:
     """An OCDBT database that is being written; values of up to 100 bytes stand in its index."""
 

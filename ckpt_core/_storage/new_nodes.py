@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import crc32c
 import numpy as np
 import zstandard
 
-from ckpt_core._frozen import frozen
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._storage.database import FRAME_BYTES, MANIFEST_MAGIC, NODE_MAGIC
 from ckpt_core._storage.location import NODE_BYTES
@@ -30,7 +30,7 @@ _ARITY_LOG2 = 4
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@frozen
+@dataclass(frozen=True)
 class Placed:
     """Where values stand: in data files, or inline."""
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree.code import code_name
 from ckpt_core._tree.fields import (
@@ -43,7 +42,7 @@ MAX_DEPTH = 300
 _PRIMITIVES = (int, float, bool, complex, str, bytes, type(None))
 
 
-@frozen(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Node:
     """One node of a tree's structure: the type of the container, and how to rebuild it."""
 
@@ -91,7 +90,7 @@ def leaf_below(key: str) -> Node:
     return Node("leaf", (), (), key)
 
 
-@frozen(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class FlatTree:
     """A flattened tree: parallel lists of paths and leaves, and the structure."""
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -28,7 +29,6 @@ import ml_dtypes
 import numpy as np
 
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._frozen import frozen
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.code import advice_for, function_name
@@ -80,7 +80,7 @@ KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 """Size of one key of each PRNG implementation, in uint32 words."""
 
 
-@frozen
+@dataclass(frozen=True)
 class LeafSpec:
     """Kind, dtype and shape of a leaf."""
 

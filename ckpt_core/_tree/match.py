@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
-from ckpt_core._frozen import frozen
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.patterns import Named, Select
 
 
-@frozen
+@dataclass(frozen=True)
 class MatchRules:
     """How strictly saved and wanted leaves must agree."""
 

@@ -10,7 +10,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._stats import differ
 from ckpt_core.bench._tags import is_rate
@@ -21,7 +20,7 @@ GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory
 """Only these metrics make a comparison fail: memory and counters vary without a reason."""
 
 
-@frozen
+@dataclasses.dataclass(frozen=True)
 class Delta:
     """One metric of one case; ``change`` is that of the median as a fraction of the baseline, above 0 is worse."""
 
@@ -35,7 +34,7 @@ class Delta:
     worse: bool
 
 
-@frozen
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """The comparison of a result with a baseline."""
 
@@ -93,13 +92,11 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
         version = content["schema_version"]
         content["environment"], content["benchmarks"]  # pyright: ignore[reportUnusedExpression]
     except FileNotFoundError as error:
-        raise ConfigError(str(path), [(0, "there is no such baseline")]) from error
+        raise ConfigError(str(path), "there is no such baseline") from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [(0, f"is no baseline: {error!r}")]) from error
+        raise ConfigError(str(path), f"is no baseline: {error!r}") from error
     if version != SCHEMA_VERSION:
-        raise ConfigError(
-            str(path), [(0, f"is of version {version}; this ckpt reads {SCHEMA_VERSION}")]
-        )
+        raise ConfigError(str(path), f"is of version {version}; this ckpt reads {SCHEMA_VERSION}")
     return content
 
 
@@ -111,7 +108,7 @@ def compare(result: SuiteResult, path: Path, threshold: float) -> Comparison:
         if then.get(fact) != now.get(fact):
             raise ConfigError(
                 str(path),
-                [(0, f"was measured with {fact} {then.get(fact)}, this is {now.get(fact)}")],
+                f"was measured with {fact} {then.get(fact)}, this is {now.get(fact)}",
             )
     deltas: list[Delta] = []
     missing: list[str] = []

@@ -9,22 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from ckpt_core._frozen import frozen
-from ckpt_core.bench._yaml import (
-    Is,
-    LinedDict,
-    LinedList,
-    Natural,
-    Positive,
-    Reader,
-    Text,
-    nearest,
-    read_yaml,
-)
+from ckpt_core.bench._yaml import Is, Natural, Positive, Reader, Text, read_yaml
 
 PATHWAYS = (
     "Pathways is not supported: ckpt runs wherever plain jax and jax.distributed do; "
@@ -57,7 +46,7 @@ _Degrees: TypeAlias = Annotated[
 _SOME = Is("a list of at least one", bool)
 
 
-@frozen
+@dataclass(frozen=True)
 class ArraySpec:
     """A synthetic array, or ``count`` of them; ``sharding`` has for each dimension a mesh axis, several, or None."""
 
@@ -67,14 +56,14 @@ class ArraySpec:
     count: Positive | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class PlainSpec:
     """A leaf that is not an array: ``int`` or ``str``."""
 
     kind: str
 
 
-@frozen
+@dataclass(frozen=True)
 class CheckpointConfig:
     """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
 
@@ -85,7 +74,7 @@ class CheckpointConfig:
     sharding_config_path: Text | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class MeshConfig:
     """A mesh of devices; skipped unless the product of its axes is the number of devices."""
 
@@ -103,16 +92,15 @@ class MeshConfig:
         return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-@frozen
+@dataclass(frozen=True)
 class BenchmarkConfig:
     """One entry of ``benchmarks``: a generator by its import path, and its options."""
 
     generator: Text
-    options: Annotated[LinedDict | None, Is("a mapping")] = field(default_factory=LinedDict)
-    line: int = 0
+    options: Annotated[Mapping[str, Any] | None, Is("a mapping")] = None
 
 
-@frozen
+@dataclass(frozen=True)
 class SuiteConfig:
     """A suite file.
 
@@ -143,7 +131,7 @@ def load_suite(path: str | os.PathLike[str]) -> SuiteConfig:
     """Reads a suite from a YAML file.
 
     Raises:
-        ConfigError: the file has errors; lists all of them, each with its line.
+        ConfigError: the file has errors; lists all of them, each with its key.
         FileNotFoundError: there is no such file.
 
     Example:
@@ -158,20 +146,20 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
     """Reads a suite from a text; ``file`` is its name in error messages.
 
     Raises:
-        ConfigError: the text has errors; lists all of them, each with its line.
+        ConfigError: the text has errors; lists all of them, each with its key.
     """
-    given, line = read_yaml(text, file)
+    given = read_yaml(text, file)
     reader = Reader(file)
     but = ("file", "checkpoints", "meshes")
-    found = reader.fields(given, line, "the suite", SuiteConfig, more=_ELSEWHERE, but=but)
-    if not isinstance(given, LinedDict):
+    found = reader.fields(given, "", SuiteConfig, *_ELSEWHERE, but=but)
+    if not isinstance(given, dict):
         reader.finish()
     if given.get("simdevice") is not None:
-        reader.complain(given.lines["simdevice"], f"simdevice: {PATHWAYS}")
+        reader.complain(f"simdevice: {PATHWAYS}")
     checkpoints = _one_or_many(reader, given, "checkpoint_config", _checkpoint)
     meshes = _one_or_many(reader, given, "mesh_config", _mesh)
     if "benchmarks" in found:
-        found["benchmarks"] = _each(reader, given["benchmarks"], _benchmark)
+        found["benchmarks"] = _each(reader, given, "benchmarks", _benchmark)
     reader.finish()
     found |= {"checkpoints": _named(checkpoints) or (CheckpointConfig(),)}
     return SuiteConfig(file=file, meshes=meshes or (None,), **found)
@@ -180,22 +168,20 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
 _ELSEWHERE = ("checkpoint_config", "checkpoint_configs", "mesh_config", "mesh_configs", "simdevice")
 
 
-def _one_or_many(reader: Reader, given: LinedDict, key: str, parse: Any) -> tuple[Any, ...]:
+def _one_or_many(reader: Reader, given: Mapping[str, Any], key: str, parse: Any) -> tuple[Any, ...]:
     """The parsed values under ``key`` (one) or ``<key>s`` (a list); giving both is an error."""
     many = f"{key}s"
     if key in given and many in given:
-        reader.complain(given.lines[many], f"give {key} or {many}, not both")
+        reader.complain(f"give {key} or {many}, not both")
     elif key in given:
-        return (parse(reader, given[key], given.lines[key]),)
-    elif many in given:
-        some = Annotated[tuple[Any, ...], _SOME]
-        if reader.value(many, given[many], some, given.lines[many]):
-            return _each(reader, given[many], parse)
+        return (parse(reader, given[key], key),)
+    elif many in given and reader.value(many, given[many], Annotated[tuple[Any, ...], _SOME]):
+        return _each(reader, given, many, parse)
     return ()
 
 
-def _each(reader: Reader, given: LinedList, parse: Any) -> tuple[Any, ...]:
-    return tuple(parse(reader, *one) for one in zip(given, given.lines, strict=True))
+def _each(reader: Reader, given: Mapping[str, Any], key: str, parse: Any) -> tuple[Any, ...]:
+    return tuple(parse(reader, one, f"{key}[{index}]") for index, one in enumerate(given[key]))
 
 
 def _named(checkpoints: tuple[CheckpointConfig, ...]) -> tuple[CheckpointConfig, ...]:
@@ -206,53 +192,50 @@ def _named(checkpoints: tuple[CheckpointConfig, ...]) -> tuple[CheckpointConfig,
     )
 
 
-def _checkpoint(reader: Reader, given: Any, line: int) -> CheckpointConfig:
+def _checkpoint(reader: Reader, given: Any, where: str) -> CheckpointConfig:
     pathways = "load_with_colocated_python"
-    found = reader.fields(given, line, "checkpoint_config", CheckpointConfig, more=(pathways,))
+    found = reader.fields(given, where, CheckpointConfig, pathways)
     spec, path = found.get("spec"), found.get("path")
     if spec is not None and path is not None:
-        reader.complain(line, "checkpoint_config has spec and path; give exactly one")
+        reader.complain(f"{where} has spec and path; give exactly one")
     if found.get("sharding_config_path") is not None and path is None:
-        reader.complain(given.lines["sharding_config_path"], "sharding_config_path needs path")
-    if isinstance(given, LinedDict) and given.get(pathways):
-        reader.complain(given.lines[pathways], f"{pathways}: {PATHWAYS}")
+        reader.complain(f"{where}.sharding_config_path needs path")
+    if isinstance(given, dict) and given.get(pathways):
+        reader.complain(f"{where}.{pathways}: {PATHWAYS}")
     if spec is not None:
-        found["spec"] = _spec(reader, spec)
+        found["spec"] = _spec(reader, spec, f"{where}.spec")
     return CheckpointConfig(**found)
 
 
-def _spec(reader: Reader, given: LinedDict) -> dict[str, Any]:
-    return {name: _leaf(reader, name, one, given.lines[name]) for name, one in given.items()}
+def _spec(reader: Reader, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {name: _leaf(reader, one, f"{where}.{name}") for name, one in given.items()}
 
 
-def _leaf(reader: Reader, name: str, given: Any, line: int) -> Any:
+def _leaf(reader: Reader, given: Any, where: str) -> Any:
     if isinstance(given, str):
         if given not in ("int", "str"):
-            reader.complain(line, f"{name}: {given!r} is no leaf; 'int' and 'str' are")
+            reader.complain(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
         return PlainSpec(given)
-    children = given.values() if isinstance(given, LinedDict) else ()
+    children = given.values() if isinstance(given, dict) else ()
     is_array = not children or {"dtype", "shape"} & set(given)
     if not is_array and all(isinstance(one, dict | str) for one in children):
-        return _spec(reader, given)
+        return _spec(reader, given, where)
     # where there are problems, nobody gets the array
     defaults: dict[str, Any] = {"dtype": "float32", "shape": ()}
-    return ArraySpec(**(defaults | reader.fields(given, line, f"the array {name}", ArraySpec)))
+    return ArraySpec(**(defaults | reader.fields(given, where, ArraySpec)))
 
 
-def _mesh(reader: Reader, given: Any, line: int) -> MeshConfig:
-    found = reader.fields(given, line, "mesh_config", MeshConfig)
+def _mesh(reader: Reader, given: Any, where: str) -> MeshConfig:
+    found = reader.fields(given, where, MeshConfig)
     axes = found["mesh_axes"] = found.get("mesh_axes", ())
     for key in ("ici_parallelism", "dcn_parallelism"):
-        for axis, line in found[key].lines.items() if found.get(key) else ():
-            if axes and axis not in axes:
-                text = f"{key}: {axis!r} is none of the mesh_axes{nearest(axis, axes)}"
-                reader.complain(line, text)
+        if axes:
+            known = f"{where}.{key}: the mesh_axes lack"
+            reader.unknown(found.get(key) or {}, axes, known)
     found["ici_parallelism"] = found.get("ici_parallelism") or {}
     return MeshConfig(**found)
 
 
-def _benchmark(reader: Reader, given: Any, line: int) -> BenchmarkConfig:
-    found = reader.fields(given, line, "a benchmark", BenchmarkConfig, but=("line",))
-    if isinstance(given, LinedDict):
-        line = given.lines.get("generator", line)
-    return BenchmarkConfig(found.get("generator", ""), found.get("options") or LinedDict(), line)
+def _benchmark(reader: Reader, given: Any, where: str) -> BenchmarkConfig:
+    found = reader.fields(given, where, BenchmarkConfig)
+    return BenchmarkConfig(found.get("generator", ""), found.get("options"))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._frozen import frozen
 
 if TYPE_CHECKING:
     from ckpt_core.bench._measure import Metrics
 
 
-@frozen
+@dataclass(frozen=True)
 class BenchmarkOptions:
     """Base class for the options of a generator: a frozen dataclass with a default for every field.
 
@@ -48,7 +47,7 @@ class Skipped(CheckpointError):
     """Raise this in a ``test_fn`` that cannot run here: the results list it as skipped, not failed."""
 
 
-@frozen
+@dataclass(frozen=True)
 class TestContext:
     """The argument of a ``test_fn``.
 
@@ -77,7 +76,7 @@ class TestContext:
         return None if self.trace_root is None else f"{self.trace_root}__{operation}"
 
 
-@frozen
+@dataclass(frozen=True)
 class TestResult:
     """The result of a ``test_fn``.
 

@@ -110,17 +110,17 @@ def load_onto(path: str, sharding_path: str | None) -> Any:
     if sharding_path is None:
         return ckpt.load(path)
     wanted = _wanted_shardings(sharding_path)
-    problems: list[tuple[int, str]] = []
+    problems: list[str] = []
     for leaf in (leaf for item in ckpt.inspect(path).items.values() for leaf in item.leaves):
         name = leaf.path.replace("/", ".")
         if name not in wanted and leaf.kind == "jax":
-            problems.append((0, f"lacks the leaf {name!r}{nearest(name, wanted)}"))
+            problems.append(f"lacks the leaf {name!r}{nearest(name, wanted)}")
         elif name in wanted and wanted[name][:2] != (leaf.shape, leaf.dtype):
             shape, dtype, _ = wanted[name]
             saved = f"{leaf.dtype}{list(leaf.shape)}"
-            problems.append((0, f"{name}: wants {dtype}{list(shape)}, saved is {saved}"))
+            problems.append(f"{name}: wants {dtype}{list(shape)}, saved is {saved}")
     if problems:
-        raise ConfigError(sharding_path, problems)
+        raise ConfigError(sharding_path, *problems)
     return ckpt.load(path, sharding=lambda leaf, _: wanted[leaf.replace("/", ".")][2])
 
 
@@ -136,14 +136,14 @@ def _wanted_shardings(file: str) -> dict[str, tuple[tuple[int, ...], str, NamedS
             for name, entry in json.loads(Path(file).read_text(encoding="utf-8")).items()
         }
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ConfigError(file, [(0, f"is no sharding file: {error!r}")]) from error
+        raise ConfigError(file, f"is no sharding file: {error!r}") from error
 
 
 def _named_sharding(described: Mapping[str, Any]) -> NamedSharding:
     shape, axes = described["mesh"]["shape"], described["mesh"]["axes"]
     count, there = int(np.prod(shape)), jax.device_count()
     if there < count:
-        raise ConfigError("sharding", [(0, f"wants a mesh of {count} devices, there are {there}")])
+        raise ConfigError("sharding", f"wants a mesh of {count} devices, there are {there}")
     spec = [tuple(entry) if isinstance(entry, list) else entry for entry in described["spec"]]
     mesh = Mesh(np.array(jax.devices()[:count]).reshape(shape), tuple(axes))
     return NamedSharding(mesh, PartitionSpec(*spec))

@@ -11,14 +11,13 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
 from ckpt_core.bench._results import CaseResult
-from ckpt_core.bench._yaml import LinedDict, Reader, nearest
+from ckpt_core.bench._yaml import Reader, nearest
 
 
-@frozen
+@dataclasses.dataclass(frozen=True)
 class Case:
     """One combination; its ``name`` is stable over runs and revisions, its ``label`` the difference to the others of its ``group``."""
 
@@ -71,7 +70,7 @@ def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[Benchmark
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        reader.complain(config.line, f"generator: cannot import {module_name}: {error}")
+        reader.complain(f"generator: cannot import {module_name}: {error}")
         return None
     found = getattr(module, name, None)
     if isinstance(found, type) and issubclass(found, BenchmarksGenerator):
@@ -84,7 +83,7 @@ def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[Benchmark
         and value is not BenchmarksGenerator
     ]
     what = "has no class" if found is None else "has no BenchmarksGenerator"
-    reader.complain(config.line, f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
+    reader.complain(f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
     return None
 
 
@@ -94,8 +93,9 @@ def _axes(
     """Option -> its values, in the order of the class's fields; checks them against its types."""
     hints = typing.get_type_hints(options, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(options)}
-    given = config.options or LinedDict()
+    given = config.options or {}
     reader.unknown(given, fields, f"{options.__name__} has no option")
+    where = f"{config.generator}: "
     axes: dict[str, list[Any]] = {}
     for name, field in fields.items():
         value = given[name] if name in given else _default(field)
@@ -103,9 +103,9 @@ def _axes(
         if name not in given:
             continue
         if not values:
-            reader.complain(given.lines[name], f"{name} is an empty list: nothing would run")
+            reader.complain(f"{where}{name} is an empty list: nothing would run")
         for one in values:
-            reader.value(name, one, hints[name], given.lines[name])
+            reader.value(where + name, one, hints[name])
     return axes
 
 

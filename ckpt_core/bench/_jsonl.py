@@ -55,9 +55,9 @@ def read_result(path: Path) -> SuiteResult:
         # What follows the last newline is empty, or a line that a killed process did not finish.
         return _result([json.loads(line) for line in lines[:-1]])
     except FileNotFoundError as error:
-        raise ConfigError(str(path), [(0, "there is no such file")]) from error
+        raise ConfigError(str(path), "there is no such file") from error
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(str(path), [(0, f"is no results.jsonl: {error!r}")]) from error
+        raise ConfigError(str(path), f"is no results.jsonl: {error!r}") from error
 
 
 def _result(records: Sequence[Mapping[str, Any]]) -> SuiteResult:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._stats import Summary, summarize
 from ckpt_core.bench._tags import is_rate
 
@@ -16,7 +15,7 @@ Values = Mapping[str, Mapping[str, list[float]]]
 WARM_UP, TRACED, COUNTED = "warm-up", "traced", "counted"
 
 
-@frozen
+@dataclass(frozen=True)
 class Run:
     """One run of one case."""
 
@@ -33,7 +32,7 @@ class Run:
     skipped: str | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class CaseResult:
     """One case with all of its runs."""
 
@@ -79,7 +78,7 @@ class CaseResult:
         ]
 
 
-@frozen
+@dataclass(frozen=True)
 class SuiteResult:
     """A whole run of a suite; ``interrupted``: Ctrl-C or a kill ended it, and the result holds the runs that had ended."""
 

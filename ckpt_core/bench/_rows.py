@@ -6,8 +6,8 @@ Each output chooses its columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._results import CaseResult
 from ckpt_core.bench._stats import Summary
@@ -17,7 +17,7 @@ ACKNOWLEDGED = ("save", "save_background")
 """Operations after which a save is acknowledged. `save_blocking` acknowledges nothing."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Row:
     """One case in the table of one operation: its times, and a text for each column."""
 

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 from ckpt_core import _processes
 from ckpt_core._background.threads import start_daemon
 from ckpt_core._directory import PosixBackend
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
 from ckpt_core.bench._environment import describe_environment
@@ -38,7 +37,7 @@ AGREEMENT_SECS = 1800.0
 """How long processes wait for the slowest of them after a run."""
 
 
-@frozen
+@dataclass(frozen=True)
 class RunSettings:
     """Where and how a suite runs.
 
@@ -83,7 +82,7 @@ def run_suite(
 
     cases = [case for case in expand(suite) if _matches(case, settings.only)]
     if not cases:
-        raise ConfigError(suite.file, [(0, f"no case matches {settings.only!r}")])
+        raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
     suite = replace(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._frozen import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class Summary:
     """The statistics of one metric; ``ci95`` is half the width of the 95 % confidence interval of the mean, None for one value."""
 

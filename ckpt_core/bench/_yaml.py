@@ -1,4 +1,4 @@
-"""YAML whose mappings and lists know their lines, so that an error can name the line; values against type hints."""
+"""YAML, and its values against type hints; an error names the key."""
 
 from __future__ import annotations
 
@@ -12,82 +12,26 @@ from ckpt_core._errors import CheckpointError
 
 
 class ConfigError(CheckpointError, ValueError):
-    """A file that cannot be used; the message lists every problem in it with file and line.
+    """A file that cannot be used; the message lists every problem in it, each with its key.
 
     Attributes:
-        problems: (line, text) of each problem, in the order of the file; line 0 if it has no line.
+        problems: the text of each problem.
     """
 
-    def __init__(self, file: str, problems: Iterable[tuple[int, str]]) -> None:
+    def __init__(self, file: str, *problems: str) -> None:
         self.file = file
-        self.problems = tuple(sorted(problems))
-        super().__init__(
-            "\n".join(
-                f"{file}:{line}: {text}" if line else f"{file}: {text}"
-                for line, text in self.problems
-            )
-        )
+        self.problems = problems
+        super().__init__("\n".join(f"{file}: {text}" for text in problems))
 
 
-class LinedDict(dict[str, Any]):
-    """A mapping of a file; ``lines`` has the line of each key."""
-
-    lines: dict[str, int]
-
-
-class LinedList(list[Any]):
-    """A list of a file; ``lines`` has the line of each entry."""
-
-    lines: list[int]
-
-
-def read_yaml(text: str, file: str) -> tuple[Any, int]:
-    """A YAML document as plain values, with ``LinedDict`` and ``LinedList``, and its first line."""
+def read_yaml(text: str, file: str) -> Any:
+    """A YAML document as plain values."""
     import yaml
 
-    def line_of(node: Any) -> int:
-        return node.start_mark.line + 1
-
-    def mapping(loader: Any, node: Any) -> LinedDict:
-        found, found.lines = LinedDict(), {}
-        for key_node, _ in node.value:
-            if key_node.tag.endswith(":merge"):  # `<<: *anchor`, whose keys may be set anew
-                continue
-            key, line = loader.construct_object(key_node, deep=True), line_of(key_node)
-            if not isinstance(key, str):
-                raise ConfigError(file, [(line, f"key {key!r} must be text")])
-            if key in found.lines:
-                where = f"here twice, first on line {found.lines[key]}"
-                raise ConfigError(file, [(line, f"key {key!r} is {where}")])
-            found.lines[key] = line
-        loader.flatten_mapping(node)
-        for key_node, value_node in node.value:
-            key = loader.construct_object(key_node, deep=True)
-            found[key] = loader.construct_object(value_node, deep=True)
-            found.lines[key] = line_of(key_node)
-        return found
-
-    def sequence(loader: Any, node: Any) -> LinedList:
-        found = LinedList(loader.construct_object(child, deep=True) for child in node.value)
-        found.lines = [line_of(child) for child in node.value]
-        return found
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
-    Loader.add_constructor("tag:yaml.org,2002:seq", sequence)
-    loader = Loader(text)
     try:
-        root = loader.get_single_node()
-        if root is None:
-            raise ConfigError(file, [(0, "is empty; a suite needs suite_name and benchmarks")])
-        return loader.construct_document(root), line_of(root)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ConfigError(file, [(line, f"not YAML: {error.problem}")]) from error
-    finally:
-        loader.dispose()
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(file, f"not YAML: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +61,10 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, list) and all(fits(one, arguments[0]) for one in value)
     if origin is Mapping:
-        return isinstance(value, dict) and all(fits(one, arguments[1]) for one in value.values())
+        keys, values = (value, value.values()) if isinstance(value, dict) else ([None], ())
+        return all(isinstance(one, str) for one in keys) and all(
+            fits(one, arguments[1]) for one in values
+        )
     if hint in (int, float):
         kinds = int if hint is int else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool)
@@ -145,57 +92,51 @@ class Reader:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.problems: list[tuple[int, str]] = []
+        self.problems: list[str] = []
 
-    def complain(self, line: int, text: str) -> None:
+    def complain(self, text: str) -> None:
         """Records a problem."""
-        self.problems.append((line, text))
+        self.problems.append(text)
 
     def finish(self) -> None:
         """Raises ConfigError if there was any problem."""
         if self.problems:
-            raise ConfigError(self.file, self.problems)
+            raise ConfigError(self.file, *self.problems)
 
-    def value(self, name: str, value: Any, hint: Any, line: int) -> bool:
+    def value(self, name: str, value: Any, hint: Any) -> bool:
         """Whether a value fits; a problem if not."""
         if fits(value, hint):
             return True
-        self.complain(line, f"{name} must be {_spelled(hint)}, not {_described(value)}")
+        self.complain(f"{name} must be {_spelled(hint)}, not {_described(value)}")
         return False
 
     def fields(
-        self,
-        given: Any,
-        line: int,
-        what: str,
-        kind: type[Any],
-        *,
-        more: Iterable[str] = (),
-        but: Iterable[str] = (),
+        self, given: Any, where: str, kind: type[Any], *more: str, but: Iterable[str] = ()
     ) -> dict[str, Any]:
         """Those values of a mapping that fit the fields of a dataclass, ``but`` some; problems for all other keys than ``more``."""
-        if not self.value(what, given, Annotated[LinedDict, Is("a mapping")], line):
+        what = where or "the suite"
+        if not self.value(what, given, Annotated[dict[str, Any], Is("a mapping")]):
             return {}
         hints = get_type_hints(kind, include_extras=True)
         fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in but}
-        known = [*fields, *more]
-        meant = self.unknown(given, known, f"{what} has no key")
+        meant = self.unknown(given, [*fields, *more], f"{what} has no key")
         for name, field in fields.items():
             needed = field.default is field.default_factory is dataclasses.MISSING
             if needed and name not in given and name not in meant:  # a misspelled one was reported
-                self.complain(line, f"{what} lacks the key {name!r}")
+                self.complain(f"{what} lacks the key {name!r}")
+        prefix = f"{where}." if where else ""
         return {
             name: _tuples(given[name])
             for name in fields
-            if name in given and self.value(name, given[name], hints[name], given.lines[name])
+            if name in given and self.value(prefix + name, given[name], hints[name])
         }
 
-    def unknown(self, given: LinedDict, known: Iterable[str], complaint: str) -> set[str]:
+    def unknown(self, given: Mapping[Any, Any], known: Iterable[str], complaint: str) -> set[str]:
         """Complains about the keys that are not known; returns those that were probably meant."""
         others = [key for key in given if key not in known]
         for key in others:
-            self.complain(given.lines[key], f"{complaint} {key!r}{nearest(key, known)}")
-        return {close for key in others for close in difflib.get_close_matches(key, known, n=1)}
+            self.complain(f"{complaint} {key!r}{nearest(key, known)}")
+        return {close for key in others for close in difflib.get_close_matches(str(key), known, 1)}
 
 
 def _tuples(value: Any) -> Any:
@@ -214,10 +155,10 @@ def _described(value: Any) -> str:
     return f"{names.get(type(value), type(value).__name__)} {value!r}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: object, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)``, or the list of all known words if none is similar."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (there are: {', '.join(known)})" if known else ""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from ckpt_core._directory import PosixBackend
-from ckpt_core._frozen import frozen
 
 # The first matching pattern explains a path. Order matters: the general patterns come last.
 _EXPLAINED = tuple(
@@ -47,7 +47,7 @@ _EXPLAINED = tuple(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class Part:
     """Files with the same purpose: name, number, size and purpose."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import typer
@@ -14,13 +14,12 @@ from rich.table import Table
 from ckpt_core._directory import resolve
 from ckpt_core._directory.probe import probe_directory
 from ckpt_core._doctor import Interval, Tier, best_intervals, copy_bytes_per_sec, probe_store
-from ckpt_core._frozen import frozen
 from ckpt_core._platform import ROOTS
 from ckpt_core._storage import Location
 from ckpt_core.cli._text import console, counted, escape, print_json, size
 
 
-@frozen
+@dataclass(frozen=True)
 class Question:
     """What the user said; checked."""
 

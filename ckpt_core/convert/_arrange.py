@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._format.rules import Rule, bind
-from ckpt_core._frozen import frozen
 from ckpt_core._load.derived import under_rules
 from ckpt_core._saved import ExtentItem, Recipe
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
@@ -24,7 +23,7 @@ from ckpt_core.convert._source import Array, Slot, Source
 _Leaves = list[tuple[Path, Any]]
 
 
-@frozen
+@dataclass(frozen=True)
 class Arrangement:
     """What the caller of an import asked for; see ``import_weights``."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
 from ckpt_core._format.treedef import TreeBounds, letters_of
-from ckpt_core._frozen import frozen
 from ckpt_core._tree import Node, Path, flatten
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name, leaf_spec
 
@@ -31,7 +30,7 @@ class Slot:
         self.spec, self.place, self.refused = spec, place, refused
 
 
-@frozen
+@dataclass(frozen=True)
 class Source:
     """A tree, part by part."""
 

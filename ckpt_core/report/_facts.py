@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ckpt_core._directory import Trace
-from ckpt_core._frozen import frozen
 from ckpt_core._look.statistics import LeafStatistics
 from ckpt_core._results import CheckpointInfo, VerifyReport
 from ckpt_core.report._table import Table, shortened
@@ -33,7 +32,7 @@ class ItemFacts(NamedTuple):
     files: int
 
 
-@frozen
+@dataclass(frozen=True)
 class StepFacts:
     """One step, as its metadata describes it."""
 
@@ -65,7 +64,7 @@ class StepFacts:
         return not self.verified[0].ok
 
 
-@frozen
+@dataclass(frozen=True)
 class Report:
     """All that a page shows.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ckpt_core._frozen import frozen
+from dataclasses import dataclass
 
 
-@frozen
+@dataclass(frozen=True)
 class Request:
     """What a report reads beside the metadata.
 

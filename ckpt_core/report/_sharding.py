@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from ckpt_core._frozen import frozen
 
 MOST_BLOCKS = 1024
 """More are not drawn: a page shows no more squares than this."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Drawing:
     """How an array lies over a mesh."""
 

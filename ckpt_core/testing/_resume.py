@@ -6,14 +6,14 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core._frozen import frozen
 from ckpt_core.testing._prints import first_difference
 from ckpt_core.testing._runs import By, Run, Train, run_here, run_in_process
 
 
-@frozen
+@dataclass(frozen=True)
 class ExactResume:
     """What ``assert_exact_resume`` compared.
 

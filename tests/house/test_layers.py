@@ -19,7 +19,6 @@ from tests.support.paths import PACKAGE
 # From the ground up. A module imports from lower rows only; a room (a package, or a package in one)
 # counts as one module and may import within itself as it likes.
 LAYERS: list[tuple[str, set[str]]] = [
-    ("0 frozen dataclasses", {"_frozen"}),
     ("0 errors", {"_errors"}),
     ("0 arguments that a call does not have", {"arguments"}),
     ("0 ground", {"_fork", "_items", "_lazy", "_options", "_platform", "_words"}),

@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from ckpt_core._frozen import frozen
 from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
 from ckpt_core.arguments import an
 
@@ -36,7 +35,7 @@ def __dir__() -> list[str]:
     return list(_POLICIES)  # tab completion shows only the policies
 
 
-@frozen
+@dataclass(frozen=True)
 class StepFacts:
     """What a keep policy gets to know about one step.
 
@@ -60,7 +59,7 @@ Chooser = Callable[[Sequence[StepFacts]], Iterable[int]]
 _NO_TIME = "when it was written is not known"
 
 
-@frozen
+@dataclass(frozen=True)
 class KeepPolicy:
     """Called with all steps, ascending: returns ``{step: reason}`` for those to keep.
 

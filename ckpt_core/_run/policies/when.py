@@ -10,9 +10,9 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 from functools import partial
 
-from ckpt_core._frozen import frozen
 from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
 
 _POLICIES = ("at_steps", "continuously", "every_secs", "every_steps", "first", "preempted")
@@ -22,7 +22,7 @@ def __dir__() -> list[str]:
     return list(_POLICIES)  # tab completion shows only the policies
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SaveContext:
     """What a save policy gets to know besides the step number.
 
@@ -43,7 +43,7 @@ class SaveContext:
 Decision = Callable[[int, SaveContext], bool]
 
 
-@frozen
+@dataclass(frozen=True)
 class SavePolicy:
     """Called with a step and a ``SaveContext``: True to save; ``a | b`` saves if either does."""
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import stat
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ckpt_core._directory import (
     PosixBackend,
@@ -21,7 +22,6 @@ from ckpt_core._directory import (
     remove_empty,
 )
 from ckpt_core._errors import CheckpointError, raised_by_a_handler
-from ckpt_core._frozen import frozen
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
 from ckpt_core._run.lineage import RUN_FILE
@@ -33,7 +33,7 @@ _LEVELS = 3
 """Folders of processes, of steps and copies, and of copied steps."""
 
 
-@frozen
+@dataclass(frozen=True)
 class LocalRun:
     """What one run left in a local directory of this host."""
 

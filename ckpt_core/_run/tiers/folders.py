@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ckpt_core._directory import (
@@ -31,7 +32,6 @@ from ckpt_core._directory import (
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
-from ckpt_core._frozen import frozen
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.lineage import Lineage
@@ -91,7 +91,7 @@ def hashes_of(persistent: str) -> tuple[str, str]:
     return now, earlier
 
 
-@frozen
+@dataclass(frozen=True)
 class Place:
     """A part of a step, and where it is."""
 

@@ -15,12 +15,11 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from ckpt_core._format.part import Runs, contains, progressions, runs_of
-from ckpt_core._frozen import frozen
 from ckpt_core._run.lineage import Order
 
 _NAMED = 5
@@ -63,7 +62,7 @@ class Source(NamedTuple):
     writer: int  # the process that wrote it
 
 
-@frozen
+@dataclass(frozen=True)
 class WholeStep:
     """A step that every process has or can get."""
 
@@ -77,7 +76,7 @@ class WholeStep:
     rest: dict[int, list[Source]] = field(default_factory=dict[int, list[Source]])
 
 
-@frozen
+@dataclass(frozen=True)
 class Judgement:
     """Which steps are whole in the local directories."""
 
@@ -109,7 +108,7 @@ class Judgement:
         return _dumps([publish(rows), steps, list(self.partial.items()), self.lost, self.unread])
 
 
-@frozen
+@dataclass(frozen=True)
 class StepHere:
     """A whole step, as one process knows it."""
 
@@ -122,7 +121,7 @@ class StepHere:
     piece: Callable[[int], list[Source]]  # from where the n-th of them may be fetched
 
 
-@frozen
+@dataclass(frozen=True)
 class LocalSteps:
     """A judgement, as one process knows it."""
 
@@ -169,7 +168,7 @@ def _order(value: Sequence[Any]) -> Order:
     return position, count
 
 
-@frozen
+@dataclass(frozen=True)
 class LocalParts:
     """What one process tells the others."""
 

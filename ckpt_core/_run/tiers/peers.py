@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpt_core._directory import (
@@ -37,7 +37,6 @@ from ckpt_core._exchange import (
     route_to,
 )
 from ckpt_core._format.record import RECORD_FILE, load_record
-from ckpt_core._frozen import frozen
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, Table, coordinator_host, next_tag
@@ -118,7 +117,7 @@ class Offers:
             return None
 
 
-@frozen
+@dataclass(frozen=True)
 class Peers:
     """The processes of a run, and where each serves its local steps."""
 
@@ -183,7 +182,7 @@ class Peers:
                 self.processes.retire(self.folder)
 
 
-@frozen
+@dataclass(frozen=True)
 class _Opening:
     """What process 0 answers to the networks of all, the same to each."""
 

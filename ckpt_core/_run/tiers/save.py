@@ -6,13 +6,12 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.part import Part
-from ckpt_core._frozen import frozen
 from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.judge import CopyState, judge_copies
@@ -28,7 +27,7 @@ class NotReplaced(CheckpointError):
     """An overwrite has failed in the persistent directory, so the fast one keeps the old step, too."""
 
 
-@frozen
+@dataclass(frozen=True)
 class StepToSave:
     """The items of one step and the fields of its record; see ``Checkpointer.save``."""
 
@@ -43,7 +42,7 @@ class StepToSave:
     ended: Callable[[], None] = lambda: None
 
 
-@frozen
+@dataclass(frozen=True)
 class Saved:
     """What all processes agreed on in a save."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +13,13 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._data import abstract, total_bytes
 from ckpt_core.bench.generators._save_load import data_of
 from ckpt_core.bench.libraries import library
 
 
-@frozen
+@dataclass(frozen=True)
 class CheckpointerLoopOptions(bench.BenchmarkOptions):
     """Attributes:
     library: ``ckpt`` or ``orbax_v0_manager``.

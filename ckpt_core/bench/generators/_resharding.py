@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._data import abstract, load_onto, total_bytes
 from ckpt_core.bench.generators._save_load import (
@@ -21,7 +21,7 @@ from ckpt_core.bench.generators._save_load import (
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class ReshardingOptions(SaveLoadOptions):
     """Those of ``SaveLoad``, and what to load.
 
@@ -97,7 +97,7 @@ def _turned(leaf: Any, mesh: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=turned)
 
 
-@frozen
+@dataclass(frozen=True)
 class LoadAndBroadcastOptions(ReshardingOptions):
     """Those of ``Resharding``, with broadcast turned on."""
 

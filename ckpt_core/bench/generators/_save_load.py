@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
 from ckpt_core import bench
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._data import abstract, total_bytes
 from ckpt_core.bench._settle import drop_page_cache, fsync_all, warm_free_memory
@@ -24,7 +24,7 @@ _WORDS: dict[str, dict[Any, str]] = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class SaveLoadOptions(bench.BenchmarkOptions):
     """What to save and load with; null leaves a setting to the library.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core._frozen import frozen
 from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._data import abstract, total_bytes
 from ckpt_core.bench.generators._save_load import (
@@ -25,7 +25,7 @@ from ckpt_core.bench.generators._save_load import (
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class UniformLeavesOptions(SaveLoadOptions):
     """Those of ``SaveLoad``, and the size of the state.
 
@@ -69,7 +69,7 @@ class ManySmallLeaves(UniformLeaves):
     """``UniformLeaves`` under a more familiar name."""
 
 
-@frozen
+@dataclass(frozen=True)
 class PartialLoadOptions(bench.BenchmarkOptions):
     """Attributes:
     only: patterns of the leaves to load; empty takes the first leaf.
@@ -97,7 +97,7 @@ class PartialLoad(bench.BenchmarksGenerator):
         return bench.TestResult(metrics=metrics, notes={"page cache": options.page_cache})
 
 
-@frozen
+@dataclass(frozen=True)
 class ReplicaParallelSaveOptions(SaveLoadOptions):
     """Those of ``SaveLoad``, and the number of saves.
 
