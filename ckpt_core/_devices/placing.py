@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._devices.xla_memory import can_own
 from ckpt_core._layout.regions import Region, Shape, to_region
 from ckpt_core._lazy import jax
 from ckpt_core._tree.leaves import KEY_WORDS
@@ -70,7 +69,7 @@ _fast_path = _FastPath()
 def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
     """A jax array with ``sharding``, or uncommitted on the default device, from host arrays. ``parts`` has a value for every
     region on this process's devices; ``dtype`` is required if it is empty. On CPU the array may take over their memory: do not
-    use them afterwards. An array of jax that is the one region, on its one device, is taken over, too.
+    use them afterwards.
     """
     if sharding is None or (parts and isinstance(sharding, jax.sharding.SingleDeviceSharding)):
         (part,) = parts.values()
@@ -96,19 +95,6 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
     return jax.make_array_from_single_device_arrays(shape, sharding, placed, dtype=dtype)
 
 
-def owning_device(sharding: Any, dtype: np.dtype[Any]) -> Any:
-    """The device on the CPU that holds all of an array with this sharding, in memory that XLA can own; else None."""
-    if sharding is None:
-        device = _default_device()
-    elif len(sharding.device_set) == 1:
-        (device,) = sharding.device_set
-        if sharding.memory_kind not in (None, device.default_memory().kind):
-            return None
-    else:
-        return None
-    return device if can_own(device, dtype) else None
-
-
 def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
     """One host array on one device, at a tenth of the cost of ``jax.device_put``: about 80 us per array, nearly all of it
     Python code.
@@ -117,8 +103,7 @@ def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
     made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
     if made is not None:
         return made
-    # device_put leaves an array of jax committed, if it was
-    return jax.device_put(np.asarray(part) if sharding is None else part, sharding)
+    return jax.device_put(part, sharding)
 
 
 def _put_fast(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:

@@ -7,10 +7,7 @@ import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ckpt_core._adapters import introduce, refuse_twice
-from ckpt_core._devices.placing import owning_device
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
     CheckpointCorrupt,
@@ -30,10 +27,10 @@ from ckpt_core._load.matching import find_item, plan_item
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import advice_for, idle_renames, proposed, refuse_idle
 from ckpt_core._load.request import NOT_SAVED, Request
-from ckpt_core._load.targets import SavedLeaf, Target, dtype_while_read, is_resharded, value_of
+from ckpt_core._load.targets import SavedLeaf, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
-from ckpt_core._read import LEAST_OWNED_BYTES, Reading, Want
+from ckpt_core._read import Reading, Want
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import (
     Checkpoint,
@@ -291,7 +288,6 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
     # map files only with as_numpy=True: a jax array must not share memory with a file
     may_map = request.as_numpy and checkpoint.location.local and is_local_disk(checkpoint.path)
     wants: dict[int, Want] = {}
-    owning: dict[int, Any] = {}
     for result, position in enumerate(plan.positions):
         target = plan.targets.get(result)
         if position is None or target is None or item.specs[position].kind in TEXT_KINDS:
@@ -300,19 +296,8 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
         mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
         dtype = None if spec.dtype == target.spec.dtype else dtype_while_read(spec, target.spec)
         mapped = mapped and dtype is None
-        device = None
-        if spec.stored_bytes >= LEAST_OWNED_BYTES and len(target.regions) == 1:
-            if id(target) not in owning:  # leaves that are alike may share one
-                owning[id(target)] = _owning_device(target, dtype or spec.numpy_dtype)
-            device = owning[id(target)]
-        wants[result] = Want(position, target.regions, mapped, target.sharding, dtype, device)
+        wants[result] = Want(position, target.regions, mapped, target.sharding, dtype)
     return wants
-
-
-def _owning_device(target: Target, dtype: np.dtype[Any]) -> Any:
-    """Where XLA shall own the memory of a leaf; None for any other memory, and if what is read is converted."""
-    as_read = target.spec.kind == "jax" and target.spec.dtype == dtype.name
-    return owning_device(target.sharding, dtype) if as_read else None
 
 
 def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:

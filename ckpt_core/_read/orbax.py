@@ -50,11 +50,10 @@ class OrbaxReader:
 
     def _job(self, want: Want, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
         name, path = self._item.name_of(want.leaf), self._item.paths[want.leaf]
-        memory = None if want.memory is None else want.memory.view
 
         def job() -> None:
             with naming(self._checkpoint, path):
-                parts[region] = read_region(self._arrays[name], region, name, memory)
+                parts[region] = read_region(self._arrays[name], region, name)
 
         return job
 

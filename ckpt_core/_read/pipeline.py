@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from ckpt_core._background.threads import Job, Workers
-from ckpt_core._devices.xla_memory import allocate, is_worth_it
-from ckpt_core._layout.regions import Region, region_shape, region_size
+from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
 from ckpt_core._processes import coordination
@@ -64,9 +63,7 @@ def read_leaves(
         running: list[tuple[Want, dict[Region, Array]]] = []
         started: list[Job] = []
         running_bytes = 0
-        owning = any(want.device is not None for want in wants)
-        wanted = _with_memory(reader, item, wants) if owning else wants
-        for batch, size_bytes in itertools.chain(_batches(item, wanted, limit), [([], 0)]):
+        for batch, size_bytes in itertools.chain(_batches(item, wants, limit), [([], 0)]):
             planned, jobs = reader.plan(batch)
             # Nothing can be done beside a single job: to start and to wake a reader thread would take longer.
             if len(jobs) == 1 and len(batch) == len(wants):
@@ -79,8 +76,7 @@ def read_leaves(
                 job.result()
                 if watch is not None:
                     watch(running_bytes * done // len(started))
-            for want, parts in running:
-                yield want, parts if want.memory is None else {want.regions[0]: want.memory.array}
+            yield from running
             running, started, running_bytes = planned, submitted, size_bytes
 
 
@@ -117,27 +113,6 @@ def _reader(
     assert isinstance(item, NativeItem)
     stored = StoredChunks(checkpoint, item, wants, options, context, past_cache)
     return ExtentReader(stored, item.specs)
-
-
-def _with_memory(reader: _Reader, item: SavedItem, wants: Sequence[Want]) -> Iterator[Want]:
-    """The leaves; those that XLA shall own have memory of it, if there is enough of them to be worth a program that gives it.
-    All of it is taken at once, for nothing of it is touched yet.
-    """
-    casts = not isinstance(reader, OrbaxReader)
-    large = {
-        n: (region_shape(want.regions[0]), want.dtype or item.specs[want.leaf].numpy_dtype)
-        for n, want in enumerate(wants)
-        if want.device is not None and (casts or want.dtype is None)
-    }
-    devices = {wants[n].device for n in large}
-    shapes = tuple(large.values())
-    if len(devices) != 1 or not is_worth_it(shapes):
-        yield from wants
-        return
-    allocation = allocate(devices.pop(), shapes)
-    memory = dict(zip(large, allocation.result(), strict=False))
-    for n, want in enumerate(wants):
-        yield want._replace(memory=memory.pop(n)) if n in memory else want
 
 
 def _batches(

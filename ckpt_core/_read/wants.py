@@ -9,18 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._devices.xla_memory import Owned
 from ckpt_core._layout.ranges import coalesce
 from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
-from ckpt_core._options import KIB, MIB
+from ckpt_core._options import MIB
 
 _ALIGNMENT = 64
 """Bytes. On CPU, jax uses host memory without a copy only if its address is a multiple of this."""
 PIECE_BYTES = 8 * MIB
 """The most that one job reads of what has no checksum, and what a reader thread may hold beside the arrays."""
-
-LEAST_OWNED_BYTES = 128 * KIB
-"""Memory of XLA for smaller arrays takes as long to get as a first step saves by it."""
 
 Array = np.ndarray[Any, Any]
 
@@ -34,8 +30,6 @@ class Want(NamedTuple):
     sharding: Any = None  # of the loaded array, for ``Broadcast``; None: on the host or uncommitted
     # The reader may cast to it block by block, so that memory never holds both; or it returns the stored dtype.
     dtype: np.dtype[Any] | None = None
-    device: Any = None  # on the CPU, for the only region in memory that XLA owns; None: numpy's
-    memory: Owned | None = None  # that memory; None: the reader takes numpy's
 
 
 Reading = Callable[..., Generator[tuple[Want, dict[Region, Array]]]]
@@ -64,8 +58,6 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 def buffers(want: Want, dtype: np.dtype[Any]) -> dict[Region, Array]:
     """Memory for each region of a leaf, of its dtype or that to which it is cast."""
-    if want.memory is not None:
-        return {want.regions[0]: want.memory.view}
     return {region: aligned(region_shape(region), want.dtype or dtype) for region in want.regions}
 
 

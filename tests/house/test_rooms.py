@@ -33,7 +33,6 @@ STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
     "ckpt_core._background.pending": {"_at_exit", "unfinished"},  # saves that exit waits for
     "ckpt_core._devices.placing": {"_fast_path"},  # how this version of jax makes an array
-    "ckpt_core._devices.xla_memory": {"_allocator"},  # one thread makes all allocations
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
