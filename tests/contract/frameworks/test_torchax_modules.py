@@ -170,6 +170,7 @@ def test_every_dtype_of_jax_comes_back_bitwise(tmp_path: Path, dtype: str):
     assert np.asarray(other.x.jax()).tobytes() == np.asarray(array).tobytes()
 
 
+@pytest.mark.filterwarnings("ignore:jax gives other numbers")
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
 def test_64_bits_are_never_narrowed_in_silence(tmp_path: Path, dtype: str):
     with jax.enable_x64(True):
