@@ -72,10 +72,10 @@ lint: $(STAMP)  ## style and types of everything; CI runs it beside the tests
 check test test-floors test-latest: export JAX_DISABLE_MOST_OPTIMIZATIONS ?= 1
 # A sync of a busy disk takes milliseconds, and saves make thousands: where memory has room, temporary files are in it. test-all has the disk.
 check test test-floors test-latest: export TMPDIR ?= $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 6000000 {print $$6}')
-test: $(STAMP)  ## what CI runs: all but what tests/cpu_seconds.txt calls slow
+test: $(STAMP)  ## what CI runs: all but what tests/seconds.txt calls slow
 	@"$(PYTHON)" $(TESTS) --quick -m "not soak" $(PYTEST_ARGS)
 
-test-all: lint  ## all but soak; writes tests/cpu_seconds.txt
+test-all: lint  ## all but soak; writes tests/seconds.txt
 	@"$(PYTHON)" $(TESTS) --measure -m "not soak" $(LONG) $(PYTEST_ARGS)
 
 test-floors test-latest: test-%:  ## quick tests with the oldest, the newest versions

@@ -54,7 +54,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 # Of the whole session, and of it only if all tests take them from here: a server starts in seconds.
-from tests.support.cpu_seconds import (  # noqa: E402, F401
+from tests.support.seconds import (  # noqa: E402, F401
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from tests.support import cpu_seconds
+from tests.support import seconds
 
-KNOWN = {"a.py::one": (0.9, 1.0, 1.1), "a.py::left": (9.0,), "a.py::gone": (2.0,), "b.py::new": ()}
+KNOWN = {"a.py::one": (0.5, 0.6, 0.7), "a.py::left": (9.0,), "a.py::gone": (2.0,), "b.py::new": ()}
 
 
 def test_a_run_adds_to_what_ran_and_forgets_what_is_gone() -> None:
     measured = {"a.py::one": 4.0, "a.py::quick": 0.1, "a.py::dear": 1.6}
-    found = cpu_seconds.merged(KNOWN, measured, {"a.py::left"})
+    found = seconds.merged(KNOWN, measured, {"a.py::left"})
     assert found == {
-        "a.py::one": (1.0, 1.1, 4.0),
+        "a.py::one": (0.6, 0.7, 4.0),
         "a.py::left": (9.0,),
         "a.py::dear": (1.6,),
         "b.py::new": (),
     }
-    assert cpu_seconds.slow(found) == {"a.py::left", "a.py::dear", "b.py::new"}
-    assert cpu_seconds.read(cpu_seconds.text_of(found)) == found
+    assert seconds.slow(found) == {"a.py::left", "a.py::dear", "b.py::new"}
+    assert seconds.read(seconds.text_of(found)) == found
 
 
 def test_what_children_take_counts(run_python) -> None:
-    before = cpu_seconds.cpu_secs()
+    before = seconds.cpu_secs()
     run_python("print(sum(i * i for i in range(3_000_000)))")
-    assert cpu_seconds.cpu_secs() - before > 0.05
+    assert seconds.cpu_secs() - before > 0.05

@@ -1,4 +1,6 @@
-"""CPU seconds of each case, children counted: `make test-all` writes them to `tests/cpu_seconds.txt`, `make test` leaves out what is slow there.
+"""Seconds of each case: `make test-all` writes them to `tests/seconds.txt`, `make test` leaves out what is slow there.
+
+They are CPU seconds, children counted, or those of the clock where a case waits for longer: it holds a worker as long.
 
 The file has a line for each case from half a second on: up to three figures, of the last three runs, and the case. Their
 median decides. Figures are divided by what a loop takes on the machine, so that machines compare. A `?` stands for a case
@@ -13,12 +15,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[1] / "cpu_seconds.txt"
-SLOW_SECS = 1.5
+FILE = Path(__file__).resolve().parents[1] / "seconds.txt"
+SLOW_SECS = 1.0
 LISTED_SECS = 0.5
 REFERENCE_SECS = 0.1
 """What the loop takes on the machine in whose seconds the figures are."""
@@ -35,6 +37,21 @@ def loop_secs() -> float:
         sum(i * i for i in range(1_500_000))
         found.append(time.process_time() - begun)
     return min(found)
+
+
+class Spent(NamedTuple):
+    """Seconds of the CPU and of the clock."""
+
+    cpu_secs: float
+    clock_secs: float
+
+    @classmethod
+    def now(cls) -> Spent:
+        return cls(cpu_secs(), time.perf_counter())
+
+    def since(self) -> float:
+        """The larger of both, from then to now."""
+        return max(now - then for now, then in zip(Spent.now(), self, strict=True))
 
 
 def _children(pid: int) -> list[int]:
@@ -97,7 +114,7 @@ def merged(known: Figures, measured: Mapping[str, float], left: Container[str]) 
 def text_of(figures: Figures) -> str:
     """The file's text, the same for the same figures."""
     lines = [
-        f"# CPU seconds of the cases from {LISTED_SECS} on: the last three runs of `make test-all`"
+        f"# seconds of the cases from {LISTED_SECS} on: the last three runs of `make test-all`"
     ]
     for case, of in sorted(figures.items()):
         lines.append(f"{' '.join(f'{secs:.1f}' for secs in of) or '?'}\t{case}")
@@ -115,21 +132,21 @@ class Meter:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        begun, self._elsewhere = cpu_secs(), 0.0
+        begun, self._elsewhere = Spent.now(), 0.0
         try:
             return (yield)
         finally:
-            self.of_case[item.nodeid] = cpu_secs() - begun - self._elsewhere
+            self.of_case[item.nodeid] = begun.since() - self._elsewhere
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
         if fixturedef.scope == "function":
             return (yield)
-        begun = cpu_secs()
+        begun = Spent.now()
         try:
             return (yield)
         finally:
-            secs = cpu_secs() - begun
+            secs = begun.since()
             self._elsewhere += secs
             if fixturedef.scope != "session":
                 self._of_file[request.node.nodeid.partition("::")[0]] += secs
@@ -152,7 +169,7 @@ class Meter:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output["cpu_seconds"] = self.figures(), self._left
+            output["seconds"] = self.figures(), self._left
         elif self.of_case:
             write(self.figures(), self._left)
 
@@ -166,7 +183,7 @@ class Gathering:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        measured, left = getattr(node, "workeroutput", {}).get("cpu_seconds", ({}, []))
+        measured, left = getattr(node, "workeroutput", {}).get("seconds", ({}, []))
         self._measured |= measured
         self._left += left
 
@@ -180,7 +197,7 @@ def write(measured: Mapping[str, float], left: Sequence[str]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("CPU seconds")
+    group = parser.getgroup("seconds of cases")
     group.addoption("--quick", action="store_true", help=f"leave out what {FILE.name} calls slow")
     group.addoption("--measure", action="store_true", help=f"write {FILE.name}")
 
