@@ -47,8 +47,9 @@ class _Index(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         if module in ("pathlib", "pathlib._local"):  # of any system
             return pathlib.PurePath
-        dtype = module == "torch" and type(getattr(library("torch", INDEX), name, None)).__name__
-        if f"{module}.{name}" in _OF_INDEX or dtype == "dtype":
+        torch = library("torch", INDEX)
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or f"{module}.{name}" in _OF_INDEX:
             return super().find_class(module, name)
         raise UnsupportedLeaf(
             f"it names {module}.{name}, which is of no index, and to make it would run code: save it anew with {_PACKAGE}",
