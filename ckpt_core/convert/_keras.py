@@ -71,8 +71,7 @@ def opened(path: str) -> Generator[Source]:
         tree: dict[str, Any] = {}
         for file, where in files:
             _add(tree, file, where, h5py)
-        found = source_of(tree, _read)
-        yield Source(found.root, found.paths, found.leaves, found.read, {}, metadata)
+        yield source_of(tree, _read, metadata)
 
 
 def _file(stack: contextlib.ExitStack, h5py: Any, opening: Any, where: str) -> tuple[Any, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -38,18 +38,13 @@ class Source:
     paths: Sequence[Path]
     leaves: Sequence[Any]  # a Slot, or a value that is no array
     read: Callable[[Sequence[Slot]], Iterator[Array]]  # the stored arrays of slots, in order
-    items: Mapping[str, Any] = field(default_factory=dict[str, Any])  # that belong to the tree
     metadata: Any = None
 
 
-def source_of(
-    tree: Any, read: Callable[[Slot], Array], items: Mapping[str, Any] | None = None
-) -> Source:
+def source_of(tree: Any, read: Callable[[Slot], Array], metadata: Any = None) -> Source:
     """The source of a tree of slots, each of which is read alone."""
     flat = flatten(tree)
-    return Source(
-        flat.root, flat.paths, flat.leaves, lambda slots: map(read, slots), dict(items or {})
-    )
+    return Source(flat.root, flat.paths, flat.leaves, lambda slots: map(read, slots), metadata)
 
 
 def with_slots(value: Any, slot: Callable[[Any, str], Slot | None], where: str) -> Any:
