@@ -55,7 +55,7 @@ def with_slots(value: Any, slot: Callable[[Any, str], Slot | None], where: str) 
     if isinstance(value, dict):
         named = cast("dict[Any, Any]", value)
         return {key: with_slots(part, slot, f"{where}/{key}") for key, part in named.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         parts = cast("Sequence[Any]", value)
         made = (with_slots(part, slot, f"{where}/{n}") for n, part in enumerate(parts))
         return list(made) if isinstance(value, list) else tuple(made)
@@ -90,7 +90,7 @@ def parsing(path: str, where: str | None = None) -> Generator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        said = f"{error or error!r}".partition("\n")[0]
+        said = (str(error) or repr(error)).partition("\n")[0]
         raise CheckpointCorrupt(
             f"{where or path}: damaged or cut short: {said}: get the file anew", file=path
         ) from error
