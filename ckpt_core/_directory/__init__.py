@@ -13,6 +13,7 @@ from ckpt_core._directory.gather import SourceFile as SourceFile
 from ckpt_core._directory.gather import files_below as files_below
 from ckpt_core._directory.gather import pieces_of as pieces_of
 from ckpt_core._directory.gather import place as place
+from ckpt_core._directory.gather import placed as placed
 from ckpt_core._directory.gather import write_pieces as write_pieces
 from ckpt_core._directory.hardlinks import FileIdentity as FileIdentity
 from ckpt_core._directory.hardlinks import identify as identify

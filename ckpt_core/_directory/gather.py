@@ -10,7 +10,7 @@ import stat
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckpt_core._directory.owner import lives, this_owner
@@ -154,12 +154,19 @@ def write_pieces(path: str, pieces: Iterable[bytes], *, durable: bool) -> int:
 
 def place(path: str, pieces: Iterable[bytes]) -> None:
     """Writes a file that appears whole, in place of what was there, when ``pieces`` has ended."""
+    with placed(path) as temporary:
+        write_pieces(temporary, pieces, durable=False)
+
+
+@contextlib.contextmanager
+def placed(path: str) -> Generator[str]:
+    """Where to write a file, which appears whole at ``path`` in the end, in place of what was there."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=".ckpt-", dir=os.path.dirname(path))
     os.close(descriptor)
     remove(temporary)  # made anew, with the permissions that any new file gets
     try:
-        write_pieces(temporary, pieces, durable=False)
+        yield temporary
         os.replace(temporary, path)
     except BaseException:
         remove(temporary)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import zipfile
 
 from ckpt_core._directory import kind_at
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core.convert import _distributed, _keras
-from ckpt_core.convert._zips import opened_zip
 
 FORMATS = ("safetensors", "npz", "torch", "dcp", "flax", "keras", "orbax")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -44,10 +43,7 @@ def _by_head(path: str, head: bytes) -> str | None:
     if head.startswith(b"PK"):
         return _by_members(path)
     if head.startswith((b"\x80\x02\x8a", b"\x80\x02c", b"\x80\x04\x95")):
-        raise CheckpointError(
-            f"{path} is a pickle, as torch wrote before 1.6: load it in a program that trusts it, with "
-            "weights_only=True, and save it anew with torch.save"
-        )
+        return "torch"  # as before 1.6
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return "safetensors"
     if head.startswith(_HDF5) or path.endswith(_keras.SHARDS_SUFFIX):
@@ -63,13 +59,15 @@ def _by_head(path: str, head: bytes) -> str | None:
 
 
 def _by_members(path: str) -> str | None:
-    with contextlib.suppress(CheckpointCorrupt), opened_zip(path, path) as archive:
-        names = archive.namelist()
-        if _keras.WEIGHTS in names:
-            return "keras"
-        if any(f"/{name}".endswith("/data.pkl") for name in names):
-            return "torch"
-        if not names or any(name.endswith(".npy") for name in names):
-            return "npz"
-        return None
-    return "npz" if path.endswith(".npz") else "torch"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # which its reader reports
+        return "npz" if path.endswith(".npz") else "torch"
+    if _keras.WEIGHTS in names:
+        return "keras"
+    if any(f"/{name}".endswith("/data.pkl") for name in names):
+        return "torch"
+    if not names or any(name.endswith(".npy") for name in names):
+        return "npz"
+    return None

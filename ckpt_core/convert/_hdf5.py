@@ -1,9 +1,12 @@
-"""What of an HDF5 file the library itself would not survive, found before it is opened."""
+"""HDF5 inside of a zip archive; and what of it the library itself would not survive, found before it is opened."""
 
 from __future__ import annotations
 
+import io
 import mmap
 import struct
+import zipfile
+from typing import IO, Any, cast
 
 from ckpt_core._errors import CheckpointCorrupt
 
@@ -58,3 +61,42 @@ def _walked(data: mmap.mmap, at: int, left: int) -> int:
             return -1
         offset, left = offset + taken, left - 1
     return left
+
+
+def data_offset(stream: IO[bytes], member: zipfile.ZipInfo, where: str) -> int:
+    """The position at which the bytes of an uncompressed member begin."""
+    stream.seek(member.header_offset)
+    head = stream.read(30)
+    if len(head) < 30 or head[:4] != b"PK\3\4" or member.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointCorrupt(
+            f"{where}: {member.filename!r} is damaged, or compressed", file=where
+        )
+    names, extra = struct.unpack("<HH", head[26:])
+    return member.header_offset + 30 + names + extra
+
+
+class Window(io.RawIOBase):
+    """``count`` bytes of a file from ``begin`` on, as a file of its own."""
+
+    def __init__(self, stream: IO[bytes], begin: int, count: int) -> None:
+        self._stream, self._begin, self._count, self._at = stream, begin, count, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._at = offset + (0, self._at, self._count)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")[: max(0, self._count - self._at)]
+        self._stream.seek(self._begin + self._at)
+        done: int = cast(Any, self._stream).readinto(view)
+        self._at += done
+        return done

@@ -53,14 +53,15 @@ def import_weights(
 ) -> None:
     """Makes a checkpoint of what another program wrote; no code that a file names is run.
 
-    Streamed: holds a few batches of 128 MiB, or the largest array and, under a rule, what it is made of. Nothing is at
-    ``target`` before all of it is there; an import that was killed begins anew. The frameworks need not be installed.
+    Streamed: holds a few batches of 128 MiB, or the largest array and, under a rule, what it is made of; of Flax, the
+    whole file. Nothing is at ``target`` before all of it is there; an import that was killed begins anew. Files of torch
+    need torch, those of Flax Flax, and those of Keras h5py.
 
     Args:
         source: a file or folder; safetensors and Orbax also in a bucket.
         target: path or URL of the new checkpoint.
         format: ``safetensors``, ``npz``, ``torch`` (a file of ``torch.save``), ``dcp`` (a folder of
-            ``torch.distributed.checkpoint``), ``flax`` (msgpack), ``keras`` (``.keras`` and ``.weights.h5``; needs h5py),
+            ``torch.distributed.checkpoint``), ``flax`` (msgpack), ``keras`` (``.keras`` and ``.weights.h5``),
             or ``orbax``; None: by what is in it.
         item: name of the item to make; None: one state, as ``save(path, state)`` makes. From Orbax, the item to take;
             None: all.
@@ -79,7 +80,7 @@ def import_weights(
         CheckpointCorrupt: the source is damaged or cut short.
         UnsupportedLeaf: it holds something that is not a number, text or array; or would need code to be read.
         StructureMismatch: arrays do not fit the rules or ``like``.
-        CheckpointError: no known format; or two arrays would be at one path.
+        CheckpointError: no known format; a package is missing; or two arrays would be at one path.
 
     Example:
         >>> import ckpt_core as ckpt, numpy as np, tempfile

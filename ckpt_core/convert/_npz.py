@@ -1,41 +1,128 @@
-"""``.npz``: a zip archive of arrays as ``numpy.savez`` and ``numpy.savez_compressed`` write it."""
+"""``.npz``: arrays as ``numpy.savez`` and ``numpy.savez_compressed`` write them, in and out."""
 
 from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Iterable
+from typing import IO, Any
 
-from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
-from ckpt_core.convert._npy import Npy, read_header
-from ckpt_core.convert._source import Array, Slot, Source, source_of
-from ckpt_core.convert._zips import most_member_bytes, opened_zip
+import numpy as np
+
+from ckpt_core._directory import placed
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._options import Options
+from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core.arguments import answering
+from ckpt_core.convert._outgoing import Choice, Format, PathLike, Rules, new_file, outgoing
+from ckpt_core.convert._source import Array, Slot, Source, array_spec, parsing, source_of
 
 _SUFFIX = ".npy"
+_MOST_NAME_BYTES = 60_000
+_FORMAT = Format(
+    "npz",
+    frozenset(
+        (
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64", "complex64", "complex128"),
+        )
+    ),
+    "numpy has no such dtype: write safetensors, or leave them out with",
+)
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Generator[Source]:
     """The arrays of a file, by name; each is checked against the archive's checksum as it is read."""
-    with opened_zip(path, path) as archive:
+    with open(path, "rb") as stream, contextlib.ExitStack() as stack:
         tree: dict[str, Slot] = {}
-        for member in archive.infolist():
-            name, where = member.filename.removesuffix(_SUFFIX), f"{path}: {member.filename}"
-            if not member.filename.endswith(_SUFFIX):
-                raise UnsupportedLeaf(f"{where} is no array: leave it out of the file", leaf=where)
-            with archive.open(member) as stream:
-                header = read_header(stream, where)
-            tree[name] = Slot(header.spec, (member, header))
-        yield source_of(tree, lambda slot: _read(archive, path, *slot.place))
+        with parsing(path):
+            archive: Any = stack.enter_context(np.load(stream, allow_pickle=False))
+            for member in archive.zip.namelist():
+                where = f"{path}: {member}"
+                if not member.endswith(_SUFFIX):
+                    raise UnsupportedLeaf(
+                        f"{where} is no array: leave it out of the file", leaf=where
+                    )
+                with archive.zip.open(member) as head:
+                    tree[member.removesuffix(_SUFFIX)] = Slot(_spec(head, where), member)
+        yield source_of(tree, lambda slot: _read(archive, path, slot))
 
 
-def _read(archive: zipfile.ZipFile, path: str, member: zipfile.ZipInfo, header: Npy) -> Array:
-    where = f"{path}: {member.filename}"
-    with archive.open(member) as stream:
-        read_header(stream, where)
-        found = header.read(stream, where, most_member_bytes(member))
-        rest: Any = stream.read(1)  # at the end, the checksum is compared
-        if rest:
-            raise CheckpointCorrupt(f"{where}: more bytes than its array has", file=path)
-    return found
+def _spec(stream: IO[bytes], where: str) -> LeafSpec:
+    """What the header of an array says."""
+    form: Any = np.lib.format
+    version = form.read_magic(stream)
+    read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise UnsupportedLeaf(
+            f"{where}: it holds Python objects, and to make them would run code that the file names: save "
+            "arrays of numbers only",
+            leaf=where,
+            type_name="object",
+        )
+    if dtype.kind == "V" and dtype.names is None:
+        raise UnsupportedLeaf(
+            f"{where}: numpy wrote {dtype.itemsize} bytes for each element and no name of their dtype, as it does for "
+            "bfloat16 and 8-bit floats: write the file anew as safetensors, or as arrays of float32",
+            leaf=where,
+            type_name=str(dtype),
+        )
+    return array_spec(dtype.name, shape, where, numpy=True)
+
+
+def _read(archive: Any, path: str, slot: Slot) -> Array:
+    with parsing(path, f"{path}: {slot.place}"):
+        return np.asarray(archive[slot.place], slot.spec.numpy_dtype, order="C")
+
+
+@answering
+def export_npz(
+    checkpoint: PathLike,
+    target: PathLike,
+    /,
+    *,
+    item: str | None = None,
+    only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    rules: Rules = None,
+    options: Options | None = None,
+) -> list[str]:
+    """The file that was written: arrays by name, which ``numpy.load`` reads; not compressed.
+
+    Streamed, as ``export_safetensors``, whose arguments it has.
+
+    Args:
+        checkpoint: path or URL of a checkpoint.
+        target: the file, such as ``model.npz``.
+        item, only, exclude, rules, options: as for ``export_safetensors``.
+
+    Raises:
+        CheckpointError: numpy lacks a dtype, such as bfloat16.
+        CheckpointNotFound, CheckpointCorrupt, CheckpointExists, StructureMismatch: as ``export_safetensors``.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> ckpt.save(f"{folder}/one", {"w": jnp.ones(3)})
+        >>> [path] = ckpt.convert.export_npz(f"{folder}/one", f"{folder}/model.npz")
+    """
+    where = new_file(target)
+    with outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found:
+        _refuse_names([one.name for one in found.plan])
+        with placed(where) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            for one, array in found.arrays:
+                with archive.open(f"{one.name}{_SUFFIX}", "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, array, allow_pickle=False)
+    return [where]
+
+
+def _refuse_names(names: Iterable[str]) -> None:
+    """Names that a zip archive would cut short, so that two might become one."""
+    for name in names:
+        if "\0" in name or len(name.encode()) > _MOST_NAME_BYTES:
+            raise CheckpointError(
+                f"{name[:80]!r} cannot be the name of an array in an npz: it holds a zero byte, or is longer than "
+                f"{_MOST_NAME_BYTES} bytes: rename it with rules=, or write safetensors"
+            )

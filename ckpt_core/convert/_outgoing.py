@@ -22,10 +22,11 @@ from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
 from ckpt_core._tree.patterns import idle_patterns, patterns_of, read_again, selector
-from ckpt_core.convert._tied import with_all_names
 
 _KINDS = frozenset({"jax", "numpy", "numpy_scalar", "int", "float", "bool"})
 _PIECE_BYTES = 4 * MIB
+_TIED = "_tied_weights"
+"""The key, beside a module's names, that holds ``{first name: {other name: True}}`` of weights that are saved once."""
 PathLike = str | os.PathLike[str]
 Rules = Iterable[Rule | Mapping[str, Any]] | None
 Arrays = Iterator[tuple[Export, Array]]
@@ -70,7 +71,7 @@ def outgoing(
     saved = _item_of(opened, choice.item)
     if isinstance(saved, OrbaxItem):
         saved = with_specs(opened, saved, context)
-    named, leaves = with_all_names(saved.paths)
+    named, leaves = _with_all_names(saved.paths)
     specs = [saved.specs[n] for n in leaves]
     chosen_here = _chosen(opened.path, saved.name, named, specs, choice)
     positions = [leaves[n] for n in chosen_here]
@@ -82,6 +83,21 @@ def outgoing(
     arrays = _arrays(opened, saved, positions, plan, chosen, context)
     with opened.held(), contextlib.closing(arrays):
         yield Outgoing(plan, arrays, described)
+
+
+def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
+    """The path of each tensor, and the position of the leaf that holds it: ``("_tied_weights", "embed", "head")`` is the
+    tensor ``head``, in the leaf ``embed``.
+    """
+    positions = {path: position for position, path in enumerate(paths)}
+    found: list[tuple[Path, int]] = []
+    for position, path in enumerate(paths):
+        match path:
+            case (*above, marked, first, other) if marked == _TIED and (*above, first) in positions:
+                found.append(((*above, other), positions[(*above, first)]))
+            case _:
+                found.append((path, position))
+    return [path for path, _ in found], [position for _, position in found]
 
 
 def _chosen(

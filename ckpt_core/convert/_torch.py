@@ -1,126 +1,148 @@
-"""``.pt``: a zip archive with a pickle, and a file for each memory of tensors. Torch is not needed."""
+"""``.pt``: what ``torch.save`` writes, in and out."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import zipfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import IO, Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._tree.leaves import dtype_from_name, leaf_spec
+from ckpt_core._directory import placed
+from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
+from ckpt_core._options import Options
+from ckpt_core._tree.leaves import dtype_from_name, to_host_array
+from ckpt_core.arguments import answering
+from ckpt_core.convert._outgoing import Choice, Format, PathLike, Rules, new_file, outgoing
 from ckpt_core.convert._source import (
     Array,
     Slot,
     Source,
     array_spec,
-    elements,
-    read_at,
+    library,
+    parsing,
     source_of,
+    with_slots,
 )
-from ckpt_core.convert._torch_pickle import Tensor, plain, unpickled
-from ckpt_core.convert._zips import data_offset, opened_zip
 
-_MOST_PICKLE_BYTES = 2**27
-PICKLE = "/data.pkl"
-
-
-class TorchFile:
-    """An archive of ``torch.save`` in an open file."""
-
-    def __init__(self, stream: IO[bytes], archive: zipfile.ZipFile, where: str) -> None:
-        self._stream, self._archive, self._where = stream, archive, where
-        pickles = [name for name in archive.namelist() if f"/{name}".endswith(PICKLE)]
-        if len(pickles) != 1:
-            raise CheckpointCorrupt(f"{where}: not what torch.save writes", file=where)
-        self._prefix = pickles[0].removesuffix("data.pkl")
-        order = f"{self._prefix}byteorder"
-        if order in archive.namelist() and archive.read(order) != b"little":
-            raise CheckpointCorrupt(
-                f"{where}: its numbers are big-endian: save it anew on a usual machine", file=where
-            )
-        if archive.getinfo(pickles[0]).file_size > _MOST_PICKLE_BYTES:
-            raise CheckpointCorrupt(f"{where}: {pickles[0]} is impossibly large", file=where)
-        self._data = archive.read(pickles[0])
-
-    def tree(self) -> Any:
-        """What was saved, with a ``Slot`` for each tensor."""
-        return plain(unpickled(self._data, self._where), self._where, self._slot)
-
-    def _slot(self, tensor: Tensor, path: str) -> Slot:
-        where = f"{self._where}: {path.removeprefix('/')}"
-        spec = array_spec(tensor.dtype, tensor.shape, where)
-        size, unit = dtype_from_name(tensor.dtype).itemsize, 1
-        if tensor.storage.dtype is not None:
-            unit = dtype_from_name(tensor.storage.dtype).itemsize
-        if tensor.offset * size + _span(tensor) * size > tensor.storage.size * unit:
-            raise CheckpointCorrupt(f"{where}: it lies outside of its memory", file=self._where)
-        return Slot(spec, (self, tensor, where))
-
-    def read(self, tensor: Tensor, where: str) -> Array:
-        """The values of a tensor."""
-        found = self._stored(tensor, where)
-        if tensor.conj:
-            np.conjugate(found, out=found)
-        return np.negative(found, out=found) if tensor.neg else found
-
-    def _stored(self, tensor: Tensor, where: str) -> Array:
-        """What the memory of a tensor holds."""
-        span = _span(tensor)
-        if not span:
-            return np.empty(tensor.shape, dtype_from_name(tensor.dtype))
-        try:
-            member = self._archive.getinfo(f"{self._prefix}data/{tensor.storage.key}")
-        except KeyError:
-            raise CheckpointCorrupt(f"{where}: its values are missing", file=self._where) from None
-        dtype = dtype_from_name(tensor.dtype)
-        begin = tensor.offset * dtype.itemsize
-        if begin + span * dtype.itemsize > member.file_size:
-            raise CheckpointCorrupt(f"{where}: it lies outside of its file", file=self._where)
-        offset = data_offset(self._stream, member, self._where)
-        flat = read_at(
-            self._stream, offset + begin, leaf_spec("numpy", tensor.dtype, (span,)), where
+_FORMAT = Format(
+    "torch",
+    frozenset(
+        (
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64", "bfloat16", "complex64", "complex128"),
+            *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+            "float8_e8m0fnu",
         )
-        if _is_contiguous(tensor):
-            return flat.reshape(tensor.shape)
-        if elements(tensor.shape) > 8 * span + 2**20:
-            raise CheckpointCorrupt(
-                f"{where}: its {elements(tensor.shape)} elements are repetitions of {span}: save it after "
-                ".contiguous()",
-                file=self._where,
-            )
-        strides = [stride * dtype.itemsize for stride in tensor.strides]
-        found = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-        return np.ascontiguousarray(found)
-
-
-def _span(tensor: Tensor) -> int:
-    """How many elements of its memory a tensor reaches over."""
-    if 0 in tensor.shape:
-        return 0
-    pairs = zip(tensor.shape, tensor.strides, strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def read_slot(slot: Slot) -> Array:
-    """The values of a slot of a ``TorchFile``."""
-    file, tensor, where = slot.place
-    return file.read(tensor, where)
+    ),
+)
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Generator[Source]:
     """What ``torch.save`` wrote into a file: tensors, numbers and text in plain containers."""
-    with open(path, "rb") as stream, opened_zip(stream, path) as archive:
-        yield source_of(TorchFile(stream, archive, path).tree(), read_slot)
+    yield source_of(loaded(path, path, mmap=zipfile.is_zipfile(path)), read_slot)
+
+
+def loaded(file: str | IO[bytes], where: str, **how: Any) -> Any:
+    """What is in a file of ``torch.save``, with a ``Slot`` for each tensor."""
+    torch = library("torch", where)
+    try:
+        with parsing(where), _plain(torch):
+            tree = torch.load(file, map_location="cpu", weights_only=True, **how)
+    except CheckpointCorrupt as error:
+        refused = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error.__cause__))
+        if refused is None:
+            raise
+        raise UnsupportedLeaf(
+            f"{where} holds an object of {refused[1]}, and to make it would run code that the file names: ckpt reads "
+            "tensors and plain containers. In a program that has the class and trusts the file, save "
+            "model.state_dict() instead",
+            type_name=refused[1],
+        ) from error
+    return with_slots(tree, lambda value, at: _slot(torch, value, at), f"{where}: ")
+
+
+def _slot(torch: Any, value: Any, where: str) -> Slot | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.layout != torch.strided or value.device.type != "cpu":
+        raise UnsupportedLeaf(
+            f"{where} is a tensor of {value.layout} on {value.device}: save tensor.to_dense().cpu()",
+            leaf=where,
+            type_name=str(value.layout),
+        )
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Slot(array_spec(dtype, tuple(value.shape), where), (torch, value))
+
+
+def read_slot(slot: Slot) -> Array:
+    """The values of a slot of ``loaded``."""
+    torch, tensor = slot.place
+    dtype = dtype_from_name(slot.spec.dtype)
+    with _plain(torch):
+        values = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        if dtype.isbuiltin != 1:  # numpy has it from ml_dtypes, of which torch does not know
+            values = values.view({1: torch.uint8, 2: torch.int16}[dtype.itemsize])
+        return to_host_array(values.numpy().view(dtype), slot.spec)
+
+
+@contextlib.contextmanager
+def _plain(torch: Any) -> Generator[None]:
+    """Operations are torch's own, even while torchax is on."""
+    modes = library("torch.utils._mode_utils", "torch")
+    with torch._C.DisableTorchFunction(), modes.no_dispatch():
+        yield
+
+
+@answering
+def export_torch(
+    checkpoint: PathLike,
+    target: PathLike,
+    /,
+    *,
+    item: str | None = None,
+    only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    rules: Rules = None,
+    options: Options | None = None,
+) -> list[str]:
+    """The file that was written: a dict of tensors by name, which ``torch.load(weights_only=True)`` reads.
+
+    Needs torch, and memory for all tensors that are written.
+
+    Args:
+        checkpoint: path or URL of a checkpoint.
+        target: the file, such as ``model.pt``.
+        item, only, exclude, rules, options: as for ``export_safetensors``.
+
+    Raises:
+        CheckpointNotFound, CheckpointCorrupt, CheckpointExists, StructureMismatch, CheckpointError: as
+            ``export_safetensors``.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> ckpt.save(f"{folder}/one", {"w": jnp.ones(3)})
+        >>> [path] = ckpt.convert.export_torch(f"{folder}/one", f"{folder}/model.pt")
+    """
+    where = new_file(target)
+    torch = library("torch", where)
+    with (
+        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found,
+        _plain(torch),
+        placed(where) as temporary,
+        open(temporary, "wb") as stream,
+    ):
+        torch.save({one.name: _tensor(torch, array) for one, array in found.arrays}, stream)
+    return [where]
+
+
+def _tensor(torch: Any, array: Array) -> Any:
+    values = np.array(array, order="C")  # torch takes no memory that is read-only
+    if values.dtype.isbuiltin == 1:
+        return torch.from_numpy(values)
+    bits = torch.from_numpy(values.view(f"u{values.itemsize}"))
+    return bits.view(getattr(torch, values.dtype.name))

@@ -37,21 +37,31 @@ def right(value: Any) -> bool:
 # numpy
 
 
-# torch, without torch
+# A package that is not there
 
 
-# Keras
-
-
-def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["w"] = W
+@pytest.mark.parametrize(
+    ("name", "module"), [("a.pt", "torch"), ("a", "flax.serialization"), ("a.h5", "h5py")]
+)
+def test_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str):
+    library: Any = pytest.importorskip(module)
+    file, package = tmp_path / name, module.partition(".")[0]
+    if package == "torch":
+        library.save({"w": library.ones(4)}, file)
+    elif package == "flax":
+        file.write_bytes(library.msgpack_serialize({"w": W}))
+    else:
+        with library.File(file, "w") as written:
+            written["w"] = W
     with monkeypatch.context() as without:
-        without.setitem(sys.modules, "h5py", None)
-        with told("reading it needs the package h5py: pip install h5py"):
-            imported(tmp_path / "a.h5", tmp_path)
-    assert right(imported(tmp_path / "a.h5", tmp_path)["w"]), "with it"
+        without.setitem(sys.modules, module, None)
+        with told(f"needs the package {package}: pip install {package}"):
+            imported(file, tmp_path)
+        if package == "torch":
+            ckpt.save(tmp_path / "c", STATE, options=FAST)
+            with told("needs the package torch: pip install torch"):
+                ckpt.convert.export_torch(tmp_path / "c", tmp_path / "b.pt")
+    assert "w" in imported(file, tmp_path), "with it"
 
 
 # What it is, and where

@@ -79,4 +79,7 @@ def test_damage_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ckpt.CheckpointCorrupt, match=r"a\.msgpack"):
         import_weights(file, tmp_path / "c")
+    file.write_bytes(b"\x81\xa1a\xd4\x09\x00")  # an extension that is not Flax's
+    with pytest.raises(ckpt.UnsupportedLeaf, match="a is a ExtType"):
+        import_weights(file, tmp_path / "c")
     assert not (tmp_path / "c").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -103,11 +102,3 @@ def test_damage(tmp_path: Path, model: Any) -> None:
         archive.writestr("model.weights.h5", b"not HDF5 at all")
     with pytest.raises(ckpt.CheckpointCorrupt, match="no HDF5"):
         import_weights(tmp_path / "n.keras", tmp_path / "a")
-
-
-def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.ones(3)
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ckpt.CheckpointError, match="pip install h5py"):
-        import_weights(tmp_path / "a.h5", tmp_path / "a")

@@ -7,12 +7,8 @@ is made for.
 from __future__ import annotations
 
 import base64
-import io
 import itertools
 import json
-import pickle
-import struct
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,35 +210,6 @@ def _many_links(path: Path) -> None:
             group[f"{number}"] = file["v"]
 
 
-def _pickled(data: Callable[[], bytes]) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        with zipfile.ZipFile(f"{path}.pt", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr("archive/data.pkl", data())
-            archive.writestr("archive/version", "3\n")
-
-    return make
-
-
-def _dict_of_one_hash() -> bytes:
-    out = io.BytesIO(b"")
-    out.write(b"\x80\x02}(")
-    for number in range(60_000):
-        out.write(pickle.dumps(ONE_HASH * number, 2)[2:-1] + b"N")
-    return out.getvalue() + b"u."
-
-
-def _shared_long_key() -> bytes:
-    """A key of 4 MiB, above 3,000 numbers."""
-    key = b"X" + struct.pack("<I", 2**22) + b"k" * 2**22
-    return b"\x80\x02}(" + key + b"](" + b"K\x07" * 3000 + b"eu."
-
-
-def _shared_depth() -> bytes:
-    """A list of a hundred thousand numbers at depth 95: small, but for its paths; twenty of them."""
-    deep = b"]" * 95 + b"(" + b"K\x07" * 1_900_000 + b"e" + b"a" * 94
-    return b"\x80\x02" + deep + b"."
-
-
 COSTS = [
     Cost("packed-declares-itself", _record(_packed), ("load", "verify"), "it has more than"),
     Cost(
@@ -298,25 +265,7 @@ COSTS = [
         "holds itself, or stands in the file twice",
     ),
     Cost("hdf5-links", _many_links, ("import",), "groups and arrays"),
-    Cost(
-        "pickle-steps",
-        _pickled(lambda: b"\x80\x02" + b"]0" * 60_000_000 + b"N."),
-        ("import",),
-        "instructions",
-    ),
-    Cost(
-        "pickle-lists",
-        _pickled(lambda: b"\x80\x02(" + b"]" * 100_000_000 + b"l."),
-        ("import",),
-        "instructions",
-    ),
-    Cost("pickle-one-hash", _pickled(_dict_of_one_hash), ("import",), "neither text nor numbers"),
-    Cost("pickle-long-key", _pickled(_shared_long_key), ("import",), "a tree without end"),
-    Cost("pickle-depth", _pickled(_shared_depth), ("import",), "a tree without end"),
 ]
-
-
-"""Behind the same bound as another case, but for the first, which takes long to write."""
 
 
 def _made(case: Cost, tmp_path: Path) -> str:
