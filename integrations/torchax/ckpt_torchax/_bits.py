@@ -10,15 +10,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch.utils._mode_utils import no_dispatch
 
 from ckpt_core import UnsupportedLeaf
-from ckpt_torchax._dtypes import WIDENED, dtype_named
 
 Array = np.ndarray[Any, Any]
-
 
 _SHARED = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
@@ -34,7 +33,11 @@ _CARRIED = {
 }
 _NUMPY = {
     **{getattr(torch, name): np.dtype(name) for name in _SHARED},
-    **{getattr(torch, name): dtype_named(name) for name in _CARRIED},
+    **{getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in _CARRIED},
+}
+_WIDENED: dict[Any, Any] = {
+    **{np.dtype(getattr(ml_dtypes, name)): np.int8 for name in ("int2", "int4")},
+    **{np.dtype(getattr(ml_dtypes, name)): np.uint8 for name in ("uint2", "uint4")},
 }
 _TORCH = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY.items()}
 
@@ -70,8 +73,8 @@ def from_numpy(array: Array, where: str) -> torch.Tensor:
     """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory. 4-bit and 2-bit
     integers, for which torch has no arithmetic, become 8-bit ones.
     """
-    if array.dtype in WIDENED:
-        array = array.astype(WIDENED[array.dtype])
+    if array.dtype in _WIDENED:
+        array = array.astype(_WIDENED[array.dtype])
     dtype = _TORCH.get(array.dtype.newbyteorder("="))
     if dtype is None:
         raise UnsupportedLeaf(

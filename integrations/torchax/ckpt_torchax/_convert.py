@@ -11,8 +11,7 @@ import torch
 import ckpt_core as ckpt
 from ckpt_core.arguments import answering
 from ckpt_torchax import _bits, _modules, _tensors
-from ckpt_torchax._tied import chosen_item
-from ckpt_torchax._weights import as_in_torch
+from ckpt_torchax._weights import chosen_item
 
 PathLike = str | os.PathLike[str]
 
@@ -43,8 +42,7 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
         _modules.refuse_no_module("to_torch", module)
     name = chosen_item(path, item)
     if module is None:
-        tensors = _tensors.tensors_of(ckpt.load(path, item=name, as_numpy=True))
-        return as_in_torch(tensors, _to_int64)
+        return _as_state_dict(_tensors.tensors_of(ckpt.load(path, item=name, as_numpy=True)))
     if any(tensor.is_meta for tensor in [*module.parameters(), *module.buffers()]):
         _load_over_meta(path, module, name)
     else:
@@ -71,6 +69,15 @@ def _load_over_meta(path: PathLike, module: Any, item: str) -> None:
             _modules.put(module, name, _modules.tensor_at(filled, name))
 
 
-def _to_int64(tensor: Any) -> Any:
+def _as_state_dict(tree: Any) -> Any:
+    """Tied weights under all of their names, and counters as int64, which torchax stores as int32."""
+    if not isinstance(tree, dict):
+        return tree
+    tied = _modules.first_names(tree)
+    state = {name: value for name, value in tree.items() if name != _modules.TIED}
+    state |= {name: state[first] for name, first in tied.items()}
     with _bits.plain_torch():
-        return tensor.to(torch.int64)
+        for name, value in state.items():
+            if str(name).endswith("num_batches_tracked") and isinstance(value, torch.Tensor):
+                state[name] = value.to(torch.int64)
+    return state

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,8 +13,8 @@ import torch
 
 import ckpt_core as ckpt
 from ckpt_core.arguments import answering
-from ckpt_torchax import _bits, _files, _fill, _modules, _torchax
-from ckpt_torchax._tied import chosen_item
+from ckpt_torchax import _bits, _modules, _torchax
+from ckpt_torchax._weights import FILES, TORCH_SUFFIXES, chosen_item
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
@@ -42,14 +44,15 @@ def load_into(
 
     Args:
         path: path of a checkpoint, of one item in it, or of a ``.safetensors``,
-            ``.safetensors.index.json`` or ``.pt`` file.
+            ``.safetensors.index.json`` or ``.pt`` file; the
+            last becomes a checkpoint in the system's temporary folder first.
         module: a module, usually on the meta device.
         shardings: where arrays go, as for ``ckpt_core.load``: a Sharding, a Mesh, a dict by name, or a
             function of (name, leaf). By default as saved if the devices allow, else on the default device.
         item: the item to load; needed if there are several and none is called ``model``.
         buffers: values of non-persistent buffers that are on the meta device, by name.
         cast: convert dtypes to the module's.
-        rename, missing, unexpected, options: as for ``ckpt_core.load``; not for ``.pt`` files.
+        rename, missing, unexpected, options: as for ``ckpt_core.load``.
 
     Raises:
         StructureMismatch: lists every difference, before anything is read or changed; and non-persistent
@@ -74,18 +77,16 @@ def load_into(
     given = {name: _modules.tensor_at(inside, name) for name in buffers or {}}
     _put_buffers(inside, buffers or {})
     try:
-        if _files.is_torch_file(path):
-            if rename is not None or (missing, unexpected) != ("error", "error"):
-                raise TypeError(
-                    "rename=, missing= and unexpected= need a checkpoint or safetensors: make a checkpoint of the file "
-                    "with ckpt_torchax.import_file(file, path), and load_into that"
-                )
-            _fill.fill_from_file(path, inside, chosen, cast)
-        else:
+        with contextlib.ExitStack() as stack:
+            if str(path).endswith(TORCH_SUFFIXES):
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                imported = os.path.join(folder, os.path.basename(path))
+                ckpt.convert.import_weights(path, imported, options=ckpt.Options(durable=False))
+                path = imported
             filling = ckpt.load(
                 path,
                 _modules.Filling(inside),
-                item=None if _files.is_file(path) else chosen_item(path, item),
+                item=None if str(path).endswith(FILES) else chosen_item(path, item),
                 sharding=chosen,
                 cast=cast,
                 rename=rename,
@@ -93,7 +94,7 @@ def load_into(
                 unexpected=unexpected,
                 options=options,
             )
-            _modules.set_state(inside, filling.state)
+        _modules.set_state(inside, filling.state)
     except BaseException:
         for name, buffer in given.items():
             _modules.put(inside, name, buffer)

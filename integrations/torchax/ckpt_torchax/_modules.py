@@ -19,8 +19,9 @@ import torch
 
 from ckpt_core import Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_torchax import _tensors, _torchax
-from ckpt_torchax._tied import TIED, first_names, tied_once
 
+TIED = "_tied_weights"
+"""The key, beside a module's names, that holds ``{first name: {other name: True}}``."""
 _EXTRA = "_extra_state"  # torch's name in state_dict
 
 
@@ -60,7 +61,21 @@ def get_state(module: Any) -> dict[str, Any]:
             continue
         values[name] = leaf = _tensors.read_live(value, name)
         keys[name] = id(leaf if isinstance(leaf, jax.Array) else value)
-    return tied_once(values, keys)
+    state: dict[str, Any] = {}
+    first_of: dict[Any, str] = {}
+    tied: dict[str, dict[str, bool]] = {}
+    for name, value in values.items():
+        first = first_of.setdefault(keys[name], name)
+        if first == name:
+            state[name] = value
+        else:
+            tied.setdefault(first, {})[name] = True
+    return state | {TIED: tied} if tied else state
+
+
+def first_names(state: Mapping[str, Any]) -> dict[str, str]:
+    """Further name of a tied weight -> the name under which it is stored."""
+    return {name: first for first, names in state.get(TIED, {}).items() for name in names}
 
 
 def numbers_in(module: Any) -> dict[str, int | float]:

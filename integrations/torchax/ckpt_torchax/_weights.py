@@ -1,31 +1,22 @@
-"""Converts checkpoints to weights files, and weights files to checkpoints.
-
-Torch is imported only to read or write a ``.pt`` file: safetensors files are read and written as
-arrays, whichever framework saved the checkpoint.
-"""
+"""Weights files and checkpoints: two calls into ``ckpt_core.convert``, which need torch for ``.pt`` only."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-import numpy as np
+import tempfile
+from pathlib import Path
 
 import ckpt_core as ckpt
-from ckpt_core import UnsupportedLeaf
-from ckpt_torchax import _files
-from ckpt_torchax._dtypes import WIDENED
-from ckpt_torchax._tied import TIED, chosen_item, first_names, tied_once
 
 PathLike = str | os.PathLike[str]
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+FILES = (".safetensors", ".safetensors.index.json")
 
 
 def export_file(path: PathLike, file: PathLike, *, item: str | None = None) -> None:
     """Writes a checkpoint's weights to ``file``, a ``.safetensors`` or ``.pt`` that any torch reads.
 
-    The file has tied weights under each of their names (one tensor in ``.pt``, copies in safetensors).
+    The file has tensors by name, and tied weights under each of their names.
 
     Args:
         path: path of a checkpoint, or of one item in it.
@@ -33,21 +24,27 @@ def export_file(path: PathLike, file: PathLike, *, item: str | None = None) -> N
         item: as for ``to_torch``.
 
     Raises:
-        UnsupportedLeaf: a value that safetensors cannot hold: not an array, or an unsupported dtype.
-        ModuleNotFoundError: ``.pt`` needs torch; ``.safetensors`` does not.
+        CheckpointError: a value that is no array or number, or of a dtype that the file cannot hold; or
+            ``.pt`` without torch, which ``.safetensors`` does not need.
+
+    Example::
+
+        export_file("runs/1/step_100", "weights.safetensors")
     """
-    _files.refuse_other_names(file, "the checkpoint comes first, as in export_file(path, file)")
-
-    def tensors() -> Any:
-        from ckpt_torchax import to_torch  # its error says what to install
-
-        return to_torch(path, item=item)
-
-    def arrays() -> dict[str, Any]:
-        tree = ckpt.load(path, item=chosen_item(path, item), as_numpy=True)
-        return dict(_named(as_in_torch(tree, lambda array: array.astype(np.int64)), ""))
-
-    _files.write(file, tensors, arrays)
+    target = Path(file).expanduser().absolute()
+    if target.suffix not in (".safetensors", *TORCH_SUFFIXES):
+        raise ValueError(
+            f"{file}: a weights file ends in .safetensors, .pt, .pth or .bin: the checkpoint comes first, as in "
+            "export_file(path, file)"
+        )
+    chosen = chosen_item(path, item)
+    with tempfile.TemporaryDirectory(prefix=".ckpt-", dir=target.parent) as folder:
+        written = os.path.join(folder, target.name)
+        if target.suffix in TORCH_SUFFIXES:
+            ckpt.convert.export_torch(path, written, item=chosen)
+        else:
+            ckpt.convert.export_safetensors(path, written, item=chosen, metadata={"format": "pt"})
+        os.replace(written, target)
 
 
 def import_file(
@@ -67,52 +64,21 @@ def import_file(
         CheckpointNotFound: there is no such file.
         CheckpointCorrupt: the file is damaged.
         UnsupportedLeaf: a ``.pt`` file holds objects of other classes, such as a whole module.
+
+    Example::
+
+        import_file("weights.safetensors", "imported")
     """
-    _files.refuse_other_names(file, "the weights file comes first, as in import_file(file, path)")
-    tree = _files.read(file)
-    if isinstance(tree, dict):  # tensors that share memory are stored once
-        tree = tied_once(tree, {name: _memory_of(value) for name, value in tree.items()})
-    ckpt.save(path, items={item: tree}, overwrite=overwrite)
+    ckpt.convert.import_weights(file, path, item=item, overwrite=overwrite)
 
 
-def as_in_torch(tree: Any, to_int64: Callable[[Any], Any]) -> Any:
-    """A state in the form of ``state_dict``: tied weights under all names, counters as int64."""
-    if not isinstance(tree, dict):
-        return tree
-    state = {name: value for name, value in tree.items() if name != TIED}
-    state |= {name: state[first] for name, first in first_names(tree).items()}
-    for name, value in state.items():
-        if str(name).endswith("num_batches_tracked") and hasattr(value, "dtype"):
-            state[name] = to_int64(value)  # torchax stores it as int32
-    return state
-
-
-def _memory_of(value: Any) -> Any:
-    """A key that is equal for values that are the same memory."""
-    torch = sys.modules.get("torch")  # imported already if there is a tensor
-    if torch is None or not isinstance(value, torch.Tensor):
-        return id(value)
-    if value.layout != torch.strided or not value.numel():
-        return id(value)
-    return value.data_ptr(), value.shape, value.stride(), value.dtype
-
-
-def _named(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """(name, array) of every array in a tree, names joined with dots."""
-    where = prefix.removesuffix(".")
-    if isinstance(tree, Mapping):
-        items: Any = tree.items()
-    elif isinstance(tree, (list, tuple)):
-        items = enumerate(tree)
-    elif isinstance(tree, (np.ndarray, np.generic)):
-        array = np.asarray(tree)
-        yield where, array.astype(WIDENED.get(array.dtype, array.dtype), copy=False)
-        return
-    else:
-        raise UnsupportedLeaf(
-            f"{where}: safetensors holds arrays, not a {type(tree).__name__}: write .pt instead",
-            leaf=where,
-            type_name=type(tree).__name__,
-        )
-    for key, child in items:
-        yield from _named(child, f"{prefix}{key}.")
+def chosen_item(path: PathLike, item: str | None) -> str:
+    """The item that holds the model; ValueError if there are several, and none is called ``model``."""
+    if item is not None:
+        return item
+    names = list(ckpt.inspect(path).items)
+    if len(names) == 1:
+        return names[0]
+    if "model" in names:
+        return "model"
+    raise ValueError(f"{path} holds the items {', '.join(names)}: name one with item=")

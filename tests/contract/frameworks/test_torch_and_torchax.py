@@ -1,23 +1,26 @@
-"""The ways between PyTorch and torchax, and modules without memory of their own."""
+"""The ways between PyTorch, torchax and weights files; modules without memory of their own."""
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 nets = pytest.importorskip("tests.support.torchax_nets")
-safetensors_torch = pytest.importorskip("safetensors.torch")
+safetensors_torch: Any = pytest.importorskip("safetensors.torch")
+from flax import nnx  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
-from ckpt_torchax import load_into, to_torch  # noqa: E402
-from tests.support.torch_modules import make_saved  # noqa: E402, F401 (fixtures)
+from ckpt_torchax import export_file, import_file, load_into, to_torch  # noqa: E402
+from tests.support.torch_modules import bits, bytes_of, make_saved  # noqa: E402, F401 (fixtures)
 from tests.support.torchax_nets import Net, net, same, values  # noqa: E402
 
 torchax = nets.torchax
@@ -224,3 +227,174 @@ def test_a_checkpointer_restores_into_a_meta_module(tmp_path: Path):
         checkpointer.wait_until_finished()
         checkpointer.restore_latest(model=module)
         assert same(values(module), values(model))
+
+
+# --------------------------------------------------------------------------- weights files
+
+
+def all_bytes(state: Any) -> dict[str, bytes]:
+    return {name: bytes_of(value) for name, value in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "enabled"), [("pt", True), ("safetensors", True), ("index", False)]
+)
+def test_weights_files_load_into_torchax_on_globally_or_not(
+    tmp_path: Path, kind: str, enabled: bool
+):
+    """Torchax, on globally, breaks the readers of safetensors' own library."""
+    state = {name: bits(name) for name in ("bfloat16", "float8_e4m3fn", "float32", "int8", "bool")}
+    file = tmp_path / f"w.{kind}"
+    if kind == "pt":
+        torch.save(state, file)
+    elif kind == "safetensors":
+        safetensors_torch.save_file(state, file)
+    else:
+        file = tmp_path / "model.safetensors.index.json"
+        places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(state)}
+        for place in set(places.values()):
+            part = {name: value for name, value in state.items() if places[name] == place}
+            safetensors_torch.save_file(part, tmp_path / place)
+        file.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    module = nn.Module()
+    for name, value in state.items():
+        module.register_buffer(f"{name}_", torch.empty_like(value, device="meta"))
+    with nets.torchax_enabled():
+        if not enabled:
+            torchax.disable_globally()
+        load_into(file, module, rename=lambda name: f"{name}_")
+        import_file(file, tmp_path / "a")
+        export_file(tmp_path / "a", tmp_path / "back.pt")
+        export_file(tmp_path / "a", tmp_path / "back.safetensors")
+        if not enabled:
+            torchax.enable_globally()
+    for name, value in state.items():
+        assert np.asarray(getattr(module, f"{name}_").jax()).tobytes() == bytes_of(value), name
+    assert all_bytes(torch.load(tmp_path / "back.pt")) == all_bytes(state)
+    assert all_bytes(safetensors_torch.load_file(tmp_path / "back.safetensors")) == all_bytes(state)
+
+
+PLAIN_PROCESS = """
+import json, sys
+sys.modules["jax"] = sys.modules["torchax"] = None
+import torch, safetensors.torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+model = Net()
+out = []
+for state in (torch.load(sys.argv[1]), safetensors.torch.load_file(sys.argv[2])):
+    model.load_state_dict(state, strict=True)
+    out.append([model.head.weight[0].tolist(), model.norm.num_batches_tracked.item()])
+print(json.dumps(out))
+"""
+
+
+def test_exported_files_load_in_a_process_without_jax(saved: Any, run_python: Any, tmp_path: Path):
+    path, model = saved
+    files = [tmp_path / f"a.{suffix}" for suffix in ("pt", "safetensors")]
+    for file in files:
+        file.write_text("the last one, which is replaced")
+        export_file(path, file)
+    expected = [model.embed.weight.jax()[0].tolist(), 5]
+    assert run_python(PLAIN_PROCESS, *map(str, files)) == [expected, expected]
+    for file in files:
+        import_file(file, tmp_path / "b", overwrite=True)
+        target = Net(tied=True)
+        ckpt.restore(tmp_path / "b", model=target, cast=True)
+        assert target.head.weight is target.embed.weight
+        assert torch.equal(target.head.weight, to_torch(path)["head.weight"])
+    only = tmp_path / "head.safetensors"  # a pattern may name either
+    ckpt.convert.export_safetensors(path, only, item="model", only="head.weight")
+    (found,) = safetensors_torch.load_file(only).items()
+    assert found[0] == "head.weight" and torch.equal(found[1], to_torch(path)["head.weight"])
+
+
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = sys.modules["torchax"] = sys.modules["flax"] = None
+import ckpt_core as ckpt
+from ckpt_torchax import export_file, import_file
+path, file, imported = sys.argv[1:]
+export_file(path, file)
+import_file(file, imported)
+try:
+    export_file(path, file + ".pt")
+except ckpt.CheckpointError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_safetensors_come_from_any_checkpoint_without_torch(run_python: Any, tmp_path: Path):
+    linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0), param_dtype=jnp.bfloat16)
+    ckpt.save(tmp_path / "a", model=nnx.List([linear]), step=1)
+    paths = [str(tmp_path / name) for name in ("a", "w.safetensors", "b")]
+    assert "pip install torch" in run_python(WITHOUT_TORCH, *paths)
+    theirs, ours = safetensors_torch.load_file(paths[1]), to_torch(tmp_path / "b")
+    assert all_bytes(theirs) == all_bytes(ours)
+    kernel = np.asarray(linear.kernel.get_value())
+    assert bytes_of(ours["0.kernel"]) == kernel.tobytes()
+    assert ours["0.kernel"].dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"\.safetensors, \.pt.*as in export_file\(path, file"):
+        export_file(tmp_path / "a", tmp_path / "w.npz")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b", "w.safetensors"]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_files_are_compared_before_anything_is_set(tmp_path: Path, suffix: str):
+    file = tmp_path / f"w.{suffix}"
+    save = torch.save if suffix == "pt" else safetensors_torch.save_file
+    save({"weight": torch.ones(3, 2), "bias": torch.ones(2).half(), "other": torch.ones(1)}, file)
+    module = nn.Linear(2, 2, device="meta")
+    module.register_buffer("more", torch.empty(1, device="meta"))
+    with pytest.raises(ckpt.StructureMismatch, match=file.name) as caught:
+        load_into(file, module)
+    assert sorted((m.path, m.kind) for m in caught.value.mismatches) == [
+        ("bias", "dtype"),
+        ("more", "missing"),
+        ("other", "unexpected"),
+        ("weight", "shape"),
+    ]
+    assert module.weight.is_meta
+    with pytest.raises(ckpt.CheckpointNotFound, match=rf"none\.{suffix}"):
+        load_into(tmp_path / f"none.{suffix}", module)
+
+
+def named(name: str) -> Any:
+    model = nn.Module()
+    model.add_module(name, nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    model.add_module("fc_other", nn.Linear(2, 2))
+    return model
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        {"fc": "body"},
+        {"fc": "nowhere", "fc.0": "body.0", "fc.1": "body.1"},  # the longest counts
+        lambda path: path.replace("fc.", "body."),
+    ],
+)
+def test_a_renamed_module_moves_with_all_in_it(rename: Any, tmp_path: Path):
+    model, other = named("fc"), named("body")
+    ckpt.save(tmp_path / "a", model=model)
+    export_file(tmp_path / "a", tmp_path / "a.pt")
+    ckpt.restore(tmp_path / "a", model=other, rename=rename)
+    for found in (other, load_into(tmp_path / "a.pt", named("body"), rename=rename)):
+        assert all_bytes(found.body.state_dict()) == all_bytes(model.fc.state_dict())
+        assert all_bytes(found.fc_other.state_dict()) == all_bytes(model.fc_other.state_dict())
+
+
+def test_renames_reach_modules_in_containers_and_take_prefixes_away(tmp_path: Path):
+    model, other = nn.Sequential(named("fc")), named("body")
+    ckpt.save(tmp_path / "a", {"net": model, "step": 1})
+    rename = {"net/0.": "net/", "net/0.fc": "net/body"}
+    ckpt.restore(tmp_path / "a", {"net": other, "step": 0}, rename=rename)
+    assert all_bytes(other.body.state_dict()) == all_bytes(model[0].fc.state_dict())
+    with pytest.raises(ckpt.StructureMismatch, match=r"0\.fc\.0\.bias: saved"):  # only begins alike
+        ckpt.restore(tmp_path / "a", {"net": other, "step": 0}, rename={"net/0.f": "net/b"})
