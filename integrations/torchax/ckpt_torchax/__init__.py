@@ -8,7 +8,7 @@ it meets an object of torch or torchax. Some functions are for the user:
 ``to_torch(path)``
     loads plain CPU tensors, without torchax and without a JAX device.
 ``export_file(path, file)`` and ``import_file(file, path)``
-    convert a checkpoint to ``.safetensors`` or ``.pt`` and back; safetensors without torch.
+    convert a checkpoint to ``.safetensors`` or ``.pt`` and back, by ``ckpt_core.convert``.
 
 Each name is imported at its first use (PEP 562): ``import ckpt_torchax`` imports no torch, and this
 package never imports torchax; the user's program does.

@@ -19,6 +19,12 @@ from ckpt_core import UnsupportedLeaf
 
 Array = np.ndarray[Any, Any]
 
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name such as ``bfloat16``."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
 _SHARED = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
@@ -33,11 +39,11 @@ _CARRIED = {
 }
 _NUMPY = {
     **{getattr(torch, name): np.dtype(name) for name in _SHARED},
-    **{getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in _CARRIED},
+    **{getattr(torch, name): dtype_named(name) for name in _CARRIED},
 }
 _WIDENED: dict[Any, Any] = {
-    **{np.dtype(getattr(ml_dtypes, name)): np.int8 for name in ("int2", "int4")},
-    **{np.dtype(getattr(ml_dtypes, name)): np.uint8 for name in ("uint2", "uint4")},
+    **{dtype_named(name): np.int8 for name in ("int2", "int4")},
+    **{dtype_named(name): np.uint8 for name in ("uint2", "uint4")},
 }
 _TORCH = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY.items()}
 
