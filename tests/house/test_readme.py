@@ -203,7 +203,9 @@ def test_what_resumes_is_killed_and_runs_again(readme: Path, tmp_path: Path):
 
 # A first block that was run to its end goes on there; `directory` of Keras' is a new one each time.
 @pytest.mark.parametrize(
-    "readme", [one for one in READMES if one.name == "README.md"], ids=lambda path: path.parent.name
+    "readme",
+    [one for one in READMES if one.name == "README.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path: Path):
     """Alone, in an empty directory, by two interpreters: the second one restores what the first saved."""
@@ -217,7 +219,9 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "readme", [one for one in READMES if one.name == "README.md"], ids=lambda path: path.parent.name
+    "readme",
+    [one for one in READMES if one.name == "README.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_a_whole_page_that_is_pasted_runs_again(readme: Path, tmp_path: Path):
     """Saved to a file and started twice in one directory."""
