@@ -28,8 +28,6 @@ _LABEL_BYTES = 64  # some file systems limit names to 143 bytes; the other parts
 _DIGEST_DIGITS = 16
 _RANDOM_BYTES = 4
 _OURS = re.compile(rf"[0-9a-f]{{{_DIGEST_DIGITS + 2 * _RANDOM_BYTES}}}")
-_EARLIER = re.compile(r"[0-9a-f]{8}")
-_EARLIER_LABEL_CHARACTERS = 100
 
 
 class Hidden(NamedTuple):
@@ -38,16 +36,12 @@ class Hidden(NamedTuple):
     entry: str  # the whole hidden name
     kind: str  # TEMPORARY, REPLACED or KEPT
     label: str  # the beginning of the checkpoint's name
-    digest: str  # of the checkpoint's name; empty if an earlier version wrote it
-    owner: str  # see ``owner.this_owner``; empty if unknown
+    digest: str  # of the checkpoint's name
+    owner: str  # see ``owner.this_owner``
 
     def is_of(self, name: str) -> bool:
         """Whether it belongs to the checkpoint of this name."""
-        if self.digest:
-            return self.digest == digest(name)
-        if self.kind == TEMPORARY:
-            return self.label == name[:_EARLIER_LABEL_CHARACTERS]
-        return self.label == name
+        return self.digest == digest(name)
 
     @property
     def name(self) -> str | None:
@@ -67,13 +61,10 @@ def parse(entry: str) -> Hidden | None:
     if kind is None:
         return None
     label, _, last = entry.removeprefix(kind).rpartition(".")
-    digest = last[:_DIGEST_DIGITS] if _OURS.fullmatch(last) else ""
-    if not digest and kind == REPLACED:  # earlier versions named no owner
-        return Hidden(entry, kind, label, "", "") if label and _EARLIER.fullmatch(last) else None
     label, _, owner = label.rpartition(".")
-    if not label or (not digest and kind == KEPT):
+    if not label or not _OURS.fullmatch(last):
         return None
-    return Hidden(entry, kind, label, digest, owner)
+    return Hidden(entry, kind, label, last[:_DIGEST_DIGITS], owner)
 
 
 def find(parent: str) -> list[Hidden]:

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpt_core._directory import (
@@ -25,7 +25,7 @@ from ckpt_core._errors import CheckpointError, raised_by_a_handler
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
 from ckpt_core._run.lineage import RUN_FILE
-from ckpt_core._run.tiers.folders import hashes_of
+from ckpt_core._run.tiers.folders import hash_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
 _PROCESS = re.compile(r"process_\d+-of-\d+")
@@ -56,12 +56,12 @@ def runs_in(root: str) -> list[LocalRun]:
     return sorted((run for run in found if run is not None), key=lambda run: run.used_unix_secs)
 
 
-def runs_of(root: str, hashes: Collection[str]) -> list[LocalRun]:
-    """The runs with steps in a local directory whose folders have names that end in one of these; without what cannot be read."""
+def runs_at(root: str, ending: str) -> list[LocalRun]:
+    """The runs with steps in a local directory of the persistent directory with this hash, which their names end in; without what cannot be read."""
     found: list[LocalRun] = []
     try:
         for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):
-            run = _run_at(f"{root}/{name}", False) if name.rpartition("-")[2] in hashes else None
+            run = _run_at(f"{root}/{name}", False) if name.rpartition("-")[2] == ending else None
             found += [run] if run is not None and run.steps else []
     except OSError as error:
         if raised_by_a_handler(error) is not None:
@@ -185,7 +185,7 @@ def _folders(path: str) -> list[str]:
 
 def name_other_runs(root: str, run_name: str, directory: str) -> None:
     """Logs the steps in a local directory that do not count, though of this ``directory``: its run file names another run."""
-    for run in runs_of(root, hashes_of(directory)):
+    for run in runs_at(root, hash_of(directory)):
         folder = os.path.basename(run.path)
         if not folder.startswith(f"{run_name}-"):
             logger.warning(

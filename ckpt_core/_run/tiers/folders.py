@@ -72,23 +72,15 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
 
 def folder_of(run: Lineage, root: str, persistent: str) -> str:
     """The folder of a run in a local directory: the run's name with a hash of the persistent directory's path. A copy of that
-    directory is another run. Another name of it is not: links are followed. Earlier versions followed none, and what they
-    left here stays in use.
+    directory is another run. Another name of it is not: links are followed.
     """
-    if not run.name:
-        return f"{root}/none"
-    folder, earlier = (f"{root}/{run.name}-{one}" for one in hashes_of(persistent))
-    return earlier if os.path.isdir(earlier) and not os.path.isdir(folder) else folder
+    return f"{root}/{run.name}-{hash_of(persistent)}" if run.name else f"{root}/none"
 
 
-def hashes_of(persistent: str) -> tuple[str, str]:
-    """What the names of folders of runs end in: the hash of a persistent directory, and that of earlier versions."""
+def hash_of(persistent: str) -> str:
+    """What the names of folders of runs end in: the hash of a persistent directory."""
     real = persistent if "://" in persistent else os.path.realpath(persistent)
-    now, earlier = (
-        hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:8]
-        for place in (real, persistent)
-    )
-    return now, earlier
+    return hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
