@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 nets = pytest.importorskip("tests.support.torchax_nets")
-safetensors_torch = pytest.importorskip("safetensors.torch")
 
 import ckpt_core as ckpt  # noqa: E402
 from tests.support.torchax_nets import net  # noqa: E402

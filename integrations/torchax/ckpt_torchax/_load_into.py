@@ -76,6 +76,7 @@ def load_into(
     chosen = _by_name(shardings) if isinstance(shardings, Mapping) else shardings
     given = {name: _modules.tensor_at(inside, name) for name in buffers or {}}
     _put_buffers(inside, buffers or {})
+    is_file = str(path).endswith(FILES)
     try:
         with contextlib.ExitStack() as stack:
             if str(path).endswith(TORCH_SUFFIXES):
@@ -86,7 +87,7 @@ def load_into(
             filling = ckpt.load(
                 path,
                 _modules.Filling(inside),
-                item=None if str(path).endswith(FILES) else chosen_item(path, item),
+                item=None if is_file else chosen_item(path, item),
                 sharding=chosen,
                 cast=cast,
                 rename=rename,

@@ -10,7 +10,7 @@ import ckpt_core as ckpt
 
 PathLike = str | os.PathLike[str]
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
-FILES = (".safetensors", ".safetensors.index.json")
+FILES = (".safetensors", ".safetensors.index.json", *TORCH_SUFFIXES)
 
 
 def export_file(path: PathLike, file: PathLike, *, item: str | None = None) -> None:
@@ -24,8 +24,8 @@ def export_file(path: PathLike, file: PathLike, *, item: str | None = None) -> N
         item: as for ``to_torch``.
 
     Raises:
-        CheckpointError: a value that is no array or number, or of a dtype that the file cannot hold; or
-            ``.pt`` without torch, which ``.safetensors`` does not need.
+        CheckpointError: a value that is no array or number, or of a dtype that the file cannot hold, which
+            the exports of ``ckpt_core.convert`` can leave out; or ``.pt`` without torch.
 
     Example::
 
