@@ -183,7 +183,7 @@ def test_what_dead_writers_left_as_links_is_removed_as_links(tmp_path: Path):
     (outside / "kept").write_text("kept")
     steps = tmp_path / "steps"
     steps.mkdir()
-    left = steps / ".ckpt-tmp.0.00000000-1-1.abcdef01"
+    left = steps / ".ckpt-tmp.0.00000000-1-1.abcdef01abcdef01abcdef01"
     left.mkdir()
     (left / "state").symlink_to(outside)
     old = 1_000_000_000
