@@ -45,32 +45,6 @@ def test_the_modules_of_a_load_come_without_a_pass_over_all_objects(run_python: 
     assert sum(run_python(PASSES)) < 10
 
 
-INTERRUPTED = """
-import json, sys
-import ckpt_core as ckpt
-
-class Interrupts:
-    def find_spec(self, name, *_):
-        if name == sys.argv[1] and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            raise KeyboardInterrupt
-
-path = sys.argv[2]
-sys.meta_path.insert(0, Interrupts())
-try:
-    ckpt.save(path, {"n": 1})
-except KeyboardInterrupt:
-    import jax.numpy as jnp
-    ckpt.save(path, {"x": jnp.arange(4)})
-    print(json.dumps(ckpt.load(path)["x"].tolist()))
-"""
-
-
-def test_an_interrupted_import_of_jax_is_made_again(run_python: Any, tmp_path: Path) -> None:
-    """Submodules that had been imported were no attributes of the new jax, and every later call failed."""
-    assert run_python(INTERRUPTED, "jax.numpy", str(tmp_path / "a")) == [0, 1, 2, 3]
-
-
 SERVED = """
 import multiprocessing, os
 {first}

@@ -1,11 +1,9 @@
-"""What a signal handler or the user's own code raises is no damage: it arrives as it is, and no step is passed over because of it."""
+"""What the user's own code raises is no damage: it arrives as it is, and no step is passed over because of it."""
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,43 +53,6 @@ def _saved(tmp_path: Path) -> Iterator[None]:
     yield
     latest(tmp_path, Box())
     assert sorted(name for name in os.listdir(tmp_path) if name[0] != ".") == ["0", "1"]
-
-
-@pytest.mark.parametrize("call", ["restore_latest", "load"])
-def test_a_handler_raises_while_files_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    """The signal comes at every call that reads, by whatever thread, one after the other."""
-    left, raised = 0, list[Exception]()
-
-    def handler(*_: Any) -> None:
-        raised.append(ValueError("of the handler"))
-        raise raised[-1]
-
-    def counting(real: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            return real(*arguments, **named)
-
-        return counted
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    for name in ("open", "read", "pread", "preadv", "listdir", "scandir"):
-        monkeypatch.setattr(os, name, counting(getattr(os, name)))
-    number = 0
-    while left <= 0:
-        left, met, number = number + 1, None, number + 1
-        try:
-            ckpt.load(tmp_path / "1") if call == "load" else latest(tmp_path, Box())
-        except ValueError as error:
-            met = error
-        assert met is (raised[-1] if left <= 0 else None), number
-    monkeypatch.undo()
-    signal.signal(signal.SIGUSR1, before)
-    assert len(raised) == number - 1 > 3
 
 
 @pytest.mark.parametrize("bad", ["only", "get_state", "set_state"])

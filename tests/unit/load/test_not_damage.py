@@ -1,4 +1,4 @@
-"""No memory, stack, thread or descriptor, and a newer format: whatever is met while reading, it is no damage.
+"""No memory, and a newer format: whatever is met while reading, it is no damage.
 
 Only `CheckpointCorrupt` makes `restore_latest` go back a step, after which the next save sets the newest one
 aside. So each of these must arrive as what it is, from wherever it is raised, and nothing may move.
@@ -10,7 +10,6 @@ import errno
 import json
 import mmap
 import os
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -118,65 +117,6 @@ def _raised(call: Callable[[], Any]) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def _at_depth(left: int, call: Callable[[], Any]) -> Any:
-    """Calls with so many frames left."""
-    frame: Any = sys._getframe()
-    depth = 0
-    while frame is not None:
-        depth, frame = depth + 1, frame.f_back
-
-    def down(more: int) -> Any:
-        return call() if more <= 0 else down(more - 1)
-
-    return down(sys.getrecursionlimit() - depth - left)
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_little_stack_is_no_damage(path: str, call: str) -> None:
-    CALLS[call](path)
-    met = set[str]()
-    for left in range(4, 160, 2):
-        try:
-            _at_depth(left, lambda: CALLS[call](path))
-        except RecursionError:
-            met.add("RecursionError")
-        except Exception as raised:
-            pytest.fail(f"with {left} frames left: {type(raised).__name__}: {raised}")
-        else:
-            met.add("")
-    assert met == {"RecursionError", ""}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_no_descriptors_is_no_damage(path: str, call: str) -> None:
-    CALLS[call](path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open("/dev/null", os.O_RDONLY)
-    os.close(lowest)
-    met = set[str]()
-    try:
-        for more in range(24):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
-            raised = _raised(lambda: CALLS[call](path))
-            met.add(f"{type(raised).__name__} {getattr(raised, 'errno', '')}")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert f"OSError {errno.EMFILE}" in met and met <= {f"OSError {errno.EMFILE}", "NoneType "}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_no_threads_is_no_damage(path: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import _thread
-    import threading
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    CALLS[call](path)
 
 
 def _steps(directory: Path) -> None:

@@ -401,20 +401,6 @@ def test_any_range_in_any_order(saved: Path, data: Any):
         os.close(descriptor)
 
 
-def test_no_memory_for_a_window(
-    saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch, kernel: Kernel
-):
-    asked: list[Any] = []
-
-    def refusing(*arguments: Any, **_: Any) -> None:
-        asked.append(arguments)
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(past_cache, "mmap", SimpleNamespace(**{**vars(mmap), "mmap": refusing}))
-    assert_same(ckpt.load(saved, options=PAST), tree)
-    assert asked and not kernel.past
-
-
 @pytest.mark.parametrize("options", [PAST, THROUGH], ids=["past", "through"])
 def test_more_files_than_a_process_may_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, options: ckpt.Options
