@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import copy
 import functools
@@ -15,7 +14,6 @@ from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 from ckpt_core._background.priority import give_way, set_nice
-from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME, forked
 
@@ -40,7 +38,7 @@ class Pending:
         self._abandoned = self._launched = False
         self._ident: int | None = None
         self._low = low
-        self._caller_left, self._ended = Flag(), Flag()
+        self._caller_left, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
 
     def start(self) -> None:
@@ -54,9 +52,8 @@ class Pending:
             _report_failures()
             return
         try:
-            # A single C call, which an interrupt cannot split; Thread.start waits in Python code.
             self._launched = True
-            _thread.start_new_thread(self._launch, ())
+            self._thread.start()
         except RuntimeError:
             if not _main_has_ended():
                 raise
@@ -72,13 +69,6 @@ class Pending:
             unfinished.discard(self)
             self._end()
         return self._abandoned
-
-    def _launch(self) -> None:
-        """Starts the work's thread; runs in a helper thread, which no signal handler interrupts."""
-        try:
-            self._thread.start()
-        except RuntimeError:  # interpreter exit, or no more threads: run the work in this one
-            self._run_here()
 
     def _run_here(self) -> None:
         if self._claim.acquire(blocking=False):

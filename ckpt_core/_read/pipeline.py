@@ -7,8 +7,10 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
-from ckpt_core._background.threads import Job, Workers
+from ckpt_core._background.threads import Workers
 from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._options import MIB, Options
 from ckpt_core._platform import DIRECT
@@ -61,7 +63,7 @@ def read_leaves(
     with contextlib.closing(reader), contextlib.ExitStack() as stack:
         workers: Workers | None = None
         running: list[tuple[Want, dict[Region, Array]]] = []
-        started: list[Job] = []
+        started: list[Future[Any]] = []
         running_bytes = 0
         for batch, size_bytes in itertools.chain(_batches(item, wants, limit), [([], 0)]):
             planned, jobs = reader.plan(batch)

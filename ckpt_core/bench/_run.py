@@ -235,7 +235,7 @@ def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list
         except BaseException as error:
             answers.set_exception(error)
 
-    start_daemon(exchange, "ckpt-bench-agree").wait()
+    start_daemon(exchange, "ckpt-bench-agree").join()
     return answers.result()
 
 

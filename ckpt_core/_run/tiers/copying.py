@@ -7,11 +7,12 @@ earlier step are still being made; see ``judge.judge_copies``.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckpt_core._background.threads import Flag, start_daemon
+from ckpt_core._background.threads import start_daemon
 from ckpt_core._errors import CheckpointError
 from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
@@ -43,8 +44,8 @@ class Copier:
         self._target = target
         self._state: CopyState = "idle" if self.active else "off"
         self._now: tuple[int, str] = (-1, "")
-        self._cancelled = Flag()
-        self._ended: Flag | None = None
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
         self._moved = time.monotonic()
         self._works = False  # its thread waits for its own disk, not for another process
 
@@ -68,13 +69,13 @@ class Copier:
         """Begins to copy a step that all processes have committed; ends copying another one."""
         self._cancelled.set()
         self._now, self._state, self._moved = (step, token), "busy", time.monotonic()
-        self._cancelled = cancelled = Flag()
+        self._cancelled = cancelled = threading.Event()
         try:
-            self._ended = start_daemon(lambda: self._work(step, token, cancelled), "ckpt-partner")
+            self._thread = start_daemon(lambda: self._work(step, token, cancelled), "ckpt-partner")
         except RuntimeError:  # the interpreter is about to end
-            self._ended, self._state = None, "idle"
+            self._thread, self._state = None, "idle"
 
-    def _work(self, step: int, token: str, cancelled: Flag) -> None:
+    def _work(self, step: int, token: str, cancelled: threading.Event) -> None:
         done = True
         for source in self.sources:
             try:
@@ -89,12 +90,12 @@ class Copier:
                     source,
                     error,
                 )
-        if not cancelled.is_set:  # else another step may be copied already
+        if not cancelled.is_set():  # else another step may be copied already
             self._state = "done" if done else "idle"
 
-    def _copy(self, key: Key, cancelled: Flag) -> None:
+    def _copy(self, key: Key, cancelled: threading.Event) -> None:
         def may_go_on() -> None:
-            if cancelled.is_set:
+            if cancelled.is_set():
                 raise _Cancelled(f"the copy of step {key.step} is not wanted any more")
 
         connection = self._peers.connect(key.writer)
@@ -128,8 +129,8 @@ class Copier:
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed, or after 20 s."""
         self._cancelled.set()
-        if self._ended is not None:
-            self._ended.wait(2 * _STALLED_SECS)
+        if self._thread is not None:
+            self._thread.join(2 * _STALLED_SECS)
         if self._state != "off":
             self._state = "idle"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.part import Part
 from ckpt_core._processes import Table
@@ -37,7 +37,7 @@ class StepToSave:
     token: str  # in all tiers the same
     parent: tuple[int, str] | None = None  # number and token of the step that it continues from
     # Of an overwrite: set when its persistent copy is committed, or has failed.
-    decided: Flag = field(default_factory=Flag)
+    decided: threading.Event = field(default_factory=threading.Event)
     # The save of each tier calls it after its last read of the snapshot.
     ended: Callable[[], None] = lambda: None
 

@@ -22,23 +22,24 @@ early = []
 atexit.register(lambda: [call() for call in early])  # before ckpt is imported: runs after its own handler
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._background.threads import Flag
 path = sys.argv[1]
 
 def interrupted(*arguments):
     open(path + "-interrupted", "w").close()
     signal.default_int_handler(*arguments)
 signal.signal(signal.SIGINT, interrupted)
-wait = Flag.wait
-def wait_and_say(flag, *arguments):
+wait = ckpt.PendingSave.wait
+def wait_and_say(pending, *arguments):
     if threading.current_thread() is threading.main_thread():
         open(path + "-waiting", "w").close()
-    return wait(flag, *arguments)
-Flag.wait = wait_and_say
+    return wait(pending, *arguments)
+ckpt.PendingSave.wait = wait_and_say
 def late(*_):
     open(path + "-writing", "w").close()
     until = time.monotonic() + 20
     while not os.path.exists(path + "-go") and time.monotonic() < until:
+        if not threading.main_thread().is_alive():  # the interpreter waits for the threads
+            open(path + "-waiting", "w").close()
         time.sleep(0.01)
 def slowly():
     from tests.support import seams  # a program that has not saved yet has not imported what saves
