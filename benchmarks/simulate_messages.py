@@ -163,7 +163,7 @@ def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
         texts: list[tuple[str, str]] = []
         for n in range(processes):
             state = {"data": {f"{n}.json": f"{step:0{state_bytes}d}"}} if state_bytes else {}
-            held = Holding(SHORT[:-4] + f"{n % columns:04x}", state, SHORT)
+            held = Holding(SHORT[:-4] + f"{n % columns:04x}", state)
             offer = offer_of(TOKEN, held, ["done", 7, TOKEN])
             texts.append(Start({"the step": 8}, Layout(DIGEST, 960), offer).dump())
         return texts

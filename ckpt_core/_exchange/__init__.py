@@ -12,9 +12,7 @@ from ckpt_core._exchange.client import BLOCK_BYTES as BLOCK_BYTES
 from ckpt_core._exchange.client import IDLE_SECS as IDLE_SECS
 from ckpt_core._exchange.client import Connection as Connection
 from ckpt_core._exchange.client import Lacking as Lacking
-from ckpt_core._exchange.client import NotYet as NotYet
 from ckpt_core._exchange.client import Peer as Peer
-from ckpt_core._exchange.server import Coming as Coming
 from ckpt_core._exchange.server import Key as Key
 from ckpt_core._exchange.server import Offered as Offered
 from ckpt_core._exchange.server import ServedParts as ServedParts

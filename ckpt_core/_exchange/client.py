@@ -33,20 +33,8 @@ class Peer(NamedTuple):
     port: int  # 0 if it serves nothing
 
 
-BEGUN, EXPECTED = "Is being fetched", "To be fetched"
-"""What a server says of a part that it is to get from another process."""
-
-
 class Lacking(ConnectionError):
     """The peer was reached, and does not have the part: asked once more, it would say so again."""
-
-
-class NotYet(Lacking):
-    """The peer does not have the part yet; ``begun`` if it is fetching it."""
-
-    def __init__(self, text: str, begun: bool) -> None:
-        super().__init__(text)
-        self.begun = begun
 
 
 def authorization(secret: str) -> str:
@@ -81,9 +69,8 @@ class Connection:
     def pieces(
         self, step: int, token: str, writer: int, position: int | Literal["done"]
     ) -> Iterator[bytes]:
-        """The content of one file, block by block. Raises NotYet if the peer is to get the part from another process,
-        Lacking if it does not have the file. Raises ConnectionError if it does not answer, cannot read the file, or
-        stopped midway.
+        """The content of one file, block by block. Raises Lacking if the peer does not have the file, ConnectionError
+        if it does not answer, cannot read the file, or stopped midway.
         """
         where = f"{self._peer.address}:{self._peer.port}"
         try:
@@ -98,8 +85,6 @@ class Connection:
                     f"{where} refused file {position} of the part of process {writer} of step {step}: "
                     f"{answer.status} {ascii(answer.reason[:_MOST_REASON])[1:-1]}"
                 )
-                if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-                    raise NotYet(text, answer.reason == BEGUN)
                 lacks = answer.status == http.HTTPStatus.NOT_FOUND
                 raise Lacking(text) if lacks else ConnectionError(text)
             missing = answer.length or 0

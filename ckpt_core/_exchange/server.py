@@ -24,7 +24,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple, cast
 
-from ckpt_core._exchange.client import BEGUN, EXPECTED, IDLE_SECS, authorization
+from ckpt_core._exchange.client import IDLE_SECS, authorization
 from ckpt_core._platform import NO_LINK, READ
 
 _MOST_CONNECTIONS = 32
@@ -54,15 +54,6 @@ class Offered:
     names: tuple[str, ...]  # relative to ``path``
 
 
-@dataclass(frozen=True)
-class Coming:
-    """A part that this process is to get from another one, and gives as soon as it has it; ``begun`` if it is
-    fetching it.
-    """
-
-    begun: bool
-
-
 def open_plain(path: str) -> io.FileIO:
     """Opens a file for reading; neither follows a link nor waits at a pipe. Raises OSError for anything but a regular
     file.
@@ -74,8 +65,8 @@ def open_plain(path: str) -> io.FileIO:
     raise OSError(errno.EINVAL, "no regular file", path)
 
 
-ServedParts = Callable[[Key], "Offered | Coming | None"]
-"""Looks a part up; None if this process neither has nor gets it, OSError if it cannot tell. Called from any thread."""
+ServedParts = Callable[[Key], Offered | None]
+"""Looks a part up; None if this process does not have it, OSError if it cannot tell. Called from any thread."""
 
 
 class Server:
@@ -250,9 +241,6 @@ class _Handler(BaseHTTPRequestHandler):
                 found = listener.served(key)
             except OSError as error:
                 self._refuse_unread(error)
-                return
-            if isinstance(found, Coming):
-                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, BEGUN if found.begun else EXPECTED)
                 return
             self._key, self._offered = key, found
         if self._offered is None or position >= len(self._offered.names):

@@ -17,25 +17,20 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a step that one process wrote into its local directory. If ``differ_in_shards_alone``, the parts of
-    all processes differ only in regions of distributed arrays, and another number of processes can put the step
-    together from them.
-    """
+    """The part of a step that one process wrote into its local directory."""
 
     writer: int  # index of the process that wrote it
     count: int  # number of processes of the save
     serves: Runs  # the processes with parts that hold the same, the writer among them
-    differ_in_shards_alone: bool = False
 
     @staticmethod
     def own(writer: int, count: int) -> Part:
         """A part that is of use for its writer alone."""
-        return Part(writer, count, ((writer, writer),), differ_in_shards_alone=count == 1)
+        return Part(writer, count, ((writer, writer),))
 
     def dump(self) -> dict[str, Any]:
         """The part as JSON values."""
-        found: dict[str, Any] = {"process": self.writer, "of": self.count, "serves": self.serves}
-        return found | ({"alike": True} if self.differ_in_shards_alone else {})
+        return {"process": self.writer, "of": self.count, "serves": self.serves}
 
     @staticmethod
     def load(value: Any) -> Part:
@@ -50,7 +45,7 @@ class Part:
         edges = [number for run in serves for number in run]
         if edges != sorted(edges) or edges[0] < 0 or edges[-1] >= count:
             raise ValueError(f"impossible runs of processes {serves}")
-        return Part(writer, count, serves, value.get("alike") is True)
+        return Part(writer, count, serves)
 
 
 def contains(runs: Runs, index: int) -> bool:

@@ -17,7 +17,6 @@ from ckpt_core._errors import (
 )
 from ckpt_core._format import orbax_write
 from ckpt_core._format.untrusted import refuse_deep
-from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants
@@ -35,7 +34,6 @@ from ckpt_core._results import RestoreReport
 from ckpt_core._saved import (
     Checkpoint,
     NativeCheckpoint,
-    NativeItem,
     OrbaxItem,
     SavedItem,
     naming_checkpoint,
@@ -117,8 +115,6 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
         constants.warn_of_settings(saved)
     if request.only is not None:
         _check_patterns(checkpoint, plans, request)
-    if checkpoint.gather is not None:
-        checkpoint.gather(_wanted_chunks(checkpoint, plans, request))
     return named
 
 
@@ -265,21 +261,6 @@ def _become_one(
                 by_target.setdefault(id(one), []).append((plan, result))
         found += by_target.values()
     return found
-
-
-def _wanted_chunks(
-    checkpoint: Checkpoint, plans: Iterable[ItemPlan], request: Request
-) -> dict[str, set[str]]:
-    """Item -> keys of the chunks that the plans read, of a checkpoint of ckpt."""
-    needed: dict[str, set[str]] = {}
-    for plan in plans:
-        item, keys = plan.item, needed.setdefault(plan.item.name, set[str]())
-        assert isinstance(item, NativeItem)
-        for want in _wants(checkpoint, plan, request).values():
-            name, chunk = item.name_of(want.leaf), item.chunks[want.leaf]
-            prefix = f"{name}/" if name else ""
-            keys |= {prefix + key for one in want.regions for key, _ in keyed_parts(one, chunk)}
-    return needed
 
 
 def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int, Want]:

@@ -41,17 +41,16 @@ States = dict[str, dict[str, str]]
 class Holding:
     """What one process holds, as it tells the others before a save."""
 
-    digest: str  # equal on processes that hold the same, apart from states
+    digest: str  # 22 letters, equal on processes that hold the same, apart from states
     states: States | None  # of its data pipelines; None if they are too large to be sent
-    values: str = ""  # equal on processes that differ only in states and distributed regions
 
 
 def holding_of(items: Sequence[PreparedItem]) -> Holding:
     """What this process holds, from items whose arrays are on the host."""
-    digest, values = hashlib.sha256(), hashlib.sha256()
+    digest = hashlib.sha256()
     states: States = {}
     for item in sorted(items, key=lambda item: item.name):
-        values.update(repr((item.name, item.record.form)).encode(errors="surrogatepass"))
+        digest.update(repr((item.name, item.record.form)).encode(errors="surrogatepass"))
         if item.record.form == "process":
             states[item.name] = {
                 name: data.decode(errors="surrogateescape")
@@ -59,20 +58,12 @@ def holding_of(items: Sequence[PreparedItem]) -> Holding:
             }
         else:
             for part in _values(item):
-                values.update(repr(part).encode(errors="surrogatepass"))
+                digest.update(repr(part).encode(errors="surrogatepass"))
             if item.plan is not None:
-                regions, own = item.plan.coverage
-                digest.update(regions.encode())
-                values.update(own.encode())
-    digest.update(values.digest())
+                digest.update(item.plan.coverage.encode())
     sizes = [len(text) for files in states.values() for text in files.values()]
     sent = None if sum(sizes) > MOST_STATE_BYTES else states
-    return Holding(_short(digest.digest()), sent, _short(values.digest()))
-
-
-def _short(digest: bytes) -> str:
-    """128 bits of a digest, in 22 letters."""
-    return base64.b64encode(digest[:16]).decode().rstrip("=")
+    return Holding(base64.b64encode(digest.digest()[:16]).decode().rstrip("="), sent)
 
 
 def _values(item: PreparedItem) -> list[Any]:
@@ -102,7 +93,6 @@ class Shares:
 
     groups: list[int]  # for each process the number of its group, which holds the same
     states: States  # of all processes, to be written by each; empty if each writes its own, or those of its block
-    differ_in_shards_alone: bool = False  # in regions of distributed arrays
     # for each group what its processes write; empty if all write all states, or each its own
     blocks: list[States] = field(default_factory=list[States])
 
@@ -152,14 +142,13 @@ def share(everyone: Sequence[Holding]) -> Shares:
     known = [one.states for one in everyone if one.states is not None]
     if len(known) < len(everyone):
         return Shares(_numbered([(one.digest, n) for n, one in enumerate(everyone)]), {})
-    same = len({one.values for one in everyone}) == 1
     if not any(known):
-        return Shares(_numbered([one.digest for one in everyone]), {}, same)
+        return Shares(_numbered([one.digest for one in everyone]), {})
     sizes = [
         sum(map(len, (text for files in one.values() for text in files.values()))) for one in known
     ]
     if sum(sizes) <= min(MOST_STATE_BYTES_IN_ALL, _MOST_SENT_BYTES // len(sizes)):
-        return Shares(_numbered([one.digest for one in everyone]), _merged(known), same)
+        return Shares(_numbered([one.digest for one in everyone]), _merged(known))
     groups = _in_blocks([one.digest for one in everyone])
     members: dict[int, list[int]] = {}
     for n, group in enumerate(groups):
@@ -169,7 +158,7 @@ def share(everyone: Sequence[Holding]) -> Shares:
     blocks = [
         _merged([known[n] for n in block]) if len(block) > 1 else {} for block in members.values()
     ]
-    return Shares(groups, {}, False, blocks)
+    return Shares(groups, {}, blocks)
 
 
 def _in_blocks(digests: Sequence[str]) -> list[int]:

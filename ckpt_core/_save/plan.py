@@ -110,9 +110,9 @@ class TreePlan:
         )
 
     @functools.cached_property
-    def coverage(self) -> tuple[str, str]:
-        """Digests of which regions this process holds: of arrays of all, and of those on its own devices."""
-        distributed, own = hashlib.sha256(), hashlib.sha256()
+    def coverage(self) -> str:
+        """A digest of which regions this process holds."""
+        digest = hashlib.sha256()
         for name, leaf, stored in zip(self.names, self.leaves, self.signature.stored, strict=True):
             if leaf.held is None or name in self.unshared:
                 continue
@@ -121,9 +121,8 @@ class TreePlan:
             found = sorted(
                 (region, holders if mine else ()) for region, holders, _ in leaf.held.mine
             )
-            digest = own if mine else distributed
             digest.update(repr((name, found)).encode(errors="surrogatepass"))
-        return distributed.hexdigest(), own.hexdigest()
+        return digest.hexdigest()
 
     @functools.cached_property
     def files(self) -> tuple[tuple[str, bytes], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -130,8 +130,6 @@ class Checkpoint:
     single: bool  # one state was saved: ``load`` then returns it, not a dict of items
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    # Brings chunks that are not at the path yet, by item and key; may be called again. None if all are there.
-    gather: Callable[[Mapping[str, set[str]]], None] | None = None
     shared: Sequence[Sequence[tuple[str, int]]] = ()  # as in ``Record``
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:

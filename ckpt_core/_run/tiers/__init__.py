@@ -24,12 +24,15 @@ from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.local import open_local as open_local
 from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
+from ckpt_core._run.tiers.verdict import Misfit
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")
 
 _FROM_RESTORE = 11
 """Frames from the caller of ``restore_latest`` to a warning that says what ``Tiers.restore`` restored."""
+_FROM_LATEST = 7
+"""The same to one of ``Tiers.restore_newest``."""
 _LOOKS = 3
 """Number of times to list the directory, if every listed step is deleted before it is read."""
 
@@ -62,7 +65,7 @@ class Tiers:
             self._local.refuse_scratch(self.latest)
 
     def refuse_unread(self, step: int) -> None:
-        """Raises what kept a process from reading a step that is in no other place, if anything did."""
+        """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
         local = self._local
         if local and step not in local.complete and not self._persistent.has(step):
             local.refuse_unread(step)
@@ -228,11 +231,20 @@ class Tiers:
         ``strict_latest`` if the newest one cannot.
         """
         for look in range(_LOOKS):
-            candidates = list_steps()
+            candidates, misfit = list_steps(), None
+            newest = max((step for step, _ in candidates), default=-1)
+            if strict_latest and (newer := self._of_another_number(newest)):
+                raise CheckpointError(newer)
             failures: list[tuple[int, CheckpointError]] = []
             for step, local_first in reversed(candidates):
                 try:
-                    return restore(step, local_first)
+                    restored = restore(step, local_first)
+                    self._say_newer(step, misfit)
+                    return restored
+                except Misfit as error:
+                    if strict_latest or not all_take_for(error, Misfit, self._alone):
+                        raise
+                    misfit = misfit or error
                 except (CheckpointCorrupt, CheckpointNotFound) as error:
                     # as all processes take it: where they failed for different reasons, they must not go different ways
                     if all_take_for(error, CheckpointNotFound, self._alone):
@@ -249,14 +261,30 @@ class Tiers:
                     damaged(step)
                     _warn(f"{self.directory}: step {step} is damaged and skipped: {error}")
             else:
+                if misfit is not None:
+                    raise misfit
                 if failures:
                     raise _none_loads(self.directory, failures)
                 if not candidates:
+                    self._say_newer(-1, None)
                     return None
         raise CheckpointNotFound(
             f"{self.directory}: the steps in it are deleted faster than they can be read: does its "
             "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"
         )
+
+    def _of_another_number(self, step: int) -> str:
+        return "" if self._local is None else self._local.newer_of_another_number(step)
+
+    def _say_newer(self, step: int, misfit: Misfit | None) -> None:
+        """Warns of a newer local step than the restored one, if it is of another number of processes or other shardings."""
+        if found := self._of_another_number(step) or (misfit and str(misfit)):
+            restored = (
+                f"step {step} is restored, and not the newest"
+                if step >= 0
+                else "no step is restored"
+            )
+            _warn(f"{restored}: {found}", _FROM_LATEST)
 
 
 def _warn(message: str, level: int = 6) -> None:

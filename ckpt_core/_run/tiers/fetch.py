@@ -6,16 +6,14 @@ A copy is equal to the original to the byte, ckpt.json included, and appears by 
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
-from ckpt_core._exchange import BLOCK_BYTES, Key, Lacking, NotYet, Offered, open_plain
+from ckpt_core._exchange import BLOCK_BYTES, Key, Lacking, open_plain
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import most_bytes
@@ -27,12 +25,6 @@ from ckpt_core._run.tiers.verdict import State, cause_of
 from ckpt_core._save.protocol import aborting
 from ckpt_core._verify import verify_part
 
-_LOOK_SECS, _MOST_LOOK_SECS = 0.05, 1.0
-"""Intervals at which a source is asked that has yet to get the part: the first, and the longest."""
-_BEGIN_SECS = 5.0
-"""It may be another call that this process makes alone, in which the source does not fetch anything."""
-_NAMED = 5
-"""Maximum number of sources named in a message."""
 _VERIFY_BYTES = 256 * MIB
 """Maximum host memory in which a part is verified, if no chunk is larger."""
 Pieces = Callable[[int], Iterator[bytes]]
@@ -78,10 +70,6 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
     return record
 
 
-class TooLate(CheckpointError):
-    """Not all parts were brought here in time, which says nothing about them."""
-
-
 class Fetched(NamedTuple):
     """A part that was brought here."""
 
@@ -91,52 +79,18 @@ class Fetched(NamedTuple):
 
 
 def fetch_first(
-    save: tuple[int, str],
-    sources: Sequence[Source],
-    peers: Peers,
-    target: Target,
-    what: str,
-    may_go_on: Callable[[], None] = lambda: None,
-    rest: Callable[[], Sequence[Source]] = tuple,
+    save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
 ) -> Fetched:
-    """Brings a part from the first of its sources that gives it, another process or another folder of this one. Those of
-    ``rest`` come after ``sources``, and each process begins elsewhere among them. A source that has yet to get the part is
-    waited for, see ``_patiently``, for all together up to ``Peers.patience_secs``; then no more of ``rest`` are asked.
-    ``may_go_on`` is called before each source and after each block, and raises TooLate if it is too late. CheckpointCorrupt
-    says what each answered, if none has the part whole. OSError: it could not be written here, or one source could not be
-    asked or could not read it.
+    """Brings a part from the first of its sources that gives it, another process or another folder of this one.
+    CheckpointCorrupt says what each answered, if none has the part whole. OSError: it could not be written here, or one
+    source could not be asked or could not read it.
     """
     failures: list[str] = []
     refused: OSError | None = None
     unasked: Exception | None = None  # why one that may have it could not be asked
-    deadline = time.monotonic() + peers.patience_secs
-
-    def others() -> Sequence[Source]:
-        nonlocal unasked
+    for source in sources:
         try:
-            return rest()
-        except (CheckpointError, OSError) as error:
-            if raised_by_a_handler(error) is not None:
-                raise
-            failures.append(f"and others are not known: {error}")
-            unasked = error
-            return ()
-
-    for number, source in enumerate(_each(sources, others, peers.index)):
-        if number >= len(sources) and time.monotonic() > deadline:
-            unasked = TimeoutError(f"not all were asked within {peers.patience_secs:g} s")
-            failures.append(f"and {unasked}")
-            break
-        key = Key(*save, source.writer)
-        try:
-            may_go_on()
-            record = _patiently(
-                functools.partial(_bring_from, source, key, peers, target, may_go_on),
-                may_go_on,
-                deadline,
-            )
-        except TooLate:
-            raise
+            record = _bring_from(source, Key(*save, source.writer), peers, target)
         except (CheckpointError, OSError) as error:
             if (interrupt := raised_by_a_handler(error)) is not None:
                 raise interrupt from None
@@ -151,8 +105,7 @@ def fetch_first(
                     break
         else:
             return Fetched(record, source, failures)
-    more = f"; and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
-    text = f"{what}: {'; '.join(failures[:_NAMED])}{more}"
+    text = f"{what}: {'; '.join(failures)}"
     if refused is not None:
         raise OSError(refused.errno, text) from refused
     if unasked is not None:
@@ -160,53 +113,15 @@ def fetch_first(
     raise CheckpointCorrupt(text)
 
 
-def _each(
-    sources: Sequence[Source], rest: Callable[[], Sequence[Source]], index: int
-) -> Iterator[Source]:
-    """The sources, and then the others, of which each process begins with another one."""
-    yield from sources
-    others = rest()
-    for number in range(len(others)):
-        source = others[(index + number) % len(others)]
-        if source not in sources:
-            yield source
-
-
-def _patiently(
-    bring: Callable[[], Record], may_go_on: Callable[[], None], deadline: float
-) -> Record:
-    """What ``bring`` gives once the source has it; NotYet if it has not begun to fetch it in 5 s, or lacks it at the deadline."""
-    begin_until, wait_secs = min(deadline, time.monotonic() + _BEGIN_SECS), _LOOK_SECS
-    while True:
-        try:
-            return bring()
-        except NotYet as error:
-            if time.monotonic() > (deadline if error.begun else begin_until):
-                raise
-        may_go_on()
-        time.sleep(wait_secs)
-        wait_secs = min(2 * wait_secs, _MOST_LOOK_SECS)
-
-
-def _bring_from(
-    source: Source, key: Key, peers: Peers, target: Target, may_go_on: Callable[[], None]
-) -> Record:
-    def watched(pieces: Pieces) -> Pieces:
-        def some(position: int) -> Iterator[bytes]:
-            for piece in pieces(position):
-                may_go_on()
-                yield piece
-
-        return some
-
+def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> Record:
     if source.process == peers.index:
         offered = peers.offers.find(key)
-        if not isinstance(offered, Offered):
+        if offered is None:
             raise Lacking("it was here and is gone")
-        return bring(key, watched(pieces_of_directory(offered.path, offered.names)), target)
+        return bring(key, pieces_of_directory(offered.path, offered.names), target)
     connection = peers.connect(source.process)
     try:
-        return bring(key, watched(lambda position: connection.pieces(*key, position)), target)
+        return bring(key, lambda position: connection.pieces(*key, position), target)
     finally:
         connection.close()
 
@@ -249,10 +164,6 @@ class Mender:
     def note(self, steps: Mapping[int, StepHere]) -> None:
         """Takes over what all agreed on."""
         self._missing = {step: whole for step, whole in steps.items() if whole.sources}
-        mine = self._peers.index
-        self._peers.offers.expect(
-            Key(step, whole.token, mine) for step, whole in self._missing.items()
-        )
 
     def state(self, step: int, token: str | None, path: str, max_host_bytes: int) -> State:
         """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
@@ -297,15 +208,9 @@ class Mender:
             token, save = whole.token, (step, whole.token)
             mine, target = self._peers.index, self._target(step)
             lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
-            with self._peers.offers.getting(Key(*save, mine)):
-                fetched = fetch_first(
-                    save, whole.sources, self._peers, target, lost, rest=whole.rest
-                )
-                for writer in (
-                    fetched.source.writer,
-                    mine,
-                ):  # its partner asks for the part of this process, and so do others that lack it
-                    self._peers.offers.put(Key(*save, writer), target.path)
+            fetched = fetch_first(save, whole.sources, self._peers, target, lost)
+            for writer in (fetched.source.writer, mine):  # its partner asks for the latter
+                self._peers.offers.put(Key(*save, writer), target.path)
             self._log(step, token, fetched, target.path)
             del self._missing[step]
 

@@ -2,7 +2,7 @@
 
 A process has its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices:
 processes of this host, or hosts that have changed places; and of other numbers of processes, if the
-run had as many before. In each may be folders ``partner-of_<j>-of-<n>`` with copies of the parts of
+run had as many before: those are not restored from. In each may be folders ``partner-of_<j>-of-<n>`` with copies of the parts of
 process j.
 """
 
@@ -118,6 +118,9 @@ class Folders:
         # Steps that the last look could not read, though nothing says that they are damaged; MAX_STEP if a folder could not be listed.
         self.unread: _Unread = {}
         self.unread_beside: _Unread = {}  # parts and copies in other folders
+        self.others: dict[
+            int, int
+        ] = {}  # steps with parts of another number of processes, and that
         self._root = root
         self._index = index
         self._count = count
@@ -128,10 +131,12 @@ class Folders:
     # ------------------------------------------------------------------------------------ look
 
     def look(self, run: Lineage) -> list[Place]:
-        """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count."""
+        """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count, and
+        those of another number of processes are only noted.
+        """
         mine = os.path.basename(self.path)
         found: list[Place] = []
-        self.unread, self.unread_beside = {}, {}
+        self.unread, self.unread_beside, self.others = {}, {}, {}
         try:
             beside = self._beside()
         except OSError as error:
@@ -174,19 +179,11 @@ class Folders:
             part, order = record.part or alone, run.order(step, record.token)
             if order is None or not part.writer < part.count == alone.count:
                 continue
-            own = mine and contains(part.serves, self._index)
-            other = 0 if part.count == self._count else part.count
-            seen = Seen(
-                step,
-                record.token,
-                order,
-                part.writer,
-                part.serves,
-                own,
-                other,
-                part.differ_in_shards_alone,
-                record.parent is not None,
-            )
+            if part.count != self._count:
+                self.others[step] = part.count
+                continue
+            own, continues = mine and contains(part.serves, self._index), record.parent is not None
+            seen = Seen(step, record.token, order, part.writer, part.serves, own, continues)
             yield Place(seen, opened.path, opened)
 
     def _beside(self) -> list[str]:

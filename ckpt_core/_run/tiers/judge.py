@@ -4,16 +4,14 @@ Which steps are whole, and which process keeps copies of whose parts.
 
 A step is whole if every process has its own part of it with one token, or can get one that is as
 good as its own. The token identifies the save that wrote the part, so parts of two saves with the
-same step number are never taken for one checkpoint. A step that another number of processes saved
-is whole if the part of each of them is there, and they differ in regions of arrays alone. So may one that as many saved be put
-together, where other shardings are wanted than those of the save.
+same step number are never taken for one checkpoint. A step that another number of processes saved is not
+used: it is only named.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -41,8 +39,6 @@ class Seen(NamedTuple):
     writer: int  # index of the process that wrote it
     serves: Runs  # the processes for which it is as good as their own
     own: bool  # it serves the process that sees it, and lies where that one has its own parts
-    processes: int = 0  # number of them in the save; 0 if that is how many run now
-    differ_in_shards_alone: bool = False  # see ``Part``
     continues: bool = False  # the save continued another one, which was whole then
 
 
@@ -67,13 +63,10 @@ class WholeStep:
     """A step that every process has or can get."""
 
     token: str
-    # Process that lacks its part -> up to 3 places, the best first. The first may lack it as well, and gets it before.
-    sources: dict[int, list[Source]]
+    sources: dict[
+        int, list[Source]
+    ]  # process that lacks its part -> up to 3 places, the best first
     twice: bool = False  # each part is in two places, so that the step survives the loss of one
-    # Of a step that is put together, the parts that are not as good as another one: where each is, in the order of their processes.
-    pieces: list[list[Source]] = field(default_factory=list[list[Source]])
-    # Process that lacks its part -> all that have it, where those of ``sources`` are not all.
-    rest: dict[int, list[Source]] = field(default_factory=dict[int, list[Source]])
 
 
 @dataclass(frozen=True)
@@ -86,6 +79,8 @@ class Judgement:
     # The newest partial one that continued another step: the run had steps, and not only a first save that never ended.
     lost: int | None = None
     unread: list[Unread] = field(default_factory=list[Unread])
+    # Steps that other numbers of processes saved, and how many: no process has a part of its own.
+    others: dict[int, int] = field(default_factory=dict[int, int])
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse_judgement``: the same for all processes, and short. ``publish`` gives the name under which each
@@ -93,19 +88,13 @@ class Judgement:
         """
         sources: list[list[Any]] = [[] for _ in range(count)]
         steps: list[Any] = []
-        rows: list[str] = []
         for step, whole in self.steps.items():
-            steps.append([step, whole.token, whole.twice, count + len(rows), len(whole.pieces)])
-            rows += map(_dumps, whole.pieces)
-            at: dict[int, int] = {}  # one row for all processes that have the same others
+            steps.append([step, whole.token, whole.twice])
             for process, found in whole.sources.items():
-                rest = whole.rest.get(process)
-                if rest is not None and id(rest) not in at:
-                    at[id(rest)] = count + len(rows)
-                    rows.append(_dumps(rest))
-                sources[process].append([step, found, 0 if rest is None else at[id(rest)]])
-        rows = [_dumps(mine) if mine else "" for mine in sources] + rows
-        return _dumps([publish(rows), steps, list(self.partial.items()), self.lost, self.unread])
+                sources[process].append([step, found])
+        rows = publish([_dumps(mine) if mine else "" for mine in sources])
+        partial, others = [*self.partial.items()], [*self.others.items()]
+        return _dumps([rows, steps, partial, self.lost, self.unread, others])
 
 
 @dataclass(frozen=True)
@@ -116,9 +105,6 @@ class StepHere:
     # From where this process may get its part, the best first; empty if it has it.
     sources: Sequence[Source]
     twice: bool  # see ``WholeStep``
-    rest: Callable[[], list[Source]]  # all that have it, should those of ``sources`` not give it
-    pieces: int  # number of the parts of a step that is put together; 0 for all other steps
-    piece: Callable[[int], list[Source]]  # from where the n-th of them may be fetched
 
 
 @dataclass(frozen=True)
@@ -129,38 +115,23 @@ class LocalSteps:
     partial: dict[int, list[int]]
     lost: int | None
     unread: dict[int, Unread]
+    others: dict[int, int]
 
 
 def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> LocalSteps:
     """What ``Judgement.dump`` gave, for process ``index``; ``row`` reads a published row, by the name of all and its number."""
-    table, rows, partial, lost, unread = json.loads(text)
-    mine = row(table, index)
-    lacking = {step: (_sources(found), rest) for step, found, rest in json.loads(mine or "[]")}
-
-    def here(step: int, token: str, twice: bool, first: int, pieces: int) -> StepHere:
-        def listed(number: int) -> list[Source]:
-            return _sources(json.loads(row(table, number)))
-
-        sources, rest = lacking.get(step, ([], 0))
-        return StepHere(
-            token,
-            sources,
-            twice,
-            lambda: listed(rest) if rest else [],
-            pieces,
-            lambda number: listed(first + number),
-        )
-
-    steps = {one[0]: here(*one) for one in rows}
-    return LocalSteps(steps, dict(partial), lost, {one[0]: Unread(*one) for one in unread})
+    table, steps, partial, lost, unread, others = json.loads(text)
+    lacking = dict(json.loads(row(table, index) or "[]"))
+    here = {
+        step: StepHere(token, [Source(*one) for one in lacking.get(step, ())], twice)
+        for step, token, twice in steps
+    }
+    not_read = {one[0]: Unread(*one) for one in unread}
+    return LocalSteps(here, dict(partial), lost, not_read, dict(others))
 
 
 def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _sources(rows: Sequence[Any]) -> list[Source]:
-    return [Source(*one) for one in rows]
 
 
 def _order(value: Sequence[Any]) -> Order:
@@ -175,6 +146,7 @@ class LocalParts:
     parts: Sequence[Seen]
     mends: bool  # whether it would write parts that it lacks; not if it is read-only
     unread: Sequence[Unread] = ()
+    others: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
 
     def dump(self, index: int) -> str:
         """As text for ``judge``, the same for processes that see the like each in its place: relative to ``index``."""
@@ -182,12 +154,12 @@ class LocalParts:
             part._replace(writer=part.writer - index, serves=_packed(part.serves, index))
             for part in self.parts
         ]
-        return _dumps([parts, self.mends, self.unread])
+        return _dumps([parts, self.mends, self.unread, self.others])
 
     @staticmethod
     def parse(text: str, index: int) -> LocalParts:
         """What ``dump`` gave."""
-        parts, mends, unread = json.loads(text)
+        parts, mends, unread, others = json.loads(text)
 
         def seen(
             step: int,
@@ -200,7 +172,9 @@ class LocalParts:
             serves = _unpacked(serves, index)
             return Seen(step, token, _order(order), distance + index, serves, *rest)
 
-        return LocalParts([seen(*part) for part in parts], mends, [Unread(*one) for one in unread])
+        some = [seen(*part) for part in parts]
+        others = [(step, count) for step, count in others]
+        return LocalParts(some, mends, [Unread(*one) for one in unread], others)
 
 
 def _packed(runs: Runs, index: int) -> Any:
@@ -221,42 +195,34 @@ def _unpacked(packed: Any, index: int) -> Runs:
 
 
 def judge(
-    everyone: Sequence[LocalParts],
-    machines: Sequence[str],
-    serving: Sequence[bool],
-    join: int | None = None,
+    everyone: Sequence[LocalParts], machines: Sequence[str], serving: Sequence[bool]
 ) -> Judgement:
     """The steps that are whole, and from where each process gets what it lacks. Each process has an entry in ``everyone``, in
-    ``machines``, and in ``serving``: whether others can fetch from it. The parts of the step ``join`` are wanted together,
-    though this number of processes saved it.
+    ``machines``, and in ``serving``: whether others can fetch from it.
     """
-    saves: dict[int, dict[tuple[str, int], _Parts]] = {}
+    saves: dict[int, dict[str, _Parts]] = {}
     for process, one in enumerate(everyone):
         for seen in one.parts:
-            found, save = saves.setdefault(seen.step, {}), (seen.token, seen.processes)
-            found.setdefault(save, _Parts(seen.order)).add(process, seen)
+            made = saves.setdefault(seen.step, {})
+            made.setdefault(seen.token, _Parts(seen.order)).add(process, seen)
     steps: dict[int, WholeStep] = {}
     partial: dict[int, list[int]] = {}
     for step, made in sorted(saves.items()):
-        newest = sorted(made, key=lambda save: (made[save].order, save), reverse=True)
-        for token, count in newest:
-            search = _Search(everyone, machines, serving, made[token, count])
-            sources = {} if count else search.sources()
-            pieces, absent = search.pieces(count) if count else ([], [])
-            if step == join and not count:
-                pieces, lacking = search.pieces(len(everyone))
-                pieces = [] if lacking else pieces
-            absent += [process for process, found in sources.items() if not found]
+        for token in sorted(made, key=lambda token: (made[token].order, token), reverse=True):
+            search = _Search(everyone, machines, serving, made[token])
+            sources = search.sources()
+            absent = [process for process, found in sources.items() if not found]
             if not absent:
-                twice = not count and search.twice()
-                steps[step] = WholeStep(token, sources, twice, pieces, search.rest)
+                steps[step] = WholeStep(token, sources, search.twice())
                 partial.pop(step, None)
                 break
             partial.setdefault(step, absent[:_NAMED])
     seen = [part for one in everyone for part in one.parts if part.step in partial]
     lost = max((part.step for part in seen if part.continues), default=None)
     unread = {one.step: one for one in sorted(chain.from_iterable(one.unread for one in everyone))}
-    return Judgement(steps, partial, lost, [*unread.values()])
+    others = dict(sorted({*chain.from_iterable(one.others for one in everyone)}))
+    others = {step: count for step, count in others.items() if step not in steps}
+    return Judgement(steps, partial, lost, [*unread.values()], others)
 
 
 class _Parts:
@@ -272,56 +238,24 @@ class _Parts:
 
 
 class _Givers:
-    """Sources of one part: the processes that have it, and those that get it before another one needs it. ``load`` counts for
-    each process the transfers that it takes part in. One that lacks the part gives it once it is there, so from 64 processes
-    that have it 4,096 get it in six rounds of transfers, instead of 63 from each of the 64.
-    """
+    """The processes that have one part, on each machine and on all; who asks takes them in turn, so that load spreads."""
 
-    def __init__(self, sources: list[Source], machines: Sequence[str], load: Counter[int]) -> None:
-        self.sources = sources
-        self._turn = 0
-        self._load = load
-        self._heap = [(load[source.process], False, source) for source in sources]
-        heapq.heapify(self._heap)
-        self._near: dict[str, list[Source]] = {}
+    def __init__(self, sources: Sequence[Source], machines: Sequence[str]) -> None:
+        self._all = deque(sources)
+        self._near: dict[str, deque[Source]] = {}
         for source in sources:
-            self._near.setdefault(machines[source.process], []).append(source)
+            self._near.setdefault(machines[source.process], deque()).append(source)
 
-    def near(self, machine: str) -> list[Source]:
-        """Those that have it on a machine, the least busy first."""
-        return sorted(self._near.get(machine, ()), key=lambda one: (self._load[one.process], one))
-
-    def join(self, process: int) -> None:
-        """A process gets the part, and gives it from then on."""
-        heapq.heappush(self._heap, (self._load[process], True, Source(process, process)))
-
-    def least_busy(self, without: Collection[Source]) -> list[Source]:
-        """The one that can give it first, which may have yet to get it; empty if there is none."""
-        passed: list[tuple[int, bool, Source]] = []
-        found: list[Source] = []
-        while self._heap and not found:
-            load, late, source = heapq.heappop(self._heap)
-            if load < self._load[source.process]:
-                heapq.heappush(self._heap, (self._load[source.process], late, source))
-                continue
-            passed.append((load, late, source))
-            if source not in without:
-                found = [source]
-        for one in passed:
-            heapq.heappush(self._heap, one)
-        return found
-
-    def in_turn(self, count: int, without: Collection[Source]) -> list[Source]:
-        """Some that have it, without some; others each time."""
-        found: list[Source] = []
-        for _ in range(min(len(self.sources), count + len(without))):
-            source = self.sources[self._turn % len(self.sources)]
-            self._turn += 1
-            if source not in without:
-                found.append(source)
-            if len(found) == count:
-                break
-        return found
+    def add_to(self, found: list[Source], own: Collection[Source], machine: str) -> None:
+        """Adds some until there are 3, those of a machine first; none of a process's own."""
+        for among in (self._near.get(machine, self._all), self._all):
+            for _ in range(min(len(among), _SOURCES + len(own))):
+                if len(found) >= _SOURCES:
+                    return
+                source = among[0]
+                among.rotate(-1)
+                if source not in found and source not in own:
+                    found.append(source)
 
 
 class _Search:
@@ -336,13 +270,7 @@ class _Search:
     ) -> None:
         self._everyone = everyone
         self._machines = machines
-        self._load: Counter[int] = Counter()
         self._parts = parts.seen
-        self._differ_in_shards_alone = all(
-            seen.differ_in_shards_alone for some in self._parts.values() for seen in some
-        )
-        self.rest: dict[int, list[Source]] = {}
-        self._serving = serving
         self._offers: dict[Runs, list[Source]] = {}
         for process, some in self._parts.items():
             if serving[process] or len(everyone) == 1:
@@ -361,7 +289,7 @@ class _Search:
         if not lacking:
             return {}
         for serves, sources in self._offers.items():
-            givers = _Givers(sources, self._machines, self._load)
+            givers = _Givers(sources, self._machines)
             for process in _indices(serves):
                 if process in lacking:
                     lacking[process].append(givers)
@@ -384,43 +312,15 @@ class _Search:
     def _of(self, process: int, givers: Sequence[_Givers]) -> list[Source]:
         if not self._everyone[process].mends:
             return []
-        all_here = [
-            Source(process, seen.writer)
+        own = {
+            Source(process, seen.writer): contains(seen.serves, process)
             for seen in self._parts.get(process, ())
-            if contains(seen.serves, process)
-        ]
-        here = all_here[: _SOURCES - 1]  # one elsewhere, should those be damaged
-        machine = self._machines[process]
-        chosen = [one for some in givers for one in some.near(machine) if one.process != process]
-        own = {Source(process, seen.writer) for seen in self._parts.get(process, ())}
-        wanted = _SOURCES - len(here)
+        }
+        found = [source for source, serves in own.items() if serves]
+        found = found[: _SOURCES - 1]  # one elsewhere, should those be damaged
         for some in givers:
-            if not here and not chosen:
-                chosen = some.least_busy(own)
-            if len(chosen) < wanted:
-                chosen += some.in_turn(wanted - len(chosen), {*chosen, *own})
-        chosen = chosen[:wanted]
-        if not here and chosen:
-            self._load[chosen[0].process] += 1
-            self._load[process] = self._load[chosen[0].process]
-            if self._serving[process] and len(givers) == 1:
-                givers[0].join(process)
-        found = here + chosen
-        having = [some.sources for some in givers]
-        having += [all_here] if len(all_here) > len(here) else []
-        if any(len(one) > _SOURCES or not {*one} <= {*found} for one in having):
-            # one list, where it is the same for many, since those share a row
-            self.rest[process] = having[0] if len(having) == 1 else [*chain(*having)]
+            some.add_to(found, own, self._machines[process])
         return found
-
-    def pieces(self, count: int) -> tuple[list[list[Source]], list[int]]:
-        """To put a save of so many processes together: sources of each part, and whose parts are lacking."""
-        found: dict[Runs, list[Source]] = {}
-        if all(one.mends for one in self._everyone) and self._differ_in_shards_alone:
-            found = self._offers
-        held = {process for runs in found for process in _indices(runs)}
-        absent = [process for process in range(count) if process not in held]
-        return [found[runs] for runs in sorted(found)], absent
 
 
 def _indices(runs: Runs) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import weakref
@@ -33,11 +32,18 @@ from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.fetch import Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
-from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_they_meet
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
-from ckpt_core._run.tiers.verdict import State, cause_of, damage_of, judge_failure, unread_of, vote
+from ckpt_core._run.tiers.verdict import (
+    Misfit,
+    State,
+    cause_of,
+    damage_of,
+    judge_failure,
+    unread_of,
+    vote,
+)
 from ckpt_core._save import SaveJob, Snapshot
 from ckpt_core._saved import NativeCheckpoint
 
@@ -94,6 +100,7 @@ class LocalTier:
         self._partial: Mapping[int, object] = {}
         self._lost: int | None = None
         self._unread: dict[int, Unread] = {}
+        self._others: Mapping[int, int] = {}  # steps of other numbers of processes, and how many
         self._has_saved = False
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
@@ -104,7 +111,6 @@ class LocalTier:
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
-        self._joining = Joining(peers, self.directory, folders.backend, options.timeout_secs)
         self._copier = Copier(peers, folders.copy_target)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
@@ -134,11 +140,26 @@ class LocalTier:
             )
 
     def refuse_unread(self, step: int) -> None:
-        """Raises what kept a process from reading this step, which is in no other place, if anything did."""
+        """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
         for unread in (step, MAX_STEP):
             if unread in self._unread:
                 so = "which says nothing about what was saved"
                 raise self._of_unread(unread, so, "so does a new process")
+        if step in self._others:
+            raise CheckpointError(self._of_another_number(step))
+
+    def newer_of_another_number(self, step: int) -> str:
+        """What is to be said of the newest local step that another number of processes saved, if it is newer than this one."""
+        newest = max(self._others, default=-1)
+        return self._of_another_number(newest) if newest > step else ""
+
+    def _of_another_number(self, step: int) -> str:
+        saved, now = self._others[step], self._processes.count
+        return (
+            f"{self.directory}: step {step} in the local directories is not restored: {saved} process{'es' * (saved > 1)} "
+            f"saved it and {now} run{'s' * (now == 1)} now, and local steps are only for as many as saved them. To go on from it, start once with "
+            f"{saved} and save to {self._persistent.path}, save(..., force=True), before anything else is saved"
+        )
 
     def _of_unread(self, step: int, so: str, advice: str) -> OSError | NewerFormat:
         _, number, why, process = self._unread[step]
@@ -148,17 +169,22 @@ class LocalTier:
 
     def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
-        if self._read_only or (self._lost is None and not self._unread):
+        if self._read_only or (self._lost is None and not self._unread and not self._others):
             return
         if MAX_STEP not in self._unread and newest() is not None:
             return
         self.refuse_older(-1)
-        assert self._lost is not None
+        if why := self.newer_of_another_number(-1):
+            why = f"{why}. There"
+        else:
+            assert self._lost is not None
+            why = (
+                f"{self.directory}: step {self._lost} is not whole in the local directories: parts of processes "
+                f"{self._partial[self._lost]} are not here. Start the run where they are. There"
+            )
         raise CheckpointCorrupt(
-            f"{self.directory}: step {self._lost} is not whole in the local directories, there is no other step, and "
-            f"training does not start from scratch by accident. Parts of processes {self._partial[self._lost]} are not "
-            "here, or of another number of processes whose other values differ. Start the run where they are; to begin "
-            f"anew, remove what it left on each host: ckpt rm --local {shlex.quote(self._root)} --run "
+            f"{why} is no other step, and training does not start from scratch by accident; to begin anew, remove what "
+            f"the run left on each host: ckpt rm --local {shlex.quote(self._root)} --run "
             f"{os.path.basename(self._run_folder)}"
         )
 
@@ -210,14 +236,12 @@ class LocalTier:
 
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
-        if self.reads_alone and not self._joining.steps:
+        if self.reads_alone:
             self.use_lineage(self._persistent.read_lineage())
             self.look()
 
-    def look(self, join: int | None = None) -> None:
-        """Lists the parts that each process sees; all agree on the steps that every one has or can get. The step ``join``,
-        the same on all, is put together from all parts, if they differ in shards alone.
-        """
+    def look(self) -> None:
+        """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         left_out, call = self._mender.leaves_out, "look at the local steps"
         with heard_when_they_meet(self._processes, call):
             places = [
@@ -227,25 +251,28 @@ class LocalTier:
             ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
         seen = LocalParts(
-            [place.seen for place in places], not self._read_only, self._folders.all_unread()
+            [place.seen for place in places],
+            not self._read_only,
+            self._folders.all_unread(),
+            [*self._folders.others.items()],
         )
         answer = self._processes.gather_alike(
             next_tag(),
             seen.dump(self._processes.index),
             "",
-            functools.partial(self._judge, join=join),
+            self._judge,
             self._options.timeout_secs,
             call,
         )
         found = parse_judgement(answer, self._processes.index, self._judged.row)
         partial, self._partial, self._lost = self._partial, found.partial, found.lost
-        self._unread = found.unread
+        self._unread, self._others = found.unread, found.others
         for step, absent in sorted(found.partial.items()):
             if self.reads_alone and partial.get(step) == absent:
                 continue  # said before
             logger.warning(
                 "step %d is not whole in the local directories, so it is not restored from them: parts of processes "
-                "%s are lost, not readable, of another save, or of another number of processes whose other values differ",
+                "%s are lost, not readable, or of another save",
                 step,
                 absent,
             )
@@ -257,22 +284,19 @@ class LocalTier:
             if self._complete.get(place.seen.step) == place.seen.token
         }
         self._mender.note(found.steps)
-        self._joining.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
-    def _judge(self, values: list[tuple[str, str]], join: int | None) -> str:
+    def _judge(self, values: list[tuple[str, str]]) -> str:
         """On process 0: which steps are whole, from what all see."""
         everyone = [LocalParts.parse(text, index) for index, (text, _) in enumerate(values)]
         machines, serving = zip(*self._peers.hosts, strict=True)
-        found = judge(everyone, machines, serving, join)
+        found = judge(everyone, machines, serving)
         return found.dump(len(everyone), self._judged.publish)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
 
         def open_part() -> Any:
-            if step in self._joining.steps:
-                return self._joining.open(step)
             self._mender.mend(step)
             found = self._opened.get(step)
             if self.reads_alone:  # replaced meanwhile, it is opened anew
@@ -341,8 +365,7 @@ class LocalTier:
 
     def _leave_others(self) -> None:
         """After the first save: steps of another number of processes are not needed any more."""
-        self._complete = {s: t for s, t in self._complete.items() if s not in self._joining.steps}
-        self._joining.note({})
+        self._others = {}
         if self._folders.is_mine():
             self._folders.discard_leftovers(of_others=True)
 
@@ -380,25 +403,20 @@ class LocalTier:
         def restored(opening: _load.Opening) -> RestoredStep:
             return _load.restore_checkpoint(opening, targets, request, step)
 
-        put_together = step in self._joining.steps
         found = self.read(step, restored)
-        if not isinstance(found, RestoredStep):
-            return found
-        self._copy_again(step)
-        if put_together or not self._folders.backend.exists(found.path):
-            found.path = self.directory  # no step's directory has all of it
+        if isinstance(found, RestoredStep):
+            self._copy_again(step)
         return found
 
     def read(
         self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
     ) -> T | CheckpointError | OSError:
         """What ``load`` makes of a step in the local directories; all processes must call it. If parts are damaged, their
-        processes get them from others, and all try once more. If all are whole, but a process wants what is not in its own,
-        as with other shardings, they put all parts together. Returns the error if that is of no help and all agreed to try
-        another copy; raises one that the local files do not cause. ``first`` opens the step for the first try.
+        processes get them from others, and all try once more. Returns the error if that is of no help and all agreed to try
+        another copy, a Misfit if all parts are whole; raises one that the local files do not cause. ``first`` opens the step
+        for the first try.
         """
         token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
-        joins, joined = mends and step not in self._joining.steps, False
         unread: Exception | None = None
         try:
             while True:
@@ -426,13 +444,7 @@ class LocalTier:
                         self.look()  # without the parts that are of no use
                         if token is not None and self._complete.get(step) == token:
                             continue
-                    if verdict == "leave" and joins:
-                        joins = False
-                        self.look(join=step)
-                        joined = step in self._joining.steps and self._complete.get(step) == token
-                        if joined:
-                            continue
-                    fits = alone or verdict != "leave" or step in self._joining.steps
+                    fits = alone or verdict != "leave"
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
@@ -454,13 +466,11 @@ class LocalTier:
                     return found
         finally:
             self._mender.try_again()
-            if joined:  # it is a step like others, of which each process has its part
-                self._joining.forget(step)
 
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
         newest = max(self._complete, default=None)
-        if not self._copier.active or step != newest or step in self._joining.steps:
+        if not self._copier.active or step != newest:
             return
         self._copied = step
         if self._folders.lease.taken and not self._copier.busy:
@@ -495,15 +505,13 @@ class LocalTier:
             return "damaged"
         return self._mender.state(step, self._complete.get(step), path, limit_bytes)
 
-    def _misfit_of(self, step: int, error: Exception) -> CheckpointError:
+    def _misfit_of(self, step: int, error: Exception) -> Misfit:
         """The same where all parts are whole, but do not have what this restore wants."""
-        reader = "by a Checkpointer that is not read-only, " if self._read_only else ""
-        misfit = CheckpointError(
+        misfit = Misfit(
             f"{self.directory}: step {step} is not damaged, but the local directories do not have it for these "
-            f"shardings: {error}. From them each process restores what its own devices held at the save; for other "
-            f"shardings all parts are put together, {reader}if they differ in shards alone, and not in states or values "
-            "of single processes, and not by a process alone (as_numpy=True). Restore with the shardings of the save. To go back to an older step, restore that "
-            "one by its number: restore(step, ...)"
+            f"shardings: {error}. From them each process restores what its own devices held at the save, and none does so "
+            "alone (as_numpy=True). Restore with the shardings of the save; for others, save it to the "
+            "persistent directory before: save(..., force=True)"
         )
         misfit.__cause__ = error
         return misfit
@@ -514,7 +522,6 @@ class LocalTier:
         try:
             self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
         finally:
-            self._joining.discard()
             self._peers.leave()
             self._folders.close()
 

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ from ckpt_core._directory import (
 from ckpt_core._errors import BarrierTimeout, CheckpointError, mark_if_interrupt
 from ckpt_core._exchange import (
     IDLE_SECS,
-    Coming,
     Connection,
     Key,
     Networks,
@@ -51,9 +50,6 @@ _OPEN = (
 )
 _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
-_TIMES_IDLE = 10
-_SHARE_OF_TIME = 0.5
-"""Of the time for which the others wait, the share after which a process waits for no other one that gets a part."""
 
 
 class Offers:
@@ -62,7 +58,6 @@ class Offers:
     def __init__(self) -> None:
         self._read = PosixBackend().read
         self._paths: dict[Key, str] = {}
-        self._coming: dict[Key, Coming] = {}
         self._lock = threading.Lock()
 
     def put(self, key: Key, path: str) -> None:
@@ -75,22 +70,6 @@ class Offers:
         with self._lock:
             self._paths = dict(paths)
 
-    def expect(self, keys: Iterable[Key]) -> None:
-        """This process is to get these parts, and no other."""
-        with self._lock:
-            self._coming = {key: Coming(False) for key in keys}
-
-    @contextlib.contextmanager
-    def getting(self, key: Key) -> Generator[None]:
-        """This process gets a part while the block runs."""
-        try:
-            with self._lock:
-                self._coming[key] = Coming(True)
-            yield
-        finally:
-            with self._lock:
-                self._coming.pop(key, None)
-
     def keep(self, wanted: Callable[[Key], bool]) -> None:
         """Offers no longer those that are not wanted."""
         with self._lock:
@@ -101,12 +80,11 @@ class Offers:
         with self._lock:
             return self._paths.get(key)
 
-    def find(self, key: Key) -> Offered | Coming | None:
+    def find(self, key: Key) -> Offered | None:
         """The files of a part, from its record; a ``ServedParts``. Raises OSError if the record cannot be read now."""
         path = self.path(key)
         if path is None:
-            with self._lock:
-                return self._coming.get(key)
+            return None
         try:
             data = self._read(path, RECORD_FILE)
             record = None if data is None else load_record(data)
@@ -127,8 +105,6 @@ class Peers:
     server: Server | None  # that of this process; None if it serves nothing
     folder: str = ""  # where each process has put its address; see ``Processes.put``
     idle_secs: float = IDLE_SECS  # maximum time in which a connection moves no byte
-    # Maximum wait for those that have yet to get a part, and for asking further ones.
-    patience_secs: float = _TIMES_IDLE * IDLE_SECS
     # On process 0: for each process its machine, and whether others can fetch from it.
     hosts: tuple[tuple[str, bool], ...] = ()
     copies: bool = False  # whether each process has a partner, which keeps copies of its parts
@@ -151,15 +127,6 @@ class Peers:
                 raise ConnectionError(f"process {process} has ended")
             self._found[process] = Peer(*json.loads(text))
         return self._found[process]
-
-    def is_on_this_machine(self, process: int) -> bool:
-        """Whether a process runs on the machine of this one; False if nobody knows."""
-        if process == self.index:
-            return True
-        try:
-            return self.find(process).machine == _name(this_machine())
-        except ConnectionError:
-            return False
 
     def connect(self, process: int) -> Connection:
         """A connection to a process; ConnectionError if it serves nothing."""
@@ -248,8 +215,7 @@ def exchange_addresses(
     proof = "" if private is None else _derived(private, "proof", nonce)
     server, address = _serve(choose_address(network, route, opening.networks), secret, offers)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    patience_secs = _SHARE_OF_TIME * options.timeout_secs
-    peers = Peers(processes, offers, secret, server, f"peers/{tag}", idle_secs, patience_secs)
+    peers = Peers(processes, offers, secret, server, f"peers/{tag}", idle_secs)
     try:
         port = 0 if server is None else server.port
         processes.put(f"{peers.folder}/{processes.index}", json.dumps([machine, address, port]))

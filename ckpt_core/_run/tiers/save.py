@@ -68,15 +68,15 @@ def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> Offer:
     own: list[Any] = [held.digest, _COPY_STATES.index(state)]
     if held.states != {}:
         own.append(held.states)
-    return Offer([token, held.values, step], own)
+    return Offer([token, step], own)
 
 
 def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
     """On process 0: the answer to what all offered in agreement 1; the same to all, and short."""
     holdings: list[Holding] = []
     copied: list[Any] = []
-    for (_, values, step), (digest, state, *states) in offers:
-        holdings.append(Holding(digest, states[0] if states else {}, values))
+    for (_, step), (digest, state, *states) in offers:
+        holdings.append(Holding(digest, states[0] if states else {}))
         copied.append([_COPY_STATES[state], *step])
     shares = share(holdings)
     tokens = [offer.common[0] for offer in offers]
@@ -87,7 +87,6 @@ def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
         "blocks": tables.states.publish(
             [json.dumps(block) if block else "" for block in shares.blocks]
         ),
-        "alike": shares.differ_in_shards_alone,
     }
     answer |= judge_copies(copied)
     answer["protected"] = answer["protected"] is not None  # then it is what each process has sent
@@ -159,7 +158,7 @@ class LocalSave:
             states = json.loads(tables.states.row(blocks, group_of(index, count, groups)) or "{}")
         snapshot.items = with_states(snapshot.items, states)
         serves = serves_of(index, groups)
-        part = Part(index, count, serves, "alike" in answer)
+        part = Part(index, count, serves)
         token = answer.get("token", job.token)
         protected = (copied[1], copied[2]) if "protected" in answer else None
         return Saved(token, part, "copies" in answer, protected)

@@ -44,6 +44,10 @@ def is_unread(error: BaseException) -> bool:
     return isinstance(error, NewerFormat) or bool(cause_of(error))
 
 
+class Misfit(CheckpointError):
+    """A local step is whole, and does not hold what the wanted shardings need."""
+
+
 State = Literal["whole", "damaged", "unread"]
 """Of a part: every byte is as it was saved; some is not; not all could be read, and nothing is known of the rest."""
 

@@ -6,6 +6,7 @@ What the persistent directory holds of saved steps is destroyed before the resto
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,25 +229,71 @@ def test_rounds_at_random(tmp_path: Path, seed: int, processes: int, rounds: int
     assert {len(told["rounds"]) for told in reports(ended)} == {rounds}
 
 
-WHOLE = (
+GONE_BACK = (
     COMMON
     + """
-by = P("data")
-with start(by) as checkpointer, warnings.catch_warnings(record=True):
-    warnings.simplefilter("always")
-    told["found"] = resume(checkpointer, by).step
-    assert checkpointer.save(told["found"] + 10, state(told["found"] + 10, by), force=True)
-told["went on"] = restored(by)[0]
+def gone_back(by):
+    # the newest persistent step, and what is said of step 3, which is in local directories alone
+    with start(by) as checkpointer, warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        strict = raised(lambda: checkpointer.restore_latest(state=state(99, by), strict_latest=True))
+        explicit = raised(lambda: checkpointer.restore(3, state=state(99, by)))
+        found = resume(checkpointer, by)
+        said = [str(one.message) for one in met if one.category is RuntimeWarning]
+    return [found.step, said, strict, explicit]
+
+told["back"] = gone_back(by)
+told["there"] = sorted({int(path.parent.name) for path in own.glob("run-*/process_*/[0-9]*/ckpt.json")})
 report(**told)
 """
 )
 
 
+def check_gone_back(told: dict[str, Any], advice: str) -> None:
+    step, said, *errors = told["back"]
+    assert step == 0 and len(said) == 1, told
+    assert "step 0 is restored, and not the newest" in said[0]
+    for text in (said[0], *(error["text"] for error in errors)):
+        assert "step 3" in text and advice in text and "save(..., force=True)" in text, text
+    assert {error["type"] for error in errors} <= {"CheckpointError", "Misfit"}
+
+
 @pytest.mark.parametrize("processes", [1, 3])
-def test_another_number_of_processes_gets_a_whole_step(tmp_path: Path, processes: int) -> None:
-    """The newest one, or the newest persistent one; training goes on from it."""
-    reports(launch(COMMON + "train(3, P('data'))\nreport()", tmp_path / "run", devices=1))
-    devices = {1: 4, 3: 1}[processes]
-    for told in reports(launch(WHOLE, tmp_path / "run", processes=processes, devices=devices)):
-        assert told["found"] in (0, 3)
-        assert told["went on"] == told["found"] + 10
+def test_local_steps_are_for_as_many_processes_as_saved_them(
+    tmp_path: Path, processes: int
+) -> None:
+    """Another number gets the newest persistent step; the newer one stays until training goes on from there."""
+    run, devices = tmp_path / "run", {1: 4, 3: 1}[processes]
+    reports(launch(COMMON + "train(3, P('data'))\nreport()", run, devices=1))
+    others = launch("by = P('data')\n" + GONE_BACK, run, processes=processes, devices=devices)
+    for told in reports(others):
+        check_gone_back(told, "start once with 2")
+        assert "2 processes saved it and" in told["back"][1][0]
+    back = COMMON + "report(back=restored(P('data')))"
+    for told in reports(launch(back, run, devices=1)):
+        assert told["back"] == [3, "local"]
+    goes_on = COMMON + "train(1, P('data'))\nreport(back=restored(P('data')))"
+    for told in reports(launch(goes_on, run, processes=processes, devices=devices)):
+        assert told["back"] == [1, "local"]
+    for told in reports(launch(back, run, devices=1)):  # step 3 is of a history that was left
+        assert told["back"][0] == 0
+
+
+def test_local_steps_are_for_the_shardings_of_the_save(tmp_path: Path) -> None:
+    """Others get the newest persistent step, of a step with both copies the persistent one."""
+    run = tmp_path / "run"
+    reports(launch(COMMON + "train(3, P('data'))\nreport()", run, devices=1))
+    for told in reports(launch("by = P(None, 'data')\n" + GONE_BACK, run, devices=1)):
+        check_gone_back(told, "Restore with the shardings of the save")
+        assert 3 in told["there"]
+    code = """
+by = P("data")
+told["back"] = restored(by)
+with start(by) as checkpointer:
+    resume(checkpointer, by)
+    checkpointer.save(4, state(4, by), force=True)
+told["both"] = restored(P(None, "data"))
+report(**told)
+"""
+    for told in reports(launch(COMMON + code, run, devices=1)):
+        assert told == {"back": [3, "local"], "both": [4, "persistent"]}

@@ -144,6 +144,35 @@ told["there"] = there()
         assert told["found"] is None
 
 
+OTHERS = """
+with start(BY) as checkpointer:
+    told["errors"] = [
+        raised(lambda: checkpointer.restore_latest(state=state(99, BY))), raised(lambda: checkpointer.restore(1, state=state(99, BY)))
+    ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "by", "kinds"),
+    [(1, "ROWS", ["CheckpointCorrupt", "CheckpointError"]), (2, "P(None, 'data')", ["Misfit"] * 2)],
+)
+def test_no_start_from_scratch_where_local_steps_are_for_others(
+    tmp_path: Path, processes: int, by: str, kinds: list[str]
+) -> None:
+    """Of another number of processes or other shardings, and nothing is persistent: nothing is deleted."""
+    late = 'options_of["persist_policy"] = ckpt.when.every_steps(1000)\n'
+    train = """
+with start(ROWS) as checkpointer:
+    checkpointer.save(1, state=state(1, ROWS))
+"""
+    run(tmp_path, late + train)
+    for told in run(tmp_path, f"{late}BY = {by}\n{OTHERS}", processes, 4 // processes):
+        assert [error["type"] for error in told["errors"]] == kinds, told
+        assert all("step 1" in error["text"] for error in told["errors"]), told
+    for told in run(tmp_path, late + "told['found'] = restored(ROWS)"):
+        assert told["found"] == [1, "local"]
+
+
 def test_a_first_save_that_never_ended_is_no_lost_step(tmp_path: Path) -> None:
     """One process has committed the first step of all, and the other was killed before: there was nothing else."""
     code = """

@@ -1,10 +1,9 @@
-"""A process that lacks a part gets it while one that has it lives, within a time that its Options bound."""
+"""A part that a process lacks is asked of each of its sources, and is damaged only where all of them lack it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._exchange import Key, Server
-from ckpt_core._processes import Table
 from ckpt_core._run.tiers.fetch import Target, fetch_first
 from ckpt_core._run.tiers.judge import Source
 from ckpt_core._run.tiers.peers import Offers, Peers
@@ -29,32 +27,17 @@ def sources(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
     """Peers of a process that fetches from servers with these shelves; 0 is the one that fetches."""
     servers: list[Server] = []
 
-    def begin(shelves: list[Any], timeout_secs: float) -> Peers:
+    def begin(shelves: list[Any]) -> Peers:
         keys = Keys()
         for number, served in enumerate(shelves, 1):
             servers.append(Server("127.0.0.1", SECRET, served))
             keys.put(f"at/{number}", json.dumps(["host", "127.0.0.1", servers[-1].port]))
         here: Any = type("Here", (), {"index": 0, "count": 1 + len(shelves), "get": keys.get})()
-        peers = Peers(here, Offers(), SECRET, None, "at", 5.0)
-        return replace(peers, patience_secs=timeout_secs)
+        return Peers(here, Offers(), SECRET, None, "at", 5.0)
 
     yield begin
     for server in servers:
         server.close()
-
-
-def test_a_list_of_others_that_is_gone_hides_no_failure(
-    tmp_path: Path, sources: Callable[..., Peers]
-) -> None:
-    """The error still says that the part cannot be had, so that another copy of the step is tried; and no damage."""
-
-    def gone() -> Any:
-        return Table(Keys(), "t").row("nothing.1", 5)
-
-    peers = sources([lambda _: None], 1.0)
-    target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
-    with pytest.raises(OSError, match=r"404.*what process 0 decided is gone"):
-        fetch_first((STEP, TOKEN), [Source(1, 1)], peers, target, "it", rest=gone)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +53,7 @@ def test_a_part_that_a_source_may_have_is_not_damaged(
         if what == "cannot read it":
             raise OSError(5, "Input/output error")
 
-    peers = sources([lambda _: None, second], 1.0)
+    peers = sources([lambda _: None, second])
     if what == "is away":
         peers.find(2)
         peers._found[2] = peers._found[2]._replace(port=1)

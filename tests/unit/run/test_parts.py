@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,7 +99,6 @@ def _every_process_hears(found: Judgement, count: int) -> None:
             mine = here.steps[step]
             assert (mine.token, mine.twice) == (whole.token, whole.twice)
             assert list(mine.sources) == whole.sources.get(index, [])
-            assert [mine.piece(n) for n in range(mine.pieces)] == whole.pieces
 
 
 @st.composite
@@ -148,11 +148,8 @@ def test_whole_means_that_everybody_gets_what_serves_him(
             assert process not in step.sources
             continue
         assert step.sources[process]
-        for place, source in enumerate(step.sources[process]):
+        for source in step.sources[process]:
             given = [s for s in everyone[source.process] if s.writer == source.writer]
-            if place == 0 and source.process in step.sources:  # which gets it before
-                assert source.writer == source.process or given
-                continue
             assert any(s.token == step.token and contains(s.serves, process) for s in given)
             assert source.process == process or serving[source.process]
 
@@ -165,8 +162,9 @@ def test_sources_are_near_and_take_turns():
     everyone = [[replicated(n, 6)] if n < 4 else [] for n in range(6)]
     found = judged(everyone, machines=["x", "x", "y", "y", "y", "z"])
     assert found.steps[7].sources[4][0] == Source(2, 2)  # on the same machine
-    assert found.steps[7].sources[5][0] == Source(0, 0)  # process 2 is asked already
-    assert len(found.steps[7].sources[4]) == 3
+    assert [len(found.steps[7].sources[n]) for n in (4, 5)] == [3, 3]
+    many = judged([[replicated(n, 64)] if n < 8 else [] for n in range(64)]).steps[7]
+    assert set(Counter(some[0].process for some in many.sources.values()).values()) == {7}
     alone = judged(everyone, serving=[False] * 6)
     assert not alone.steps and alone.partial == {7: [4, 5]}
 
