@@ -37,28 +37,6 @@ def goes_on(path: Path, target: Any, wanted: int) -> bool:
     return int(next(target)) == wanted
 
 
-def test_a_dataset_for_its_iterator(tmp_path: Path):
-    dataset = batches()
-    with told("has no position: pass its iterator, it = iter(...)") as said:
-        save(tmp_path / "a", data=dataset)
-    names: dict[str, Any] = {"dataset": dataset}
-    exec(said.between("its iterator, ", ", the one").replace("...", "dataset"), names)
-    it = names["it"]
-    next(it)
-    save(tmp_path / "a", data=it)
-    assert goes_on(tmp_path / "a", iter(batches()), 1)
-
-
-def test_an_iterator_in_a_container(tmp_path: Path):
-    iterator = iter(batches())
-    next(iterator)
-    with told("of its own, such as data=iterator") as said:
-        save(tmp_path / "a", {"w": STATE["w"], "data": iterator})
-    item = eval(f"dict({said.after('such as ')})", {"iterator": iterator})
-    save(tmp_path / "a", state=STATE, **item)
-    assert goes_on(tmp_path / "a", iter(batches()), 1)
-
-
 def test_a_new_iterator_at_each_save(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     dataset = batches()
     with caplog.at_level(logging.WARNING), ckpt.Checkpointer(tmp_path / "a", options=FAST) as run:
@@ -231,15 +209,3 @@ def test_another_iterator_than_the_restored_one(tmp_path: Path, caplog: pytest.L
         caplog,
     )
     assert said.text.count("another is saved now") == 1
-
-
-def test_the_checkpointer_comes_first(tmp_path: Path):
-    def make() -> Any:
-        return nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-
-    for first in (str(tmp_path / "run"), make):
-        wrong: Any = first
-        with pytest.raises(TypeError, match="the Checkpointer comes first"):
-            ckpt_flax_nnx.restore_or_init(wrong, make)
-    with ckpt.Checkpointer(tmp_path / "run") as run:
-        assert ckpt_flax_nnx.restore_or_init(run, make)[1] is None

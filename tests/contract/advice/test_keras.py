@@ -34,19 +34,6 @@ def callback(directory: Any, *more: Any, **arguments: Any) -> Any:
     )
 
 
-def test_an_argument_that_is_misspelt(tmp_path: Path):
-    with told(": write ", of=TypeError) as said:
-        callback(tmp_path, max_to_kep=3)
-    assert callback(tmp_path, **{said.between(": write ", "=..."): 3})
-    flags = ("save_best_only", "save_on_background", "save_weights_only", "restore", "host_only")
-    for name in flags:
-        with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
-            callback(tmp_path, **{name: "no"})
-    with told(": write ", of=TypeError) as said:
-        ckpt_keras.load_model(tmp_path, custom_object={})
-    assert said.between(": write ", "=...") == "custom_objects"
-
-
 def fit(directory: Any, epochs: int = 1, seed: int = 0, **arguments: Any) -> Any:
     """A program that trains, from the beginning or on."""
     model = model_of(seed)
@@ -91,22 +78,6 @@ def test_a_model_that_is_not_built(tmp_path: Path, action: str):
     assert same(model, again)
 
 
-def test_arguments_that_say_the_same(tmp_path: Path):
-    with told("both say when to save: pass one"):
-        callback(tmp_path / "a", save_interval_steps=2, save_freq=2)
-    with told("pass directory or checkpoint_dir: they are two names for"):
-        callback(tmp_path / "a", checkpoint_dir=str(tmp_path / "a"))
-    fit(tmp_path / "a", epochs=2, save_interval_steps=1)
-    fit(tmp_path / "b", epochs=2, save_freq=2)
-    assert steps(tmp_path / "a") and steps(tmp_path / "b")
-    x, y = km.data(16)
-    named = OrbaxCheckpointCallback(
-        checkpoint_dir=str(tmp_path / "c"), monitor="loss", options=FAST
-    )
-    model_of().fit(x, y, verbose=0, callbacks=[named])
-    assert steps(tmp_path / "c")
-
-
 @pytest.mark.parametrize("action", ["another directory", "leave it away"])
 def test_not_to_restore(tmp_path: Path, action: str):
     fit(tmp_path / "a")
@@ -147,41 +118,6 @@ def test_another_optimizer_than_that_of_the_run(tmp_path: Path):
     assert same(model, trained)
     model.fit(x, y, epochs=1, verbose=0, callbacks=[callback(tmp_path / "b")])
     assert steps(tmp_path / "b") == [0] and steps(tmp_path / "a") == [0]
-
-
-def test_a_model_without_a_configuration(tmp_path: Path):
-    class Own(keras.Model):
-        def __init__(self, width: Any) -> None:
-            super().__init__()
-            self.dense = keras.layers.Dense(2)
-            self.width = width
-
-        def call(self, inputs: Any) -> Any:
-            return self.dense(inputs)
-
-    model = Own(object())
-    model(np.ones((1, 4), "f4"))
-    ckpt_keras.save(tmp_path / "a", model, step=1)
-    with told(": make the model by code and call") as said:
-        ckpt_keras.load_model(tmp_path / "a")
-    again = Own(object())
-    again(np.ones((1, 4), "f4"))
-    names = {"ckpt_keras": ckpt_keras, "directory": tmp_path / "a", "model": again}
-    eval(f"ckpt_keras.{said.after('ckpt_keras.')}", names)
-    assert same(model, again)
-
-
-def test_two_callbacks_on_one_directory(tmp_path: Path):
-    x, y = km.data(16)
-
-    def train(*directories: str) -> None:
-        kept = [callback(directory) for directory in directories]
-        model_of().fit(x, y, epochs=1, verbose=0, callbacks=kept)
-
-    with told(": give each a directory of its own"):
-        train(f"{tmp_path}/a", f"{tmp_path}/b/../a/")
-    train(f"{tmp_path}/a", f"{tmp_path}/b")
-    assert steps(tmp_path / "a") == steps(tmp_path / "b") == [0]
 
 
 def test_another_learning_rate_than_that_of_the_run(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,37 +43,6 @@ class Counted:
 # What is not there
 
 
-def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from ckpt_core import convert
-    from ckpt_core.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    np.savez(tmp_path / "a b.npz", w=W)
-    with told("make a checkpoint of it with `ckpt import ") as said:
-        ckpt.load(tmp_path / "a b.npz")
-    *_, target = typed = shlex.split(said.between("`", "`"))
-    monkeypatch.setattr("sys.argv", typed)
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main()
-    assert right(ckpt.load(target)["w"])
-    call = "ckpt.convert.import_weights"
-    assert f"or {call}, and load that" in said.text
-    convert.import_weights(tmp_path / "a b.npz", tmp_path / "other", options=FAST)
-    assert right(ckpt.load(tmp_path / "other")["w"])
-
-
-def test_a_record_that_is_missing(tmp_path: Path):
-    save(tmp_path / "a", STATE)
-    save(tmp_path / "b", STATE)
-    record = tmp_path / "a" / "ckpt.json"
-    kept = record.rename(tmp_path / "kept")
-    with told("Restore the file, or load another checkpoint"):
-        ckpt.load(tmp_path / "a")
-    assert right(ckpt.load(tmp_path / "b")["w"])
-    kept.rename(record)
-    assert right(ckpt.load(tmp_path / "a")["w"])
-
-
 # Items and states
 
 
@@ -104,61 +72,6 @@ def test_items_and_one_state(tmp_path: Path):
     target = eval(f"dict({said.between('such as ', ';')})", {"model": like})
     assert right(ckpt.restore(tmp_path / "model", **target)["model"]["w"])
     assert "use load" in said.text and right(ckpt.load(tmp_path / "one")["w"])
-
-
-def test_an_item_that_is_not_there(tmp_path: Path):
-    """A typing error; and a run that saves one item more than it did before."""
-    like: Any = AS_NUMPY
-    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
-        run.save(0, model=STATE, opt=STATE)
-        with told(": did you mean ") as said:
-            run.restore_latest(modle=like)
-        restored = run.restore_latest(**{said.between("did you mean '", "'?"): like})
-        assert restored and right(restored["model"]["w"])
-        with told(": restore what is there by its name") as said:
-            run.restore_latest(model=like, opt=like, ema=like)
-        named = said.between("by its name (", "), or use").replace("...", "like")
-        restored = eval(f"run.restore_latest({named})")
-        assert restored and right(restored["opt"]["w"])
-    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
-        restored = run.restore_latest(model=like, opt=like)
-        assert restored
-        run.save(1, model=restored["model"], opt=restored["opt"], ema=STATE)
-    with ckpt.Checkpointer(tmp_path / "other", options=FAST) as other:
-        assert other.restore_latest(model=like, opt=like, ema=like) is None
-
-
-def test_arguments_meant_as_arguments(tmp_path: Path):
-    """In an empty directory, where a restore has nothing to say no to."""
-    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
-        with told("looks like the argument") as said:
-            run.restore_latest(AS_NUMPY, mising="keep")
-        written = said.between("write ", "=...")
-        assert run.restore_latest(AS_NUMPY, **{written: "keep"}) is None
-        run.save(0, STATE)
-    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
-        more = {**AS_NUMPY, "more": np.ones(2)}
-        restored = run.restore_latest(more, **{written: "keep"})
-        assert restored is not None and right(restored["state"]["w"])
-        with told("looks like the argument") as said:
-            run.restore(0, AS_NUMPY, mising=AS_NUMPY)
-    save(tmp_path / "item", items={"state": STATE, "mising": STATE})
-    items = eval(
-        said.text.rpartition("passed as items=")[2].replace("...", "like"), {"like": AS_NUMPY}
-    )
-    assert right(ckpt.restore(tmp_path / "item", items=items)["mising"]["w"])
-
-
-def test_values_by_unpacking(tmp_path: Path):
-    save(tmp_path / "a", params=STATE, opt={"w": W + 1})
-    restored = ckpt.restore(tmp_path / "a", params=AS_NUMPY, opt=AS_NUMPY)
-    with told("and not their values: write") as said:
-        params, opt = restored
-    names: dict[str, Any] = {"restored": restored}
-    exec(said.between("write ", " for each"), names)
-    assert right(names["params"]["w"])
-    params, opt = eval(said.text.rpartition("or take ")[2], names)
-    assert right(params["w"]) and right(opt["w"] - 1)
 
 
 # Differences
@@ -207,17 +120,6 @@ def test_a_target_that_is_traced(tmp_path: Path):
     assert right(jax.jit(lambda w: w + 0)(ckpt.load(tmp_path / "a", {"w": jnp.zeros(4)})["w"]))
 
 
-def test_a_shape_that_differs(tmp_path: Path):
-    save(tmp_path / "a", {"w": W, "b": W})
-    path, like = tmp_path / "a", {"w": jnp.zeros(4), "b": jnp.zeros(6)}
-    with told("No argument changes a shape: change the target, or load what fits with only="):
-        ckpt.load(path, like)
-    assert right(ckpt.load(path, {**like, "b": jnp.zeros(4)})["b"])
-    fitting = ckpt.load(path, like, only="w")
-    assert right(fitting["w"])
-    assert right(ckpt.load(path, only="b")["b"])
-
-
 def test_nothing_to_keep(tmp_path: Path):
     save(tmp_path / "a", STATE)
     abstract = {
@@ -231,15 +133,6 @@ def test_nothing_to_keep(tmp_path: Path):
     back = ckpt.load(tmp_path / "a", values, missing="keep")
     assert right(back["w"]) and back["b"].tolist() == [1]
     assert right(ckpt.load(tmp_path / "a", abstract, only="w")["w"])
-
-
-def test_rename_that_matches_nothing(tmp_path: Path):
-    save(tmp_path / "a", {"layer": STATE})
-    with told(": no saved path begins with this; rename= maps it to") as said:
-        ckpt.load(tmp_path / "a", {"layer": AS_NUMPY}, rename={"layr": "dense"})
-    nearest = said.between("nearest name: ", ")")
-    back = ckpt.load(tmp_path / "a", {"dense": AS_NUMPY}, rename={nearest: "dense"})
-    assert right(back["dense"]["w"])
 
 
 # Targets

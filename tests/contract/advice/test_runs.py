@@ -81,19 +81,6 @@ def resumes_unchanged(directory: Path, steps: list[int]) -> bool:
         )
 
 
-def test_a_step_that_is_there_after_a_restore(tmp_path: Path):
-    saved(tmp_path, [0, 1, 2])
-    with runs(tmp_path) as run:
-        start = run.restore_latest(state(0))
-        assert start is not None and start["state"]
-        with told("is there already, and not from this Checkpointer: pass ") as said:
-            run.save(1, state(1, run=1))
-        assert "restore_latest()" not in said.text, "it was called"
-        run.save(1, state(1, run=1), **eval(f"dict({said.between('pass ', ' to replace')})"))
-    with runs(tmp_path) as run:
-        assert np.array_equal(run.restore(1, state(0))["state"]["w"], state(1, run=1)["w"])
-
-
 OLDER = "call restore_latest() before the first save, to go on from step"
 
 
@@ -144,27 +131,6 @@ def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
     assert resumes(directory, *((3, 1) if action == "rollback_to" else (10, 0)))
 
 
-def test_a_restored_value_that_was_not_taken(tmp_path: Path):
-    def start(taken: str | None) -> None:
-        with runs(tmp_path) as run:
-            params = state(0)
-            restored = run.restore_latest(params=params)
-            assert restored is not None
-            if taken is not None:
-                names = {"restored": restored, "params": params}
-                exec(taken, names)
-                params = names["params"]
-            run.save(2, params={"w": params["w"] + 1})
-
-    with runs(tmp_path) as run:
-        run.save(1, params=state(1))
-    with told("Take the value right after the restore: ") as said:
-        start(None)
-    start(said.text.rpartition("after the restore: ")[2])
-    with runs(tmp_path) as run:
-        assert np.array_equal(run.restore(2, params=state(0))["params"]["w"], state(2)["w"])
-
-
 @pytest.mark.parametrize("action", ["pass it", "begin anew"])
 def test_an_item_that_was_left_out(tmp_path: Path, action: str):
     with runs(tmp_path) as run:
@@ -203,34 +169,6 @@ def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
     assert resumes(Path(said.between("make the Checkpointer on ", " if")), 3)
     assert np.array_equal(ckpt.load(tmp_path / "3")["w"], state(3)["w"])
     assert np.array_equal(ckpt.restore(tmp_path / "3", state(0))["state"]["w"], state(3)["w"])
-
-
-def test_a_directory_of_steps_is_no_checkpoint(tmp_path: Path):
-    saved(tmp_path, [3, 4])
-    with told("not one: load one of them by its path, such as") as said:
-        ckpt.load(tmp_path)
-    assert np.array_equal(ckpt.load(said.between("such as ", ", or use"))["w"], state(4)["w"])
-    with eval(said.after("or use "), {"ckpt_core": ckpt, "directory": tmp_path}) as run:
-        assert run.restore_latest(state(0)).step == 4
-
-
-@pytest.mark.parametrize("action", ["stop this run", "a directory of its own"])
-def test_two_runs_in_one_directory(tmp_path: Path, action: str):
-    directory = tmp_path / "run"
-    first = runs(directory, asynchronous=False)
-    first.save(0, state(0))
-    second = runs(directory, asynchronous=False)
-    second.restore_latest(state(0))["state"]  # pyright: ignore[reportOptionalSubscript]
-    second.save(1, state(1))
-    with told("Stop this run, or give each run its own directory"):
-        first.save(1, state(1, run=1))
-    first.close()
-    if action == "a directory of its own":
-        saved(tmp_path / "other", [1], run=1)
-        assert resumes(tmp_path / "other", 1, run=1)
-    second.save(2, state(2))
-    second.close()
-    assert resumes(directory, 2)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"{", b"run-x\n"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,53 +28,6 @@ def holds(path: Any, value: Any = STATE["w"]) -> bool:
     return np.array_equal(ckpt.load(path)["w"], value)
 
 
-def test_something_is_there(tmp_path: Path):
-    for action in ("another path", "overwrite=True"):
-        path = tmp_path / action / "a"
-        save(path, STATE)
-        with told("choose another path, or pass overwrite=True") as said:
-            save(path, OTHER)
-        assert action in said.text
-        if action == "another path":
-            save(path.with_name("b"), OTHER)
-            assert holds(path) and holds(path.with_name("b"), OTHER["w"])
-        else:
-            save(path, OTHER, **eval(f"dict({said.between('or pass ', ' to replace')})"))
-            assert holds(path, OTHER["w"])
-
-
-def test_a_file_is_there(tmp_path: Path):
-    (tmp_path / "a").write_text("mine")
-    with told("is a file: a checkpoint is a directory; choose another"):
-        save(tmp_path / "a", STATE, overwrite=True)
-    save(tmp_path / "b", STATE)
-    assert (tmp_path / "a").read_text() == "mine" and holds(tmp_path / "b")
-
-
-def test_inside_of_a_checkpoint(tmp_path: Path):
-    save(tmp_path / "a", STATE)
-    with told("which would no longer be what was saved: choose another"):
-        save(tmp_path / "a" / "b", STATE)
-    save(tmp_path / "b", STATE)
-    assert holds(tmp_path / "a") and holds(tmp_path / "b")
-
-
-@pytest.mark.parametrize("action", ["another path", "move it away"])
-def test_a_folder_of_something_else(tmp_path: Path, action: str):
-    path = tmp_path / "a"
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
-    with told("choose another path, or move it away; overwrite=True repl"):
-        save(path, STATE, overwrite=True)
-    if action == "move it away":
-        path.rename(tmp_path / "mine")
-    else:
-        path = tmp_path / "b"
-    save(path, STATE)
-    assert holds(path)
-    assert [p.read_text() for p in tmp_path.glob("*/notes.txt")] == ["mine"]
-
-
 def test_the_path_comes_first(tmp_path: Path):
     path, state = tmp_path / "a", STATE
     with told("the path comes first, as in save(path, state)") as said:
@@ -91,72 +42,11 @@ def test_the_path_comes_first(tmp_path: Path):
     )
 
 
-def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    key = "is a URL that lost a slash, as in a pathlib.Path"
-    with told(key) as said:
-        save(Path("memory:/bucket/a"), STATE)
-    save(said.between("(or ", " for that"), STATE)
-    assert holds(tmp_path / "memory:" / "bucket" / "a")
-    with told(key) as said:
-        save(Path(f"file://{tmp_path}/b"), STATE)
-    save(said.between("write ", ", as text"), STATE)
-    assert holds(tmp_path / "b")
-
-
-def test_a_url_without_a_bucket():
-    with told("names no bucket: write") as said:
-        save("memory://", STATE)
-    url = said.after("write ").replace("BUCKET", "advice")
-    save(url, STATE)
-    assert holds(url)
-
-
 # Items and arguments
-
-
-def test_one_state_or_items(tmp_path: Path):
-    with told("not both: give the state a name too"):
-        save(tmp_path / "a", STATE, more=OTHER)
-    save(tmp_path / "a", model=STATE, more=OTHER)
-    assert set(ckpt.load(tmp_path / "a")) == {"model", "more"}
-    model = STATE
-    with told("nothing to save: pass a state, or named items such as ") as said:
-        save(tmp_path / "b")
-    save(tmp_path / "b", **eval(f"dict({said.text.rpartition('such as ')[2]})", {"model": model}))
-    assert holds_item(tmp_path / "b", "model")
-
-
-def test_the_name_of_an_item(tmp_path: Path):
-    with told("cannot be the name of an item: use letters, digits") as said:
-        save(tmp_path / "a", items={"a/b": STATE})
-    assert "'-'" in said.text
-    save(tmp_path / "a", items={"a-b": STATE})
-    assert holds_item(tmp_path / "a", "a-b")
 
 
 def holds_item(path: Any, name: str, value: Any = STATE["w"]) -> bool:
     return np.array_equal(ckpt.load(path, item=name)["w"], value)
-
-
-@pytest.mark.parametrize("action", ["the argument", "an item"])
-@pytest.mark.parametrize("typo", ["overwite", "metdata"])
-def test_a_typo_of_an_argument(tmp_path: Path, typo: str, action: str):
-    """The state of the user is positional: both ways out can be gone with it."""
-    path = tmp_path / "a"
-    save(path, OTHER)
-    value = True if typo == "overwite" else {"run": 1}
-    with told("looks like the argument") as said:
-        save(path, STATE, **{typo: value})
-    if action == "the argument":
-        argument = said.between("write ", "=...")
-        save(path, STATE, **{"overwrite": True, argument: value})
-        assert holds(path)
-        assert typo != "metdata" or ckpt.inspect(path).metadata == value
-    else:
-        given = said.text.rpartition("passed as items=")[2]
-        save(path, items=eval(given.replace("...", "value"), {"value": STATE}), overwrite=True)
-        assert holds_item(path, typo) and holds_item(path, "state")
 
 
 def test_settings_that_options_do_not_have(tmp_path: Path):
@@ -174,29 +64,6 @@ def test_settings_that_options_do_not_have(tmp_path: Path):
         for step in range(4):
             run.save(step, STATE)
     assert ckpt.Checkpointer(tmp_path / "run").all_steps() == [2, 3]
-
-
-def test_settings_and_arguments_are_no_items(tmp_path: Path):
-    with told("is a setting, and no item: pass options=ckpt.Options(") as said:
-        ckpt.save(tmp_path / "a", model=STATE, compression="zstd")
-    written = said.between("pass ", " to ckpt.save or").replace("...", "'zstd'")
-    ckpt.save(tmp_path / "a", model=STATE, **eval(f"dict({written})", {"ckpt": ckpt}))
-    assert holds_item(tmp_path / "a", "model")
-    items = eval(
-        said.text.rpartition("passed as items=")[2].replace("...", "STATE"), {"STATE": STATE}
-    )
-    save(tmp_path / "b", items=items)
-    assert holds_item(tmp_path / "b", "compression")
-    with told("looks like the setting") as said:
-        ckpt.save(tmp_path / "c", model=STATE, compresion="zstd")
-    written = said.between("pass ", "; ").replace("...", "'zstd'")
-    ckpt.save(tmp_path / "c", model=STATE, **eval(f"dict({written})", {"ckpt": ckpt}))
-    assert holds_item(tmp_path / "c", "model")
-    with told("is an argument of ckpt.Checkpointer(...), and no item: pass it there"):
-        save(tmp_path / "d", model=STATE, max_to_keep=3)
-    with ckpt.Checkpointer(tmp_path / "run", max_to_keep=3, options=FAST) as run:
-        run.save(0, model=STATE)
-    assert holds_item(tmp_path / "run" / "0", "model")
 
 
 def test_secrets_are_no_options(monkeypatch: pytest.MonkeyPatch):
@@ -320,45 +187,7 @@ def test_a_donated_array(tmp_path: Path):
 # Files
 
 
-def test_files_that_are_none(tmp_path: Path):
-    folder = tmp_path / "files"
-    folder.mkdir()
-    (folder / "a.txt").write_text("mine")
-    os.mkfifo(folder / "pipe")
-    with told("Files saves regular files and what links lead to; leave it"):
-        save(tmp_path / "a", files=ckpt.Files(folder))
-    shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("pipe"))
-    save(tmp_path / "a", files=ckpt.Files(tmp_path / "copy"))
-    assert ckpt.load(tmp_path / "a", item="files").read("a.txt") == b"mine"
-    with told("bytes of its size: save a copy of it"):
-        save(tmp_path / "b", files=ckpt.Files("/proc/version"))
-    shutil.copy("/proc/version", tmp_path / "version")
-    save(tmp_path / "b", files=ckpt.Files(tmp_path / "version"))
-    assert len(ckpt.load(tmp_path / "b", item="files")) == 1
-
-
 # The writer, and copies
-
-
-def test_the_writer(tmp_path: Path):
-    writer = ckpt.writer(tmp_path / "a", options=FAST)
-    with told("add() is for inside of the with block"):
-        writer.add("state", STATE)
-    with writer:
-        writer.add("state", STATE)
-        with told("was added already, and only dictionaries can be added"):
-            writer.add("state", STATE)
-    with told("a writer is for one with block: make another"), writer:
-        pass
-    with ckpt.writer(tmp_path / "b", options=FAST) as another:
-        another.add("state", STATE)
-    assert holds_item(tmp_path / "a", "state") and holds_item(tmp_path / "b", "state")
-    with ckpt.writer(tmp_path / "c", options=FAST) as once:
-        once.add("state", {"a.b": STATE["w"]})
-        with told("which cannot distinguish them: rename one of them"):
-            once.add("state", {"a": {"b": STATE["w"]}})
-        once.add("state", {"a": {"c": STATE["w"]}})
-    assert np.array_equal(ckpt.load(tmp_path / "c")["state"]["a"]["c"], STATE["w"])
 
 
 @pytest.mark.parametrize("store", [False, True])

@@ -15,7 +15,6 @@ from tests.contract.advice.said import told
 
 torch = pytest.importorskip("torch")
 nets = pytest.importorskip("tests.support.torchax_nets")
-import ckpt_torchax  # noqa: E402
 from ckpt_torchax import load_into, to_torch  # noqa: E402
 
 nn = torch.nn
@@ -48,21 +47,6 @@ def test_a_lazy_module(tmp_path: Path):
 
 
 # Files
-
-
-def test_the_path_comes_first(tmp_path: Path):
-    model = linear()
-    save(tmp_path / "a", model=model)
-    path = tmp_path / "a"
-    with pytest.raises(TypeError, match="the path comes first, as in ") as caught:
-        load_into(linear(1), path)  # pyright: ignore[reportArgumentType]
-    call = str(caught.value).rpartition("as in ")[2]
-    assert same(eval(call, {"load_into": load_into, "path": path, "module": linear(1)}), model)
-    with pytest.raises(TypeError, match="for tensors by name, ") as caught:
-        load_into(path, {})  # pyright: ignore[reportArgumentType]
-    call = str(caught.value).rpartition("by name, ")[2]
-    found = eval(call, {"ckpt_torchax": ckpt_torchax, "path": path})
-    assert torch.equal(found["weight"], model.weight)
 
 
 @pytest.mark.parametrize("call", [load_into, to_torch])

@@ -1,6 +1,5 @@
 """Saves and loads in the background: when they end, and where a failure is raised."""
 
-import _thread
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -104,27 +103,6 @@ def test_load_async_fails(path):
         ckpt.load_async(path, {"m": 0}).result()
     with pytest.raises(TypeError):
         ckpt.load_async(path, nonsense=1).result()
-
-
-def test_a_thread_that_cannot_start_is_an_error_and_nothing_more(tmp_path, monkeypatch):
-    def refused(*_: Any, **__: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    ckpt.save(tmp_path / "there", {"n": 1}, options=QUICK)
-    with ckpt.Checkpointer(tmp_path / "run", options=QUICK) as checkpointer:
-        with monkeypatch.context() as few_threads:
-            few_threads.setattr(_thread, "start_new_thread", refused)
-            few_threads.setattr(threading.Thread, "start", refused)
-            for call in (
-                lambda: checkpointer.save(0, {"w": np.arange(3)}),
-                lambda: ckpt.save_async(tmp_path / "a", {"w": np.arange(3)}),
-                lambda: ckpt.load_async(tmp_path / "there"),
-            ):
-                with pytest.raises(RuntimeError, match="can't start"):
-                    call()
-        assert os.listdir(tmp_path / "run") == [".ckpt-owner"]  # the claim
-        assert checkpointer.save(0, {"w": np.arange(3)})
-    assert checkpointer.all_steps() == [0] and not (tmp_path / "a").exists()
 
 
 # ---- failures of a Checkpointer's saves --------------------------------------------------------

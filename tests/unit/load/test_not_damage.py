@@ -153,11 +153,6 @@ def test_restore_latest_goes_back_for_no_want_of_memory(
     _next_run_goes_on(tmp_path)
 
 
-def test_more_bytes_than_addresses_is_no_memory() -> None:
-    with pytest.raises(MemoryError, match=r"float32\[4611686018427387904\]"):
-        wants.aligned((2**62,), np.dtype(np.float32))
-
-
 def test_a_compressed_chunk_beyond_memory_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
