@@ -16,16 +16,16 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 49_288,
-    "characters of ckpt_core": 2_055_229,
-    "lines of the integrations": 18_413,
-    "characters of the integrations": 706_871,
-    "files of both": 435,
-    "lines of tests": 62_764,
-    "lines of tests that import private names": 10_165,
+    "lines of ckpt_core": 47_074,
+    "characters of ckpt_core": 1_969_616,
+    "lines of the integrations": 16_927,
+    "characters of the integrations": 643_975,
+    "files of both": 415,
+    "lines of tests": 62_763,
+    "lines of tests that import private names": 9_646,
     "files of tests": 433,
-    "words of pages": 59_878,
-    "sentences of pages above 35 words": 129,
+    "words of pages": 59_290,
+    "sentences of pages above 35 words": 119,
 }
 
 # path -> files, functions and changes of file that it may enter or make, of three leaves
