@@ -143,7 +143,7 @@ def test_a_step_without_what_only_orbax_reads(steps, part):
 
 def test_a_temporary_directory_is_no_checkpoint(steps):
     """What a killed save left is invisible to everyone."""
-    junk = steps / ".ckpt-tmp.5.nobody-1-1.abcdef"
+    junk = steps / ".ckpt-tmp.5.nobody-1-1.abcdefabcdefabcdefabcdef"
     shutil.copytree(steps / "4", junk)
     (junk / "ckpt.json").unlink()
     with unchanged(steps):

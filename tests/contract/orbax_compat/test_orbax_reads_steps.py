@@ -112,7 +112,7 @@ def test_orbax_ignores_unfinished_saves(tmp_path):
     """A directory that a killed save left behind is no step to Orbax, and Orbax leaves it alone."""
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(3, {"a": jnp.ones(2)})
-    junk = tmp_path / ".ckpt-tmp.4.host-1-2.abcdef"
+    junk = tmp_path / ".ckpt-tmp.4.host-1-2.abcdefabcdefabcdefabcdef"
     shutil.copytree(tmp_path / "3", junk)
     options = ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)
     with ocp.CheckpointManager(tmp_path, options=options) as manager:

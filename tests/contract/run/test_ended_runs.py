@@ -106,7 +106,7 @@ def test_links_and_files_that_are_named_as_runs_are_none(fast: Fast, tmp_path: P
 def test_what_a_killed_removal_left_goes(fast: Fast) -> None:
     """It was killed after the rename: what it hid is nobody's."""
     made = fast.ended("a")
-    hidden = made / ".ckpt-tmp.process_0-of-1.00000000-1-1.0123abcd"
+    hidden = made / ".ckpt-tmp.process_0-of-1.00000000-1-1.0123abcd0123abcd0123abcd"
     (made / "process_0-of-1").rename(hidden)
     for path in (*made.rglob("*"), made):
         os.utime(path, (time.time() - 10**6,) * 2)

@@ -90,7 +90,7 @@ def test_the_best_step_is_local(tmp_path: Path) -> None:
 def make_replaced(root: Path) -> Path:
     """The same, killed between the two renames of a replacement, where a file system cannot exchange directories."""
     path = root / "run" / "2"
-    path.rename(path.with_name(".ckpt-old.2.00112233"))
+    path.rename(path.with_name(".ckpt-old.2.00000000-1-1.d4735e3a265e16ee00112233"))
     return root
 
 

@@ -207,7 +207,7 @@ def test_a_step_without_its_record_is_not_there(place):
     # a rename brings the record with everything else, so in a file system this is damage
     with pytest.warns(RuntimeWarning, match=r"step 2 is damaged.*ckpt\.json"):
         assert checkpointer.restore_latest(state=state(0)).step == 1
-    os.rename(f"{place.url}/2", f"{place.url}/.ckpt-tmp.2.someone.0123")
+    os.rename(f"{place.url}/2", f"{place.url}/.ckpt-tmp.2.someone.012301230123012301230123")
     assert checkpointer.all_steps() == [1]
 
 

@@ -235,7 +235,7 @@ def test_a_failed_deletion_is_reported_and_not_fatal(
 def test_a_writer_elsewhere_that_still_writes_is_left_alone(tmp_path: Path) -> None:
     hours_ago = time.time() - 2 * 3600
     for name in ("alive", "dead"):
-        temporary = tmp_path / f".ckpt-tmp.{name}.00000000-1-1.abcd"
+        temporary = tmp_path / f".ckpt-tmp.{name}.00000000-1-1.abcdabcdabcdabcdabcdabcd"
         deepest = temporary / "state" / "d"
         deepest.mkdir(parents=True)
         (deepest / "data").write_bytes(b"data")
