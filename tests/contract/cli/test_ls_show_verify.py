@@ -170,7 +170,7 @@ def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path: Path):
     checkpointer = ckpt.Checkpointer(run, asynchronous=False)
     checkpointer.save(1, {"w": np.ones(3)})
     killed = leave_unfinished(run / "best_7")
-    elsewhere = run / ".ckpt-tmp.9.00000000-17-1.0a1b2c3d0a1b2c3d0a1b2c3d"
+    elsewhere = run / ".ckpt-tmp.9.00000000-17-1.19581e27de7ced000a1b2c3d"
     for path in (elsewhere, run / "damaged/5", run / "retired/9", run / "4.orbax-checkpoint-tmp"):
         path.mkdir(parents=True)
     for odd in (".ckpt-tmp.", ".ckpt-tmp.x", ".ckpt-old.y", ".ckpt-kept.1.2.3", ".ckpt-tmp...."):
