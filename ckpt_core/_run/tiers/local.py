@@ -157,7 +157,8 @@ class LocalTier:
         saved, now = self._others[step], self._processes.count
         return (
             f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._run_folder} and {now} "
-            f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, start once with {saved}, before anything else is saved, and save(..., force=True) to {self._persistent.path}"
+            f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, "
+            f"start once with {saved}, before anything else is saved, and save(..., force=True) to {self._persistent.path}"
         )
 
     def _of_unread(self, step: int, so: str, advice: str) -> OSError | NewerFormat:
