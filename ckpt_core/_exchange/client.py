@@ -28,7 +28,6 @@ _MOST_REASON = 100
 class Peer(NamedTuple):
     """Where a process serves its parts."""
 
-    machine: str
     address: str
     port: int  # 0 if it serves nothing
 

@@ -219,7 +219,8 @@ class Checkpointer:
         Args:
             state: the target for steps written by ``save(step, state)``; in the result it is
                 ``state``.
-            strict_latest: raise if the newest step is damaged, instead of trying older ones.
+            strict_latest: raise if the newest step is damaged, or a local one of another number of processes or
+                other shardings, instead of trying older ones.
             (others: see ``ckpt_core.restore``)
 
         Raises:

@@ -279,12 +279,8 @@ class Tiers:
     def _say_newer(self, step: int, misfit: Misfit | None) -> None:
         """Warns of a newer local step than the restored one, if it is of another number of processes or other shardings."""
         if found := self._of_another_number(step) or (misfit and str(misfit)):
-            restored = (
-                f"step {step} is restored, and not the newest"
-                if step >= 0
-                else "no step is restored"
-            )
-            _warn(f"{restored}: {found}", _FROM_LATEST)
+            restored = "no step" if step < 0 else f"step {step}"
+            _warn(f"{restored} is restored, and not the newest: {found}", _FROM_LATEST)
 
 
 def _warn(message: str, level: int = 6) -> None:

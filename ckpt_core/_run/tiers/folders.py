@@ -118,9 +118,7 @@ class Folders:
         # Steps that the last look could not read, though nothing says that they are damaged; MAX_STEP if a folder could not be listed.
         self.unread: _Unread = {}
         self.unread_beside: _Unread = {}  # parts and copies in other folders
-        self.others: dict[
-            int, int
-        ] = {}  # steps with parts of another number of processes, and that
+        self.others: dict[int, int] = {}  # step -> the other number of processes that saved it
         self._root = root
         self._index = index
         self._count = count

@@ -63,9 +63,8 @@ class WholeStep:
     """A step that every process has or can get."""
 
     token: str
-    sources: dict[
-        int, list[Source]
-    ]  # process that lacks its part -> up to 3 places, the best first
+    # Process that lacks its part -> up to 3 places, the best first.
+    sources: dict[int, list[Source]]
     twice: bool = False  # each part is in two places, so that the step survives the loss of one
 
 

@@ -156,9 +156,9 @@ class LocalTier:
     def _of_another_number(self, step: int) -> str:
         saved, now = self._others[step], self._processes.count
         return (
-            f"{self.directory}: step {step} in the local directories is not restored: {saved} process{'es' * (saved > 1)} "
-            f"saved it and {now} run{'s' * (now == 1)} now, and local steps are only for as many as saved them. To go on from it, start once with "
-            f"{saved} and save to {self._persistent.path}, save(..., force=True), before anything else is saved"
+            f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._run_folder} and {now} "
+            f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, "
+            f"start once with {saved}, before anything else is saved, and save(..., force=True) to {self._persistent.path}"
         )
 
     def _of_unread(self, step: int, so: str, advice: str) -> OSError | NewerFormat:
@@ -224,6 +224,7 @@ class LocalTier:
             )
         self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
         self._unread = {step: one for step, one in self._unread.items() if not gone(step)}
+        self._others = {step: count for step, count in self._others.items() if not gone(step)}
         self._copier.cancel()
         self._folders.delete(gone)
         self._peers.offers.keep(lambda key: not gone(key.step))

@@ -218,7 +218,7 @@ def exchange_addresses(
     peers = Peers(processes, offers, secret, server, f"peers/{tag}", idle_secs)
     try:
         port = 0 if server is None else server.port
-        processes.put(f"{peers.folder}/{processes.index}", json.dumps([machine, address, port]))
+        processes.put(f"{peers.folder}/{processes.index}", json.dumps([address, port]))
         introduced = _Introduced(port > 0, None, refused, proof, why)
         return _introduce(peers, tag, introduced, options, machines)
     except BaseException:

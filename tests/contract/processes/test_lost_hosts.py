@@ -268,7 +268,7 @@ def test_local_steps_are_for_as_many_processes_as_saved_them(
     others = launch("by = P('data')\n" + GONE_BACK, run, processes=processes, devices=devices)
     for told in reports(others):
         check_gone_back(told, "start once with 2")
-        assert "2 processes saved it and" in told["back"][1][0]
+        assert "2 processes saved the local step 3" in told["back"][1][0]
     back = COMMON + "report(back=restored(P('data')))"
     for told in reports(launch(back, run, devices=1)):
         assert told["back"] == [3, "local"]
@@ -280,7 +280,7 @@ def test_local_steps_are_for_as_many_processes_as_saved_them(
 
 
 def test_local_steps_are_for_the_shardings_of_the_save(tmp_path: Path) -> None:
-    """Others get the newest persistent step, of a step with both copies the persistent one."""
+    """Others get the newest persistent step, of a step with both copies the persistent one, and go on from there."""
     run = tmp_path / "run"
     reports(launch(COMMON + "train(3, P('data'))\nreport()", run, devices=1))
     for told in reports(launch("by = P(None, 'data')\n" + GONE_BACK, run, devices=1)):
@@ -293,7 +293,13 @@ with start(by) as checkpointer:
     resume(checkpointer, by)
     checkpointer.save(4, state(4, by), force=True)
 told["both"] = restored(P(None, "data"))
+with start(by) as checkpointer:
+    resume(checkpointer, by)
+    checkpointer.save(5, state(5, by))
+columns = P(None, "data")
+train(5, columns)
+told["went on"] = restored(columns)
 report(**told)
 """
     for told in reports(launch(COMMON + code, run, devices=1)):
-        assert told == {"back": [3, "local"], "both": [4, "persistent"]}
+        assert told == {"back": [3, "local"], "both": [4, "persistent"], "went on": [5, "local"]}

@@ -31,7 +31,7 @@ def sources(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
         keys = Keys()
         for number, served in enumerate(shelves, 1):
             servers.append(Server("127.0.0.1", SECRET, served))
-            keys.put(f"at/{number}", json.dumps(["host", "127.0.0.1", servers[-1].port]))
+            keys.put(f"at/{number}", json.dumps(["127.0.0.1", servers[-1].port]))
         here: Any = type("Here", (), {"index": 0, "count": 1 + len(shelves), "get": keys.get})()
         return Peers(here, Offers(), SECRET, None, "at", 5.0)
 

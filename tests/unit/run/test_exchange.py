@@ -48,7 +48,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
 
 
 def fetched(server: Server, position: Any, key: Key = KEY, secret: str = SECRET) -> bytes:
-    connection = Connection(Peer("", "127.0.0.1", server.port), secret)
+    connection = Connection(Peer("127.0.0.1", server.port), secret)
     try:
         return b"".join(connection.pieces(*key, position))
     finally:
@@ -164,7 +164,7 @@ def test_a_server_that_is_away(tmp_path: Path):
 def test_a_peer_may_hang_up_between_two_files(served: tuple[Server, Path]):
     """It does when the one that fetches writes a large file for longer than connections may rest."""
     assert _Handler.timeout > client.IDLE_SECS / 2
-    connection = Connection(Peer("", "127.0.0.1", served[0].port), SECRET)
+    connection = Connection(Peer("127.0.0.1", served[0].port), SECRET)
     for _ in range(2):
         assert b"".join(connection.pieces(*KEY, 0)) == b"record"
         for one in [*served[0]._listener._open]:
@@ -177,9 +177,7 @@ def test_a_peer_may_hang_up_between_two_files(served: tuple[Server, Path]):
 def test_a_peer_that_hangs_is_given_up(answers: bool):
     """Before it answers, and in the middle of a file."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(
-            Peer("", "127.0.0.1", listener.getsockname()[1]), SECRET, idle_secs=0.2
-        )
+        connection = Connection(Peer("127.0.0.1", listener.getsockname()[1]), SECRET, idle_secs=0.2)
         held: list[socket.socket] = []
 
         def answer() -> None:
@@ -202,7 +200,7 @@ def test_a_file_that_becomes_shorter_is_noticed(served: tuple[Server, Path]):
     server, part = served
     with (part / "data").open("r+b") as file:
         file.truncate(256 * 5000 * 40)  # sparse, larger than what sockets hold
-    connection = Connection(Peer("", "127.0.0.1", server.port), SECRET)
+    connection = Connection(Peer("127.0.0.1", server.port), SECRET)
     pieces = connection.pieces(*KEY, 1)
     next(pieces)
     os.truncate(part / "data", 100)
