@@ -16,13 +16,13 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 47_074,
-    "characters of ckpt_core": 1_969_616,
+    "lines of ckpt_core": 47_068,
+    "characters of ckpt_core": 1_969_607,
     "lines of the integrations": 16_927,
     "characters of the integrations": 643_975,
     "files of both": 415,
-    "lines of tests": 62_763,
-    "lines of tests that import private names": 9_646,
+    "lines of tests": 62_759,
+    "lines of tests that import private names": 9_644,
     "files of tests": 433,
     "words of pages": 59_290,
     "sentences of pages above 35 words": 119,

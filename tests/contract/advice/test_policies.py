@@ -15,14 +15,6 @@ from tests.contract.advice.said import logged, told
 from tests.contract.advice.test_runs import resumes, resumes_unchanged, runs, saved, state
 
 
-def test_a_text_for_a_short_argument(tmp_path: Path):
-    with told(": write ", of=TypeError) as said:
-        runs(tmp_path, max_to_keep="1")
-    assert "max_to_keep must be a whole number, got '1', a str" in said.text
-    saved(tmp_path, [0, 1], max_to_keep=eval(said.after(": write ")))
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.isdigit()) == ["1"]
-
-
 @pytest.mark.parametrize("given", [{"save_policy": when.first}, {"keep_policy": keep.latest}])
 def test_a_policy_that_was_not_called(tmp_path: Path, given: dict[str, Any]):
     key = "is the function that makes a policy: write "
