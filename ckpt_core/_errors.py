@@ -26,7 +26,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
-import signal
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -254,29 +253,12 @@ def drop_locals(error: BaseException) -> None:
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = ("crc32c", "jax", "jaxlib", "ml_dtypes", "numpy", "tensorstore")
-"""Libraries whose functions raise on damaged data: errors from them are no signal handler's."""
-
-
-def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
-    """The exception, among an error and its causes, that a signal handler raised; None if none did. Python runs a handler between
-    any two lines of the main thread, and its ValueError while a file is parsed must not count as damage of that file. The
-    traceback of a handler's exception ends in code that belongs neither to ckpt nor to its libraries nor to the standard library.
-    """
-    while error is not None:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        if trace is not None and not _is_known(trace.tb_frame.f_code.co_filename):
-            return error
-        error = error.__cause__
-    return None
+"""Libraries that ckpt calls: their frames belong to its own."""
 
 
 def name_file(error: OSError, path: str) -> None:
-    """Adds the file to the error of a read or a write, in which the system does not say it; a signal handler's stays as it is."""
-    if error.errno is None or error.filename is not None:
-        return
-    if raised_by_a_handler(error) is None:
+    """Adds the file to the error of a read or a write, in which the system does not say it."""
+    if error.errno is not None and error.filename is None:
         error.filename = path
 
 
@@ -340,27 +322,6 @@ def mark_of_target(error: BaseException) -> None:
     if not isinstance(error, CheckpointCorrupt):
         with contextlib.suppress(AttributeError):  # an error with slots
             setattr(error, _OF_TARGET, True)
-
-
-def passed_a_handler(error: BaseException) -> bool:
-    """Whether an error's traceback contains a currently installed signal handler. For calls of the
-    user's functions, where ``raised_by_a_handler`` cannot tell their errors from those of a handler.
-    """
-    codes = set[object]()
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if callable(handler):
-            function = getattr(handler, "func", handler)  # unwraps functools.partial
-            function = getattr(function, "__func__", function)
-            if not hasattr(function, "__code__"):
-                function = type(function).__call__
-            codes.add(getattr(function, "__code__", None))
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _is_known(file: str) -> bool:

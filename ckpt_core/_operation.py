@@ -21,7 +21,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckpt_core._errors import passed_a_handler
 from ckpt_core._fork import HOME
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaited
@@ -103,11 +102,9 @@ def each(*listeners: Listener) -> Listener:
 def _call_listener(listener: Listener, event: Event, name: str) -> None:
     try:
         listener(event)
-    except Exception as error:
+    except Exception:
         # A listener's error must not fail a save. A signal handler's exception is not the
         # listener's.
-        if passed_a_handler(error):
-            raise
         logger.exception("%s raised at %s of %s", name, event.kind, event.path)
 
 

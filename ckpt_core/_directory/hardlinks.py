@@ -10,8 +10,6 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ckpt_core._errors import raised_by_a_handler
-
 
 class FileIdentity(NamedTuple):
     """Identifies an unchanged file: device, inode, size and modification time."""
@@ -84,9 +82,7 @@ def _read(file: io.FileIO, most_bytes: int) -> bytes | None:
     """Bytes of the old file; None if the disk does not give them: then it is not linked, and the save goes on."""
     try:
         return file.read(most_bytes)
-    except OSError as error:
-        if raised_by_a_handler(error) is not None:
-            raise
+    except OSError:
         return None
 
 

@@ -15,11 +15,9 @@ import errno
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Callable
-from typing import Any
 
-from ckpt_core._errors import CheckpointError, raised_by_a_handler
+from ckpt_core._errors import CheckpointError
 from ckpt_core._platform import LINUX, MACOS
 
 try:
@@ -180,46 +178,11 @@ def is_local_disk(path: str) -> bool:
 
 def remove(path: str) -> None:
     """Like ``remove_tree``, but deletes as much as possible and raises no error of the file system."""
-    handled = sys.exception()
-    try:
-        _remove(path, handled)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            # if a signal handler raised: nobody will look at this name again
-            _remove(path, handled)
-        _raise_unless_of_the_files(error, handled)
-
-
-def _remove(path: str, handled: BaseException | None) -> None:
-    """``shutil.rmtree(ignore_errors=True)`` drops also what a signal handler raised; this raises it."""
-
-    def note(_call: object, _path: str, raised: Any) -> None:
-        error: BaseException = raised if isinstance(raised, BaseException) else raised[1]
-        _raise_unless_of_the_files(error, handled)
-
     if os.path.isdir(path) and not os.path.islink(path):
-        noting: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": note}
-        shutil.rmtree(path, **noting)
-    else:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _raise_unless_of_the_files(error: BaseException, handled: BaseException | None) -> None:
-    """Raises what a signal handler raised, or another error that is not of the file system. If a handler raises right
-    after rmtree closed a descriptor, rmtree closes it again and fails with EBADF. What was ``handled`` before is not
-    this call's.
-    """
-    before = error.__context__
-    try:
-        if not isinstance(error, OSError):
-            raise error
-        if before is None or before is handled or isinstance(before, OSError):
-            return
-        if raised_by_a_handler(before) is not None:
-            raise before from None
-    finally:
-        # its traceback has this frame: locks that other frames in it hold would last until a collection of cycles
-        del error, handled, before
 
 
 def remove_tree(path: str) -> None:
@@ -227,12 +190,7 @@ def remove_tree(path: str) -> None:
     if os.path.islink(path):
         os.unlink(path)
         return
-    handled = sys.exception()
-    try:
-        shutil.rmtree(path)
-    except OSError as error:
-        _raise_unless_of_the_files(error, handled)
-        raise
+    shutil.rmtree(path)
 
 
 def unless_absent(error: OSError) -> None:

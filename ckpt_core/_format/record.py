@@ -8,6 +8,7 @@ in depth-first order, so a deep tree does not nest the JSON.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import math
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import crc32c
 
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat
 from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, unpack
 from ckpt_core._format.part import Part
 from ckpt_core._format.treedef import (
@@ -297,11 +298,8 @@ def load_record(data: bytes) -> Record:
     if len(body) > LIGHT_BYTES:
         refuse_heavy(body, RECORD_FILE)
     value: Any = None  # of the fast scan: leaves are a tuple of LeafRecords
-    try:
+    with contextlib.suppress(*_MALFORMED, RecursionError):  # not in the exact form that ckpt writes
         value = scan_record(body.decode(), load_leaf)
-    except (*_MALFORMED, RecursionError) as error:  # not in the exact form that ckpt writes
-        if raised_by_a_handler(error) is not None:
-            raise
     try:
         value = value or parse_json(body, RECORD_FILE)
         version = value["format_version"]

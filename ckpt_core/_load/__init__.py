@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
-from ckpt_core._errors import ANSWERS, at_the_call, passed_a_handler, raised_by_a_handler
+from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Opening, report_of, run
 from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules
@@ -357,9 +357,7 @@ def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
     wide, device = jax.config.jax_enable_x64, jax.config.jax_default_device
     try:
         mesh = jax.sharding.get_mesh()
-    except ValueError as error:  # while a function is traced, where no mesh can be set
-        if raised_by_a_handler(error) or passed_a_handler(error):
-            raise
+    except ValueError:  # while a function is traced, where no mesh can be set
         mesh = None
 
     def run() -> _Result:

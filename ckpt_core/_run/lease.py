@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt_core._directory import Backend, Claim, introduction, is_dead, is_locked, this_owner
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._format.untrusted import SHORT_BYTES
 from ckpt_core._operation import logger
 from ckpt_core._platform import of_tasks
@@ -86,8 +86,6 @@ class Lease:
         try:
             self.take()
         except (OSError, CheckpointError) as error:
-            if raised_by_a_handler(error) is not None:
-                raise
             logger.warning(
                 "%s could not be claimed, so a run that still saves there is not stopped: %s",
                 self._directory,

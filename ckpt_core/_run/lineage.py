@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt
 
 RUN_FILE = ".ckpt-run"
 """File in the persistent directory; each on a line: name of the run, its lineage, the earlier ones as JSON, and, if there
@@ -119,9 +119,7 @@ def parse_lineage(data: bytes | None) -> Lineage:
         earlier = tuple((str(one), int(last)) for one, last in json.loads(rest[0]))
         deleted = tuple((int(step), str(one)) for step, one in json.loads(rest[1]))
         replaced = tuple((int(step), str(one)) for step, one in json.loads(rest[2]))
-    except (ValueError, TypeError, RecursionError) as error:
-        if raised_by_a_handler(error) is not None:
-            raise
+    except (ValueError, TypeError, RecursionError):
         return Lineage()
     if not all(map(_LINEAGE.fullmatch, [*dict(earlier), *(one for _, one in deleted)])):
         return Lineage()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpt_core._background.pending import unfinished, wait_for_saves
 from ckpt_core._directory import Backend, refuse_file, resolve
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_read, orbax_write
 from ckpt_core._format.metrics import numbers_in
@@ -91,15 +91,10 @@ def _standing(path: str) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def naming_checkpoint(path: str) -> Generator[None]:
-    """Adds the checkpoint's path to the message of a CheckpointCorrupt that the block raises. If a signal handler's exception
-    caused it, that exception is raised instead.
-    """
+    """Adds the checkpoint's path to the message of a CheckpointCorrupt that the block raises."""
     try:
         yield
     except CheckpointCorrupt as error:
-        interrupt = raised_by_a_handler(error.__cause__)
-        if interrupt is not None:
-            raise interrupt from None
         if path in str(error):
             raise
         raise CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf) from error

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt, name_file, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._format.record import parse_json
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
@@ -122,8 +122,6 @@ def read_region(
     except (MemoryError, RecursionError):
         raise  # of this machine, not of the data
     except Exception as error:
-        if raised_by_a_handler(error) is not None:
-            raise
         raise unreadable(error, f"array {name!r}", leaf=name) from error
     return out
 

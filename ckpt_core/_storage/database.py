@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import crc32c
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import decompress, most_bytes
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import StoreContext, ts
@@ -352,8 +352,6 @@ def read_index(
     except CheckpointCorrupt:
         raise
     except (OSError, *_UNREADABLE) as error:
-        if raised_by_a_handler(error) is not None:
-            raise
         raise _unreadable(item, error) from error
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from ckpt_core._directory import kind_at
-from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
 from ckpt_core._run.tiers.folders import local_root
 from ckpt_core.cli._change import agreed
@@ -101,6 +101,4 @@ def _remove(run: LocalRun) -> str:
     try:
         return "" if remove_run(run) else "somebody uses it now, or there is more than ckpt wrote"
     except OSError as error:
-        if raised_by_a_handler(error) is not None:
-            raise
         return str(error)

@@ -18,7 +18,6 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     UnsupportedLeaf,
-    raised_by_a_handler,
 )
 from ckpt_core._tree.leaves import leaf_spec
 from ckpt_core.convert._hdf5 import Window, data_offset, refuse_endless_heaps
@@ -92,8 +91,6 @@ def _is_zip(path: str) -> bool:
 
 def _raise_if_of_the_system(error: Exception, where: str) -> None:
     """Raises what the system refused to h5py, such as EIO or EMFILE: it says nothing of the bytes."""
-    if isinstance(error, OSError) and raised_by_a_handler(error) is not None:
-        raise error
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _SYSTEM_ERROR.search(str(error))):
         number = int(found[1])

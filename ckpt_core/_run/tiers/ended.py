@@ -21,7 +21,7 @@ from ckpt_core._directory import (
     locks_work_in,
     remove_empty,
 )
-from ckpt_core._errors import CheckpointError, raised_by_a_handler
+from ckpt_core._errors import CheckpointError
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
 from ckpt_core._run.lineage import RUN_FILE
@@ -59,13 +59,10 @@ def runs_in(root: str) -> list[LocalRun]:
 def runs_at(root: str, ending: str) -> list[LocalRun]:
     """The runs with steps in a local directory of the persistent directory with this hash, which their names end in; without what cannot be read."""
     found: list[LocalRun] = []
-    try:
+    with contextlib.suppress(OSError):
         for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):
             run = _run_at(f"{root}/{name}", False) if name.rpartition("-")[2] == ending else None
             found += [run] if run is not None and run.steps else []
-    except OSError as error:
-        if raised_by_a_handler(error) is not None:
-            raise
     return found
 
 
@@ -160,18 +157,14 @@ def _is_unused(folder: str, locks_work: bool) -> bool:
     """Whether no writer has a process's folder; False if that cannot be known."""
     try:
         return is_abandoned(folder, PosixBackend(), locks_work)
-    except (CheckpointError, OSError) as error:
-        if raised_by_a_handler(error) is not None:
-            raise
+    except (CheckpointError, OSError):
         return False
 
 
 def _persistent_of(folder: str) -> str:
     try:
         return persistent_of(folder, PosixBackend())
-    except (CheckpointError, OSError) as error:
-        if raised_by_a_handler(error) is not None:
-            raise
+    except (CheckpointError, OSError):
         return ""
 
 

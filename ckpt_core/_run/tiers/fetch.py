@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._exchange import BLOCK_BYTES, Key, Lacking, open_plain
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
@@ -92,8 +92,6 @@ def fetch_first(
         try:
             record = _bring_from(source, Key(*save, source.writer), peers, target)
         except (CheckpointError, OSError) as error:
-            if (interrupt := raised_by_a_handler(error)) is not None:
-                raise interrupt from None
             failures.append(f"from process {source.process}: {error}")
             if isinstance(error, ConnectionError):  # nothing of this machine
                 if not isinstance(error, Lacking):
@@ -174,8 +172,6 @@ class Mender:
             report = verify_part(path, max_host_bytes)
             problem = "" if report.ok else str(report.problems[0])
         except Exception as error:  # whatever it is: the other processes wait for the answer
-            if raised_by_a_handler(error) is not None:
-                raise
             found, problem = self._unread, str(error) or type(error).__name__
         if problem and token is not None:
             found[step, token] = problem

@@ -29,7 +29,7 @@ from ckpt_core._directory import (
     refuse_file,
     resolve,
 )
-from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._operation import logger
@@ -153,8 +153,6 @@ class Folders:
 
     def _note_unread(self, unread: _Unread, path: str, error: OSError) -> None:
         """What lies in a folder is not known; that of another user is not meant for this process."""
-        if raised_by_a_handler(error) is not None:
-            raise error
         if unread is self.unread or error.errno not in (errno.EACCES, errno.EPERM):
             unread[MAX_STEP] = path, error
         logger.warning("%s cannot be read: %s", path, error)
@@ -230,8 +228,6 @@ class Folders:
                     self._leases_of_others.append(self._lease(other))
                     self._leases_of_others[-1].take()
         except OSError as error:
-            if raised_by_a_handler(error) is not None:
-                raise
             logger.warning("%s could not be claimed for this run: %s", self.path, error)
 
     def claim_again_if_emptied(self) -> None:
@@ -366,14 +362,11 @@ def _use(root: str) -> LockFile | None:
     """A lock that shows, before this process claims its own folder, that the run's is in use; see ``ended.remove_run``. None
     if there is no such folder yet, or it is being removed.
     """
-    try:
+    with contextlib.suppress(OSError):
         for _ in range(_USE_TRIES):  # who lists the runs excludes others for a moment
             if (held := lock_folder(root, exclusive=False)) is not None:
                 return held
             time.sleep(_USE_PAUSE_SECS)
-    except OSError as error:
-        if raised_by_a_handler(error) is not None:
-            raise
     return None
 
 
@@ -387,8 +380,6 @@ def _if_listed(what: Callable[[], Sequence[T]], where: str) -> Sequence[T]:
 
 
 def _note_undeleted(where: str, error: OSError) -> None:
-    if raised_by_a_handler(error) is not None:
-        raise error
     logger.warning("could not delete what is in %s: %s", where, error)
 
 
@@ -397,8 +388,6 @@ def _opened_in(steps: Steps, unread: _Unread) -> Iterator[tuple[int, NativeCheck
     listing = steps.look()
 
     def note(step: int, name: str, error: CheckpointError | OSError) -> None:
-        if raised_by_a_handler(error) is not None:
-            raise error
         logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
         if is_unread(error):
             unread[step] = f"{steps.directory}/{name}", error

@@ -19,7 +19,6 @@ from ckpt_core._errors import (
     all_take_for,
     is_visible,
     mark_known_to_all,
-    raised_by_a_handler,
 )
 from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
@@ -432,8 +431,6 @@ class LocalTier:
                     alone, elsewhere, first = self._processes.count == 1, first is not None, None
                     kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
                     if elsewhere and any(all_take_for(error, kind, alone) for kind in kinds):
-                        if alone and raised_by_a_handler(error) is not None:
-                            raise
                         continue  # it may be the other tier's copy that cannot be read
                     verdict = self._agree_after(step, error)
                     if verdict == "raise":
@@ -480,16 +477,12 @@ class LocalTier:
     def _agree_after(self, step: int, error: Exception) -> str:
         """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
         alone = self._processes.count == 1
-        if alone and raised_by_a_handler(error) is not None:
-            raise error
 
         try:
             there = self._folders.backend.exists(self._folders.own.path(step))
             mine = vote(error, there, lambda: "whole" if alone else self._state(step))
         except OSError as other:
             # its folder cannot be listed any more, and the others wait for the vote
-            if alone and raised_by_a_handler(other) is not None:
-                raise
             mine = "unread" if cause_of(other) == "disk" else "raise"
         return self._processes.gather_decide(
             next_tag(),

@@ -12,7 +12,6 @@ from ckpt_core._errors import (
     CheckpointNotFound,
     NewerFormat,
     is_of_target,
-    raised_by_a_handler,
 )
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -58,7 +57,7 @@ def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "wh
     copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this process's
     directory. ``state`` verifies the part; called only if the error may come from it.
     """
-    if raised_by_a_handler(error) is not None or is_of_target(error):
+    if is_of_target(error):
         return "raise"  # it says nothing about the directory
     cause = cause_of(error)
     if cause in ("room", "machine"):
