@@ -230,7 +230,12 @@ def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
 
 
 def _is_of_others(name: str) -> bool:
-    """Whether an added file is one that no reader looks at: beside the items, and not named like a file of ours or Orbax'."""
+    """Whether an added file is one that no reader looks at: a desktop or NFS made it, or it lies beside the items and is not
+    named like a file of ours or Orbax'.
+    """
+    last = name.rpartition("/")[2]
+    if last.startswith(("._", ".nfs")) or last in (".DS_Store", "Thumbs.db", "desktop.ini"):
+        return True
     return "/" not in name and not name.startswith(("_", ".", "ckpt.")) and name not in _READ_AT_TOP
 
 

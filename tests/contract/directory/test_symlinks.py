@@ -107,6 +107,23 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+def test_a_link_that_leads_nowhere_is_no_fresh_start(tmp_path: Path):
+    """A scratch disk that is not mounted: training would begin again at step 0."""
+    (tmp_path / "link").symlink_to(tmp_path / "scratch")
+    for call in (ckpt.Checkpointer, ckpt.load, lambda path: ckpt.save(path, TREE)):
+        with pytest.raises(ckpt.CheckpointNotFound, match=r"link to .*scratch, which is not there"):
+            call(tmp_path / "link" / "run")
+    (tmp_path / "scratch").mkdir()
+    assert ckpt.Checkpointer(tmp_path / "link" / "run").restore_latest(TREE) is None
+
+
+def test_files_of_desktops_and_nfs_are_no_damage(linked: Path):
+    for name in (".DS_Store", "._w", ".nfs0001"):
+        (linked / "0" / "state" / name).touch()
+    report = ckpt.verify(linked / "0")
+    assert report.ok and len(report.others) == 3, report
+
+
 def test_content_counts(linked: Path):
     step = linked / "0"
     assert ckpt.verify(step).ok, ckpt.verify(step).problems

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,3 +255,48 @@ class _Trainer:
         """The newest step that was acknowledged, or -1."""
         lines = self._events.read_text().splitlines() if self._events.exists() else []
         return max((json.loads(line)["step"] for line in lines), default=-1)
+
+
+NO_LOCKS = r"""
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static int refuse(void) { errno = ENOLCK; return -1; }
+int flock(int file, int how) { return refuse(); }
+int fcntl64(int file, int what, void *argument) {
+  if (what == F_SETLK || what == F_SETLKW || what == 37 || what == 38) return refuse();
+  return syscall(SYS_fcntl, file, what, argument);
+}
+int fcntl(int file, int what, ...) {
+  va_list more;
+  va_start(more, what);
+  return fcntl64(file, what, va_arg(more, void *));
+}
+"""
+TRAINS = """
+import json, sys
+import numpy as np, ckpt_core as ckpt
+def state(step): return {"w": np.full(300_000, step, np.float32), "n": step}
+with ckpt.Checkpointer(sys.argv[1], max_to_keep=2) as run:
+    found = run.restore_latest(state=state(0))
+    first = 0 if found is None else found["state"]["n"] + 1
+    for step in range(first, first + 3):
+        run.save(step, state=state(step))
+    run.wait_until_finished()
+    run.save(first + 2, state=state(first + 2), overwrite=True)
+print(json.dumps([first, run.all_steps(), ckpt.verify(f"{sys.argv[1]}/{first + 2}").ok]))
+"""
+
+
+def test_a_file_system_without_locks(tmp_path: Path, run_python: Any) -> None:
+    """Lustre without `flock` and NFS without lockd refuse each lock."""
+    if (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
+        pytest.skip("needs a C compiler")
+    (tmp_path / "locks.c").write_text(NO_LOCKS)
+    library = tmp_path / "locks.so"
+    _command(compiler, "-shared", "-fPIC", "-o", library, tmp_path / "locks.c").check_returncode()
+    for found in ([0, [1, 2], True], [3, [4, 5], True]):
+        assert run_python(TRAINS, str(tmp_path / "run"), LD_PRELOAD=str(library)) == found

@@ -47,32 +47,21 @@ def make_path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return path
 
 
-_INJECTED = """
-def function(*args, **kwargs):
-    if ours(sys._getframe(1).f_code.co_filename):
-        state["left"] -= 1
-        if state["left"] == 0:
-            state["came"] = True
-            raise error
-    return real(*args, **kwargs)
-"""
-"""From no file: what is raised in a file of this project's tests counts as raised by a signal handler."""
-
-
 def _failing_at(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException
 ) -> dict[str, Any]:
     """Makes the call number ``left`` of a function raise; ``came`` says whether it came."""
-    state = {"left": 0, "came": False}
-    names = {
-        "sys": sys,
-        "ours": lambda file: "ckpt_core" in file,
-        "state": state,
-        "error": error,
-        "real": getattr(owner, name),
-    }
-    exec(compile(_INJECTED, "<injected>", "exec"), names)
-    monkeypatch.setattr(owner, name, names["function"])
+    state, real = {"left": 0, "came": False}, getattr(owner, name)
+
+    def function(*arguments: Any, **named: Any) -> Any:
+        if "ckpt_core" in sys._getframe(1).f_code.co_filename:
+            state["left"] -= 1
+            if state["left"] == 0:
+                state["came"] = True
+                raise error
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, function)
     return state
 
 
