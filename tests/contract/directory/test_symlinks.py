@@ -108,7 +108,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_a_link_that_leads_nowhere_is_no_fresh_start(tmp_path: Path):
-    """A scratch disk that is not mounted: training would begin again at step 0."""
     (tmp_path / "link").symlink_to(tmp_path / "scratch")
     for call in (ckpt.Checkpointer, ckpt.load, lambda path: ckpt.save(path, TREE)):
         with pytest.raises(ckpt.CheckpointNotFound, match=r"link to .*scratch, which is not there"):

@@ -261,7 +261,6 @@ NO_LOCKS = r"""
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
-#include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 static int refuse(void) { errno = ENOLCK; return -1; }
