@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 VOLATILE = re.compile(
-    r"[0-9a-f]{16,}|/[^ '\"]*/checkpoints\b|bucket-[0-9a-f]{8}|(?<=TOKEN-)[0-9a-f]{8}"
+    r"[0-9a-f]{16,}|/[^ '\"]*/checkpoints\b|bucket-[0-9a-f]{8}|(?<=TOKEN-)[0-9a-f]{8}|(?<=TOKEN_)[0-9a-f]{1,16}\b|(?<=manifest.ocdbt_)[0-9a-f]{1,16}\b"
     r"|(?<=process )\d+ on .*|(?<=\\\\n)[0-9a-f]{8}-\d+-\d+|[0-9a-f]{8}-\d+-\d+\.[0-9a-f]+"
 )
 """Tokens, names of data files that are drawn, and the place."""

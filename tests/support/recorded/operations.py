@@ -69,8 +69,10 @@ def ordered(ops: list[Op], root: str) -> Iterator[str]:
 
 
 def _in_no_order(name: str, path: str) -> bool:
-    """Whether it is in no order: things are made, and dropped below a folder that nobody reads any more."""
-    return name in ("mkdir", "link") or (name in ("unlink", "rmdir") and ".ckpt-tmp." in path)
+    """Whether it is in no order: things are made, and synced or dropped below a folder that nobody reads."""
+    return name in ("mkdir", "link") or (
+        name in ("unlink", "rmdir", "fsync") and ".ckpt-tmp." in path
+    )
 
 
 def _short(path: str, root: str) -> str:
