@@ -20,8 +20,8 @@ from ckpt_orbax.v1._describe import metrics_of, times_of
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
 from ckpt_orbax.v1.options import MultiprocessingOptions
 from ckpt_orbax.v1.path.step import prefix_and_length, standard_name_format
-from ckpt_orbax.v1.training import save_decision_policies as saving
 from ckpt_orbax.v1.training import preservation_policies as keeping
+from ckpt_orbax.v1.training import save_decision_policies as saving
 
 Step = CheckpointMetadata[None]
 _LOOK_SECS = 0.02
