@@ -155,8 +155,14 @@ class Run:
 
     def _make_way(self, step: int) -> None:
         """Deletes steps that are kept only for resuming and are not older than one to be saved: with Orbax they are gone."""
-        gone = [one for one in self.on_disk() if one >= step and one not in self.begun()]
-        for one in gone:
+        newer = {one for one in self.on_disk() if one >= step}
+        if not newer or newer & set(self.begun()):
+            return
+        if step > 0:
+            self.engine.rollback_to(step - 1)
+            self.look()
+            return
+        for one in newer:
             self.delete(one)
 
     def _begin(self, step: int, ended: SaveEnd) -> None:

@@ -96,26 +96,6 @@ def test_orbaxs_default_skips_while_a_save_runs(tmp_path):
         assert steps_of(checkpointer) == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (None, range(6)),
-        (keeping.LatestN(2), [4, 5]),
-        (keeping.EveryNSteps(3), [0, 3]),
-        (keeping.AnyPreservationPolicy([keeping.LatestN(1), keeping.CustomSteps([1])]), [1, 5]),
-        (keeping.BestN(get_metric_fn=lambda metrics: metrics["loss"], n=2, reverse=True), [0, 2]),
-    ],
-)
-def test_which_steps_stay(tmp_path, policy, expected):
-    losses = [1.0, 5.0, 2.0, 4.0, 3.0, 9.0]
-    with open_run(tmp_path, preservation_policy=policy) as checkpointer:
-        for step, loss in enumerate(losses):
-            checkpointer.save(step, state_of(step), metrics={"loss": loss})
-        assert steps_of(checkpointer) == list(expected)
-        assert checkpointer.latest.step == list(expected)[-1]
-        assert_same(checkpointer.load(checkpointer.newest_step), state_of(5))
-
-
 def test_a_step_exists(tmp_path):
     with open_run(tmp_path) as checkpointer:
         checkpointer.save(0, state_of(0))

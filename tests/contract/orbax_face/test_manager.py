@@ -82,23 +82,6 @@ def test_what_stays(tmp_path, options, kept):
         assert manager.newest_step == 5  # stays on the disk in any case
 
 
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize(("mode", "best", "kept"), [("min", 1, [1, 3]), ("max", 2, [0, 2])])
-def test_the_best_steps_stay(tmp_path, mode, best, kept, restart):
-    options = {"best_fn": lambda metrics: metrics["loss"], "best_mode": mode, "max_to_keep": 2}
-    manager = manager_in(tmp_path, **options)
-    for step, loss in enumerate([7, 1, 9, 2, 5]):
-        if restart:
-            manager.close()
-            manager = manager_in(tmp_path, **options)
-        save_all(manager, [step], metrics={"loss": loss})
-    assert manager.best_step() == best
-    manager.wait_until_finished()
-    assert manager.all_steps() == kept
-    assert manager.metrics(kept[0]) == {"loss": {"min": 1, "max": 7}[mode]}
-    manager.close()
-
-
 def test_deletion(tmp_path):
     with manager_in(tmp_path, todelete_subdir="trash") as manager:
         save_all(manager, range(3))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ckpt_core as ckpt
+import ckpt_orbax
 from ckpt_orbax import v1 as ocp
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 
 keeping = ocp.training.preservation_policies
 saving = ocp.training.save_decision_policies
@@ -89,3 +95,94 @@ def test_orbax_decides_the_same(make, numbers, n, seed):
     policies = theirs.preservation_policies
     expected = make(policies, n).should_preserve(steps, context=policies.PreservationContext())
     assert list(ours) == list(expected)
+
+
+def of_manager(library, directory, keep, losses):
+    """What a program says that is begun anew for each save, and goes on behind the latest step."""
+    said = []
+    for loss in [*losses, None]:
+        options = library.CheckpointManagerOptions(**keep(library.checkpoint_managers))
+        with library.CheckpointManager(directory, options=options) as manager:
+            step = manager.latest_step()
+            loaded = None if step is None else manager.restore(None)["w"].item()
+            said.append((step, manager.best_step(), list(manager.all_steps()), loaded))
+            step = 0 if step is None else step + 1
+            state = library.args.StandardSave({"w": np.full((), step)})
+            manager.save(step, args=state, metrics=None if loss is None else {"loss": loss})
+            said.append(list(manager.all_steps()))
+            assert str(manager._directory) == str(manager.directory)
+    return said
+
+
+def of_checkpointer(library, directory, keep, losses):
+    """As ``of_manager``, of the second API."""
+    second, said = importlib.import_module(f"{library.__name__}.experimental.v1"), []
+    for loss in [*losses, None]:
+        policy = keep(library.checkpoint_managers).get("preservation_policy")
+        with second.training.Checkpointer(directory, preservation_policy=policy) as checkpointer:
+            step = checkpointer.latest.step if checkpointer.latest else -1
+            loaded = checkpointer.load()["w"].item() if checkpointer.latest else None
+            state = {"w": np.full((), step + 1)}
+            metrics = None if loss is None else {"loss": loss}
+            checkpointer.save_async(step + 1, state, metrics=metrics)
+            said.append((step, loaded, [one.step for one in checkpointer.checkpoints]))
+    return said
+
+
+def best(mode, n, **more):
+    return lambda _: {"best_fn": lambda m: m["loss"], "best_mode": mode, "max_to_keep": n, **more}
+
+
+def by(policy):
+    return lambda of: {"preservation_policy": policy(of)}
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ask", "keep", "losses"),
+    [
+        (of_manager, best("min", 1), [3, 1, 2, 4]),
+        (of_manager, best("max", 1), [2, 1, 2, 1, 1]),
+        (of_manager, best("min", 2), [None, 2, None, 3, 1]),
+        (of_manager, best("min", 1, keep_period=2), [1, 2, 3, 4]),
+        (of_manager, best("max", 1, keep_checkpoints_without_metrics=False), [1, None, 3]),
+        (of_manager, best("min", None), [3, NAN, 1, 2]),
+        (of_manager, best("min", 1), [2, NAN, 1, NAN]),
+        (of_manager, lambda _: {"max_to_keep": 0}, [1, 2]),
+        (
+            of_checkpointer,
+            by(lambda of: of.BestN(get_metric_fn=lambda m: m["loss"], n=1)),
+            [3, 1, 4, 2],
+        ),
+        (of_checkpointer, by(lambda of: of.LatestN(2)), [1, 2, 3]),
+        (
+            of_checkpointer,
+            by(lambda of: of.AnyPreservationPolicy([of.EveryNSteps(3), of.CustomSteps([1])])),
+            [1, 2, 3, 4],
+        ),
+    ],
+)
+def test_steps_are_those_that_orbax_keeps(tmp_path, ask, keep, losses):
+    theirs = pytest.importorskip("orbax.checkpoint")
+    expected = ask(theirs, tmp_path / "theirs", keep, losses)
+    assert ask(ckpt_orbax, tmp_path / "ours", keep, losses) == expected
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_newest_step_stays_for_resuming(tmp_path, restart):
+    policy = keeping.BestN(get_metric_fn=lambda m: m["loss"], n=1)
+    checkpointer = ocp.training.Checkpointer(tmp_path, preservation_policy=policy)
+    for step in range(3):
+        checkpointer.save(step, {"w": step}, metrics={"loss": -step})
+    if restart:
+        checkpointer.close()
+        checkpointer = ocp.training.Checkpointer(tmp_path, preservation_policy=policy)
+    assert (checkpointer.latest.step, checkpointer.newest_step) == (0, 2)
+    assert (checkpointer.load(), checkpointer.load(2)) == ({"w": 0}, {"w": 2})
+    with ckpt.Checkpointer(tmp_path, read_only=True) as native:
+        assert native.latest_step() == 2
+    assert checkpointer.save(1, {"w": 5}, metrics={"loss": 5})  # goes on from step 0
+    assert (checkpointer.latest.step, checkpointer.newest_step) == (1, 1)
+    checkpointer.close()
