@@ -1,7 +1,8 @@
-"""Save-decision and preservation policies: what each decides, and that Orbax's decide the same."""
+"""Save-decision and preservation policies: what each decides, and that Orbax keeps the same steps."""
 
 from __future__ import annotations
 
+import datetime
 import importlib
 
 import numpy as np
@@ -35,18 +36,9 @@ def asks(policy, step, previous=(), *, at=1000.0, saving_now=False, preempted=Fa
     return policy.should_save(now, list(previous), context=context)
 
 
-def test_when_to_save():
-    assert [step for step in range(7) if asks(saving.FixedIntervalPolicy(3), step)] == [0, 3, 6]
-    assert [step for step in range(7) if asks(saving.SpecificStepsPolicy({2, 5}), step)] == [2, 5]
-    assert asks(saving.InitialSavePolicy(), 5)
-    assert not asks(saving.InitialSavePolicy(), 5, TEN)
+def test_continuously_and_at_a_preemption():
     assert asks(saving.PreemptionCheckpointingPolicy(), 5, preempted=True)
     assert not asks(saving.PreemptionCheckpointingPolicy(), 5)
-    either = saving.AnySavePolicy([saving.FixedIntervalPolicy(3), saving.SpecificStepsPolicy({2})])
-    assert [step for step in range(7) if asks(either, step)] == [0, 2, 3, 6]
-
-
-def test_continuously():
     always = saving.ContinuousCheckpointingPolicy()
     assert asks(always, 1, TEN)
     assert not asks(always, 1, TEN, saving_now=True)
@@ -97,35 +89,32 @@ def test_orbax_decides_the_same(make, numbers, n, seed):
     assert list(ours) == list(expected)
 
 
-def of_manager(library, directory, keep, losses):
-    """What a program says that is begun anew for each save, and goes on behind the latest step."""
-    said = []
+def manager(library, directory, options, losses):
+    """What is said around each save of a program that is begun anew for it, and goes on behind the latest step."""
+    said, save = [], library.args.StandardSave
+    options = library.CheckpointManagerOptions(**options(library.checkpoint_managers))
     for loss in [*losses, None]:
-        options = library.CheckpointManagerOptions(**keep(library.checkpoint_managers))
-        with library.CheckpointManager(directory, options=options) as manager:
-            step = manager.latest_step()
-            loaded = None if step is None else manager.restore(None)["w"].item()
-            said.append((step, manager.best_step(), list(manager.all_steps()), loaded))
-            step = 0 if step is None else step + 1
-            state = library.args.StandardSave({"w": np.full((), step)})
-            manager.save(step, args=state, metrics=None if loss is None else {"loss": loss})
-            said.append(list(manager.all_steps()))
-            assert str(manager._directory) == str(manager.directory)
+        with library.CheckpointManager(directory, options=options) as run:
+            step = -1 if run.latest_step() is None else run.latest_step()
+            loaded = None if step < 0 else run.restore(None)["w"].item()
+            before = run.best_step(), list(run.all_steps())
+            state = {"w": np.full((), step + 1)}
+            run.save(step + 1, args=save(state), metrics=None if loss is None else {"loss": loss})
+            said.append((step, loaded, before, list(run.all_steps())))
+            assert str(run._directory) == str(run.directory)
     return said
 
 
-def of_checkpointer(library, directory, keep, losses):
-    """As ``of_manager``, of the second API."""
-    second, said = importlib.import_module(f"{library.__name__}.experimental.v1"), []
-    for loss in [*losses, None]:
-        policy = keep(library.checkpoint_managers).get("preservation_policy")
-        with second.training.Checkpointer(directory, preservation_policy=policy) as checkpointer:
-            step = checkpointer.latest.step if checkpointer.latest else -1
-            loaded = checkpointer.load()["w"].item() if checkpointer.latest else None
-            state = {"w": np.full((), step + 1)}
-            metrics = None if loss is None else {"loss": loss}
-            checkpointer.save_async(step + 1, state, metrics=metrics)
-            said.append((step, loaded, [one.step for one in checkpointer.checkpoints]))
+def checkpointer(library, directory, options, losses):
+    """As ``manager``, of the second API."""
+    said, second = [], importlib.import_module(f"{library.__name__}.experimental.v1")
+    options = options(library.checkpoint_managers)
+    for loss in losses:
+        with second.training.Checkpointer(directory, **options) as run:
+            step = run.latest.step if run.latest else -1
+            loaded = run.load()["w"].item() if run.latest else None
+            run.save_async(step + 1, {"w": np.full((), step + 1)}, metrics={"loss": loss})
+            said.append((step, loaded, [one.step for one in run.checkpoints]))
     return said
 
 
@@ -137,37 +126,34 @@ def by(policy):
     return lambda of: {"preservation_policy": policy(of)}
 
 
-NAN = float("nan")
+NAN, HOUR = float("nan"), datetime.timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
-    ("ask", "keep", "losses"),
+    ("run", "options", "losses"),
     [
-        (of_manager, best("min", 1), [3, 1, 2, 4]),
-        (of_manager, best("max", 1), [2, 1, 2, 1, 1]),
-        (of_manager, best("min", 2), [None, 2, None, 3, 1]),
-        (of_manager, best("min", 1, keep_period=2), [1, 2, 3, 4]),
-        (of_manager, best("max", 1, keep_checkpoints_without_metrics=False), [1, None, 3]),
-        (of_manager, best("min", None), [3, NAN, 1, 2]),
-        (of_manager, best("min", 1), [2, NAN, 1, NAN]),
-        (of_manager, lambda _: {"max_to_keep": 0}, [1, 2]),
+        (manager, best("min", 1), [3, 1, 2, 4]),
+        (manager, best("max", 1), [2, 1, 2, 1, 1]),
+        (manager, best("min", 2), [None, 2, None, 3, 1]),
+        (manager, best("min", 1, keep_period=2), [1, 2, 3, 4]),
+        (manager, best("max", 1, keep_checkpoints_without_metrics=False), [1, None, 3]),
+        (manager, best("min", None), [3, NAN, 1, 2]),
+        (manager, best("min", 1), [2, NAN, 1, NAN]),
+        (manager, lambda _: {"max_to_keep": 0}, [1, 2]),
+        (manager, lambda _: {"max_to_keep": 1, "keep_time_interval": HOUR}, [1, 2, 3]),
+        (checkpointer, by(lambda of: of.BestN(get_metric_fn=lambda m: m["loss"], n=1)), [3, 1, 4]),
+        (checkpointer, by(lambda of: of.LatestN(2)), [1, 2, 3]),
         (
-            of_checkpointer,
-            by(lambda of: of.BestN(get_metric_fn=lambda m: m["loss"], n=1)),
-            [3, 1, 4, 2],
-        ),
-        (of_checkpointer, by(lambda of: of.LatestN(2)), [1, 2, 3]),
-        (
-            of_checkpointer,
+            checkpointer,
             by(lambda of: of.AnyPreservationPolicy([of.EveryNSteps(3), of.CustomSteps([1])])),
             [1, 2, 3, 4],
         ),
     ],
 )
-def test_steps_are_those_that_orbax_keeps(tmp_path, ask, keep, losses):
+def test_steps_are_those_that_orbax_keeps(tmp_path, run, options, losses):
     theirs = pytest.importorskip("orbax.checkpoint")
-    expected = ask(theirs, tmp_path / "theirs", keep, losses)
-    assert ask(ckpt_orbax, tmp_path / "ours", keep, losses) == expected
+    expected = run(theirs, tmp_path / "theirs", options, losses)
+    assert run(ckpt_orbax, tmp_path / "ours", options, losses) == expected
 
 
 @pytest.mark.parametrize("restart", [False, True])
