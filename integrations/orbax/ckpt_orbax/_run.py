@@ -35,6 +35,7 @@ class SaveEnd:
     def __init__(self, metrics: Any) -> None:
         self.metrics = metrics
         self.let_go: set[int] = set()  # steps that the policy does not keep beside this one
+        self.error_of_policy: Exception | None = None
         self.began_nsecs = time.time_ns()
         self.over = False
 
@@ -133,7 +134,10 @@ class Run:
         *,
         overwrite: bool = False,
     ) -> SaveEnd | None:
-        """Begins a save, whatever the policy says; its end, or None if ckpt does not save the step."""
+        """Begins a save, whatever the policy says; its end, or None if ckpt does not save the step.
+
+        As with Orbax, an error of the policy that says what stays is raised once the save has begun.
+        """
         numbers, as_json = _as_saved(metrics)
         ended, begun = SaveEnd(metrics), False
         self._make_way(step)
@@ -151,6 +155,8 @@ class Run:
             if not begun:
                 with self._lock:
                     self._begun.pop(step, None)
+        if ended.error_of_policy is not None:
+            raise ended.error_of_policy
         return ended if begun else None
 
     def _make_way(self, step: int) -> None:
@@ -170,7 +176,10 @@ class Run:
         if self._keep is not None:
             this = self._running_step(step, ended)
             others = self._for_policy([one for one in self.begun() if one != step])
-            ended.let_go = let_go(self._keep, [*others, this])
+            try:
+                ended.let_go = let_go(self._keep, [*others, this])
+            except Exception as error:
+                ended.error_of_policy = error
         with self._lock:
             self._let_go.discard(step)
             self._failed.pop(step, None)
