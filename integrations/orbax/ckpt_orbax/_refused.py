@@ -119,6 +119,16 @@ _REFUSALS = (
         "get_barrier_sync_fn BarrierSyncFn",
     ),
     (
+        "a checkpoint is written whole, and trees are those of jax",
+        "ckpt_core.writer(path) to add items one by one, jax.tree, and Any in annotations",
+        "partial tree",
+    ),
+    (
+        "ckpt deletes steps of a run, under locks that protect their readers",
+        "training.Checkpointer(directory).delete(step), or shutil.rmtree(path) for a single checkpoint",
+        "delete delete_async deletion",
+    ),
+    (
         *EMERGENCY,
         "get_present_and_missing_chunks ProcessMetadataCheckpointHandler ChunkId",
     ),
@@ -136,7 +146,7 @@ _REFUSALS = (
     ),
 )
 REFUSED = {name: (why, instead) for why, instead, names in _REFUSALS for name in names.split()}
-"""Names of Orbax's first API: why they are refused, and what to write instead."""
+"""Names of Orbax: why they are refused, and what to write instead."""
 
 
 def missing_name(module: str, name: str) -> AttributeError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import os
 import threading
 import time
@@ -18,8 +20,8 @@ from ckpt_orbax.v1._describe import metrics_of, times_of
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
 from ckpt_orbax.v1.options import MultiprocessingOptions
 from ckpt_orbax.v1.path.step import prefix_and_length, standard_name_format
+from ckpt_orbax.v1.training import preservation_policies as keeping
 from ckpt_orbax.v1.training import save_decision_policies as saving
-from ckpt_orbax.v1.training.preservation_policies import PreservationContext
 
 Step = CheckpointMetadata[None]
 _LOOK_SECS = 0.02
@@ -32,6 +34,8 @@ class SaveEnd:
 
     def __init__(self, metrics: Any) -> None:
         self.metrics = metrics
+        self.let_go: set[int] = set()  # steps that the policy does not keep beside this one
+        self.error_of_policy: Exception | None = None
         self.began_nsecs = time.time_ns()
         self.over = False
 
@@ -46,7 +50,8 @@ class SaveEnd:
 class Run:
     """A Checkpointer with its committed steps as of the last look, and the step that is being saved.
 
-    It lists the directory when it is made, after each save and deletion of its own, and after ``look``.
+    It lists the directory when it is made, after each save and deletion of its own, and after ``look``. Its steps are
+    those that Orbax would have kept; ``newest_step`` may be another one, which is kept only for resuming.
 
     Args:
         save, keep: Orbax's policies; ``keep=None`` keeps all.
@@ -87,13 +92,15 @@ class Run:
         self._known: dict[int, Step] = {}
         self._begun: dict[int, SaveEnd] = {}
         self._failed: dict[int, BaseException] = {}
-        self._stale = True
+        self._keep = keep
+        self._let_go: set[int] = set()
+        self._stale = self._unasked = True
         # The caller's listener first: a save whose listener has not returned goes on.
         listeners = [one for one in (options.on_event, self._notice, then) if one is not None]
         self.engine = ckpt.Checkpointer(
             as_text(directory),
             save_policy=_save_policy(save, self.with_running, multiprocessing),
-            keep_policy=_keep_policy(keep),
+            keep_policy=None if keep is None else self._kept_of,
             step_prefix=prefix,
             step_format_fixed_length=length,
             options=dataclasses.replace(options, on_event=ckpt.events.each(*listeners)),
@@ -101,7 +108,7 @@ class Run:
         )
         if mode is not None and "://" not in self.engine.directory:
             os.makedirs(self.engine.directory, mode, exist_ok=True)  # callers look for it at once
-        self.numbers()
+        self.on_disk()
         if metadata is not None and not self._has_metadata_file():
             self.engine.write_run_metadata(metadata)
 
@@ -127,9 +134,13 @@ class Run:
         *,
         overwrite: bool = False,
     ) -> SaveEnd | None:
-        """Begins a save, whatever the policy says; its end, or None if ckpt does not save the step."""
+        """Begins a save, whatever the policy says; its end, or None if ckpt does not save the step.
+
+        As with Orbax, an error of the policy that says what stays is raised once the save has begun.
+        """
         numbers, as_json = _as_saved(metrics)
         ended, begun = SaveEnd(metrics), False
+        self._make_way(step)
         try:
             self._begin(step, ended)
             begun = self.engine.save(
@@ -144,11 +155,33 @@ class Run:
             if not begun:
                 with self._lock:
                     self._begun.pop(step, None)
+        if ended.error_of_policy is not None:
+            raise ended.error_of_policy
         return ended if begun else None
 
+    def _make_way(self, step: int) -> None:
+        """Deletes steps that are kept only for resuming and are not older than one to be saved: with Orbax they are gone."""
+        newer = {one for one in self.on_disk() if one >= step}
+        if not newer or newer & set(self.begun()):
+            return
+        if step > 0:
+            self.engine.rollback_to(step - 1)
+            self.look()
+            return
+        for one in newer:
+            self.delete(one)
+
     def _begin(self, step: int, ended: SaveEnd) -> None:
-        """Notes that a save begins."""
+        """Notes that a save begins, and what the policy keeps beside it."""
+        if self._keep is not None:
+            this = self._running_step(step, ended)
+            others = self._for_policy([one for one in self.begun() if one != step])
+            try:
+                ended.let_go = let_go(self._keep, [*others, this])
+            except Exception as error:
+                ended.error_of_policy = error
         with self._lock:
+            self._let_go.discard(step)
             self._failed.pop(step, None)
             self._begun = {one: end for one, end in self._begun.items() if not end.over}
             self._begun[step] = ended
@@ -163,6 +196,8 @@ class Run:
             if event.error is not None:
                 self._failed[event.step] = event.error
             ended = None if event.kind == "deleted" else self._begun.get(event.step)
+            if ended is not None and event.kind == "committed":
+                self._let_go |= ended.let_go
         if ended is not None:
             ended.over = True
 
@@ -191,7 +226,7 @@ class Run:
     def look(self, *, light: bool = True) -> None:
         """Lists the directory again at the next question; from then on with all of each step if not ``light``."""
         with self._lock:
-            self._stale = True
+            self._stale = self._unasked = True
             if not light and self._light:
                 self._light, self._known = False, {}
 
@@ -200,8 +235,8 @@ class Run:
         with self._lock:
             return {step: ended for step, ended in self._begun.items() if not ended.over}
 
-    def numbers(self) -> list[int]:
-        """The committed steps, ascending."""
+    def on_disk(self) -> list[int]:
+        """The committed steps, ascending, also one that is kept only for resuming."""
         with self._lock:
             if not self._stale:
                 return list(self._numbers)
@@ -213,19 +248,64 @@ class Run:
             self._known = {step: one for step, one in self._known.items() if step in numbers}
         return list(numbers)
 
+    def numbers(self) -> list[int]:
+        """The committed steps that Orbax would have, ascending."""
+        running = self.running()
+        return [step for step in self.begun() if step not in running]
+
     def begun(self) -> list[int]:
-        """The steps that are committed or being saved, ascending."""
+        """The steps that Orbax would have, committed or being saved, ascending."""
         running = (
             self.running()
         )  # first: a save that ends meanwhile is then in both, else in neither
-        return sorted({*self.numbers(), *running})
+        there = self.on_disk()
+        if self._unasked:
+            self._unasked = False
+            self._ask(there)
+        gone = self._let_go.union(*(ended.let_go for ended in running.values()))
+        return sorted({*there, *running} - gone)
 
     def newest(self) -> int | None:
-        """The newest step that is committed or being saved."""
+        """The newest step that Orbax would have, committed or being saved."""
         return max(self.begun(), default=None)
+
+    def newest_step(self) -> int | None:
+        """The newest step of all, committed or being saved."""
+        running = self.running()  # first, as in `begun`
+        return max({*self.on_disk(), *running}, default=None)
+
+    def _ask(self, there: Sequence[int]) -> None:
+        """After a look at the directory, finds the step that is there only for resuming."""
+        # Orbax asks its policy at a save alone, which raises what the policy raises.
+        with contextlib.suppress(Exception):
+            if self._keep is not None:
+                steps = self._for_policy([step for step in there if step not in self._let_go])
+                self._let_go |= only_to_resume(self._keep, steps)
+
+    def _for_policy(self, numbers: Sequence[int]) -> list[Step]:
+        """Steps as policies see them; what cannot be read stays, and no policy learns of it."""
+        if _by_number(self._keep):
+            return [CheckpointMetadata(step, None) for step in numbers]
+        steps, running = [], self.running()
+        for step in numbers:
+            with contextlib.suppress(ckpt.CheckpointError, OSError):
+                if step in running:
+                    steps.append(self._running_step(step, running[step]))
+                else:
+                    steps.append(self._described(step) if self._light else self.describe(step))
+        return steps
+
+    def _kept_of(self, facts: Sequence[Any]) -> list[int]:
+        """Policy of the engine: all but those that Orbax's policy did not keep at the saves that are committed."""
+        there = {one.step for one in facts}
+        with self._lock:
+            saves = [ended.let_go for step, ended in self._begun.items() if step in there]
+            return sorted(there - self._let_go.union(*saves))
 
     def describe(self, step: int) -> Step:
         """What is known of a committed step."""
+        if self._light:
+            return CheckpointMetadata(step, self.path(step))
         known = self._known.get(step)
         if known is None:
             known = self._known[step] = self._described(step)
@@ -234,29 +314,25 @@ class Run:
     def with_running(self) -> list[Step]:
         """The steps that are committed or being saved, oldest first."""
         running = self.running()  # first, as in `begun`
-        steps = {
-            step: CheckpointMetadata[None](
-                step,
-                self.path(step),
-                init_timestamp_nsecs=save.began_nsecs,
-                metrics=save.metrics,
-            )
-            for step, save in running.items()
-        }
-        for step in self.numbers():
-            try:
-                steps[step] = self.describe(step)
-            except ckpt.CheckpointNotFound:
-                continue  # deleted since the last look
-        return [steps[step] for step in sorted(steps)]
+        steps: list[Step] = []
+        for step in self.begun():
+            if step in running:
+                steps.append(self._running_step(step, running[step]))
+                continue
+            with contextlib.suppress(ckpt.CheckpointNotFound):  # deleted since the last look
+                steps.append(self.describe(step))
+        return steps
+
+    def _running_step(self, step: int, save: SaveEnd) -> Step:
+        return CheckpointMetadata(
+            step, self.path(step), init_timestamp_nsecs=save.began_nsecs, metrics=save.metrics
+        )
 
     def path(self, step: int, directory: str | None = None) -> Any:
         """Where a step is, or will be; in another directory, where it would be."""
         return as_path(directory or self.engine.directory) / self._names.build_name(step)
 
     def _described(self, step: int) -> Step:
-        if self._light:
-            return CheckpointMetadata(step, self.path(step))
         info = self.engine.inspect(step)
         return CheckpointMetadata(
             step, as_path(info.path), **times_of(info), metrics=metrics_of(info)
@@ -302,39 +378,28 @@ def _asks_for_preemption(policy: Any) -> bool:
     )
 
 
-def _keep_policy(policy: Any) -> Any:
-    """Orbax's policy as ckpt asks it; None keeps all."""
-    if policy is None:
-        return None
-
-    def choose(facts: Sequence[Any]) -> list[int]:
-        steps = [
-            CheckpointMetadata[None](
-                one.step,
-                None,
-                commit_timestamp_nsecs=int(one.created_unix_secs * 1e9),
-                metrics=_nested(one.metrics) or None,
-            )
-            for one in facts
-        ]
-        kept = policy.should_preserve(steps, context=PreservationContext())
-        return [one.step for one, stays in zip(facts, kept, strict=True) if stays]
-
-    choose.__name__ = type(policy).__name__
-    return choose
+def let_go(policy: Any, steps: Sequence[Step], now: datetime.datetime | None = None) -> set[int]:
+    """The steps, oldest first, that Orbax deletes when it asks a policy, after a save."""
+    kept = policy.should_preserve(steps, context=keeping.PreservationContext(now=now))
+    return {one.step for one, stays in zip(steps, kept, strict=True) if not stays}
 
 
-def _nested(numbers: Mapping[str, float]) -> dict[str, Any]:
-    """The numbers by name; those with "/" in it also nested, as they may have been saved."""
-    found: dict[str, Any] = {}
-    for name, number in numbers.items():
-        *parents, last = name.split("/")
-        inside = found
-        for parent in parents:
-            below = inside.setdefault(parent, {})
-            inside = below if isinstance(below, dict) else {}
-        inside[last] = number
-    return {**found, **numbers}
+def only_to_resume(policy: Any, steps: Sequence[Step]) -> set[int]:
+    """The newest of the steps on a disk, if it alone was not kept at its save; else nothing, as the steps are of
+    another policy, and Orbax shows what it finds.
+    """
+    if not steps:
+        return set()
+    newest = steps[-1]
+    gone = let_go(policy, steps, newest.time)
+    return gone if gone == {newest.step} else set()
+
+
+def _by_number(policy: Any) -> bool:
+    """Whether a policy asks for the numbers of steps alone, so that no step need be read."""
+    if isinstance(policy, keeping.AnyPreservationPolicy):
+        return all(map(_by_number, policy.policies))
+    return isinstance(policy, keeping.BY_NUMBER)
 
 
 def _as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,8 +1,6 @@
-"""``CheckpointManager``: when it saves, what it keeps, and what it says of its steps."""
+"""``CheckpointManager``: when it saves, and what it says of its steps."""
 
 from __future__ import annotations
-
-import datetime
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,17 +20,6 @@ def save_all(manager, steps, **named):
     return [manager.save(step, args=Standard({"w": np.full(2, step)}), **named) for step in steps]
 
 
-def test_a_run_resumes_with_its_newest_step(tmp_path):
-    with manager_in(tmp_path, max_to_keep=2) as manager:
-        assert manager.latest_step() is None
-        assert save_all(manager, range(3)) == [True] * 3
-    with manager_in(tmp_path, max_to_keep=2) as manager:
-        assert manager.all_steps() == [1, 2]
-        assert manager.restore(None)["w"].tolist() == [2, 2]
-        assert manager.restore(1, args=ocp.args.StandardRestore())["w"].tolist() == [1, 1]
-        assert manager.directory.name == tmp_path.name
-
-
 def test_an_existing_step(tmp_path):
     with manager_in(tmp_path) as manager:
         save_all(manager, [5])
@@ -50,10 +37,7 @@ def test_an_existing_step(tmp_path):
         ({"save_interval_steps": 100, "save_on_steps": [3, 5]}, [1, 3, 5]),
         ({"should_save_fn": lambda step, newest: step in (2, 9)}, [2, 9]),
         ({"should_save_fn": lambda step, newest: newest is None or step > newest + 3}, [1, 5, 9]),
-        (
-            {"save_decision_policy": ocp.checkpoint_managers.FixedIntervalPolicy(3)},
-            [3, 6, 9],
-        ),
+        ({"save_decision_policy": ocp.checkpoint_managers.FixedIntervalPolicy(3)}, [3, 6, 9]),
         ({"read_only": True}, []),
     ],
 )
@@ -61,41 +45,6 @@ def test_when_it_saves(tmp_path, options, saved):
     with manager_in(tmp_path, **options) as manager:
         assert [step for step in range(1, 10) if save_all(manager, [step])[0]] == saved
         assert manager.all_steps() == saved
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ({}, list(range(6))),
-        ({"max_to_keep": 2}, [4, 5]),
-        ({"max_to_keep": 1, "keep_period": 3}, [0, 3, 5]),
-        ({"max_to_keep": 1, "keep_time_interval": datetime.timedelta(hours=1)}, [0, 5]),
-        ({"preservation_policy": ocp.checkpoint_managers.CustomSteps([1, 2])}, [1, 2, 5]),
-        ({"max_to_keep": 0}, [5]),  # Orbax deletes the newest, too
-    ],
-)
-def test_what_stays(tmp_path, options, kept):
-    with manager_in(tmp_path, **options) as manager:
-        save_all(manager, range(6))
-        manager.wait_until_finished()
-        assert manager.all_steps() == kept
-
-
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize(("mode", "best", "kept"), [("min", 1, [1, 3, 4]), ("max", 2, [0, 2, 4])])
-def test_the_best_steps_stay(tmp_path, mode, best, kept, restart):
-    options = {"best_fn": lambda metrics: metrics["loss"], "best_mode": mode, "max_to_keep": 2}
-    manager = manager_in(tmp_path, **options)
-    for step, loss in enumerate([7, 1, 9, 2, 5]):
-        if restart:
-            manager.close()
-            manager = manager_in(tmp_path, **options)
-        save_all(manager, [step], metrics={"loss": loss})
-    assert manager.best_step() == best
-    manager.wait_until_finished()
-    assert manager.all_steps() == kept
-    assert manager.metrics(kept[0]) == {"loss": {"min": 1, "max": 7}[mode]}
-    manager.close()
 
 
 def test_deletion(tmp_path):

@@ -1,12 +1,19 @@
-"""Save-decision and preservation policies: what each decides, and that Orbax's decide the same."""
+"""Save-decision and preservation policies: what each decides, and that Orbax keeps the same steps."""
 
 from __future__ import annotations
 
+import datetime
+import importlib
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ckpt_core as ckpt
+import ckpt_orbax
 from ckpt_orbax import v1 as ocp
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 
 keeping = ocp.training.preservation_policies
 saving = ocp.training.save_decision_policies
@@ -29,18 +36,9 @@ def asks(policy, step, previous=(), *, at=1000.0, saving_now=False, preempted=Fa
     return policy.should_save(now, list(previous), context=context)
 
 
-def test_when_to_save():
-    assert [step for step in range(7) if asks(saving.FixedIntervalPolicy(3), step)] == [0, 3, 6]
-    assert [step for step in range(7) if asks(saving.SpecificStepsPolicy({2, 5}), step)] == [2, 5]
-    assert asks(saving.InitialSavePolicy(), 5)
-    assert not asks(saving.InitialSavePolicy(), 5, TEN)
+def test_continuously_and_at_a_preemption():
     assert asks(saving.PreemptionCheckpointingPolicy(), 5, preempted=True)
     assert not asks(saving.PreemptionCheckpointingPolicy(), 5)
-    either = saving.AnySavePolicy([saving.FixedIntervalPolicy(3), saving.SpecificStepsPolicy({2})])
-    assert [step for step in range(7) if asks(either, step)] == [0, 2, 3, 6]
-
-
-def test_continuously():
     always = saving.ContinuousCheckpointingPolicy()
     assert asks(always, 1, TEN)
     assert not asks(always, 1, TEN, saving_now=True)
@@ -89,3 +87,88 @@ def test_orbax_decides_the_same(make, numbers, n, seed):
     policies = theirs.preservation_policies
     expected = make(policies, n).should_preserve(steps, context=policies.PreservationContext())
     assert list(ours) == list(expected)
+
+
+def manager(library, directory, options, losses):
+    """What is said around each save of a program that is begun anew for it, and goes on behind the latest step."""
+    said, save = [], library.args.StandardSave
+    options = library.CheckpointManagerOptions(**options(library.checkpoint_managers))
+    for loss in [*losses, None]:
+        with library.CheckpointManager(directory, options=options) as run:
+            step = -1 if run.latest_step() is None else run.latest_step()
+            loaded = None if step < 0 else run.restore(None)["w"].item()
+            before = run.best_step(), list(run.all_steps())
+            state = {"w": np.full((), step + 1)}
+            run.save(step + 1, args=save(state), metrics=None if loss is None else {"loss": loss})
+            said.append((step, loaded, before, list(run.all_steps())))
+            assert str(run._directory) == str(run.directory)
+    return said
+
+
+def checkpointer(library, directory, options, losses):
+    """As ``manager``, of the second API."""
+    said, second = [], importlib.import_module(f"{library.__name__}.experimental.v1")
+    options = options(library.checkpoint_managers)
+    for loss in losses:
+        with second.training.Checkpointer(directory, **options) as run:
+            step = run.latest.step if run.latest else -1
+            loaded = run.load()["w"].item() if run.latest else None
+            run.save_async(step + 1, {"w": np.full((), step + 1)}, metrics={"loss": loss})
+            said.append((step, loaded, [one.step for one in run.checkpoints]))
+    return said
+
+
+def best(mode, n, **more):
+    return lambda _: {"best_fn": lambda m: m["loss"], "best_mode": mode, "max_to_keep": n, **more}
+
+
+def by(policy):
+    return lambda of: {"preservation_policy": policy(of)}
+
+
+NAN, HOUR = float("nan"), datetime.timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "losses"),
+    [
+        (manager, best("min", 1), [3, 1, 2, 4]),
+        (manager, best("max", 1), [2, 1, 2, 1, 1]),
+        (manager, best("min", 2), [None, 2, None, 3, 1]),
+        (manager, best("min", 1, keep_period=2), [1, 2, 3, 4]),
+        (manager, best("max", 1, keep_checkpoints_without_metrics=False), [1, None, 3]),
+        (manager, best("min", None), [3, NAN, 1, 2]),
+        (manager, best("min", 1), [2, NAN, 1, NAN]),
+        (manager, lambda _: {"max_to_keep": 0}, [1, 2]),
+        (manager, lambda _: {"max_to_keep": 1, "keep_time_interval": HOUR}, [1, 2, 3]),
+        (checkpointer, by(lambda of: of.BestN(get_metric_fn=lambda m: m["loss"], n=1)), [3, 1, 4]),
+        (checkpointer, by(lambda of: of.LatestN(2)), [1, 2, 3]),
+        (
+            checkpointer,
+            by(lambda of: of.AnyPreservationPolicy([of.EveryNSteps(3), of.CustomSteps([1])])),
+            [1, 2, 3, 4],
+        ),
+    ],
+)
+def test_steps_are_those_that_orbax_keeps(tmp_path, run, options, losses):
+    theirs = pytest.importorskip("orbax.checkpoint")
+    expected = run(theirs, tmp_path / "theirs", options, losses)
+    assert run(ckpt_orbax, tmp_path / "ours", options, losses) == expected
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_newest_step_stays_for_resuming(tmp_path, restart):
+    policy = keeping.BestN(get_metric_fn=lambda m: m["loss"], n=1)
+    checkpointer = ocp.training.Checkpointer(tmp_path, preservation_policy=policy)
+    for step in range(3):
+        checkpointer.save(step, {"w": step}, metrics={"loss": -step})
+    if restart:
+        checkpointer.close()
+        checkpointer = ocp.training.Checkpointer(tmp_path, preservation_policy=policy)
+    assert (checkpointer.latest.step, checkpointer.newest_step) == (0, 2)
+    assert (checkpointer.load(), checkpointer.load(2)) == ({"w": 0}, {"w": 2})
+    with ckpt.Checkpointer(tmp_path, read_only=True) as native:
+        assert native.latest_step() == 2
+    assert checkpointer.save(1, {"w": 5}, metrics={"loss": 5})  # goes on from step 0
+    assert (checkpointer.latest.step, checkpointer.newest_step) == (1, 1)
+    checkpointer.close()

@@ -45,11 +45,10 @@ report(saved=saved, steps=steps, loaded=loaded, of_run=of_run, same=same)
 
 def test_two_processes(tmp_path):
     processes = reports(launch(RUN, tmp_path, devices=4))
-    assert processes[0]["steps"] == [2, 3]  # the others may look before the first one has deleted
     shards = {}
     for one in processes:
         assert one["saved"] == [True] * 4
-        assert one["steps"][-2:] == [2, 3]
+        assert one["steps"] == [2, 3]
         assert one["of_run"] == {"n": 2}
         assert one["same"]
         found, step = one["loaded"]
@@ -80,7 +79,7 @@ with ocp.CheckpointManager(directory + "/run", options=options, metadata={"n": c
         manager.save(
             step,
             args=args.Composite(state=args.PyTreeSave(state_of(step))),
-            metrics={"loss": float(step)},
+            metrics={"loss": float(step != 3)},  # the newest is none of the best two
         )
         for step in range(4)
     ]
@@ -104,11 +103,11 @@ def test_two_processes_with_the_first_api(tmp_path):
     loaded = {}
     for one in found:
         assert one["saved"] == [True] * 4
-        assert (one["latest"], one["best"], one["step"]) == (3, 3, 3)
+        assert (one["latest"], one["best"], one["step"]) == (2, 2, 2)
         assert one["of_run"] == {"n": 2}
         loaded |= one["loaded"]
     values = [value for start in sorted(loaded, key=int) for value in loaded[start]]
-    assert values == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+    assert values == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
     assert ckpt.verify(tmp_path / "run" / "3").ok
 
 

@@ -151,8 +151,7 @@ PROGRAM = """
 
     directory = tempfile.mkdtemp()
     keep = ocp.training.preservation_policies.LatestN(2)
-    context = ocp.Context()
-    with context, ocp.training.Checkpointer(directory, preservation_policy=keep) as checkpointer:
+    with ocp.training.Checkpointer(directory, preservation_policy=keep) as checkpointer:
         for step in range(4):
             checkpointer.save(step, {"w": jnp.full(2, step)}, metrics={"loss": step})
         loaded = checkpointer.load(abstract_state={"w": jnp.zeros(2, jnp.int32)})

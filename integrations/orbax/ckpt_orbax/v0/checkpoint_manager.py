@@ -154,8 +154,10 @@ class CheckpointManager:
         """The directory of the steps."""
         return as_path(self._run.engine.directory)
 
+    _directory = directory
+
     def all_steps(self, read: bool = False) -> list[int]:
-        """The steps that are saved or being saved, ascending, as of the last save here.
+        """The steps that the options keep, saved or being saved, ascending, as of the last save here.
 
         Args:
             read: list the directory again.
@@ -168,6 +170,11 @@ class CheckpointManager:
         """The newest step that is saved or being saved, or None; see ``all_steps``."""
         return self._run.newest()
 
+    @property
+    def newest_step(self) -> int | None:
+        """As ``latest_step``, also a step that the options do not keep: it stays until the next save, for resuming."""
+        return self._run.newest_step()
+
     def best_step(self) -> int | None:
         """The step with the best metrics by ``best_fn``; without that, the newest; None if there is none."""
         best_fn = self._options.best_fn
@@ -176,8 +183,8 @@ class CheckpointManager:
         measured = [one for one in self._run.with_running() if one.metrics is not None]
         if not measured:
             return None
-        best = min if self._options.best_mode == "min" else max
-        return best(reversed(measured), key=lambda one: best_fn(one.metrics)).step
+        least = self._options.best_mode == "min"
+        return sorted(measured, key=lambda one: best_fn(one.metrics), reverse=least)[-1].step
 
     def reload(self) -> None:
         """Lists the directory again, where others may have saved or deleted."""
@@ -230,7 +237,7 @@ class CheckpointManager:
 
     def _inspect(self, step: int, directory: Any = None) -> ckpt.CheckpointInfo:
         self._run.engine.wait_until_finished()
-        if directory is None and step in self._run.numbers():
+        if directory is None and step in self._run.on_disk():
             return self._run.engine.inspect(step)
         path = self._run.path(step, None if directory is None else as_text(directory))
         try:

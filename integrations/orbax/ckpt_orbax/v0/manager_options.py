@@ -32,7 +32,7 @@ class CheckpointManagerOptions:
 
     Attributes:
         save_interval_steps: saves steps that are multiples of it, besides the first one of a run.
-        max_to_keep: how many of the newest steps stay; with ``best_fn``, of the best, and the newest.
+        max_to_keep: how many of the newest steps stay; with ``best_fn``, of the best.
         keep_time_interval: also one step in each such interval stays.
         keep_period: also steps that are multiples of it stay.
         best_fn: a number from the metrics of a step, by which the best steps stay.

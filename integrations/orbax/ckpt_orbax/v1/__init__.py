@@ -1,5 +1,6 @@
 """Orbax's second API on ckpt's engine: ``from ckpt_orbax import v1 as ocp``."""
 
+from ckpt_orbax._refused import refusing
 from ckpt_orbax._response import AsyncResponse
 from ckpt_orbax.v1 import (
     arrays,
@@ -7,14 +8,11 @@ from ckpt_orbax.v1 import (
     handlers,
     multihost,
     options,
-    partial,
     path,
     training,
-    tree,
 )
 from ckpt_orbax.v1._context import Context
 from ckpt_orbax.v1._describe import is_orbax_checkpoint
-from ckpt_orbax.v1.deletion import delete, delete_async
 from ckpt_orbax.v1.describing import (
     CheckpointMetadata,
     PyTreeMetadata,
@@ -58,8 +56,6 @@ __all__ = [
     "StatefulCheckpointable",
     "arrays",
     "checkpointables_metadata",
-    "delete",
-    "delete_async",
     "errors",
     "handlers",
     "is_orbax_checkpoint",
@@ -72,7 +68,6 @@ __all__ = [
     "metadata",
     "multihost",
     "options",
-    "partial",
     "path",
     "pytree_metadata",
     "save",
@@ -82,5 +77,6 @@ __all__ = [
     "save_pytree",
     "save_pytree_async",
     "training",
-    "tree",
 ]
+
+__getattr__ = refusing(__name__)

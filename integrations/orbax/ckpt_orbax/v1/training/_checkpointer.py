@@ -29,7 +29,7 @@ class Checkpointer(EarlierNames):
         context: options of all calls, unless they are made inside of another ``with context:``.
         save_decision_policy: by default the first step, then whenever no save is running, and at a
             preemption.
-        preservation_policy: by default all steps stay. The newest always stays.
+        preservation_policy: by default all steps stay.
         step_name_format: see ``ocp.path.step``.
         custom_metadata: a dict of JSON about the whole run, written when its directory has none yet.
         cleanup_tmp_directories: of no effect: what dead writers left is always removed.
@@ -97,6 +97,11 @@ class Checkpointer(EarlierNames):
         """The newest step, or None; it may be one that is being saved, for which a load waits."""
         return max(self.checkpoints, key=lambda one: one.step, default=None)
 
+    @property
+    def newest_step(self) -> int | None:
+        """Number of the newest step, also of one that the policy does not keep: it stays until the next save, for resuming."""
+        return self._run.newest_step()
+
     def reload(self) -> None:
         """Lists the directory again, where others may have saved or deleted."""
         self._run.look()
@@ -129,7 +134,7 @@ class Checkpointer(EarlierNames):
         wanted = getattr(step, "step", step)
         if wanted is None and numbers:
             wanted = numbers[-1]
-        if wanted not in numbers:
+        if wanted not in numbers and wanted not in self._run.on_disk():
             held = ", ".join(map(str, numbers)) or "none"
             what = "no step" if wanted is None else f"no step {wanted}"
             raise errors.StepNotFoundError(f"{self.directory}: {what}; there are: {held}")

@@ -1,4 +1,4 @@
-"""Which steps to keep: Orbax's policies, asked after each save. The newest step always stays.
+"""Which steps to keep: Orbax's policies, asked at each save. The newest step stays on the disk, for resuming.
 
 A policy of your own is a class with ``should_preserve(checkpoints, *, context)``, which returns one
 bool for each checkpoint, oldest first.
@@ -18,7 +18,13 @@ Step = CheckpointMetadata[None]
 
 @dataclass(kw_only=True)
 class PreservationContext:
-    """What a policy knows besides the steps: nothing yet."""
+    """What a policy knows besides the steps.
+
+    Attributes:
+        now: the moment for which it is asked; None for the current one.
+    """
+
+    now: datetime.datetime | None = None
 
 
 @runtime_checkable
@@ -161,7 +167,7 @@ class LatestDuration(PreservationPolicy):
     def should_preserve(
         self, checkpoints: Sequence[Step], *, context: PreservationContext
     ) -> Sequence[bool]:
-        oldest = datetime.datetime.now(tz=datetime.UTC) - self.duration
+        oldest = (context.now or datetime.datetime.now(tz=datetime.UTC)) - self.duration
         recent = [position for position, one in enumerate(checkpoints) if one.time >= oldest]
         first = recent[0] if recent else len(checkpoints)
         return [position >= first for position in range(len(checkpoints))]
@@ -182,6 +188,10 @@ class AnyPreservationPolicy(PreservationPolicy):
             if kept
             else [False] * len(checkpoints)
         )
+
+
+BY_NUMBER = (PreserveAll, LatestN, EveryNSteps, EveryNStepsClosest, CustomSteps)
+"""Policies that ask for the numbers of steps alone."""
 
 
 def _interval(steps: int) -> int:
