@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -228,14 +229,16 @@ def _check_types(options: Options) -> None:
             continue
         if declared.startswith("bool"):
             check_flags("Options.", **{name: value})
-        if declared.startswith(("int", "float")) and isinstance(value, str):
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if declared.startswith(("int", "float")) and not is_number:
             unit = name.rpartition("_")[2]
-            raise TypeError(f"Options.{name} is a number of {unit}, got the text {value!r}")
+            raise TypeError(f"Options.{name} is a number of {unit}, got {value!r}")
         if name == "on_event" and not callable(value):
             raise TypeError(f"Options.{name} is a function that takes an event, got {value!r}")
-        if name in ("stop_signals", "storage_options") and isinstance(value, str):
-            kind = "tuple of names" if name == "stop_signals" else "dict"
-            raise TypeError(f"Options.{name} is a {kind}, got the text {value!r}")
+        if name == "stop_signals" and not isinstance(value, (tuple, list, set, frozenset)):
+            raise TypeError(f"Options.{name} is a tuple of names, got {value!r}")
+        if name == "storage_options" and not isinstance(value, Mapping):
+            raise TypeError(f"Options.{name} is a dict, got {value!r}")
         if name == "trash_directory" and not isinstance(value, str):
             raise TypeError(f"Options.{name} is the name of a directory, got {value!r}")
 

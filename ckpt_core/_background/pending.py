@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import copy
-import functools
 import os
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
@@ -22,7 +20,8 @@ _HEAD_START_SECS = 0.1
 
 
 class Pending:
-    """Work in a thread of its own, which is not a daemon: interpreter exit waits for it. With ``low`` the thread has
+    """Work in a thread of its own. Interpreter exit waits for it in ``_finish``, and not in ``threading``, where a first Ctrl-C
+    would be lost. With ``low`` the thread has
     the lowest priority. The first caller that asks gets the error of the work, and this
     object lets go of it; ``result`` keeps a copy for its next caller.
     """
@@ -39,20 +38,19 @@ class Pending:
         self._ident: int | None = None
         self._low = low
         self._caller_left, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=False)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts the thread; at interpreter exit, when no thread can start, runs the work here. If it raises
-        (``RuntimeError`` without more threads, or the exception of a signal handler), the work may still have
-        started. The caller must then ask ``abandon``, or interpreter exit waits for a thread that never was.
+        """Starts the thread; at interpreter exit, when no thread can start, runs the work here. After an error the caller
+        must ask ``abandon``, since the work may have started.
         """
         _remember(self)
         if _last_call_over():
             self._run_here()
             _report_failures()
             return
+        self._launched = True
         try:
-            self._launched = True
             self._thread.start()
         except RuntimeError:
             if not _main_has_ended():
@@ -165,18 +163,6 @@ class Pending:
             raise error
         finally:
             del error
-
-    def __init_subclass__(cls) -> None:
-        # Python's TypeErrors show the qualified name: give each subclass methods with its own name.
-        for name in ("result", "done", "wait"):
-            method: Any = getattr(cls, name)
-            own: Any = types.FunctionType(
-                method.__code__, method.__globals__, name, method.__defaults__, method.__closure__
-            )
-            functools.update_wrapper(own, method)
-            del own.__wrapped__
-            own.__qualname__ = f"{cls.__qualname__}.{name}"
-            setattr(cls, name, own)
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # already imported by code that awaits

@@ -70,7 +70,7 @@ def test_a_step_by_keyword(tmp_path: Path):
     [
         *(("grace_secs", "30"), ("chunk_bytes", "1MB"), ("timeout_secs", "2"), ("durable", "no")),
         *(("on_event", "x"), ("stop_signals", "SIGTERM"), ("trash_directory", 3)),
-        *(("storage_options", "x"), ("local_max_to_keep", "2")),
+        *(("storage_options", 3), ("local_max_to_keep", "2"), ("max_host_bytes", None)),
     ],
 )
 def test_settings_of_another_type(name: str, value: Any):

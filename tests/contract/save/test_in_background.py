@@ -131,7 +131,7 @@ def test_a_failure_is_raised_once_by_the_first_that_asks(path, gate, first):
     gate.error = Refusal(28, "the disk is full")
     assert checkpointer.save(0, {"n": 0}) is True
     assert gate.entered.wait(LONG_SECS)
-    begun = [one for one in threading.enumerate() if one not in before and not one.daemon]
+    begun = [one for one in threading.enumerate() if one not in before and one.name == "ckpt-save"]
     gate.go.set()
     assert begun, "save() asks only once it has ended"
     for thread in begun:
