@@ -20,10 +20,9 @@ _HEAD_START_SECS = 0.1
 
 
 class Pending:
-    """Work in a thread of its own. Interpreter exit waits for it in ``_finish``, and not in ``threading``, where a first Ctrl-C
-    would be lost. With ``low`` the thread has
-    the lowest priority. The first caller that asks gets the error of the work, and this
-    object lets go of it; ``result`` keeps a copy for its next caller.
+    """Work in a daemon thread, for which interpreter exit waits in ``_finish``: ``threading`` would lose a first Ctrl-C.
+    ``low``: at lowest priority. The first caller that asks gets the error of the work, and this object lets go
+    of it; ``result`` keeps a copy for its next caller.
     """
 
     def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:

@@ -23,8 +23,7 @@ def start_daemon(work: Callable[[], object], name: str) -> threading.Thread:
 
 class Workers:
     """A thread pool for the duration of a ``with`` block, which waits for the threads at its end. Where no thread can start,
-    as at interpreter exit, ``submit`` makes each call itself: a save that is pending at exit, or that an ``atexit`` handler
-    begins, needs this pool too.
+    as for a save that an ``atexit`` handler begins, ``submit`` makes each call itself.
     """
 
     def __init__(self, count: int, name: str) -> None:

@@ -33,6 +33,7 @@ from ckpt_core._directory.owner import is_dead as is_dead
 from ckpt_core._directory.owner import this_machine as this_machine
 from ckpt_core._directory.owner import this_network as this_network
 from ckpt_core._directory.owner import this_owner as this_owner
+from ckpt_core._directory.paths import refuse_lost_link as refuse_lost_link
 from ckpt_core._directory.paths import resolve as resolve
 from ckpt_core._directory.posix import PosixBackend as PosixBackend
 from ckpt_core._directory.posix import refuse_file as refuse_file

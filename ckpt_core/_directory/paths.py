@@ -89,18 +89,17 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
             f"{where!r}: a path must not hold a backslash, which TensorStore takes for a slash: its arrays would "
             "be written into other directories. Use another path"
         )
-    _refuse_lost_link(where)
     return where, mounted_bucket(where) is None
 
 
-def _refuse_lost_link(path: str) -> None:
+def refuse_lost_link(path: str) -> None:
     """A run below a link that leads nowhere, such as to a disk that is not mounted, would begin anew at step 0."""
     place = path
     while not os.path.lexists(place) and place != os.path.dirname(place):
         place = os.path.dirname(place)
     if os.path.islink(place) and not os.path.exists(place):
         raise CheckpointNotFound(
-            f"{path}: {place} is a link to {os.readlink(place)}, which is not there: mount or make that, or remove the link"
+            f"{place} is a link to {os.readlink(place)}, which is not there: mount or make that, or remove it"
         )
 
 

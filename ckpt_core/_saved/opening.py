@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpt_core._background.pending import unfinished, wait_for_saves
-from ckpt_core._directory import Backend, refuse_file, resolve
+from ckpt_core._directory import Backend, refuse_file, refuse_lost_link, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_read, orbax_write
@@ -371,7 +371,8 @@ def _nearest(names: list[str], wanted: str) -> list[str]:
 
 
 def refuse_file_for_steps(path: str) -> None:
-    """Raises NotADirectoryError if a file is where a Checkpointer's directory should be."""
+    """Raises NotADirectoryError for a file where a Checkpointer's directory should be, CheckpointNotFound for a lost link."""
+    refuse_lost_link(path)
     try:
         refuse_file(path)
     except NotADirectoryError as error:

@@ -16,12 +16,12 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 46_934,
-    "characters of ckpt_core": 1_963_779,
+    "lines of ckpt_core": 46_933,
+    "characters of ckpt_core": 1_963_774,
     "lines of the integrations": 16_812,
     "characters of the integrations": 642_023,
     "files of both": 412,
-    "lines of tests": 62_758,
+    "lines of tests": 62_757,
     "lines of tests that import private names": 9_633,
     "files of tests": 432,
     "words of pages": 59_239,

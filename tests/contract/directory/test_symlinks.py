@@ -109,9 +109,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def test_a_link_that_leads_nowhere_is_no_fresh_start(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path / "scratch")
-    for call in (ckpt.Checkpointer, ckpt.load, lambda path: ckpt.save(path, TREE)):
-        with pytest.raises(ckpt.CheckpointNotFound, match=r"link to .*scratch, which is not there"):
-            call(tmp_path / "link" / "run")
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"link to .*scratch, which is not there"):
+        ckpt.Checkpointer(tmp_path / "link" / "run")
     (tmp_path / "scratch").mkdir()
     assert ckpt.Checkpointer(tmp_path / "link" / "run").restore_latest(TREE) is None
 
