@@ -85,9 +85,8 @@ def answer_for_classes(classes: Iterable[type]) -> None:
 def meant(name: str, known: Iterable[str]) -> str:
     """``: write only=...`` if one of the known names is near, or else all of them; the end of a message."""
     names = sorted(known)
-    close = difflib.get_close_matches(
-        name, names, n=1, cutoff=0.75
-    )  # the default of 0.6 takes "state" for "static"
+    # the default of 0.6 takes "state" for "static"
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f": write {close[0]}=..." if close else f"; it takes {', '.join(names) or 'none'}"
 
 

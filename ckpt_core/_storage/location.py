@@ -170,9 +170,8 @@ def new_context(*, durable: bool = True) -> StoreContext:
         "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
         "file_io_concurrency": {"limit": _IO_THREADS},
         "file_io_sync": durable,
-        "file_io_locking": {
-            "mode": "none"
-        },  # one process writes a database, and not every file system locks
+        # one process writes a database, and not every file system locks
+        "file_io_locking": {"mode": "none"},
         "s3_request_retries": _RETRIES,
         "gcs_request_retries": _RETRIES,
         _STAGED: {},

@@ -57,7 +57,7 @@ def runs_in(root: str) -> list[LocalRun]:
 
 
 def runs_at(root: str, ending: str) -> list[LocalRun]:
-    """The runs with steps in a local directory of the persistent directory with this hash, which their names end in; without what cannot be read."""
+    """The runs with steps in a local directory whose folders' names end so; without what cannot be read."""
     found: list[LocalRun] = []
     with contextlib.suppress(OSError):
         for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):
