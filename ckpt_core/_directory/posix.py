@@ -173,6 +173,8 @@ class PosixBackend(Writing):
                 inside = os.listdir(path)
             except (FileNotFoundError, NotADirectoryError):
                 inside = []
+            except PermissionError:  # what cannot be read is not absent: who opens it gets the error
+                return True
             if not inside and leftovers.replaced(path) is not None:
                 return True
             if any(name in _SIGNS or _is_item(f"{path}/{name}") for name in inside):

@@ -179,5 +179,5 @@ def of_directory(traces: Iterable[Trace], garbage: Sequence[str], path: str) -> 
 
 def of_strays(sentences: Iterable[str]) -> list[Finding]:
     """Steps that are of another history than those before them."""
-    advice = "`ckpt cp --mirror` makes a copy that holds one history; or restore the step to go on from, by its number"
+    advice = "`ckpt cp --mirror ORIGINAL COPY` makes the copy hold one history; or restore the step to go on from, by its number"
     return [Finding("problem", "steps", f"{text}: {advice}") for text in sentences]

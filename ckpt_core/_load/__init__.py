@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
@@ -28,78 +28,33 @@ Like = TypeVar("Like")
 Key = TypeVar("Key")
 
 
+class _How(TypedDict, total=False):
+    """The arguments of ``load`` by name, for type checkers."""
+
+    item: str | None
+    only: Only
+    rename: Rename
+    rules: Rules
+    sharding: Any
+    as_numpy: bool
+    cast: Any
+    missing: str
+    unexpected: str
+    static: str
+    options: Options | None
+
+
+_Path = str | os.PathLike[str]
+
+
 @overload
-def load(
-    path: str | os.PathLike[str],
-    like: None = None,
-    /,
-    *,
-    item: str | None = None,
-    only: Only = None,
-    rename: Rename = None,
-    rules: Rules = None,
-    sharding: Any = None,
-    as_numpy: bool = False,
-    cast: Any = False,
-    missing: str = "error",
-    unexpected: str = "error",
-    static: str = "error",
-    options: Options | None = None,
-) -> Any: ...
+def load(path: _Path, like: None = None, /, **how: Unpack[_How]) -> Any: ...
 @overload
-def load(
-    path: str | os.PathLike[str],
-    like: dict[Key, Any],
-    /,
-    *,
-    item: str | None = None,
-    only: Only = None,
-    rename: Rename = None,
-    rules: Rules = None,
-    sharding: Any = None,
-    as_numpy: bool = False,
-    cast: Any = False,
-    missing: str = "error",
-    unexpected: str = "error",
-    static: str = "error",
-    options: Options | None = None,
-) -> dict[Key, Any]: ...
+def load(path: _Path, like: dict[Key, Any], /, **how: Unpack[_How]) -> dict[Key, Any]: ...
 @overload
-def load(
-    path: str | os.PathLike[str],
-    like: list[Any],
-    /,
-    *,
-    item: str | None = None,
-    only: Only = None,
-    rename: Rename = None,
-    rules: Rules = None,
-    sharding: Any = None,
-    as_numpy: bool = False,
-    cast: Any = False,
-    missing: str = "error",
-    unexpected: str = "error",
-    static: str = "error",
-    options: Options | None = None,
-) -> list[Any]: ...
+def load(path: _Path, like: list[Any], /, **how: Unpack[_How]) -> list[Any]: ...
 @overload
-def load(
-    path: str | os.PathLike[str],
-    like: Like,
-    /,
-    *,
-    item: str | None = None,
-    only: Only = None,
-    rename: Rename = None,
-    rules: Rules = None,
-    sharding: Any = None,
-    as_numpy: bool = False,
-    cast: Any = False,
-    missing: str = "error",
-    unexpected: str = "error",
-    static: str = "error",
-    options: Options | None = None,
-) -> Like: ...
+def load(path: _Path, like: Like, /, **how: Unpack[_How]) -> Like: ...
 def load(
     path: str | os.PathLike[str],
     like: Any = None,

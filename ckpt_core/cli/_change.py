@@ -32,8 +32,9 @@ _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 
 
 def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirror: bool) -> int:
-    """Copies a checkpoint, or steps of a run; steps that are there already are left alone. With ``mirror`` it first retires what is
-    of another history there; without, it returns 1 if a restore of the copy may go on from that.
+    """Copies a checkpoint, or steps of a run; steps that are there already are left alone, and damaged ones are named. With
+    ``mirror`` it first retires what is of another history there. Returns 1 if a step is damaged, or a restore of the copy
+    may go on from another history.
     """
     if not is_run(source):
         if steps or mirror:
@@ -51,7 +52,7 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
     }
     others = [step for step in wanted if step in there and step not in same]
     strays = theirs.left_by(ours)
-    out, retired = console(), f"moves them to {theirs.directory}/{RETIRED}"
+    out, retired, damaged = console(), f"moves them to {theirs.directory}/{RETIRED}", False
     if mirror and (others or strays):
         out.print(f"{theirs.directory}: {retire(theirs, [*others, *strays])}", markup=False)
         strays = []
@@ -65,12 +66,16 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
     for step in wanted:
         if step in same:
             out.print(f"{theirs.path(step)} is there already", markup=False)
-        else:
+            continue
+        try:
             _copy_one(ours.path(step), theirs.new_path(step))
+        except CheckpointCorrupt as error:  # the newer steps are those that a restore wants
+            out.print(one_line(str(error)), markup=False, soft_wrap=True)
+            damaged = True
     if strays:
         text = f"{theirs.directory}: {of_steps(strays)} there, not of the history of {ours.directory}: a restore may go on from them"
         out.print(f"{text}. --mirror {retired}", markup=False, soft_wrap=True)
-    return 1 if strays else 0
+    return 1 if strays or damaged else 0
 
 
 def _copy_run_metadata(source: str, target: str) -> None:

@@ -76,7 +76,7 @@ def load_into(
     chosen = _by_name(shardings) if isinstance(shardings, Mapping) else shardings
     given = {name: _modules.tensor_at(inside, name) for name in buffers or {}}
     _put_buffers(inside, buffers or {})
-    is_file = str(path).endswith(FILES)
+    is_file, source = str(path).endswith(FILES), path
     try:
         with contextlib.ExitStack() as stack:
             if str(path).endswith(TORCH_SUFFIXES):
@@ -96,9 +96,11 @@ def load_into(
                 options=options,
             )
         _modules.set_state(inside, filling.state)
-    except BaseException:
+    except BaseException as error:
         for name, buffer in given.items():
             _modules.put(inside, name, buffer)
+        if path is not source:
+            error.add_note(f"{path} was a copy of {source}")
         raise
     if not stays_on_cpu:
         _move_the_rest(inside)

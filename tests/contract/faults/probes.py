@@ -160,6 +160,17 @@ def save_where_forbidden(root: str) -> None:
     child.report(intact=intact and verified and steps_intact)
 
 
+def go_on_beside_unreadable(root: str) -> None:
+    """Restores and saves where the directory of an older step, as of another user, cannot be read."""
+    _obey_permissions()
+    with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored is not None
+        checkpointer.save(restored.step + 1, restored["state"])
+        checkpointer.wait_until_finished()
+        child.report(restored=restored.step, steps=checkpointer.all_steps())
+
+
 def _obey_permissions() -> None:
     """Gives up, for this thread and those it starts, the rights by which root ignores modes."""
     version_3 = 0x20080522

@@ -113,6 +113,20 @@ def test_directory_without_permission(plain_pool: Pool, tmp_path: Path) -> None:
     assert outcome.reported("step_error") == [["PermissionError", "EACCES"]], str(outcome)
 
 
+def test_an_older_step_that_cannot_be_read(plain_pool: Pool, tmp_path: Path) -> None:
+    assert plain_pool.run("probes:save_both", [str(tmp_path)]).exit_code == 0
+    steps = tmp_path / "steps"
+    shutil.copytree(steps / "0", steps / "1")
+    (steps / "0").chmod(0)
+    try:
+        outcome = plain_pool.run("probes:go_on_beside_unreadable", [str(steps)])
+    finally:
+        (steps / "0").chmod(0o755)
+    assert outcome.exit_code == 0, str(outcome)
+    assert outcome.reported("restored") == [1]
+    assert outcome.reported("steps") == [[0, 1, 2]]
+
+
 # ---- no power -----------------------------------------------------------------------------------
 
 
