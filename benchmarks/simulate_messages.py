@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from shared import header, lines_of, options, plot, row  # isort: skip
 
 from ckpt_core._processes import Table
-from ckpt_core._processes.messages import digest
+from ckpt_core._processes.wire import Said
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     LocalParts,
@@ -25,18 +26,13 @@ from ckpt_core._run.tiers.judge import (
     judge,
 )
 from ckpt_core._run.tiers.save import Tables, combine_offers, offer_of
-from ckpt_core._save.agreement import NO_OFFER, Offer, Start, judge_start
 from ckpt_core._save.coverage import Holding
-from ckpt_core._save.plan_digest import Layout
 
 HOST_PROCESSES = 4
 TOKEN = "0123456789abcdef" * 2
 DIGEST = TOKEN * 2
 SHORT = DIGEST[:22]
-# The name of the call, which the values and the answer of the first agreement of a call repeat, and two letters.
-OPENING_BYTES, LOOKING_BYTES, SAVING_BYTES = (
-    2 + len(call) for call in ("open local steps", "look at the local steps", "save locally")
-)
+OPENING, LOOKING, SAVING = "open local steps", "look at the local steps", "save locally"
 
 
 class Keys:
@@ -65,48 +61,21 @@ class Traffic:
         self.keys = Keys()
         self.tables = Tables(Table(self.keys, "groups"), Table(self.keys, "states"))
 
-    def agree(
-        self, values: Sequence[str], decide: Callable[[Tables], str], head_bytes: int = 2
-    ) -> None:
-        """One agreement; each process reads one block of the rows that are published.
-
-        Args:
-            values: what each process sends.
-            head_bytes: of the name of the call, which stands before each value and the answer.
-        """
+    def agree(self, values: Sequence[str], decide: Callable[[Tables], str], call: str) -> None:
+        """One agreement of what each process sends; each reads one block of the rows that are published."""
         self.rounds += 1
         began = time.process_time()
         before = len(self.keys.texts)
         answer = decide(self.tables)
         self.secs += time.process_time() - began
-        sent = sum(map(len, values)) + head_bytes * len(values)
+        sent = sum(len(Said(call, value).dump()) for value in values)
         blocks = list(self.keys.texts.values())[before:]
         block = sum(map(len, blocks)) // len(blocks) if blocks else 0
-        each = len(answer) + head_bytes + block
+        each = len(Said(call, answer).dump()) + block
         self.to_zero += sent
         self.at_once = max(self.at_once, sent)
         self.of_one = max(self.of_one, each)
         self.from_zero += self._processes * each
-
-    def agree_digested(
-        self,
-        sent: Sequence[tuple[str, str]],
-        decide: Callable[[Tables], str],
-        head_bytes: int = 2,
-    ) -> None:
-        """As ``Processes.gather_alike``: what is the same on all is sent as a digest, or in a second agreement."""
-        mine = digest(sent[0][0])
-        digests = [digest(common) for common, _ in sent]
-        first = [one + own for one, (_, own) in zip(digests, sent, strict=True)]
-        if all(one == mine for one in digests):
-            self.agree(first, lambda tables: "=" + decide(tables), head_bytes)
-            return
-        self.agree(first, lambda _: f"?{mine}", head_bytes)
-        whole = [
-            "" if one == mine else f"!{common}"
-            for one, (common, _) in zip(digests, sent, strict=True)
-        ]
-        self.agree(whole, decide)
 
     def print(self, what: str) -> None:
         """As a row of the table."""
@@ -123,9 +92,9 @@ def opening(processes: int, moved: bool) -> Traffic:
     traffic.agree(
         network,
         lambda _: json.dumps([DIGEST, True, False, [[machines[0], "10.128.0.1"]] * 2]),
-        OPENING_BYTES,
+        OPENING,
     )
-    serving = [(json.dumps([True, "host", "", DIGEST, ""]), "")] * processes
+    serving = [json.dumps([True, "host", "", DIGEST, ""])] * processes
 
     partners: list[ChosenPartner] = ["host"] * processes
 
@@ -133,20 +102,20 @@ def opening(processes: int, moved: bool) -> Traffic:
         rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
         return json.dumps(["", [], tables.groups.publish(rows)])
 
-    traffic.agree_digested(serving, introduce)
+    traffic.agree(serving, introduce, OPENING)
 
     def part(step: int, index: int) -> Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
         return Seen(step, TOKEN, (0, step), at, ((at, at),), not moved)
 
     seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
-    texts = [(one.dump(n), "") for n, one in enumerate(seen)]
+    texts = [one.dump(n) for n, one in enumerate(seen)]
 
     def look(tables: Tables) -> str:
-        everyone = [LocalParts.parse(text, n) for n, (text, _) in enumerate(texts)]
+        everyone = [LocalParts.parse(text, n) for n, text in enumerate(texts)]
         return judge(everyone, machines, [True] * processes).dump(processes, tables.groups.publish)
 
-    traffic.agree_digested(texts, look, LOOKING_BYTES)
+    traffic.agree(texts, look, LOOKING)
     return traffic
 
 
@@ -159,24 +128,22 @@ def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
     """
     columns = min(64, processes)
 
-    def texts_of(step: int) -> list[tuple[str, str]]:
-        texts: list[tuple[str, str]] = []
+    def offers_of(step: int) -> list[Any]:
+        offers: list[Any] = []
         for n in range(processes):
             state = {"data": {f"{n}.json": f"{step:0{state_bytes}d}"}} if state_bytes else {}
             held = Holding(SHORT[:-4] + f"{n % columns:04x}", state)
-            offer = offer_of(TOKEN, held, ["done", 7, TOKEN])
-            texts.append(Start({"the step": 8}, Layout(DIGEST, 960), offer).dump())
-        return texts
+            offers.append(offer_of(TOKEN, held, ["done", 7, TOKEN]))
+        return offers
 
     first, later = Traffic(processes), Traffic(processes)
     later.keys, later.tables = first.keys, first.tables  # of the save before
     for step, traffic in enumerate((first, later)):
-        texts = texts_of(step)
-        traffic.agree_digested(
-            texts, lambda tables, texts=texts: _started(texts, tables), SAVING_BYTES
-        )
+        offers = offers_of(step)
+        texts = [_start(offer) for offer in offers]
+        traffic.agree(texts, lambda tables, offers=offers: _started(offers, tables), SAVING)
         for _ in ("written", "committed"):
-            traffic.agree(["="] * processes, lambda _: "=")
+            traffic.agree([""] * processes, lambda _: "", SAVING)
     return first, later
 
 
@@ -201,20 +168,21 @@ def draw(found: dict[str, list[tuple[int, Traffic]]], path: str) -> None:
 def persistent(processes: int) -> Traffic:
     """A save of all into one directory, of five files each: started, seen, written, committed."""
     traffic = Traffic(processes)
-    settings = {"the path": "gs://bucket/run/8", "overwrite=": False}
-    offers = [NO_OFFER] * processes
-    offers[0] = Offer(None, ["gs://bucket/run/8", TOKEN])
-    starts = [Start(settings, Layout(DIGEST, 960), offer).dump() for offer in offers]
-    traffic.agree_digested(starts, lambda _: judge_start(starts), 2 + len("save"))
-    traffic.agree(["="] * processes, lambda _: "=")
+    offers: list[Any] = [["gs://bucket/run/8", TOKEN], *[None] * (processes - 1)]
+    traffic.agree([_start(offer) for offer in offers], lambda _: json.dumps(offers[0]), "save")
+    traffic.agree([""] * processes, lambda _: "", "save")
     file = ["state/ocdbt.process_0000/d/" + SHORT, 123456789, SHORT]
-    traffic.agree(["=" + json.dumps([file] * 5, separators=(",", ":"))] * processes, lambda _: "=")
-    traffic.agree(["="] * processes, lambda _: "=")
+    traffic.agree([json.dumps([file] * 5, separators=(",", ":"))] * processes, lambda _: "", "save")
+    traffic.agree([""] * processes, lambda _: "", "save")
     return traffic
 
 
-def _started(texts: list[tuple[str, str]], tables: Tables) -> str:
-    return judge_start(texts, lambda offers: combine_offers(offers, tables))
+def _start(offer: Any) -> str:
+    return json.dumps([DIGEST[:24], 960, offer], separators=(",", ":"))
+
+
+def _started(offers: list[Any], tables: Tables) -> str:
+    return json.dumps({"offer": combine_offers(offers, tables)}, separators=(",", ":"))
 
 
 def main() -> None:

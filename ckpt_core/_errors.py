@@ -217,6 +217,12 @@ _TOLD: dict[str, type[CheckpointError]] = {
 }
 
 
+def kind_of(error: BaseException) -> str:
+    """Name of the class that an error counts as in the other processes."""
+    names = [cls.__name__ for cls in type(error).__mro__]
+    return next((name for name in names if name in _TOLD), names[0])
+
+
 ANSWERS = (
     CheckpointNotFound,
     CheckpointExists,
@@ -262,51 +268,32 @@ def name_file(error: OSError, path: str) -> None:
         error.filename = path
 
 
-_KNOWN = "_ckpt_known_to_all"
+_AGREED = "_ckpt_agreed_kind"
 
 
-def known_to_all(error: BaseException) -> bool:
-    """Whether every process learned of this failure, so that each raises an error of its own for it."""
-    return bool(_agreed_kind(error))
-
-
-def mark_known_to_all(error: BaseException, kind: str) -> None:
-    """Notes that every process learned of a failure, and takes it for one of class ``kind``, which may be that of another process's error."""
+def mark_agreed(error: BaseException, kind: str) -> None:
+    """Notes that every process raises for one failure, of class ``kind``: they can agree on what to do next."""
     with contextlib.suppress(AttributeError):  # an error with slots
-        setattr(error, _KNOWN, kind)
+        setattr(error, _AGREED, kind)
 
 
-def mark_if_interrupt(error: BaseException) -> None:
-    """Notes that every process learned of an interrupt of this one; does nothing for other errors."""
-    if not isinstance(error, Exception):
-        mark_known_to_all(error, INTERRUPT)
+def agreed_kind(error: BaseException) -> str:
+    """The class of the failure for which every process raises; empty if they do not all know of it, or cannot go on together."""
+    found: BaseException | None = error
+    while found is not None and not getattr(found, _AGREED, ""):
+        found = found.__cause__  # it was raised again with more of a message
+    return "" if found is None else getattr(found, _AGREED)
 
 
-def all_take_for(error: BaseException, cls: type[Exception], alone: bool) -> bool:
+def counts_as(error: BaseException, cls: type[Exception], alone: bool) -> bool:
     """Whether a failed load counts as one of this class, in every process alike: what is done next depends on it. Processes
     may fail for different reasons; if they did not all learn of the failure, it counts only for a process that is alone.
     """
-    kind = _agreed_kind(error)
+    kind = agreed_kind(error)
     if not kind:
         return alone and isinstance(error, cls)
     known = getattr(builtins, kind, None)  # PermissionError is an OSError
     return kind == cls.__name__ or (isinstance(known, type) and issubclass(known, cls))
-
-
-INTERRUPT = "interrupt"
-"""Kind of a failure of which the process that failed is being interrupted, so that it agrees on nothing more."""
-
-
-def all_go_on(error: BaseException) -> bool:
-    """Whether all processes learned of a failure, and can agree on what to do next."""
-    return _agreed_kind(error) not in ("", INTERRUPT)
-
-
-def _agreed_kind(error: BaseException) -> str:
-    found: BaseException | None = error
-    while found is not None and not getattr(found, _KNOWN, ""):
-        found = found.__cause__  # it was raised again with more of a message
-    return "" if found is None else getattr(found, _KNOWN)
 
 
 _OF_TARGET = "_ckpt_of_target"

@@ -173,7 +173,9 @@ class PosixBackend(Writing):
                 inside = os.listdir(path)
             except (FileNotFoundError, NotADirectoryError):
                 inside = []
-            except PermissionError:  # what cannot be read is not absent: who opens it gets the error
+            except (
+                PermissionError
+            ):  # what cannot be read is not absent: who opens it gets the error
                 return True
             if not inside and leftovers.replaced(path) is not None:
                 return True

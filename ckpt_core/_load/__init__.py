@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
-from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
@@ -21,6 +20,7 @@ from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
 from ckpt_core._options import Options
+from ckpt_core._processes import this_run
 from ckpt_core._results import Restored, RestoredStep
 from ckpt_core._saved import open_checkpoint
 
@@ -172,13 +172,12 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     # the caller may change its tree and live objects after this call returns
     wanted = detached(like)
     request = request_from("load_async", wanted, arguments)
-    request = replace(
-        request,
-        # taken on the caller's thread: background threads would take tags in any order
-        round=_processes.next_tag(),
-        options=replace(request.options, broadcast=False),
-        abandoned=nobody_is_left,
-    )
+    options, together = replace(request.options, broadcast=False), None
+    if (
+        not request.as_numpy
+    ):  # taken on the caller's thread: background threads would begin rounds in any order
+        together = this_run().round("load", options.timeout_secs)
+    request = replace(request, together=together, options=options, abandoned=nobody_is_left)
     pending = PendingLoad(
         where,
         _as_here(
@@ -191,8 +190,8 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     try:
         pending.start()
     except BaseException as error:
-        if pending.abandon():  # it never ran: the other processes must not wait for this one
-            _processes.this_run().refuse(request.round, "load", error)
+        if together is not None and pending.abandon():  # it never ran, and the others wait
+            together.refuse(error)
         raise
     return pending
 

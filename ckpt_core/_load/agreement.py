@@ -8,19 +8,13 @@ import json
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
-from ckpt_core._errors import (
-    CheckpointNotFound,
-    known_to_all,
-    mark_known_to_all,
-    raised_by_another,
-)
 from ckpt_core._format.part import runs_of
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._options import Options
+from ckpt_core._processes import NotTogether, Processes, Round, this_run
 from ckpt_core._read import Broadcast, Lockstep, Reading, read_leaves
-from ckpt_core._saved import MOST_TRIES, Checkpoint, Replaced, replaced
+from ckpt_core._saved import Checkpoint, replaced
 
 _SETS = "sets"
 
@@ -30,125 +24,79 @@ class LoadAgreement:
     block fails, the other processes get the error where they wait next. Processes agree once after reading. A restore without
     ``atomic_restore`` also agrees after planning, so that none changes an object while another cannot match the checkpoint. So
     does a load that sends arrays between processes: who makes another call would never join a collective. If any process sets
-    live objects, they agree last that all have: else one would train from a step that another did not get. If the checkpoint is
-    replaced meanwhile, all processes begin the load anew, or none does.
+    live objects, they agree last that all have: else one would train from a step that another did not get.
     """
 
     def __init__(
         self,
         options: Options,
         call: str = "load",  # shown to a process that does something else at that moment
-        tag: str = "",  # of the round; empty: the next tag is taken here
+        together: Round | None = None,  # taken on the caller's thread; None: it is taken here
         alone: bool = False,  # only this process loads, however many run (``as_numpy=True``)
         alike: bool = False,  # as for ``identity_of``
     ) -> None:
         self._options, self._alike = options, alike
-        self._restores = call != "load"
         self._plans_first = call == "restore" or options.broadcast
-        self._call = f"{call} with broadcast" if options.broadcast else call
-        # every process counts tags; if one took a tag alone, it would be one ahead from then on
-        self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
-        self._round = tag if tag or self._processes.count == 1 else _processes.next_tag()
-        self._tag, self._tries = self._round, 1
-        self._found: Sequence[str] = ()
+        # every process counts rounds; if one took a round alone, it would be one ahead from then on
+        processes = Processes(0, 1) if alone else this_run()
+        call = f"{call} with broadcast" if options.broadcast else call
+        self._round = together or processes.round(call, options.timeout_secs)
+        self.several = processes.count > 1
         self._identity = ""
         self._sets = False  # whether any process sets live objects; known after the first agreement
-        self._next: str | None = None  # where the others wait next, relative to the tag
+        self._waits = False  # whether the others wait for this process once more
 
     def __enter__(self) -> None:
-        self._next = "" if self._processes.count > 1 else None
+        self._waits = self.several
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if self._next is None:
-            return
-        try:
-            self._agree(error)
-        except BaseException as raised:
-            if raised is not error:
-                raise
-
-    def begins_anew(self, error: BaseException) -> bool:
-        """Whether all processes begin the load anew after this error."""
-        if not isinstance(error, Replaced) or self._tries == MOST_TRIES:
-            return False
-        self._tag = f"{self._round}/again/{self._tries}"
-        self._tries += 1
-        return self._processes.count == 1 or known_to_all(error)
+        if self._waits:
+            self._waits = False
+            try:
+                self._round.decide("", lambda _: "", error=error)
+            except BaseException as raised:
+                if raised is not error:
+                    raise
 
     def planned(
         self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]
     ) -> contextlib.AbstractContextManager[Reading]:
         """Waits, if need be, until all processes have planned; gives the block in which leaves are read its function."""
-        if self._processes.count == 1:
+        if not self.several:
             return contextlib.nullcontext(read_leaves)
-        sets = self._restores and any(plan.live_objects for plan in plans)
+        sets = any(plan.live_objects for plan in plans)
         self._identity = identity_of(checkpoint.path, checkpoint.attempt, plans, self._alike, sets)
         if self._plans_first:
             self._agree()
-            self._next = "/load"
         return self._in_step() if self._options.broadcast else contextlib.nullcontext(read_leaves)
 
     @contextlib.contextmanager
     def _in_step(self) -> Generator[Reading]:
-        secs = self._options.timeout_secs
-        with Lockstep(self._processes, self._tag, secs, _cannot_load) as lockstep:
+        with Lockstep(self._round) as lockstep:
             yield Broadcast(lockstep)
 
-    def read(self) -> None:
-        """Waits until all processes have read; the rest of the block sets live objects, and is waited for, too."""
-        if self._processes.count > 1:
+    def read(self, sets_objects: bool) -> None:
+        """Waits until all processes have read; if any then ``sets_objects``, the rest of the block is waited for, too."""
+        if self.several:
             self._agree()
-            self._next = "/set" if self._sets and self._restores else None
+            self._waits = self._sets and sets_objects
 
-    def _agree(self, error: BaseException | None = None) -> None:
-        """Waits until all processes are here; raises the error of this process, or else what another one reported."""
-        at, self._next = self._next, None
-        compares = at != "/set"
+    def _agree(self) -> None:
+        """Waits until all processes are here, and load the same."""
+        self._waits = False
+        self._sets = self._round.decide(self._identity, _judged) == _SETS
+        self._waits = True
 
-        def outcome() -> BaseException | None:
-            if error is None or (compares and isinstance(error, Replaced)):
-                return error  # no failure, unless another process has one: all begin anew
-            raise error
 
-        def report(result: Any) -> str:  # what this process loads; text alone, if that was replaced
-            if not compares:
-                return ""
-            return self._identity if result is None else json.dumps(str(result))
-
-        self._processes.run_on_all(
-            f"{self._tag}{at}",
-            outcome,
-            self._options.timeout_secs,
-            _cannot_load,
-            report=report,
-            check=self._judged if compares else lambda _: None,
-            call=self._call if self._tag == self._round and not at else "",
-            accept=self._accept if compares else lambda _: None,
-        )
-
-    def _judged(self, texts: list[str]) -> str:
-        """On process 0, from what all reported: ``_SETS`` if any sets live objects, or why all begin anew, else nothing. Raises
-        as ``_refuse_different`` does.
-        """
-        reports = [json.loads(text) for text in texts]
-        if said := next((one for one in reports if isinstance(one, str)), ""):
-            return said
-        same = [Identity(*one) for one in reports]
-        before, self._found = self._found, [one.found for one in same]
-        if _is_one_path(same) and len({*self._found}) > 1 and self._found != before:
-            return str(replaced(same[0].path))  # one opened the old one, the other the new one
-        _refuse_different(same)
-        return _SETS if any(one.sets for one in same) else ""
-
-    def _accept(self, answer: str) -> None:
-        """Called with what ``_judged`` gave; raises Replaced on all processes if they begin anew."""
-        self._sets = answer == _SETS
-        if answer and not self._sets:
-            error = Replaced(answer)
-            mark_known_to_all(error, CheckpointNotFound.__name__)
-            raise error
+def _judged(texts: list[str]) -> str:
+    """On process 0, from what all load: whether any sets live objects; raises as ``_refuse_different`` does."""
+    same = [Identity(*json.loads(one)) for one in texts]
+    if _is_one_path(same) and len({one.found for one in same}) > 1:
+        raise replaced(same[0].path)  # one opened the old one, the other the new one
+    _refuse_different(same)
+    return _SETS if any(one.sets for one in same) else ""
 
 
 class Identity(NamedTuple):
@@ -211,7 +159,7 @@ def _refuse_different(identities: Sequence[Identity]) -> None:
     for index, one in same[1:]:
         first, other = same[0]
         if one.attempt != other.attempt:
-            raise _processes.NotTogether(
+            raise NotTogether(
                 f"process {first} loads {other.path} and process {index} {one.path}, which are different "
                 "checkpoints: all processes must load the same step of one directory"
             )
@@ -226,15 +174,7 @@ def _refuse_different(identities: Sequence[Identity]) -> None:
         index, one = next(
             (index, one) for index, one in sharing if one.everything != other.everything
         )
-        raise _processes.NotTogether(
+        raise NotTogether(
             f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
             f"process {first}: all processes must load the same"
         )
-
-
-def _cannot_load(index: int, text: str) -> Exception:
-    """The error to raise here for a failure on process ``index``, of a class that callers catch."""
-    kind = _processes.kind_of(text)
-    if kind == Replaced.__name__:
-        return Replaced(text.partition(": ")[2])
-    return raised_by_another(kind, f"process {index} cannot load it: {text}")

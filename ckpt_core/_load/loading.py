@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,9 +33,11 @@ from ckpt_core._options import Options
 from ckpt_core._read import Reading, Want
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import (
+    MOST_TRIES,
     Checkpoint,
     NativeCheckpoint,
     OrbaxItem,
+    Replaced,
     SavedItem,
     naming_checkpoint,
     replaced,
@@ -58,13 +61,13 @@ class Loaded(NamedTuple):
 def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
     """Runs a load or restore, on every process that takes part: opens, matches and plans; reads and assembles; applies.
     ``LoadAgreement`` says where they wait for each other. If it fails, live objects are set back or made unusable. If the
-    checkpoint is replaced meanwhile, all processes load the new one. ``step`` is None outside of a Checkpointer.
+    checkpoint is replaced meanwhile, a process that is alone loads the new one. ``step`` is None outside of a Checkpointer.
     """
     options, call = request.options, "load"
     if request.restores:
         call = "restore with atomic_restore" if options.atomic_restore else "restore"
-    agreement = LoadAgreement(options, call, request.round, request.as_numpy, step is not None)
-    while True:
+    agreement = LoadAgreement(options, call, request.together, request.as_numpy, step is not None)
+    for tries in itertools.count(1):
         in_place = InPlace(options.max_host_bytes) if request.restores else None
         named, plans, leaves, values = dict[str, ItemPlan](), [], [], []
         try:
@@ -77,7 +80,7 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
                         leaves = _read(
                             checkpoint, plans, request, context, operation, reading, in_place
                         )
-                agreement.read()
+                agreement.read(request.restores)
                 if in_place is not None:
                     values = in_place.finish(plans, leaves)
                 else:
@@ -87,8 +90,9 @@ def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
             if in_place is not None:
                 in_place.give_up(error)
             named, plans, leaves, values = {}, [], [], []  # the traceback would keep them alive
-            if not agreement.begins_anew(error):
+            if agreement.several or not isinstance(error, Replaced) or tries == MOST_TRIES:
                 raise
+    raise AssertionError("the last try returns or raises")
 
 
 _ONCE = "Restore it under one of the names; what is saved under another is loaded with load(path, item=...)"

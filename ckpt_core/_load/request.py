@@ -20,6 +20,7 @@ from ckpt_core._options import (
     refuse_arguments,
     unnamed,
 )
+from ckpt_core._processes import Round
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name
 from ckpt_core._tree.match import MatchRules, renamer
 from ckpt_core._tree.patterns import read_again
@@ -56,7 +57,7 @@ class Request:
     sharding: Any = None
     as_numpy: bool = False  # arrays stay in host memory
     dtype: str = ""  # of all arrays of floats, for a load without a target; empty: as saved
-    round: str = ""  # tag under which the processes agree; empty: taken when the load starts
+    together: Round | None = None  # in which the processes agree; None: taken when the load starts
     abandoned: Callable[[], bool] | None = None  # of a background load: the interpreter is exiting
     renames: Mapping[str, str] | None = None  # ``rename=`` as a dict, which some adapters read
     name_rules: tuple[Rule, ...] | None = None  # ``rules=``

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,12 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._devices import collectives
+from ckpt_core._errors import CheckpointError
 from ckpt_core._layout.chunks import rows_per_block
 from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
 from ckpt_core._layout.writers import WriterTurns
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
-from ckpt_core._processes import Processes
+from ckpt_core._processes import Round
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import Array, Want, aligned
 from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
@@ -326,20 +326,12 @@ def _put_rows(
         parts[region][rows[0] : rows[1]] = found[_rows_of(region, rows)]
 
 
-Failed = Callable[[int, str], Exception]
-
-
 class Lockstep:
-    """Keeps the processes of one load in step, so that none waits in a collective for a failed one. ``timeout_secs`` is for
-    each agreement; ``failed`` makes the error for the other processes, as for ``Processes.run_on_all``.
-    """
+    """Keeps the processes of one load in step, so that none waits in a collective for a failed one."""
 
-    def __init__(self, processes: Processes, tag: str, timeout_secs: float, failed: Failed) -> None:
-        self.processes = processes
-        self._tag = tag
-        self._timeout_secs = timeout_secs
-        self._failed = failed
-        self._count = 0
+    def __init__(self, together: Round) -> None:
+        self.processes = together.processes
+        self._round = together
         self._over = False
 
     def __enter__(self) -> Lockstep:
@@ -352,38 +344,25 @@ class Lockstep:
         if error is None:
             self.agree("end")
         elif not self._over:
-            self.agree("", f"{type(error).__name__}: {error}")
+            with contextlib.suppress(type(error)):  # it is on its way already
+                self._round.decide("", _same_for_all, error=error)
 
-    def agree(self, what: str, error: str = "") -> None:
+    def agree(self, what: str) -> None:
         """Returns when all processes have called it without an error and with equal ``what``: a name of this point, or a digest
-        of what they load. A process that failed passes its ``error`` on to the others, and gets none. Raises CheckpointError if
-        another process failed or called with a different ``what``, and BarrierTimeout if one did not call in time.
+        of what they load. Raises CheckpointError if another process failed or called with a different ``what``, and
+        BarrierTimeout if one did not call in time.
         """
-        tag = f"{self._tag}/lockstep/{self._count}"
-        self._count += 1
         self._over = True  # if this raises, the others know already, and must not get it again
-        mine = json.dumps([what, error])
-        answer = json.loads(
-            self.processes.gather_decide(tag, mine, _same_for_all, self._timeout_secs)
-        )
-        if error:
-            return
-        if answer:
-            raise self._failed(*answer)
+        self._round.decide(what, _same_for_all)
         self._over = False
 
 
-def _same_for_all(texts: list[str]) -> str:
-    """Called on process 0: index and error of the first process that failed or differs, as JSON."""
-    said = [json.loads(text) for text in texts]
-    for index, (_, error) in enumerate(said):
-        if error:
-            return json.dumps([index, error])
-    for index, (what, _) in enumerate(said):
-        if what != said[0][0]:
-            text = (
-                "CheckpointError: it loads other leaves, or onto other shardings, than process 0: with "
-                "Options(broadcast=True) all processes must load the same"
-            )
-            return json.dumps([index, text])
-    return "null"
+def _same_for_all(whats: list[str]) -> str:
+    """Called on process 0: raises CheckpointError if a process loads something else."""
+    other = next((index for index, what in enumerate(whats) if what != whats[0]), None)
+    if other is not None:
+        raise CheckpointError(
+            f"process {other} loads other leaves, or onto other shardings, than process 0: with "
+            "Options(broadcast=True) all processes must load the same"
+        )
+    return ""

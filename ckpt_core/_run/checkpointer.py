@@ -12,7 +12,6 @@ from ckpt_core._fork import HOME, forked
 from ckpt_core._load import NO_STATE, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
-from ckpt_core._processes import this_run
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
 from ckpt_core._run.policies import keep, when
@@ -103,20 +102,19 @@ class Checkpointer:
             raise forked()
         if not type(asynchronous) is type(read_only) is bool:
             check_flags(asynchronous=asynchronous, read_only=read_only)
-        with this_run().leaving_if_interrupted():
-            run = open_run_directory(
-                directory,
-                StepNames(step_prefix, step_format_fixed_length),
-                checked_options(options),
-                read_only,
-            )
-            self._run = Run(
-                run,
-                choose_save_policy(save_policy, save_interval_steps),
-                choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
-                local_directory=local_directory,
-                asynchronous=asynchronous,
-            )
+        run = open_run_directory(
+            directory,
+            StepNames(step_prefix, step_format_fixed_length),
+            checked_options(options),
+            read_only,
+        )
+        self._run = Run(
+            run,
+            choose_save_policy(save_policy, save_interval_steps),
+            choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
+            local_directory=local_directory,
+            asynchronous=asynchronous,
+        )
         unused = of_local_steps(run.options) if local_directory is None and not read_only else []
         if unused:
             logger.warning(
@@ -419,7 +417,7 @@ class Checkpointer:
 
     @in_turn
     def _leave(self, error: BaseException | None) -> None:
-        late = self._run.end(error)
+        late = self._run.end()
         try:
             raise_failures(self._run.saves, late)
         except BaseException as failure:

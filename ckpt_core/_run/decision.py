@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._processes import Processes, next_tag
+from ckpt_core._processes import Processes
 from ckpt_core._run.policies import when
 from ckpt_core._run.preemption import Preemption
 
@@ -32,11 +30,10 @@ class SaveDecision:
         self._processes = processes
         self._preemption = preemption
         self._newest_on_disk = newest_on_disk
-        self._timeout_secs = timeout_secs
         self._by_step = bool(getattr(policy, "by_step", False))
         self._agree = processes.count > 1 and not self._by_step
-        self._tag = next_tag() if self._agree else ""
-        self._asked = 0
+        if self._agree:
+            self._together = processes.round("ask whether to save a step", timeout_secs)
         self._last: tuple[int, bool] | None = None
         self._newest: int | None = _NOT_LOOKED
         self._last_save_secs = float("-inf")
@@ -65,32 +62,28 @@ class SaveDecision:
 
     def _agreed(self, step: int, context: when.SaveContext) -> bool:
         """The policy's answer on process 0; asked on all, since a policy may count its calls."""
-        # Count first: if the policy raises on one process only, the next tag is still the same on
-        # all.
-        self._asked += 1
-        tag, call = f"{self._tag}/when/{self._asked}", "ask whether to save a step"
-        broadcast = functools.partial(
-            self._processes.broadcast, tag, timeout_secs=self._timeout_secs, call=call
-        )
-        try:
-            if self._newest == _NOT_LOOKED and self._processes.index == 0:
+        wanted, failed = False, None
+        if self._processes.index > 0:
+            try:
+                wanted = bool(self._policy(step, context))
+            except Exception as error:  # process 0 may answer all the same, and the next question comes after this one
+                failed = error
+
+        def decide() -> tuple[int, bool]:
+            if self._newest == _NOT_LOOKED:
                 self._newest = self._newest_on_disk()
-                context = dataclasses.replace(context, newest_step=self._newest)
-            wanted = bool(self._policy(step, context))
-        except Exception as error:
-            with contextlib.suppress(CheckpointError):  # if this is process 0, tells the others
-                broadcast(f"{step} {type(error).__name__}: {error}")
-            raise
-        answer = broadcast(f"{step} {wanted}")
-        asked, _, verdict = answer.partition(" ")
-        if asked != str(step):
+            here = dataclasses.replace(context, newest_step=self._newest)
+            return step, bool(self._policy(step, here))
+
+        asked, wanted = self._together.first(decide)
+        if failed is not None:
+            raise failed
+        if asked != step:
             raise CheckpointError(
                 f"process 0 asks whether to save step {asked}, and process {self._processes.index} "
                 f"step {step}: all processes must ask about the same steps, in one order"
             )
-        if verdict not in ("True", "False"):
-            raise CheckpointError(f"process 0 could not decide whether to save {step}: {verdict}")
-        return verdict == "True"
+        return wanted
 
     def save_began(self, step: int) -> None:
         """Notes that a save of this step begins now."""

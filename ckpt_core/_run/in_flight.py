@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from ckpt_core._background.pending import PendingSave, unfinished, wait_for_saves
 from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
 from ckpt_core._fork import HOME, forked
-from ckpt_core._processes import Processes, next_tag
+from ckpt_core._processes import Processes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,15 +38,9 @@ def refuse_if_running(saves: Sequence[InFlight], processes: Processes, timeout_s
     """
     one = next((one for one in saves if one.running), None)
     mine = "" if one is None else f"{one.directory}: the save of step {one.step}"
-    if processes.count > 1:
-        mine = processes.gather_decide(
-            next_tag(),
-            mine and f"{mine} in process {processes.index}",
-            lambda found: next(filter(None, found), ""),
-            timeout_secs,
-            "look for a running save",
-        )
-    if mine:
+    mine = f"{mine} in process {processes.index}" if mine and processes.count > 1 else mine
+    together = processes.round("look for a running save", timeout_secs)
+    if mine := together.decide(mine, lambda found: next(filter(None, found), "")):
         raise CheckpointError(
             f"{mine} is still running, and Options(on_pending='fail') does not wait"
         )

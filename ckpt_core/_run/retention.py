@@ -75,14 +75,8 @@ class Retention:
         return deleted
 
     def clean(self) -> None:
-        """Removes the temporary directories that dead writers left of unfinished saves; on process 0 alone. If that fails,
-        the others raise where they next wait for this process.
-        """
-        try:
-            removed = self._backend.clean(self._steps.directory)
-        except Exception as error:  # of an interrupt its caller speaks
-            self._processes.leave(error)
-            raise
+        """Removes the temporary directories that dead writers left of unfinished saves; on process 0 alone."""
+        removed = self._backend.clean(self._steps.directory)
         if removed:
             logger.info("%s: removed %d unfinished saves", self._steps.directory, len(removed))
 

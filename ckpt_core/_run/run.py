@@ -24,12 +24,10 @@ from ckpt_core._errors import (
     CheckpointError,
     CheckpointNotFound,
     GraceExceeded,
-    all_go_on,
+    agreed_kind,
     is_visible,
-    known_to_all,
 )
 from ckpt_core._operation import logger
-from ckpt_core._processes import NotTogether, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
@@ -231,8 +229,7 @@ class Run:
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
         try:
-            limit_secs, name = self._options.timeout_secs, "make way for a step"
-            plan, run, lineage = self._processes.run_on_first(make_way, limit_secs, name)
+            plan, run, lineage = self.on_first("make way for a step", make_way)
         except BaseException:
             self._recall_local()
             raise
@@ -246,7 +243,7 @@ class Run:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
         it with the same ``call``, a text like "delete step 3", or they raise.
         """
-        return self._processes.run_on_first(work, self._options.timeout_secs, call)
+        return self._processes.round(call, self._options.timeout_secs).first(work)
 
     # ---- snapshot, write, commit
 
@@ -491,10 +488,9 @@ class Run:
         one, they might be a newer writer's.
         """
         settle_all(self.saves)
-        before, lineage, limit_secs = self._caught_up(), self._lineage, self._options.timeout_secs
-        there = self._processes.gather_decide(
-            next_tag(), "", lambda _: json.dumps(self.tiers.all()), limit_secs, call
-        )
+        before, lineage = self._caught_up(), self._lineage
+        together = self._processes.round(call, self._options.timeout_secs)
+        there = together.decide("", lambda _: json.dumps(self.tiers.all()))
         local = self._local
         if claims and local is not None:
             local.claim()
@@ -507,7 +503,7 @@ class Run:
         leaving = (before.own - self._trail.own) & standing
         self._decision.forget()
         try:
-            said = self.on_first(call, lambda: work(held))
+            said = together.first(lambda: work(held))
             self._trail = after(before, said)
             if local is not None:
                 local.leave(parse_lineage(said["run"].encode()), gone)
@@ -515,7 +511,7 @@ class Run:
             self._recall_local()
             # only where all processes know of the failure, so that all go on from the same trail
             alone = self._processes.count == 1
-            agree = isinstance(error, Exception) and (alone or all_go_on(error))
+            agree = isinstance(error, Exception) and (alone or agreed_kind(error))
             if agree and self.on_first("look for steps", lambda: self.tiers.have(leaving)):
                 self._trail = before
                 if isinstance(error, CheckpointNotFound):  # before anything was changed
@@ -540,18 +536,13 @@ class Run:
         """For every step in the persistent directory whether it stays, and why."""
         return self._retention.explain({*self._trail.damaged})
 
-    def end(self, error: BaseException | None = None) -> GraceExceeded | None:
-        """Waits for running saves and releases the claims; returns an error if the grace period ran out. ``error`` is the
-        exception by which the caller's ``with`` block was left.
-        """
+    def end(self) -> GraceExceeded | None:
+        """Waits for running saves and releases the claims; returns an error if the grace period ran out."""
         self.closed = True
         self._following.end()
         late = wait_for_all(self.saves, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()
-        known = isinstance(error, NotTogether) or (error is not None and known_to_all(error))
-        if error is not None and not known:  # the others may wait for this process
-            self._processes.leave(error)
         if not any(running.running for running in self.saves):
             self._disk.lease.release()
             if self._local is not None:

@@ -333,8 +333,10 @@ def find_run(directory: RunDirectory, *, make: bool) -> Lineage:
             directory.backend.put(directory.path, RUN_FILE, run.dump())
         return run.dump().decode()
 
-    limit_secs, call = directory.options.timeout_secs, "find the run of local steps"
-    return parse_lineage(directory.processes.run_on_first(text, limit_secs, call).encode())
+    together = directory.processes.round(
+        "find the run of local steps", directory.options.timeout_secs
+    )
+    return parse_lineage(together.first(text).encode())
 
 
 class Following:
@@ -365,7 +367,7 @@ class Following:
         wait_secs = math.inf if timeout_secs is None else max(0.0, float(timeout_secs))
         limit_secs = self._directory.options.timeout_secs + wait_secs
         work = functools.partial(self._wait, after, wait_secs)
-        return self._directory.processes.run_on_first(work, limit_secs, "wait for a new step")
+        return self._directory.processes.round("wait for a new step", limit_secs).first(work)
 
     def _wait(self, after: int | None, timeout_secs: float) -> int | None:
         """The same in one process."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from ckpt_core import _adapters
-from ckpt_core._errors import RestoredValueIgnored, raised_by_another
+from ckpt_core._errors import RestoredValueIgnored
 from ckpt_core._items import Files, Json, names_a_form
 from ckpt_core._operation import logger
-from ckpt_core._processes import Processes, kind_of, next_tag
+from ckpt_core._processes import Processes
 from ckpt_core._results import Restored
 from ckpt_core._tree import flatten
 
@@ -65,7 +65,7 @@ class UnreadValues:
             self.check(items)  # of several processes none raises
             return
         check = functools.partial(self.check, items)
-        processes.run_on_all(next_tag(), check, limit_secs, _failed_on, call="save")
+        processes.round("save", limit_secs).all(check)
         self._asked.difference_update(items)  # they need not agree on these again
 
     def check(self, items: Mapping[str, Any]) -> None:
@@ -174,8 +174,3 @@ def _comes_back(target: Any) -> bool:
         return True
     flat = flatten(target, expand=lambda obj: ((), list) if _adapters.adapter_for(obj) else None)
     return bool(flat.leaves)
-
-
-def _failed_on(index: int, text: str) -> Exception:
-    """The error of the other processes, from the first process that failed and its error."""
-    return raised_by_another(kind_of(text), f"process {index}: {text}")

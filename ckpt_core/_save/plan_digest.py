@@ -29,6 +29,10 @@ _WHOLE_TEXT = 80
 """A value of so many characters or less is compared as it is, a longer one by its digest."""
 
 
+SETTING = "setting"
+"""Kind of a fact that is no leaf, but an argument or option; its path is the name of that."""
+
+
 class Fact(NamedTuple):
     """What processes compare of one leaf or container: texts, empty where they do not apply."""
 
@@ -196,6 +200,9 @@ def difference(
     what, must = _ASPECTS["kind"]
     if mine is None or other is None or mine.path != other.path:
         return Difference(what, _path_difference(all_facts, mine, theirs, other, process), must)
+    if mine.kind == SETTING:
+        how = f"{mine.value} on process 0, and {other.value} on process {process}"
+        return Difference(mine.path, how, "save the same")
     for aspect, (what, must) in _ASPECTS.items():
         a, b = getattr(mine, aspect), getattr(other, aspect)
         if a != b:

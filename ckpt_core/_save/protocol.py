@@ -12,13 +12,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpt_core import _processes
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Attempt
-from ckpt_core._errors import CheckpointError, raised_by_another
+from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import library_versions
 from ckpt_core._operation import Operation
-from ckpt_core._save.agreement import NO_OFFER, Offer, agree_to_save, of_process_0
+from ckpt_core._save.agreement import agree_to_save, of_process_0
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.write import Write
@@ -30,7 +29,7 @@ Around = Callable[[Callable[[], None]], None]
 class Snapshot:
     """What a save has taken from its caller, and its agreements with the other processes, which detect a process that does another ``call``."""
 
-    def __init__(self, job: SaveJob, call: str = "save", verb: str = "save") -> None:
+    def __init__(self, job: SaveJob, call: str = "save") -> None:
         options = job.options
         self.operation = Operation(
             "save", job.target, job.step, options.report_secs, options.on_event
@@ -40,27 +39,25 @@ class Snapshot:
         self.refusal: Exception | None = None  # ``agree`` reports it to the others and raises it
         self.blocking_secs = 0.0
         self.job = job
-        self._call = call
-        self._verb = verb
-        self._tag = _processes.next_tag() if job.processes.count > 1 else ""
+        self._round = job.processes.round(call, options.timeout_secs, job.target)
         self._refused = False
 
     def refuse(self, error: BaseException) -> None:
         """Reports to the others, who wait in ``agree``, that this process does not take part; only the first time."""
         if not self._refused:
             self._refused = True
-            self.job.processes.refuse(self._tag, self._call, error)
+            self._round.refuse(error)
 
     def agree(
         self,
         settings: Mapping[str, Any],
-        offer: Callable[[], Offer],
-        combine: Callable[[list[Offer]], Any] = of_process_0,
+        offer: Callable[[], Any],
+        combine: Callable[[list[Any]], Any] = of_process_0,
     ) -> Any:
         """Agreement 1 of several processes, that all save the same (see ``agree_to_save``); the answer to what they offer. ``settings``
         must be equal on all, besides items and fields. ``offer`` is called when the arrays of this process are on the host.
         """
-        job, offered = self.job, NO_OFFER
+        job, offered = self.job, None
         try:
             if self.refusal is None:
                 self.operation.phase = "waiting for arrays on their way to the host"
@@ -75,16 +72,7 @@ class Snapshot:
             "the version of ckpt": library_versions().get("ckpt-core"),
         }
         return agree_to_save(
-            job.processes,
-            self._tag,
-            self._call,
-            job.target,
-            self.items,
-            {**settings, **common},
-            offered,
-            self.refusal,
-            job.options.timeout_secs,
-            combine,
+            self._round, self.items, {**settings, **common}, offered, self.refusal, combine
         )
 
     def write(self, token: str) -> Write:
@@ -93,27 +81,17 @@ class Snapshot:
         return Write(self.job, self.fields, self.items, token, self.operation, secs)
 
     def on_all(self, moment: str, work: Callable[[], Any], **reporting: Any) -> None:
-        """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise. ``moment``
-        names what all have done then with their parts; ``reporting`` goes to ``Processes.run_on_all``.
+        """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise. ``moment`` names what all have
+        done then with their parts; ``reporting`` goes to ``Round.all``.
         """
-        job = self.job
-        if job.processes.count == 1:
-            work()
-            return
 
         def noted() -> Any:
             found = work()
-            self.operation.phase = f"waiting until all processes have {moment} their parts"
+            if self.job.processes.count > 1:
+                self.operation.phase = f"waiting until all processes have {moment} their parts"
             return found
 
-        def failed(index: int, text: str) -> CheckpointError:
-            kind = text.partition(": ")[0]
-            return raised_by_another(
-                kind, f"{job.target}: process {index} failed to {self._verb}: {text}"
-            )
-
-        tag, limit_secs = f"{self._tag}/{moment}", job.options.timeout_secs
-        job.processes.run_on_all(tag, noted, limit_secs, failed, **reporting)
+        self._round.all(noted, **reporting)
 
 
 class PreparedSave:
@@ -161,7 +139,7 @@ class PreparedSave:
             write = snapshot.write(self._token)
             # with several processes, each also sends the digests of its files to process 0
             digests = write.digests.extend
-            snapshot.on_all("written", lambda: write.own_part(attempt), report=str, check=digests)
+            snapshot.on_all("written", lambda: write.own_part(attempt), report=str, judge=digests)
             commit = (lambda: write.commit(attempt)) if index == 0 else (lambda: None)
             snapshot.on_all("committed", commit)
         self._attempt = None
@@ -197,11 +175,11 @@ class PreparedSave:
             assert begun is not None
             return begun
 
-        def offer() -> Offer:
+        def offer() -> Any:
             if begun is None:
-                return NO_OFFER
+                return None
             begun.write("ckpt.token", self._token.encode(), until_commit=True)
-            return Offer(None, [begun.path, self._token])
+            return [begun.path, self._token]
 
         settings = {"the path": job.target, "overwrite=": job.overwrite}
         path, self._token = self.snapshot.agree(settings, offer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 import traceback
@@ -128,7 +127,6 @@ class _Loop:
         self._settings = settings
         self._listener = listener
         self._processes = _processes.this_run()
-        self._agreements = itertools.count()
 
     def run_group(self, cases: list[Case]) -> None:
         """All runs of cases that share data and mesh."""
@@ -213,10 +211,10 @@ class _Loop:
 
     def _agree(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """The answers of all processes."""
-        tag, text = f"bench/{next(self._agreements)}", json.dumps(answer)
+        together, text = self._processes.round("bench", AGREEMENT_SECS), json.dumps(answer)
         if self._processes.count == 1:
             return [json.loads(text)]
-        return [json.loads(one) for one in _interruptible(self._processes, tag, text)]
+        return [json.loads(one) for one in _interruptible(together, text)]
 
     def _delete(self, *paths: Path | None) -> None:
         for path in paths if self._processes.index == 0 else ():
@@ -224,14 +222,13 @@ class _Loop:
                 PosixBackend().delete(str(path))
 
 
-def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list[str]:
+def _interruptible(together: _processes.Round, text: str) -> list[str]:
     """Runs the exchange in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
     answers: Future[list[str]] = Future()
 
     def exchange() -> None:
         try:
-            found = processes.gather_decide(tag, text, json.dumps, AGREEMENT_SECS)
-            answers.set_result(json.loads(found))
+            answers.set_result(json.loads(together.decide(text, json.dumps)))
         except BaseException as error:
             answers.set_exception(error)
 

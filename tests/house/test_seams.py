@@ -65,7 +65,7 @@ def test_an_unknown_moment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_else_patches_them() -> None:
     methods = [(owner.__name__, name) for pairs in seams.POINTS.values() for owner, name in pairs]
-    methods += [("write", "dump_record"), ("Processes", "run_on_all")]  # the same moments
+    methods += [("write", "dump_record"), ("Round", "all")]  # the same moments
     patched = "|".join(rf'\b{owner}(\.{name}( = |",)|,\s*"{name}")' for owner, name in methods)
     found = {
         file.relative_to(ROOT / "tests").as_posix()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -65,7 +66,7 @@ class Client:
 
     def __init__(self, service: Service, index: int) -> None:
         self._service, self._index = service, index
-        self.rounds = _processes.service.Rounds()
+        self.rounds = itertools.count()
 
     def _sent(self, *values: str) -> None:
         self._service.requests[self._index] += 1
@@ -121,7 +122,7 @@ def run_all(
     """What ``work`` gives in each of ``count`` processes, all at once; the first error is raised."""
     own = threading.local()
     monkeypatch.setattr(_processes, "coordination", lambda: own)
-    monkeypatch.setattr(_processes.service, "rounds", lambda client: client.rounds)
+    monkeypatch.setattr(_processes.wire, "rounds", lambda client: client.rounds)
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckpt_core._directory import ObjectStoreBackend
 from ckpt_core._directory.posix import LocalAttempt, PosixBackend
 from ckpt_core._directory.store_attempt import StoreAttempt
-from ckpt_core._processes import Processes
+from ckpt_core._processes import Round
 from ckpt_core._save.write import Write
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 Act = Callable[..., object]
 """Called with the arguments of the product's method, the object first: an attempt, of ``write`` a ``Write`` and an
-attempt, of ``agreement`` a ``Processes``, the tag and the value."""
+attempt, of ``agreement`` a ``Round``, the value and the judge."""
 Point = Literal["write", "record", "commit", "agreement", "begin", "note", "delete"]
 POINTS: dict[Point, list[tuple[type, str]]] = {
     "write": [(Write, "write_own")],
     "record": [(LocalAttempt, "make_durable"), (StoreAttempt, "make_durable")],
     "commit": [(LocalAttempt, "commit"), (StoreAttempt, "commit")],
-    "agreement": [(Processes, "gather_decide")],
+    "agreement": [(Round, "decide")],
     "begin": [(PosixBackend, "begin"), (ObjectStoreBackend, "begin")],
     "note": [(PosixBackend, "put"), (ObjectStoreBackend, "put")],
     "delete": [(PosixBackend, "delete"), (ObjectStoreBackend, "delete")],
@@ -95,6 +95,18 @@ def below(place: str | Path) -> Callable[..., bool]:
 def names(file: str) -> Callable[..., bool]:
     """Whether a call is about a file of this name: for those of a backend, which get a path and a name."""
     return lambda _, path, name, *__: name == file
+
+
+AGREEMENTS = {
+    "save": ("begun", "seen", "written", "committed"),
+    "save locally": ("begun", "written", "committed"),
+}
+
+
+def agreed(together: Round) -> str:
+    """What the processes of a save are about to agree on, that all have done; empty in other calls."""
+    number = int(repr(together._numbers)[len("count(") : -1])  # pyright: ignore[reportPrivateUsage]
+    return dict(enumerate(AGREEMENTS.get(together.call, ()))).get(number, "")
 
 
 def fail(error: type[BaseException] = OSError, *values: Any, **named: Any) -> Act:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ckpt_core import _load
 from ckpt_core._directory import MAX_STEP, check_step
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, counts_as
 from ckpt_core._operation import logger
 from ckpt_core._processes import Processes
 from ckpt_core._results import RestoredStep
@@ -188,9 +188,9 @@ class Tiers:
             restored = _load.restore_checkpoint(opening, targets, request, step)
         except Exception as error:
             # not by the class of this process's own error: the others may have failed for another reason
-            absent = all_take_for(error, CheckpointNotFound, self._alone)
-            damaged = all_take_for(error, CheckpointCorrupt, self._alone)
-            unread = failed is not None and all_take_for(failed, OSError, self._alone)
+            absent = counts_as(error, CheckpointNotFound, self._alone)
+            damaged = counts_as(error, CheckpointCorrupt, self._alone)
+            unread = failed is not None and counts_as(failed, OSError, self._alone)
             if failed is not None and (absent or (damaged and unread)):
                 # only the local tier has the step, or had it: a writer may delete it while others read
                 vanished = isinstance(failed.__cause__, CheckpointNotFound)
@@ -206,7 +206,7 @@ class Tiers:
             found = self._local.restore(step, targets, request)
             if isinstance(found, RestoredStep):
                 return found, token
-            if all_take_for(found, OSError, self._alone):
+            if counts_as(found, OSError, self._alone):
                 raise found  # noqa: B904
             raise
         ours = opened[-1]
@@ -242,12 +242,12 @@ class Tiers:
                     self._say_newer(step, misfit)
                     return restored
                 except Misfit as error:
-                    if strict_latest or not all_take_for(error, Misfit, self._alone):
+                    if strict_latest or not counts_as(error, Misfit, self._alone):
                         raise
                     misfit = misfit or error
                 except (CheckpointCorrupt, CheckpointNotFound) as error:
                     # as all processes take it: where they failed for different reasons, they must not go different ways
-                    if all_take_for(error, CheckpointNotFound, self._alone):
+                    if counts_as(error, CheckpointNotFound, self._alone):
                         listed = {found for found, _ in list_steps()}
                         if step in listed:
                             raise
@@ -255,7 +255,7 @@ class Tiers:
                         if look < _LOOKS - 1 and max(listed, default=-1) > candidates[-1][0]:
                             break  # newer ones took its place, and an older one is not the newest
                         continue
-                    if strict_latest or not all_take_for(error, CheckpointCorrupt, self._alone):
+                    if strict_latest or not counts_as(error, CheckpointCorrupt, self._alone):
                         raise
                     failures.append((step, error))
                     damaged(step)

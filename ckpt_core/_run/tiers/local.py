@@ -15,14 +15,14 @@ from ckpt_core._errors import (
     CheckpointError,
     CheckpointNotFound,
     NewerFormat,
-    all_go_on,
-    all_take_for,
+    agreed_kind,
+    counts_as,
     is_visible,
-    mark_known_to_all,
+    mark_agreed,
 )
 from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
-from ckpt_core._processes import Table, next_tag
+from ckpt_core._processes import Table
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight, wait_for_others
 from ckpt_core._run.lineage import Lineage
@@ -256,14 +256,8 @@ class LocalTier:
             self._folders.all_unread(),
             [*self._folders.others.items()],
         )
-        answer = self._processes.gather_alike(
-            next_tag(),
-            seen.dump(self._processes.index),
-            "",
-            self._judge,
-            self._options.timeout_secs,
-            call,
-        )
+        together = self._processes.round(call, self._options.timeout_secs)
+        answer = together.decide(seen.dump(self._processes.index), self._judge)
         found = parse_judgement(answer, self._processes.index, self._judged.row)
         partial, self._partial, self._lost = self._partial, found.partial, found.lost
         self._unread, self._others = found.unread, found.others
@@ -286,9 +280,9 @@ class LocalTier:
         self._mender.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
-    def _judge(self, values: list[tuple[str, str]]) -> str:
+    def _judge(self, values: list[str]) -> str:
         """On process 0: which steps are whole, from what all see."""
-        everyone = [LocalParts.parse(text, index) for index, (text, _) in enumerate(values)]
+        everyone = [LocalParts.parse(text, index) for index, text in enumerate(values)]
         machines, serving = zip(*self._peers.hosts, strict=True)
         found = judge(everyone, machines, serving)
         return found.dump(len(everyone), self._judged.publish)
@@ -423,14 +417,14 @@ class LocalTier:
                 try:
                     return load(first or self.opening(step))
                 except Exception as error:
-                    if self._processes.count > 1 and not all_go_on(error):
+                    if self._processes.count > 1 and not agreed_kind(error):
                         # the other processes would not take part in another agreement
                         if isinstance(error, CheckpointCorrupt) and self._state(step) == "whole":
                             raise self._misfit_of(step, error) from error
                         raise
                     alone, elsewhere, first = self._processes.count == 1, first is not None, None
                     kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
-                    if elsewhere and any(all_take_for(error, kind, alone) for kind in kinds):
+                    if elsewhere and any(counts_as(error, kind, alone) for kind in kinds):
                         continue  # it may be the other tier's copy that cannot be read
                     verdict = self._agree_after(step, error)
                     if verdict == "raise":
@@ -460,7 +454,7 @@ class LocalTier:
                             else self._misfit_of(step, error)
                         )
                         kind = type(found).__name__
-                    mark_known_to_all(found, kind)  # by the agreement on it
+                    mark_agreed(found, kind)  # by the agreement on it
                     return found
         finally:
             self._mender.try_again()
@@ -484,13 +478,8 @@ class LocalTier:
         except OSError as other:
             # its folder cannot be listed any more, and the others wait for the vote
             mine = "unread" if cause_of(other) == "disk" else "raise"
-        return self._processes.gather_decide(
-            next_tag(),
-            mine,
-            judge_failure,
-            self._options.timeout_secs,
-            "give up a local step",
-        )
+        together = self._processes.round("give up a local step", self._options.timeout_secs)
+        return together.decide(mine, judge_failure)
 
     def _state(self, step: int) -> State:
         """Whether every byte of this process's part is as it was saved."""

@@ -22,7 +22,7 @@ from ckpt_core._directory import (
     this_machine,
     this_network,
 )
-from ckpt_core._errors import BarrierTimeout, CheckpointError, mark_if_interrupt
+from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._exchange import (
     IDLE_SECS,
     Connection,
@@ -38,7 +38,7 @@ from ckpt_core._exchange import (
 from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
-from ckpt_core._processes import Processes, Table, coordinator_host, next_tag
+from ckpt_core._processes import Processes, Round, Table, coordinator_host
 from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
 
 _CALL = "open local steps"
@@ -48,6 +48,8 @@ _OPEN = (
     "coordinator's port can read it there, and fetch the local steps of every process. Set "
     "Options(peer_secret_file=) to a file with 32 random bytes and the mode 0600, the same on each host"
 )
+_ended: list[tuple[Processes, str]] = []
+"""On process 0: the folders of what it closed. The others may be about to read in them, until all have come to the next opening."""
 _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
 
@@ -146,7 +148,7 @@ class Peers:
         if self.folder:
             self.processes.drop(f"{self.folder}/{self.index}")
             if self.index == 0:
-                self.processes.retire(self.folder)
+                _ended.append((self.processes, self.folder))
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,7 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
     except GeneratorExit:  # an interrupt kept the block from ending
         raise
     except BaseException as error:
-        if processes.count > 1:
-            processes.refuse(next_tag(), call, error)
-            mark_if_interrupt(error)
+        processes.round(call, 0).refuse(error)
         raise
 
 
@@ -191,21 +191,21 @@ def exchange_addresses(
     machine = _name(this_machine())
     if processes.count == 1:
         return Peers(processes, offers, "", None, hosts=((machine, False),))
-    tag, machines = next_tag(), list[str]()
+    together, machines = processes.round(_CALL, options.timeout_secs), list[str]()
     private, why, refused = _private(options, directory if processes.index == 0 else None)
     network, route = _name(this_network()), route_to(coordinator_host())
 
     def answer_all(texts: list[str]) -> str:
-        processes.drop_retired()  # all have closed what was closed here before they came to this call
+        while _ended:  # all have closed what was closed here before they came to this call
+            whose, folder = _ended.pop()
+            whose.drop(folder)
         parsed = [text.split(" ") for text in texts]
         machines.extend(machine for machine, _, _ in parsed)
         networks = networks_of([(network, route or None) for _, network, route in parsed])
         return _Opening(secrets.token_hex(_SECRET_BYTES), private is not None, networks).dump()
 
     mine = f"{machine} {network} {route or ''}"
-    opening = _Opening.parse(
-        processes.gather_decide(tag, mine, answer_all, options.timeout_secs, _CALL)
-    )
+    opening = _Opening.parse(together.decide(mine, answer_all))
     if private is None and opening.private:  # process 0 has made one meanwhile
         private, why, refused = _private(options, directory)
     nonce = opening.nonce
@@ -215,12 +215,12 @@ def exchange_addresses(
     proof = "" if private is None else _derived(private, "proof", nonce)
     server, address = _serve(choose_address(network, route, opening.networks), secret, offers)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    peers = Peers(processes, offers, secret, server, f"peers/{tag}", idle_secs)
+    peers = Peers(processes, offers, secret, server, f"peers/{nonce[:16]}", idle_secs)
     try:
         port = 0 if server is None else server.port
         processes.put(f"{peers.folder}/{processes.index}", json.dumps([address, port]))
         introduced = _Introduced(port > 0, None, refused, proof, why)
-        return _introduce(peers, tag, introduced, options, machines)
+        return _introduce(peers, together, introduced, options, machines)
     except BaseException:
         peers.leave()
         raise
@@ -272,7 +272,7 @@ class _Introduced(NamedTuple):
 
 
 def _introduce(
-    peers: Peers, tag: str, mine: _Introduced, options: Options, machines: Sequence[str]
+    peers: Peers, together: Round, mine: _Introduced, options: Options, machines: Sequence[str]
 ) -> Peers:
     """Agrees that all processes can take part, and who keeps copies of whose parts."""
     processes, hosts = peers.processes, list[tuple[str, bool]]()
@@ -284,8 +284,8 @@ def _introduce(
         mine = mine._replace(error=error)
     table = Table(processes, f"{peers.folder}/partners")
 
-    def answer_all(texts: list[tuple[str, str]]) -> str:
-        introduced = [_Introduced(*json.loads(text)) for text, _ in texts]
+    def answer_all(texts: list[str]) -> str:
+        introduced = [_Introduced(*json.loads(text)) for text in texts]
         hosts.extend(
             (machine, one.serves) for machine, one in zip(machines, introduced, strict=True)
         )
@@ -299,10 +299,7 @@ def _introduce(
         copies = not problem and not without
         return json.dumps([problem, without[:5], table.publish(rows) if copies else ""])
 
-    answer = processes.gather_alike(
-        f"{tag}/ports", json.dumps(mine), "", answer_all, options.timeout_secs
-    )
-    problem, without, rows = json.loads(answer)
+    problem, without, rows = json.loads(together.decide(json.dumps(mine), answer_all))
     if problem:
         raise CheckpointError(problem)
     if mine.partner is not None and without:

@@ -15,7 +15,7 @@ from ckpt_core._format.part import Part
 from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.judge import CopyState, judge_copies
-from ckpt_core._save import Offer, RecordFields, SaveJob
+from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.coverage import Holding, group_of, holding_of, serves_of, share, with_states
 from ckpt_core._save.protocol import Snapshot, aborting
 from ckpt_core._save.write import Write
@@ -60,26 +60,24 @@ class Tables(NamedTuple):
     states: Table  # of the pipelines of each group of processes
 
 
-def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> Offer:
-    """What one of several processes offers in agreement 1: about 30 bytes are its own, besides its pipeline states.
+def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> list[Any]:
+    """What one of several processes offers in agreement 1, in about 100 bytes, besides its pipeline states.
     ``copied`` is its report for ``judge_copies``.
     """
     state, *step = copied
-    own: list[Any] = [held.digest, _COPY_STATES.index(state)]
-    if held.states != {}:
-        own.append(held.states)
-    return Offer([token, step], own)
+    states = [held.states] if held.states != {} else []
+    return [token, step, held.digest, _COPY_STATES.index(state), *states]
 
 
-def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
+def combine_offers(offers: Sequence[Sequence[Any]], tables: Tables) -> dict[str, Any]:
     """On process 0: the answer to what all offered in agreement 1; the same to all, and short."""
     holdings: list[Holding] = []
     copied: list[Any] = []
-    for (_, step), (digest, state, *states) in offers:
+    for _, step, digest, state, *states in offers:
         holdings.append(Holding(digest, states[0] if states else {}))
         copied.append([_COPY_STATES[state], *step])
     shares = share(holdings)
-    tokens = [offer.common[0] for offer in offers]
+    tokens = [token for token, *_ in offers]
     answer = {
         "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
         "groups": tables.groups.publish(shares.rows()),
@@ -116,7 +114,7 @@ class LocalSave:
         self._copied = copied
         self._tables = tables
         self._replaced_first = replaced_first
-        self.snapshot = Snapshot(job, "save locally", "save into its local directory")
+        self.snapshot = Snapshot(job, "save locally")
         self._all_wrote = False
         self.may_have_replaced = False  # a process may have put the step in an older one's place
 
@@ -142,7 +140,7 @@ class LocalSave:
 
         token, copied = job.token, list[Any]()
 
-        def offer() -> Offer:
+        def offer() -> list[Any]:
             copied[:] = self._copied()  # once the arrays are on the host
             return offer_of(token, holding_of(snapshot.items), copied)
 

@@ -254,7 +254,7 @@ def test_local_directories(tmp_path: Path) -> None:
         "compression": "a is none on process 0, and zstd on process 1",
         "order": "0 2048 1 2049 on process 1",
         "structure": "m (int) is on process 1, and not on process 0",
-        "step": "the step on processes [1] differs from that on process 0 (1, and 0)",
+        "step": "the step on processes [1] differs from that on process 0 : 0 on process 0, and 1 on process 1",
         "durable": "Options(durable=) on processes [1]",
         "kept": "Options(local_max_to_keep=) on processes [1]",
     }

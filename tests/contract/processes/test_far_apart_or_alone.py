@@ -97,9 +97,9 @@ def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path: Path) -> None:
         return f"{found['type']}: {found['text']}"
 
     assert error(first, "first").startswith("OSError")
-    assert "process 0 failed to save: OSError" in error(second, "first")
+    assert "process 0 could not save: OSError" in error(second, "first")
     assert error(second, "second").startswith("OSError")
-    assert "process 1 failed to save: OSError" in error(first, "second")
+    assert "process 1 could not save: OSError" in error(first, "second")
     assert error(second, "metadata").startswith("TypeError")
     assert "process 1 cannot save: TypeError" in error(first, "metadata")
     assert error(first, "policy 0") == "ValueError: no step 0"

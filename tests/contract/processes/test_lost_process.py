@@ -40,8 +40,8 @@ def dies(*_, **__):
     open(f"{{directory}}.dies", "w").close()
     kill()
 
-def written(self, tag, *_, **__):
-    return tag.endswith("/written")
+def written(self, *_, **__):
+    return seams.agreed(self) == "written"
 
 def arm():
     seams.at(None, POINT, **{{WHEN: dies}}, **({{"where": written}} if IS_LATE else {{}}))

@@ -90,7 +90,9 @@ def test_listings_that_fail_on_one_process(tmp_path: Path) -> None:
         )
         assert told["bad argument"] == "TypeError" and told["after"] == 6, told
         text = told["interrupt"]
-        assert index == 0 or (text == "process 0: interrupt: KeyboardInterrupt"), told
+        assert (
+            index == 0 or text == "process 0 could not wait for a new step: KeyboardInterrupt: "
+        ), told
     code = COMMON + RESTORES.replace("local_directory=local, ", "")
     for told in reports(launch(code, tmp_path / "run")):
         assert told["back"] == [[0, 2, 3, 4, 6], 6, True], told
@@ -120,8 +122,10 @@ def test_a_local_directory_that_one_process_cannot_have(tmp_path: Path) -> None:
     """The others waited ``timeout_secs`` for it, and where they tried again all made different calls."""
     for index, told in enumerate(reports(launch(COMMON + CONSTRUCTS, tmp_path / "run"))):
         error = told["first"]
-        assert error["type"] == ("NotADirectoryError" if index else "NotTogether"), told
-        assert "process 1 gave up: NotADirectoryError" in error["text"] or index, told
+        assert error["type"] == ("NotADirectoryError" if index else "CheckpointError"), told
+        assert (
+            "process 1 could not open local steps: NotADirectoryError" in error["text"] or index
+        ), told
         assert told["again"] is None and told["steps"] == [4], told
     for told in reports(launch(COMMON + RESTORES, tmp_path / "run")):
         assert told["back"] == [[4], 4, True], told

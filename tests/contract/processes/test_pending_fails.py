@@ -23,9 +23,9 @@ held, meant = threading.Event(), ckpt.Options(timeout_secs=20, on_pending="fail"
 
 from tests.support import seams
 
-def last(self, tag, *_, **__):
+def last(self, *_, **__):
     # of step 1, which ends in process 1 and not yet in process 0
-    return index == 0 and os.path.isdir(f"{directory}/1") and tag.endswith("/committed")
+    return index == 0 and os.path.isdir(f"{directory}/1") and seams.agreed(self) == "committed"
 
 seams.at(None, "agreement", after=lambda *_, **__: held.wait(60), where=last)
 with ckpt.Checkpointer(directory, max_to_keep=1, options=meant) as run:

@@ -134,7 +134,7 @@ report(
         assert process["warned"] == 1
     # the one that met it names the leaf; the other one names the process
     assert "leaf large" in told[1]["failed"]["text"]
-    assert told[0]["failed"]["text"].startswith("process 1 cannot load it: CheckpointCorrupt")
+    assert told[0]["failed"]["text"].startswith("process 1 could not restore: CheckpointCorrupt")
 
 
 def test_no_object_is_set_before_all_processes_can(together):
@@ -171,7 +171,7 @@ ckpt.restore(f"{directory}/one", model=model, options=parts)
 report(failed=failed, unchanged=unchanged, restored=is_at(model, 3))
 """)
     assert told[1]["failed"]["type"] == "StructureMismatch"
-    assert told[0]["failed"]["text"].startswith("process 1 cannot load it: StructureMismatch")
+    assert told[0]["failed"]["text"].startswith("process 1 could not restore: StructureMismatch")
     assert all(process["unchanged"] and process["restored"] for process in told)
 
 
@@ -235,17 +235,17 @@ def test_the_agreements_of_a_save_can_be_watched_and_can_fail(together, tmp_path
     told = together("""
 from tests.support import seams
 passed = []
-def kept(self, tag, *_, **__):
-    return index == 1 and tag.endswith("/committed")
-def agreed(self, tag, *_, **__):
-    passed.append(tag.partition("/")[2])
-    return passed[-1] == "written" and shorten(2)
-seams.at(None, "agreement", after=agreed)
+def kept(self, *_, **__):
+    return index == 1 and seams.agreed(self) == "committed"
+def noted(self, *_, **__):
+    passed.append(seams.agreed(self))
+    return passed[-1] == "written"
+seams.at(None, "agreement", after=lambda *_, **__: shorten(2), where=noted)
 seams.at(None, "agreement", before=seams.fail(OSError, 5, "gone"), where=kept)
 report(error=raised(lambda: ckpt.save(f"{directory}/one", state(), options=options)), passed=passed)
 """)
     assert [one["error"]["type"] for one in told] == ["BarrierTimeout", "OSError"]
-    assert [one["passed"] for one in told] == [["", "seen", "written"]] * 2
+    assert [one["passed"] for one in told] == [["begun", "seen", "written", "committed"]] * 2
 
 
 def test_a_failure_of_one_is_a_failure_of_all(together, tmp_path):
@@ -264,6 +264,6 @@ report(error=error, left=left, verified=ckpt.verify(f"{directory}/one").ok)
 """)
     assert told[1]["error"]["type"] == "OSError"
     assert told[0]["error"]["type"] == "CheckpointError"
-    assert "process 1 failed to save: OSError" in told[0]["error"]["text"]
+    assert "process 1 could not save: OSError" in told[0]["error"]["text"]
     assert "the disk is full" in told[0]["error"]["text"]
     assert told[0]["left"] == [] and told[0]["verified"]

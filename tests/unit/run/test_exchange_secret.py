@@ -23,7 +23,6 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
 from ckpt_core._exchange import Connection, Key, Offered
-from ckpt_core._processes import Processes
 from ckpt_core._run.tiers.peers import Offers, Peers, exchange_addresses
 
 KEY = Key(3, "token", 1)
@@ -59,10 +58,11 @@ class _Process:
     def __init__(self, meeting: _Meeting, index: int) -> None:
         self._meeting, self.index, self.count = meeting, index, meeting.count
 
-    def gather_decide(self, tag: str, mine: str, decide: Any, *_: Any) -> str:
-        return self._meeting.gather(self.index, mine, decide)
+    def round(self, call: str, timeout_secs: float) -> _Process:
+        return self
 
-    gather_alike = Processes.gather_alike
+    def decide(self, mine: str, judge: Any) -> str:
+        return self._meeting.gather(self.index, mine, judge)
 
     def put(self, name: str, text: str) -> None:
         self._meeting.seen.append(text)
@@ -73,12 +73,6 @@ class _Process:
 
     def drop(self, name: str) -> None:
         self._meeting.keys.pop(name, None)
-
-    def retire(self, name: str) -> None:
-        """What it put stays: it is the only meeting."""
-
-    def drop_retired(self) -> None:
-        """There was none before."""
 
 
 def _met(

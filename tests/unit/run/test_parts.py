@@ -31,13 +31,11 @@ from ckpt_core._run.tiers.judge import (
     parse_judgement,
 )
 from ckpt_core._run.tiers.verdict import State, judge_failure, vote
-from ckpt_core._save.agreement import Offer, Start, judge_start
 from ckpt_core._save.coverage import (
     MOST_STATE_BYTES,
     Holding,
     share,
 )
-from ckpt_core._save.plan_digest import Layout
 
 INDICES = st.sets(st.integers(0, 40))
 
@@ -291,21 +289,6 @@ def test_what_options_refuse():
         ckpt.Options(local_max_to_keep=0)
     with pytest.raises(TypeError, match="persist_policy"):
         ckpt.Options(persist_policy=1000)  # pyright: ignore[reportArgumentType]
-
-
-def test_what_the_processes_say_before_a_save():
-    def judged(*said: Start) -> dict[str, Any]:
-        return json.loads(judge_start([one.dump() for one in said]))
-
-    step, tree = {"the step": 1}, Layout("t", 9)
-    x, y = Offer("alike", "x"), Offer("alike", "y")
-    assert judged(Start(step, tree, x), Start(step, tree, y)) == {"offer": "x"}
-    other = judged(Start(step, tree, x), Start({"the step": 2}, tree, y))
-    assert "the step on processes [1]" in other["error"]
-    unlike = judged(*[Start(step, Layout(name, 9)) for name in "tutu"])
-    assert unlike == {"differing": [1, 3], "size": 1}
-    refused = judged(Start(step, tree), Start(step, refusal="OSError: full"))
-    assert refused["error"] == "process 1 cannot save: OSError: full"
 
 
 @given(

@@ -9,22 +9,16 @@ from typing import Any
 
 import pytest
 
+import ckpt_core as ckpt
 from ckpt_core import when
 from ckpt_core._directory import hardlinks
 from ckpt_core._processes import Processes
 from ckpt_core._run.decision import SaveDecision
+from tests.support.counted_service import Service, run_all
 
-_FAILING = """
-def read(*_):
+
+def failing_read(*_: Any) -> Any:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
-"""
-"""From no file: what is raised in a file of these tests counts as raised by a signal handler."""
-
-
-def failing_read() -> Any:
-    names: dict[str, Any] = {"errno": errno, "os": os}
-    exec(compile(_FAILING, "<injected>", "exec"), names)
-    return names["read"]
 
 
 def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(
@@ -35,7 +29,7 @@ def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
 
     class Bad:
-        read = staticmethod(failing_read())
+        read = staticmethod(failing_read)
 
         def __enter__(self) -> Bad:
             return self
@@ -46,7 +40,7 @@ def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(
         patch.setattr(hardlinks, "open", lambda *_, **__: Bad(), raising=False)
         assert not hardlinks.link_same(old, new, known, [b"content"])
     assert not os.path.exists(new)
-    source = (failing_read()() for _ in range(1))
+    source = (failing_read() for _ in range(1))
     with pytest.raises(OSError, match="Input/output"):  # what is to be saved must be readable
         hardlinks.link_same(old, new, known, source)
     assert hardlinks.link_same(old, new, known, [b"content"])
@@ -57,25 +51,21 @@ class _Unasked:
         return False
 
 
-def _decision(policy: when.Decision, index: int) -> SaveDecision:
+def _wanted(monkeypatch: pytest.MonkeyPatch, policy: when.Decision) -> list[Any]:
+    """What each of two processes is told of step 3 where no directory can be listed."""
     unasked: Any = _Unasked()
-    return SaveDecision(policy, Processes(index, 2), unasked, failing_read(), 1.0)
+
+    def ask(processes: Processes) -> Any:
+        try:
+            return SaveDecision(policy, processes, unasked, failing_read, 9.0).wants(3, False)
+        except Exception as error:
+            return type(error)
+
+    return run_all(monkeypatch, Service(), 2, ask)
 
 
 def test_a_listing_that_fails_keeps_no_process_out_of_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[str] = []
-
-    def broadcast(_self: Processes, _tag: str, value: str, **_: Any) -> str:
-        said.append(value)
-        return "3 True"
-
-    monkeypatch.setattr(Processes, "broadcast", broadcast)
-    for index in (0, 1):  # by the number alone: nobody looks
-        assert _decision(when.every_steps(1), index).wants(3, False)
-    assert said == []
-    assert _decision(when.first(), 1).wants(3, False)  # the answer is that of process 0
-    with pytest.raises(OSError, match="Input/output"):
-        _decision(when.first(), 0).wants(3, False)
-    assert said[-1].startswith("3 OSError"), said  # the others hear of it
+    assert _wanted(monkeypatch, when.every_steps(1)) == [True, True]  # by the number: nobody looks
+    assert _wanted(monkeypatch, when.first()) == [OSError, ckpt.CheckpointError]  # both hear of it
