@@ -299,14 +299,6 @@ def is_filter(adapter: Any, only: Any) -> bool:
     return isinstance(adapter, verbs.Filters) and bool(adapter.is_filter(only))
 
 
-def is_held_by_reference(obj: Any) -> bool:
-    """Whether setting the object replaces its leaves and never writes to them. Then the leaves of ``get_state`` can be set back
-    after a failed restore without copying them before.
-    """
-    adapter = adapter_for(obj)
-    return isinstance(adapter, verbs.SetsLeaves) and not isinstance(adapter, verbs.Wants)
-
-
 def copies_of(objects: Sequence[Any]) -> list[Any]:
     """A copy of each object (all of one adapter); None for those that cannot be copied."""
     adapter = adapter_for(objects[0])

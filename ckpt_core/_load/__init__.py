@@ -237,8 +237,8 @@ def restore(
       old and new state never fill memory together. If a checksum fails midway, the new arrays are
       deleted: jax refuses to use the object ("Array has been deleted") until a restore succeeds.
       ``Options(atomic_restore=True)`` reads and verifies everything first, for twice the memory.
-    - Data pipelines are set before arrays are read, so that they prefetch meanwhile. They, and all
-      other objects, are set back to their old state; the error says where that was impossible.
+    - Data pipelines are set before arrays are read, so that they prefetch meanwhile, and other objects at
+      the end. The error names those that were set before the failure: restore into them again.
 
     Args:
         path: the checkpoint directory.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
-from ckpt_core._load.plans import ItemPlan, Undo
+from ckpt_core._load.plans import ItemPlan
 from ckpt_core._options import MIB
 from ckpt_core._tree import Path
 
@@ -21,9 +21,9 @@ _BATCH_BYTES = 128 * MIB
 class InPlace:
     """Sets the live objects of one restore. An array that is set while others are still being read frees the old array that it
     replaces. Memory therefore holds one state plus one batch of the other, at most ``limit_bytes`` and 128 MiB. The price: if
-    the restore fails midway, the object holds parts of two states and cannot be set back; ``give_up`` then deletes its new
-    arrays, so that jax refuses to train on the mix. Objects that are set at the end are set back instead. Every change is noted
-    before it is made: a signal handler may raise between any two lines.
+    the restore fails midway, the object holds parts of two states; ``give_up`` then deletes its new arrays, so that jax refuses
+    to train on the mix. Objects that were set as a whole stay, and the error names them. Every change is noted before it is made: a
+    signal handler may raise between any two lines.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -35,12 +35,12 @@ class InPlace:
         self._begun: dict[str, ItemPlan] = {}  # items whose object was set in part, by name
         self._early: dict[str, Any] = {}  # values of the items that begin() has set
         self._setting = False  # an object is being set
-        self._undos: list[tuple[ItemPlan, Undo | None]] = []  # None: it cannot be set back
+        self._set: list[str] = []  # names of the items whose object was set as a whole
 
     def begin(self, plan: ItemPlan) -> None:
         """Sets an item's object before arrays are read, if it is a data pipeline."""
         if plan.live is not None and plan.live.early:
-            self._undos.append((plan, plan.live.undo()))
+            self._set.append(plan.name)
             self._setting = True
             self._early[plan.item.name] = plan.make([])
             self._setting = False
@@ -87,39 +87,30 @@ class InPlace:
             if plan.item.name in self._early:
                 values.append(self._early[plan.item.name])
                 continue
-            if plan.live is not None:
-                begun = plan.item.name in self._begun
-                self._undos.append((plan, None if begun else plan.live.undo()))
+            if plan.live is not None and plan.item.name not in self._begun:
+                self._set.append(plan.name)
             self._setting = True
             values.append(plan.make(read))
             self._setting = False
         return values
 
     def give_up(self, error: BaseException) -> None:
-        """After a failure, sets objects back where possible and makes the others unusable; notes on the error say what became
-        of each.
-        """
+        """After a failure, makes objects that hold parts of two states unusable; notes on the error say what became of each."""
         if self._setting:
             mark_of_target(error)
-        interrupt: BaseException | None = None
-        for work in (self._delete_new, self._set_back):
-            for _ in range(2):  # an interrupt during this work is raised after the work is done
-                try:
-                    work(error)
-                    break
-                except Exception as failure:
-                    error.add_note(
-                        f"ckpt: cleaning up after the failed restore failed, too: {failure}"
-                    )
-                    break
-                except BaseException as another:
-                    interrupt = another
+        try:
+            self._delete_new(error)
+        except Exception as failure:
+            error.add_note(f"ckpt: cleaning up after the failed restore failed, too: {failure}")
+        if self._set:
+            error.add_note(
+                f"ckpt: {', '.join(self._set)} {'was' if len(self._set) == 1 else 'were'} set before the restore failed, or "
+                "while it did: restore into it again, or create it again, before it is used"
+            )
         if self._begun:
             drop_locals(error)  # a caller that keeps the error must not keep the old arrays alive
         # the error's traceback keeps this object alive, so it must release the old arrays
-        self._begun, self._new, self._undos, self._waiting, self._early = {}, [], [], {}, {}
-        if interrupt is not None:
-            raise interrupt from error
+        self._begun, self._new, self._set, self._waiting, self._early = {}, [], [], {}, {}
 
     def _delete_new(self, error: BaseException) -> None:
         """Deletes the new arrays of objects set in parts, so that jax refuses to use them."""
@@ -146,31 +137,8 @@ class InPlace:
                 "read and verified, for twice the memory"
             )
 
-    def _set_back(self, error: BaseException) -> None:
-        """Sets objects back, the last one first; adds a note to the error where that fails."""
-        while self._undos:
-            plan, undo = self._undos[-1]
-            try:
-                if undo is not None:
-                    undo()
-                elif plan.item.name not in self._begun:
-                    why = "its old state was larger than max_host_bytes, or could not be read"
-                    error.add_note(_mixed_state_note(plan.name, why))
-            except Exception as failure:
-                why = f"setting it back failed: {type(failure).__name__}: {failure}"
-                error.add_note(_mixed_state_note(plan.name, why))
-            self._undos.pop()
-
 
 def _arrays(plan: ItemPlan) -> list[Any]:
     """The jax arrays that the item's objects hold at present."""
     leaves = () if plan.live is None else plan.live.leaves()
     return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-
-
-def _mixed_state_note(name: str, why: str) -> str:
-    """The note for an object that may be left with parts of two states."""
-    return (
-        f"ckpt: {name} may hold parts of two states: the restore failed while it was being set, and {why}. "
-        "Create it again, or restore into it again, before it is used"
-    )

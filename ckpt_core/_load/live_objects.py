@@ -1,23 +1,16 @@
-"""Live objects in targets: finds them, copies them for a load, sets them, and notes their state for an undo."""
+"""Live objects in targets: finds them, copies them for a load, and sets them."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ckpt_core import _adapters
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._load.plans import LiveTarget, Make, Undo
-from ckpt_core._tree import FlatTree, Node, Path, flatten, format_path, importable_type, unflatten
+from ckpt_core._load.plans import LiveTarget, Make
+from ckpt_core._tree import Node, Path, flatten, format_path, importable_type, unflatten
 from ckpt_core.arguments import with_article
-
-_CHANGEABLE = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 @dataclass
@@ -80,46 +73,27 @@ def detached(like: Any) -> Any:
 
 def live_tree(
     like: Any,
-    flat: FlatTree,
     objects: Sequence[tuple[Any, bool]],
-    limit_bytes: int,
     set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None,
 ) -> LiveTarget:
-    """A target that contains live objects, or is one; ``unflatten`` sets them. A restore drops the leaves that it has replaced
-    from ``flat.leaves``, to free their memory. If undoing it needs copies of more than ``limit_bytes``, it is not undone.
-    """
-
-    def undo() -> Undo | None:
-        if all(_adapters.is_held_by_reference(obj) for obj, _ in objects):
-            return functools.partial(unflatten, flat.root, list(flat.leaves))
-        try:
-            now = flatten(like, expand=_adapters.expander(), keep=True)
-        except Exception:
-            return None  # an object without a state yet can still be restored, only not set back
-        return _setting_back(functools.partial(unflatten, now.root), now.leaves, limit_bytes)
+    """A target that contains live objects, or is one; ``unflatten`` sets them."""
 
     def leaves() -> Sequence[Any]:
         return flatten(like, expand=_adapters.expander()).leaves
 
-    return LiveTarget(objects, undo, False, set_parts, leaves)
+    return LiveTarget(objects, False, set_parts, leaves)
 
 
-def live_object(
-    adapter: Any, obj: Any, now: FlatTree, root: Node, limit_bytes: int
-) -> tuple[Make, LiveTarget]:
-    """The functions that set a user's object with ``set_state``, which accepts any saved structure. ``now`` is its state before
-    the restore. ``root`` is the saved structure, with the present container classes where both are equal.
+def live_object(adapter: Any, obj: Any, root: Node) -> tuple[Make, LiveTarget]:
+    """The function that sets a user's object with ``set_state``, which accepts any saved structure. ``root`` is that, with the
+    present container classes where both are equal.
     """
 
     def make(leaves: list[Any]) -> Any:
         adapter.set_state(obj, unflatten(root, leaves, resolve=importable_type))
         return obj
 
-    def set_before(leaves: list[Any]) -> None:
-        adapter.set_state(obj, unflatten(now.root, leaves))
-
-    undo = functools.partial(_setting_back, set_before, now.leaves, limit_bytes)
-    return make, LiveTarget([(obj, False)], undo)
+    return make, LiveTarget([(obj, False)])
 
 
 def pipeline(adapter: Any, obj: Any, state: Any) -> tuple[Make, LiveTarget]:
@@ -129,28 +103,4 @@ def pipeline(adapter: Any, obj: Any, state: Any) -> tuple[Make, LiveTarget]:
         adapter.set_state(obj, state)
         return obj
 
-    def undo() -> Undo:
-        has_position = isinstance(adapter, _adapters.verbs.HasPosition)
-        before = adapter.get_position(obj) if has_position else adapter.get_state(obj)
-        return functools.partial(adapter.set_state, obj, before)
-
-    return make, LiveTarget([(obj, False)], undo, early=True)
-
-
-def _setting_back(
-    set_all: Callable[[list[Any]], object], leaves: Sequence[Any], limit_bytes: int
-) -> Undo | None:
-    """A function that calls ``set_all`` with the present leaves; None if it must copy more than ``limit_bytes``. Numpy arrays
-    and random generators are copied now, as they can be written to; jax arrays are not.
-    """
-    arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
-    if sum(array.nbytes for array in arrays) > limit_bytes:
-        return None
-    return functools.partial(set_all, [_copy_if_writable(leaf) for leaf in leaves])
-
-
-def _copy_if_writable(leaf: Any) -> Any:
-    """A copy of a numpy array or random generator; any other leaf itself."""
-    if isinstance(leaf, np.ndarray):
-        return np.array(leaf)
-    return copy.deepcopy(leaf) if isinstance(leaf, _CHANGEABLE) else leaf
+    return make, LiveTarget([(obj, False)], early=True)

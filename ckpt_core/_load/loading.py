@@ -60,7 +60,7 @@ class Loaded(NamedTuple):
 
 def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
     """Runs a load or restore, on every process that takes part: opens, matches and plans; reads and assembles; applies.
-    ``LoadAgreement`` says where they wait for each other. If it fails, live objects are set back or made unusable. If the
+    ``LoadAgreement`` says where they wait for each other. If it fails, live objects are named or made unusable. If the
     checkpoint is replaced meanwhile, a process that is alone loads the new one. ``step`` is None outside of a Checkpointer.
     """
     options, call = request.options, "load"

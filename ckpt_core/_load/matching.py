@@ -167,10 +167,7 @@ def _plan_strict(
     # an object that is set in parts frees each old array when the new one is set
     placed = request.sharding is not None or set_parts is not None
     targets = {} if found.mismatches else _targets(item, flat, wanted, found, request, placed)
-    target = None
-    if live:
-        as_given = replace(flat, leaves=given)
-        target = live_tree(like, as_given, live, request.options.max_host_bytes, set_parts)
+    target = live_tree(like, live, set_parts) if live else None
     make = functools.partial(unflatten, flat.root)
     return ItemPlan(item, make, target, found.source, given, targets, found, flat.paths)
 
@@ -329,8 +326,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
             and tuple(leaf.shape) == spec.shape
         ):
             (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
-    limit_bytes = request.options.max_host_bytes
-    plan.make, plan.live = live_object(adapter, like, flat, item.root, limit_bytes)
+    plan.make, plan.live = live_object(adapter, like, item.root)
     return plan
 
 

@@ -11,19 +11,15 @@ from ckpt_core._saved import SavedItem
 from ckpt_core._tree import Path
 from ckpt_core._tree.match import Match
 
-Undo = Callable[[], object]
-"""A function that sets live objects back to the state that they had before the restore."""
 Make = Callable[[list[Any]], Any]
 """A function from the leaves of the result, in order, to the value of the item."""
 
 
 @dataclass(frozen=True)
 class LiveTarget:
-    """The live objects in a target, which ``ItemPlan.make`` sets, and how to undo that."""
+    """The live objects in a target, which ``ItemPlan.make`` sets."""
 
     objects: Sequence[tuple[Any, bool]]  # each with whether one target may contain it twice
-    # Notes their present state and returns what sets them back to it; None if that is impossible. Changes nothing itself.
-    undo: Callable[[], Undo | None]
     early: bool = False  # a data pipeline: set first and without leaves, so that it prefetches
     # Of one object that can be set in parts: sets values by path, and returns the arrays that it then holds.
     set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None = None

@@ -42,9 +42,6 @@ class GrainAdapter:
         self._descriptions: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
             weakref.WeakKeyDictionary()
         )
-        self._described_before: weakref.WeakKeyDictionary[
-            Any, weakref.WeakKeyDictionary[Any, dict[str, Any]]
-        ] = weakref.WeakKeyDictionary()
         self._tolerant: weakref.WeakSet[Any] = weakref.WeakSet()
         self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -81,7 +78,7 @@ class GrainAdapter:
             self._descriptions[inner] = _pipeline.describe(inner, WHOLE)
 
     def get_position(self, obj: Any, /) -> dict[str, Any]:
-        """A state for setting the iterator back: no description of the pipeline, no proof."""
+        """Where the iterator stands: no description of the pipeline, no proof."""
         _require_iterator(obj)
         inner = obj.iterator if isinstance(obj, Proven) else obj
         state = _repair.forget_unstarted(inner, obj.get_state())
@@ -163,18 +160,9 @@ class GrainAdapter:
             )
 
     def _remember(self, obj: Any, saved: dict[str, Any] | None) -> None:
-        """Describes the pipeline before it is used, in as much detail as the saved description. ``saved`` is None if a
-        restore is undone, or if Grain's own handler wrote the state.
-        """
+        """Describes the pipeline before it is used, in as much detail as the saved description, None of Grain's own handler."""
         if saved is None:
-            before = self._described_before.pop(obj, None)
-            if before is not None:
-                self._descriptions.pop(obj, None)
-                self._descriptions.update(before)
             return
-        self._described_before[obj] = weakref.WeakKeyDictionary(
-            {obj: self._descriptions[obj]} if obj in self._descriptions else {}
-        )
         detail = _pipeline.detail_of(saved)
         now = self._descriptions.get(obj)
         if now is None or _pipeline.detail_of(now) != detail:

@@ -80,11 +80,9 @@ def test_other_data_is_found_by_the_proof(
     monkeypatch.setattr(sys.modules[__name__], "OFFSET", 1)  # no description shows it
     ckpt.restore(tmp_path / "a", data=make())
     other = with_proof(make())
-    before = take(other, 1)
     with pytest.raises(ckpt.StructureMismatch, match="next element") as caught:
         ckpt.restore(tmp_path / "a", data=other)
     assert "with_proof" in str(caught.value)
-    assert before + take(other, 1) == take(make(), 2)  # set back
 
 
 def test_proof_of_the_end_and_of_nothing(tmp_path: Path, opened: Open) -> None:

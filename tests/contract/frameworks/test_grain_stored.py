@@ -194,20 +194,14 @@ def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) ->
         ckpt.restore(tmp_path / "a", nothing=single)
 
 
-def test_a_pipeline_is_set_back_when_the_arrays_are_damaged(tmp_path: Path, opened: Open) -> None:
-    make = SHAPES["window shuffle"]
-    iterator, second = opened(make()), opened(make())
-    take(iterator, 7), take(second, 7)
-    ckpt.save(tmp_path / "a", weights=np.ones(3), data=iterator, more=second)
+def test_a_pipeline_that_was_set_is_named_when_the_arrays_are_damaged(tmp_path: Path) -> None:
+    data = iter(grain.MapDataset.range(9).to_iter_dataset())
+    ckpt.save(tmp_path / "a", weights=np.ones(3), data=data)
     for file in (tmp_path / "a" / "weights").rglob("d/*"):
         file.write_bytes(file.read_bytes()[::-1])
-    other, log = opened(make()), opened(make())
-    take(other, 2), take(log, 4)
-    with pytest.raises(ckpt.CheckpointCorrupt):
-        ckpt.restore(tmp_path / "a", data=other, weights=np.zeros(3), more=log)
-    expected = take(opened(make()), 9)
-    assert take(other, 5) == expected[2:7]
-    assert take(log, 5) == expected[4:9]
+    with pytest.raises(ckpt.CheckpointCorrupt) as caught:
+        ckpt.restore(tmp_path / "a", data=data, weights=np.zeros(3))
+    assert "data was set before the restore failed" in caught.value.__notes__[0]
 
 
 # ------------------------------------------------------------------------ Grain's and Orbax's files
