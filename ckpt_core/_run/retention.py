@@ -45,7 +45,6 @@ class Retention:
         self._steps = run.steps
         self._backend = run.backend
         self._moves = run.local
-        self._processes = run.processes
         self.policy = policy
         self._options = run.options
         self._unneeded_since: dict[int, float] = {}

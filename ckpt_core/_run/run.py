@@ -102,8 +102,8 @@ class Run:
         self._count = 0  # saves of the lineage
         self._persisted = ""  # token of the last save that the persistent directory got
         self._said_repeated = self.looked = False
-        if not directory.read_only and processes.index == 0:
-            self._retention.clean()
+        if not directory.read_only:
+            self.on_first("open a run", self._retention.clean)
 
     # ------------------------------------------------------------------------------------ save
 
