@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_core._errors import BarrierTimeout, mark_agreed
+from ckpt_core._errors import BarrierTimeout
 from ckpt_core._lazy import jax
 from ckpt_core._processes import wire
 from ckpt_core._processes.jobs import coordination as coordination
@@ -137,9 +137,10 @@ class Round:
         finally:
             _absent.pop(tag, None)
         if answer.failed >= 0:
-            if error is not None:
-                mark_agreed(error, answer.kind)
-            raise error or answer.raised_here(self.where)
+            if error is None or answer.absent:
+                raise answer.raised_here(self.where) from error
+            answer.mark(error)
+            raise error
         if answer.call != self.call:
             raise wire.different_calls(answer.call, self.call, "here")
         return answer.text
@@ -253,7 +254,10 @@ class Round:
                 return found
             absent = self._others_than(self._arrived(client, tag)) or [0]
             if left_secs <= _REPORT_SECS:
-                raise self._timed_out(client, tag, absent)
+                found = wire.try_get(client, wire.answer_key(tag))  # it came after the wait
+                if found is None:
+                    raise self._timed_out(client, tag, absent)
+                return found
             if absent[0] == 0:  # once it has arrived, it says itself which others are late
                 self._report(client, tag, time.monotonic() - began, [0])
 

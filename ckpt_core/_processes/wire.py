@@ -19,9 +19,9 @@ from ckpt_core._errors import (
 )
 from ckpt_core._lazy import jax
 
-_KEPT_ANSWERS = 1024
+_KEPT_ANSWERS = 4096
 """Process 0 deletes an answer when it has given so many more."""
-_MOST_AHEAD = 256
+_MOST_AHEAD = 2048
 """After so many answers for which process 0 waited for nobody, it waits once: no answer is deleted before all have it."""
 
 
@@ -35,14 +35,14 @@ class Said(NamedTuple):
     call: str  # what the process is about to do
     text: str  # the value, or what the others say of the error
     failed: int = -1  # the process whose error it is
-    kind: str = ""  # name of the error's class; empty if not all can go on together after it
+    kind: str = ""  # name of the error's class; empty for an interrupt
     absent: Sequence[int] = ()  # processes that did not come in time
 
     @staticmethod
     def error_of(index: int, call: str, error: BaseException) -> Said:
         """The error of process ``index``, as it is sent to the others."""
         if isinstance(error, NotTogether):
-            return Said(call, str(error), index)
+            return Said(call, str(error), index, "NotTogether")
         if isinstance(error, BarrierTimeout):
             return Said(call, str(error), index, "", [*error.absent])
         kind = kind_of(error)
@@ -66,11 +66,16 @@ class Said(NamedTuple):
         text = f"{where}: {self.text}" if where else self.text
         if self.absent:
             return BarrierTimeout(text, absent=self.absent)
-        if not self.kind:
+        if self.kind == "NotTogether":
             return NotTogether(text)
         error = raised_by_another(self.kind, text)
-        mark_agreed(error, self.kind)
+        self.mark(error)
         return error
+
+    def mark(self, error: BaseException) -> None:
+        """Notes that all processes raise for this failure, unless they cannot go on together after it."""
+        if self.kind and self.kind != "NotTogether":
+            mark_agreed(error, self.kind)
 
 
 def failure_of(everyone: Sequence[Said]) -> Said | None:
@@ -109,10 +114,10 @@ def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int])
     """In which calls the absent processes wait, as the end of a message; empty if in none. ``entries`` are keys and values at the
     coordination service.
     """
-    found: list[str] = []
-    for key, text in entries:
+    found, known = list[str](), dict(entries)
+    for key, text in known.items():
         tag, _, index = key.rpartition(":/")
-        if tag and index.isdigit() and int(index) in absent:
+        if tag and f"{tag}.answer" not in known and index.isdigit() and int(index) in absent:
             found.append(f"process {index} waits at {tag!r}, to {Said.parse(text).call}")
     where = ", ".join(sorted(found)[:5])
     return where and f"; meanwhile {where}: all processes must make the same calls, in one order"

@@ -33,7 +33,7 @@ class SaveDecision:
         self._by_step = bool(getattr(policy, "by_step", False))
         self._agree = processes.count > 1 and not self._by_step
         if self._agree:
-            self._together = processes.round("ask whether to save a step", timeout_secs)
+            self._together = processes.round("decide whether to save a step", timeout_secs)
         self._last: tuple[int, bool] | None = None
         self._newest: int | None = _NOT_LOOKED
         self._last_save_secs = float("-inf")

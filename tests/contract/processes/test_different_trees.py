@@ -121,7 +121,7 @@ REFUSED = {
     ),
     "durable": (
         "lambda path: ckpt.save(path, state(), options=replace(options, durable=index == 0))",
-        ["Options(durable=) on processes [1]", "(False, and True)"],
+        ["Options(durable=) on processes [1]", "True on process 0, and False on process 1"],
     ),
     "overwrite": (
         "lambda path: ckpt.save(path, state(), overwrite=index == 0)",
@@ -133,11 +133,11 @@ REFUSED = {
     ),
     "the path": (
         "lambda path: ckpt.save(f'{path}{index}', state())",
-        ["the path on processes [1]", "1', and '"],
+        ["the path on processes [1]", "0' on process 0, and '"],
     ),
     "the step": (
         "lambda path: ckpt.Checkpointer(path, asynchronous=False).save(index, state())",
-        ["the path on processes [1]", "/1', and '"],
+        ["the path on processes [1]", "/0' on process 0, and '"],
     ),
 }
 
@@ -254,7 +254,7 @@ def test_local_directories(tmp_path: Path) -> None:
         "compression": "a is none on process 0, and zstd on process 1",
         "order": "0 2048 1 2049 on process 1",
         "structure": "m (int) is on process 1, and not on process 0",
-        "step": "the step on processes [1] differs from that on process 0 : 0 on process 0, and 1 on process 1",
+        "step": "the step on processes [1] differs from that on process 0: 0 on process 0, and 1 on process 1",
         "durable": "Options(durable=) on processes [1]",
         "kept": "Options(local_max_to_keep=) on processes [1]",
     }

@@ -47,7 +47,7 @@ def test_errors_have_one_class_on_all_processes(tmp_path: Path) -> None:
             assert error is not None, name
             assert error["type"] == CLASSES[name.partition(" ")[0]], (index, name, error)
     first = told["failed"]["save"]["text"]
-    assert "process 0 cannot save: CheckpointExists" in first
+    assert "process 0 could not save: CheckpointExists" in first
 
 
 # what process 0 alone reads, for its log, the others have not read

@@ -101,7 +101,7 @@ def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path: Path) -> None:
     assert error(second, "second").startswith("OSError")
     assert "process 1 could not save: OSError" in error(first, "second")
     assert error(second, "metadata").startswith("TypeError")
-    assert "process 1 cannot save: TypeError" in error(first, "metadata")
+    assert "process 1 could not save: TypeError" in error(first, "metadata")
     assert error(first, "policy 0") == "ValueError: no step 0"
     assert "process 0 could not decide" in error(second, "policy 0")
     assert "ValueError: no step 0" in error(second, "policy 0")
