@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -205,6 +206,8 @@ class Operation:
             with self.watched(phase):
                 yield
         except BaseException as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                _note_what_is_full(error, self.path)
             self.happened(kind, error=error)
             raise
 
@@ -351,3 +354,12 @@ def _report_if_late(watched: weakref.ref[Operation]) -> None:
 _IDLE_SECS = 5.0
 """So often the watcher looks whether anything is left to be watched."""
 _watcher = _Watcher()
+
+
+def _note_what_is_full(error: OSError, path: str) -> None:
+    """Notes on an error of a full disk that bytes are free, and no inodes."""
+    with contextlib.suppress(OSError, AttributeError):
+        room = os.statvfs(os.path.dirname(path))
+        if room.f_files and not room.f_favail:
+            free = size(room.f_bavail * room.f_frsize)
+            error.add_note(f"ckpt: {free} are free, and no inodes: too many files are on this disk")

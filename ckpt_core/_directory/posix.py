@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Mapping
 
@@ -207,7 +208,7 @@ class PosixBackend(Writing):
                 if old:
                     sync_directory(parent)
                     leftovers.discard(old)
-                os.rename(standing, gone)
+                _move(standing, gone)
             if trash is None:
                 remove_tree(gone)
         except BaseException:
@@ -232,3 +233,16 @@ class PosixBackend(Writing):
         if os.path.lexists(os.path.join(path, _SIGNS[0])):  # the common case, without a listing
             return None
         return leftovers.replaced(path)
+
+
+def _move(path: str, to: str) -> None:
+    """Renames; an error says whose directory it is, as who may write beside it may not move it elsewhere."""
+    try:
+        os.rename(path, to)
+    except PermissionError as error:
+        owner = os.lstat(path).st_uid
+        error.add_note(
+            f"ckpt: {path} belongs to user {owner}, and to move it to {os.path.dirname(to)} this process needs to "
+            f"write in it: its owner allows that by chmod -R g+w {shlex.quote(os.path.dirname(path))}"
+        )
+        raise

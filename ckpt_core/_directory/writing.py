@@ -253,6 +253,11 @@ def _exists(path: str) -> CheckpointExists:
 
 
 def _refuse_if_occupied(path: str, overwrite: bool) -> None:
+    if overwrite and os.path.islink(path):
+        raise CheckpointExists(
+            f"{path} is a link to {os.path.realpath(path)}: overwrite=True would replace the link and leave what it leads to "
+            "as it is. Name that, or remove the link"
+        )
     if os.path.lexists(path) and kind_at(path) != "directory":
         raise CheckpointExists(
             f"{path} is a file: a checkpoint is a directory; choose another path"

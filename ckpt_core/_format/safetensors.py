@@ -49,6 +49,10 @@ DTYPES = {
 """Name of a dtype in the format -> ours. The packed ones (F4, F6) are missing: jax has no such arrays."""
 
 
+_LFS = b"version "
+"""How a file begins that stands for one in the storage of git-lfs."""
+
+
 class Tensor(NamedTuple):
     """One tensor of a file."""
 
@@ -73,6 +77,10 @@ def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
     """
     if len(beginning) < LENGTH_BYTES:
         raise _corrupt(file, f"has {len(beginning)} bytes, and its header alone has more")
+    if beginning.startswith(_LFS):
+        raise CheckpointError(
+            f"{file} is a pointer of git-lfs, not the weights: fetch them with `git lfs pull`"
+        )
     length = int.from_bytes(beginning[:LENGTH_BYTES], "little")
     if length > MOST_HEADER_BYTES:
         raise _corrupt(

@@ -87,7 +87,7 @@ class Lease:
             self.take()
         except (OSError, CheckpointError) as error:
             logger.warning(
-                "%s could not be claimed, so a run that still saves there is not stopped: %s",
+                "%s could not be claimed, so a run that still saves there is not stopped, and saves may fail, too: %s",
                 self._directory,
                 error,
             )

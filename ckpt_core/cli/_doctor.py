@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import platform
+import secrets
 import sys
 import textwrap
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from ckpt_core import _doctor
 from ckpt_core._directory import resolve, traces
 from ckpt_core._directory.probe import Disk, probe_directory
 from ckpt_core._errors import CheckpointError
+from ckpt_core._load import load
 from ckpt_core._options import MIB
-from ckpt_core._platform import ROOTS
+from ckpt_core._platform import ROOTS, WINDOWS
 from ckpt_core._run.lease import OWNER_FILE
+from ckpt_core._save import save
 from ckpt_core._storage import Location, backend_of
 from ckpt_core.cli._steps import steps_in, strays_as_text
 from ckpt_core.cli._text import console, print_json, size
@@ -67,9 +74,27 @@ def _place(
         there = traces(path, OWNER_FILE, {}) if os.path.isdir(path) else []
     else:
         found, there = _doctor.of_store(place), []
+    directory = place.directory if isinstance(place, Disk) else place.url
+    found += [] if WINDOWS and isinstance(place, Disk) else _tried(directory)
     garbage = backend_of(local).garbage(path) if not on_disk or os.path.isdir(path) else []
     strays = strays_as_text(steps_in(path).strays())
     return place, found + _doctor.of_directory(there, garbage, path) + _doctor.of_strays(strays)
+
+
+def _tried(directory: str) -> list[_doctor.Finding]:
+    """A problem if no checkpoint can be saved, loaded and deleted there."""
+    path = f"{directory}/.ckpt-doctor.{secrets.token_hex(8)}"
+    try:
+        save(path, {"x": np.arange(1024)})
+        load(path, as_numpy=True)
+    except (OSError, CheckpointError) as error:
+        unsynced = isinstance(error, OSError) and error.errno == errno.EINVAL
+        cure = ". Options(durable=False) saves there, and survives no power cut" if unsynced else ""
+        return [_doctor.Finding("problem", "save", f"a save fails: {error}{cure}")]
+    finally:
+        with contextlib.suppress(OSError, CheckpointError):
+            backend_of(resolve(path)[1]).delete(path)
+    return []
 
 
 def _devices() -> list[str]:

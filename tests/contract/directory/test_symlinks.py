@@ -173,14 +173,12 @@ def test_retention_takes_the_links(linked: Path, tmp_path: Path):
     assert not any(name.startswith(".ckpt-tmp") for name in os.listdir(linked))
 
 
-def test_overwriting_takes_the_links(linked: Path, tmp_path: Path):
+def test_overwriting_through_a_link_is_refused(linked: Path, tmp_path: Path):
     before = contents(tmp_path / "elsewhere")
-    other = TREE | {"w": np.ones((300, 300), np.float32)}
-    ckpt.save(linked / "0", state=other, overwrite=True)
-    assert_same(ckpt.load(linked / "0")["state"], other)
-    assert contents(tmp_path / "elsewhere") == before
-    assert not (linked / "0").is_symlink()
-    assert not any(name.startswith((".ckpt-tmp", ".ckpt-old")) for name in os.listdir(linked))
+    (tmp_path / "best").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ckpt.CheckpointExists, match="is a link to"):
+        ckpt.save(tmp_path / "best", TREE, overwrite=True)
+    assert contents(tmp_path / "elsewhere") == before and (tmp_path / "best").is_symlink()
 
 
 def test_the_trash_gets_the_links(linked: Path, tmp_path: Path):

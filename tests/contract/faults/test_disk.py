@@ -304,12 +304,52 @@ print(json.dumps([first, run.all_steps(), ckpt.verify(f"{sys.argv[1]}/{first + 2
 """
 
 
-def test_a_file_system_without_locks(tmp_path: Path, run_python: Any) -> None:
-    """Lustre without `flock` and NFS without lockd refuse each lock."""
+UNSYNCED = r"""
+#include <errno.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int fsync(int file) {
+  struct stat found;
+  if (fstat(file, &found) == 0 && S_ISDIR(found.st_mode)) { errno = EINVAL; return -1; }
+  return syscall(SYS_fsync, file);
+}
+"""
+ASKS_THE_DOCTOR = """
+import contextlib, io, json, os, sys
+import ckpt_core as ckpt
+from ckpt_core.cli import main
+code, said, directory = 0, io.StringIO(), sys.argv[1]
+sys.argv = ["ckpt", "doctor", directory, "--mib", "1"]
+with contextlib.redirect_stdout(said):
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+ckpt.save(f"{directory}/quick", {"n": 1}, options=ckpt.Options(durable=False))
+print(json.dumps([code, "durable=False" in said.getvalue(), sorted(os.listdir(directory))]))
+"""
+
+
+def _preloaded(tmp_path: Path, source: str) -> str:
+    """A library that refuses some calls of the system."""
     if (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
         pytest.skip("needs a C compiler")
-    (tmp_path / "locks.c").write_text(NO_LOCKS)
-    library = tmp_path / "locks.so"
-    _command(compiler, "-shared", "-fPIC", "-o", library, tmp_path / "locks.c").check_returncode()
+    (tmp_path / "refuses.c").write_text(source)
+    library = tmp_path / "refuses.so"
+    _command(compiler, "-shared", "-fPIC", "-o", library, tmp_path / "refuses.c").check_returncode()
+    return str(library)
+
+
+def test_directories_that_cannot_be_synced(tmp_path: Path, run_python: Any) -> None:
+    library = _preloaded(tmp_path, UNSYNCED)
+    (tmp_path / "run").mkdir()
+    found = run_python(ASKS_THE_DOCTOR, str(tmp_path / "run"), LD_PRELOAD=library)
+    assert found == [1, True, ["quick"]]
+
+
+def test_a_file_system_without_locks(tmp_path: Path, run_python: Any) -> None:
+    """Lustre without `flock` and NFS without lockd refuse each lock."""
+    library = _preloaded(tmp_path, NO_LOCKS)
     for found in ([0, [1, 2], True], [3, [4, 5], True]):
-        assert run_python(TRAINS, str(tmp_path / "run"), LD_PRELOAD=str(library)) == found
+        assert run_python(TRAINS, str(tmp_path / "run"), LD_PRELOAD=library) == found
