@@ -126,13 +126,17 @@ class Round:
         _absent[tag] = [0] if index else []
         try:
             with self.processes.service_errors(tag):
-                client.key_value_set(f"{wire.values_folder(tag)}{index}", mine.dump())
                 if index == 0:
                     answer, error = self._answer(client, tag, mine, judge, error, waits)
                 else:
+                    client.key_value_set(f"{wire.values_folder(tag)}{index}", mine.dump())
                     answer = Said.parse(self._fetch(client, tag))
         except BarrierTimeout as late:
             late.__cause__ = late.__cause__ or error  # it may be why the others did not come
+            raise
+        except BaseException as raised:
+            if index and not isinstance(raised, Exception):
+                self.refuse(raised)  # the others may go on to another agreement
             raise
         finally:
             _absent.pop(tag, None)
@@ -207,6 +211,7 @@ class Round:
         answers = wire.answers(client)
         waits = waits or answers.far_ahead
         try:
+            client.key_value_set(f"{wire.values_folder(tag)}0", mine.dump())
             everyone = self._everyone(client, tag) if waits else [mine]
             answer = wire.failure_of(everyone)
             if answer is None:
