@@ -39,8 +39,8 @@ from ckpt_core.bench._core import benchmark_options as benchmark_options
 from ckpt_core.bench._measure import Metrics as Metrics
 from ckpt_core.bench._run import RunSettings as RunSettings
 from ckpt_core.bench._run import run_suite as run_suite
+from ckpt_core.bench._schema import ConfigError as ConfigError
 from ckpt_core.bench._settle import settle as settle
-from ckpt_core.bench._yaml import ConfigError as ConfigError
 
 __all__ = [
     "BenchmarkOptions",

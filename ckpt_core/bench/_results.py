@@ -39,9 +39,9 @@ class CaseResult:
     name: str
     label: str
     group: str
-    generator: str
-    config: Mapping[str, Any]
-    varying: Mapping[str, str]
+    generator: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    varying: Mapping[str, str] = field(default_factory=dict[str, str])
     runs: tuple[Run, ...] = ()
     skipped: str | None = None
 
@@ -91,16 +91,6 @@ class SuiteResult:
     def failed(self) -> list[CaseResult]:
         """The cases with at least one run that raised."""
         return [case for case in self.cases if case.errors]
-
-    @property
-    def failures(self) -> list[tuple[str, Run]]:
-        """Each run that raised, after a line about it without its error."""
-        return [
-            (f"{case.group}: {case.label}, {run.kind} run {run.repeat}", run)
-            for case in self.cases
-            for run in case.runs
-            if run.error is not None
-        ]
 
     @property
     def groups(self) -> dict[str, list[CaseResult]]:

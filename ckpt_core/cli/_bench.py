@@ -90,7 +90,7 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
 def _print(result: SuiteResult, comparison: Comparison | None, notices: list[str]) -> None:
     from rich.console import Console
 
-    from ckpt_core.bench._table import print_comparison, print_result
+    from ckpt_core.bench._tables import print_comparison, print_result
 
     # Without a terminal, rich would assume 80 columns and truncate the table.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)

@@ -16,7 +16,6 @@ from ckpt_core.bench._data import abstract, load_onto, total_bytes
 from ckpt_core.bench.generators._save_load import (
     SaveLoadOptions,
     measure_load,
-    notes_of,
     sharded_library,
 )
 
@@ -55,7 +54,7 @@ class Resharding(bench.BenchmarksGenerator):
         loaded = measure_load(metrics, context, Path(path), lambda: load_onto(path, sharding), size)
         if not jax.tree.leaves(loaded):
             raise bench.Skipped(f"{path} holds no leaf")
-        return bench.TestResult(metrics=metrics, notes={"page cache": str(options.page_cache)})
+        return bench.TestResult(metrics=metrics)
 
 
 def _reshard_own(context: bench.TestContext) -> bench.TestResult:
@@ -81,7 +80,7 @@ def _save_then_load(context: bench.TestContext, like: Any, *, resharded: bool) -
     # A process can compare its own shards only: with several, not if the sharding changed.
     if jax.process_count() == 1 or not resharded:
         check_equal(state, loaded)
-    return bench.TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
+    return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
 
 
 def _turned(leaf: Any, mesh: Any) -> Any:

@@ -36,8 +36,6 @@ class Safetensors(FlatLibrary):
 class NumpySavez(FlatLibrary):
     """``numpy.savez``: one zip file without compression, nothing fsynced, loads to numpy."""
 
-    loads_to: ClassVar[str] = "numpy"
-
     def of_leaf(self, leaf: Any) -> Any:
         return np.asarray(leaf)
 
@@ -82,7 +80,6 @@ class Floor(Library):
     bytes has more to do.
     """
 
-    loads_to: ClassVar[str] = "numpy"
     default_durability: ClassVar[str] = "yes"
     skips_fsync: ClassVar[bool] = True
 
