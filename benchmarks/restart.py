@@ -114,7 +114,7 @@ def floor(began: float, folder: str, way: str, leaves: int, side: int) -> list[f
 
 def forget(folder: str) -> str:
     """Takes the files out of the page cache; gives how."""
-    from ckpt_core.bench._settle import drop_page_cache
+    from ckpt_core.bench._machine import drop_page_cache
 
     os.sync()
     try:

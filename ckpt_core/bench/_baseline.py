@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._schema import ConfigError
-from ckpt_core.bench._stats import differ
 from ckpt_core.bench._tags import is_rate
 
 SCHEMA_VERSION = 1
@@ -121,7 +121,7 @@ def compare(result: SuiteResult, path: Path, threshold: float) -> Comparison:
             if before is None:
                 continue
             change = _change(metric, before["median"], summary.median)
-            beyond = differ(before["values"], summary.values)
+            beyond = _differ(before["values"], summary.values)
             is_gated = any(fnmatch(tag, pattern) for pattern in GATED)
             worse = beyond and change > threshold and is_gated
             values = (before["median"], summary.median, change, beyond, worse)
@@ -136,3 +136,24 @@ def _change(metric: str, before: float, now: float) -> float:
     if is_rate(metric):
         return float("inf") if now == 0 else before / now - 1
     return float("inf") if before == 0 else (now - before) / abs(before)
+
+
+def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two means differ by more than chance (Welch's t-test, 95 %); True for single values."""
+    if len(one) < 2 or len(other) < 2:
+        return True
+    if len({*one}) == len({*other}) == 1:  # no variance: the test would divide by zero
+        return one[0] != other[0]
+    from scipy import stats
+
+    # Not ttest_ind, which warns about values that are almost equal.
+    result: Any = stats.ttest_ind_from_stats(
+        statistics.fmean(one),
+        statistics.stdev(one),
+        len(one),
+        statistics.fmean(other),
+        statistics.stdev(other),
+        len(other),
+        equal_var=False,
+    )
+    return bool(result.pvalue < 0.05)

@@ -18,8 +18,8 @@ from ckpt_core._background.threads import start_daemon
 from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
-from ckpt_core.bench._environment import describe_environment
 from ckpt_core.bench._expand import Case, expand
+from ckpt_core.bench._machine import describe_environment, inventory
 from ckpt_core.bench._measure import TRACE_PATH
 from ckpt_core.bench._results import (
     COUNTED,
@@ -31,7 +31,6 @@ from ckpt_core.bench._results import (
     over_hosts,
 )
 from ckpt_core.bench._schema import ConfigError
-from ckpt_core.bench._settle import inventory
 
 AGREEMENT_SECS = 1800.0
 """How long processes wait for the slowest of them after a run."""

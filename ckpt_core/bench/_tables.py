@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ckpt_core.bench._baseline import Comparison
-from ckpt_core.bench._environment import machine_of, warnings_about
 from ckpt_core.bench._jsonl import read_result
+from ckpt_core.bench._machine import machine_of, warnings_about
 from ckpt_core.bench._results import CaseResult, SuiteResult
 
 TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rss_peak_mb"

@@ -15,8 +15,10 @@ SAVE, LOAD, RATE, SIZE, JAX, OTHER = (
 
 _ORBAX, _OLDER, _CACHE = "/jax/orbax/", "/jax/checkpoint/", "/jax/compilation_cache/"
 
-_STAGE = re.compile(r"/jax/(orbax|checkpoint)/(write|read)/(async/)?(\w+?)(_duration)?_secs?")
-"""What Orbax measures of a save or a load."""
+_STAGE = re.compile(
+    r"/jax/(?:orbax/(?:write|read(/async)?)|checkpoint/write(/async))/(\w+?)(?:_duration)?_secs?"
+)
+"""What Orbax measures of a save or a load; each under one of the two names that it reports."""
 
 _TAGS = {
     "/ckpt/snapshot_taken": f"{SAVE}/blocking_s",
@@ -26,6 +28,7 @@ _TAGS = {
     "/ckpt/restored/bytes": f"{SIZE}/load_total_gb",
     f"{_OLDER}write/async/thread_duration_sec": f"{SAVE}/thread_duration_s",
     f"{_OLDER}read/primary_replica_deserialization_duration_secs": f"{LOAD}/primary_deserialization_s",
+    f"{_OLDER}read/broadcast_duration_secs": f"{LOAD}/broadcast_s",
     f"{_OLDER}read/gbytes": f"{SIZE}/load_total_gb",
     f"{_OLDER}read/gbytes_per_sec": f"{RATE}/load_total_gbps",
     f"{_OLDER}sync_global_devices_duration_sec": "7_overhead/sync_global_devices_s",
@@ -52,10 +55,10 @@ def tag_of(event: str) -> str | None:
     if event in _TAGS:
         return _TAGS[event]
     if stage := _STAGE.fullmatch(event):
-        _, verb, in_background, name, _ = stage.groups()
+        of_read, of_write, name = stage.groups()
         # these two are measured in the foreground as well
-        more = "_async" if in_background and name in ("blocking", "total") else ""
-        return f"{SAVE if verb == 'write' else LOAD}/{name}{more}_s"
+        more = "_async" if (of_read or of_write) and name in ("blocking", "total") else ""
+        return f"{LOAD if '/read/' in event else SAVE}/{name}{more}_s"
     # "_time" is a point in time, not a duration
     if not event.startswith((_ORBAX, _OLDER, _CACHE, "/ckpt/")) or event.endswith(
         ("_time", "_started")

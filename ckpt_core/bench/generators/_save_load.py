@@ -13,8 +13,8 @@ from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._collectors import DEFAULT_KEYS
 from ckpt_core.bench._data import abstract, total_bytes
+from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._schema import nearest
-from ckpt_core.bench._settle import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench.libraries import NAMES, Library, library, make_library
 
 # The text of swept options in tables; null, the library's own choice, has none.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ckpt_core.bench._settle import fsync_all
+from ckpt_core.bench._machine import fsync_all
 from ckpt_core.bench.libraries._base import FlatLibrary, Library, check_arrays
 
 
