@@ -11,7 +11,7 @@ import jax
 
 from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._collectors import DEFAULT_KEYS
+from ckpt_core.bench._collectors import DEFAULT_KEYS, GB
 from ckpt_core.bench._data import abstract, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._schema import nearest
@@ -96,9 +96,9 @@ def save_and_load(context: bench.TestContext, state: Any) -> bench.TestResult:
     if not lib.sharded and jax.process_count() > 1:
         raise bench.Skipped(f"{options.library} runs in one process only")
     metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
-    prepared, size = lib.prepare(state), total_bytes(state)
-    measure_save(metrics, lib, path, prepared, size)
-    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like), size)
+    prepared = lib.prepare(state)
+    measure_save(metrics, lib, path, prepared, total_bytes(state))
+    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like))
     check_equal(state, lib.finish(loaded, like))
     return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
 
@@ -133,14 +133,14 @@ def measure_load(
     context: bench.TestContext,
     path: Path,
     load: Callable[[], Any],
-    size: int | None = None,
     name: str = "load",
 ) -> Any:
-    """Measures a load of ``path`` and returns what it loaded, whose arrays count as ``size`` if that is None."""
+    """Measures a load of ``path``, and the throughput by the bytes of what it loaded; returns that."""
     if context.options.page_cache == "cold":
         drop_page_cache(path)
     keys = getattr(context.options, "metric_keys", lambda: None)()
-    with bench.settle(), metrics.measure(name, keys, nbytes=size) as block:
+    with bench.settle(), metrics.measure(name, keys):
         loaded = jax.block_until_ready(load())
-        block.nbytes = total_bytes(loaded) if size is None else size
+    secs = metrics.values[name]["0_basics/time_s"][-1]
+    metrics.add(name, "4_throughput/gb_per_s", total_bytes(loaded) / secs / GB)
     return loaded
