@@ -62,7 +62,8 @@ def restart(began: float, folder: str, way: str, leaves: int, side: int) -> list
     elif way == "torch":
         import torch
 
-        load = lambda: torch.load(path)  # noqa: E731
+        where = "cuda" if torch.cuda.is_available() else "cpu"
+        load = lambda: torch.load(path, map_location=where)  # noqa: E731
     else:
         from orbax.checkpoint import v1 as ocp
 
@@ -113,7 +114,7 @@ def floor(began: float, folder: str, way: str, leaves: int, side: int) -> list[f
 
 def forget(folder: str) -> str:
     """Takes the files out of the page cache; gives how."""
-    from ckpt_core.bench._settle import drop_page_cache
+    from ckpt_core.bench._machine import drop_page_cache
 
     os.sync()
     try:

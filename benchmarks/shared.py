@@ -1,17 +1,16 @@
-"""What the scripts have in common: options, turns, new processes, medians with their spread, tables, plots.
+"""What the scripts have in common: options, turns, new processes, medians with their spread, tables.
 
 A script that measures new processes writes what they do as functions, and imports inside of them what they measure.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,39 +44,18 @@ def options(doc: str | None, *, directory: bool = True, **defaults: Any) -> Any:
     return parser.parse_args()
 
 
-def start(
-    function: Callable[..., Any], *arguments: Any, **environment: str
-) -> subprocess.Popen[str]:
-    """A new process in which a function of a script runs; its last line is what it gives, as JSON."""
+def fresh(function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
+    """What a function of a script gives in a new process, as JSON in its last line; ends the script if it failed."""
     module = Path(str(sys.modules[function.__module__].__file__))
     paths = os.pathsep.join(map(str, [module.parent, *PATHS, *filter(None, sys.path)]))
     inherited = os.environ | {"PYTHONPATH": paths, **environment}
     inherited.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their byte code
     texts = [module.stem, function.__name__, json.dumps(arguments, default=str)]
     command = [sys.executable, "-W", "ignore", "-c", _CHILD, *texts]
-    return subprocess.Popen(command, env=inherited, stdout=subprocess.PIPE, text=True)
-
-
-def result_of(process: subprocess.Popen[str]) -> Any:
-    """What the function of a process gave; ends the script if it failed."""
-    out, _ = process.communicate(timeout=3600)
-    if process.returncode:
-        sys.exit(f"a process ended with {process.returncode}")
-    return json.loads(out.splitlines()[-1])
-
-
-def fresh(function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
-    """What a function of a script gives in a new process."""
-    return result_of(start(function, *arguments, **environment))
-
-
-def free_address() -> str:
-    """An address on this machine at which nobody listens."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    done = subprocess.run(command, env=inherited, stdout=subprocess.PIPE, text=True, timeout=3600)
+    if done.returncode:
+        sys.exit(f"a process ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def import_secs(module: str) -> float:
@@ -137,26 +115,3 @@ def table(names: Sequence[str], rows: Mapping[str, Sequence[object]]) -> None:
     header(*names)
     for name, cells in rows.items():
         row(name, *cells)
-
-
-def lines_of(found: Mapping[str, Sequence[tuple[float, float]]], axes: Any) -> None:
-    """Draws a line with a style of its own for each name."""
-    for (name, points), style in zip(found.items(), ("o-", "s-", "^-", "d--"), strict=True):
-        axes.plot(*zip(*points, strict=True), style, label=name, markersize=5)
-    axes.grid(alpha=0.3)
-
-
-@contextlib.contextmanager
-def plot(path: str, title: str, **layout: Any) -> Iterator[Any]:
-    """Axes to draw on, which are written to a .png or .svg at the end; the same drawing has the same bytes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    matplotlib.rcParams.update({"svg.hashsalt": "ckpt", "svg.fonttype": "none"})  # text is text
-    figure, axes = plt.subplots(layout="constrained", **layout)
-    yield axes
-    figure.savefig(
-        path, dpi=120, metadata={"Title": title} | ({"Date": None} if path.endswith(".svg") else {})
-    )

@@ -36,11 +36,11 @@ from ckpt_core.bench._core import Skipped as Skipped
 from ckpt_core.bench._core import TestContext as TestContext
 from ckpt_core.bench._core import TestResult as TestResult
 from ckpt_core.bench._core import benchmark_options as benchmark_options
+from ckpt_core.bench._machine import settle as settle
 from ckpt_core.bench._measure import Metrics as Metrics
 from ckpt_core.bench._run import RunSettings as RunSettings
 from ckpt_core.bench._run import run_suite as run_suite
-from ckpt_core.bench._settle import settle as settle
-from ckpt_core.bench._yaml import ConfigError as ConfigError
+from ckpt_core.bench._schema import ConfigError as ConfigError
 
 __all__ = [
     "BenchmarkOptions",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench._results import SuiteResult
-from ckpt_core.bench._stats import differ
+from ckpt_core.bench._schema import ConfigError
 from ckpt_core.bench._tags import is_rate
-from ckpt_core.bench._yaml import ConfigError
 
 SCHEMA_VERSION = 1
 GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory/*")
@@ -24,7 +24,6 @@ GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory
 class Delta:
     """One metric of one case; ``change`` is that of the median as a fraction of the baseline, above 0 is worse."""
 
-    case: str
     label: str
     metric: str
     before: float
@@ -58,29 +57,27 @@ class Comparison:
 
 def capture_baseline(result: SuiteResult, directory: Path) -> Path:
     """Writes ``<git sha>.json`` (``unknown.json`` outside of git) and returns its path."""
-    environment = dict(result.environment)
-    name = environment.get("git_sha") or "unknown"
     benchmarks = {
         case.name: {
             "label": f"{case.group}: {case.label}",
             "config": case.config,
             "metrics": {
                 f"{operation}_{metric}": dataclasses.asdict(summary)
-                for operation, metric, summary in case.metrics()
+                for operation, metric, summary in metrics
             },
         }
         for case in result.cases
-        if case.by_operation()
+        if (metrics := case.metrics())
     }
     content = {
         "schema_version": SCHEMA_VERSION,
         "suite_name": result.suite_name,
         "captured_at_unix_secs": time.time(),
-        "environment": environment,
+        "environment": dict(result.environment),
         "benchmarks": benchmarks,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.json"
+    path = directory / f"{result.environment.get('git_sha') or 'unknown'}.json"
     path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
     return path
 
@@ -113,22 +110,22 @@ def compare(result: SuiteResult, path: Path, threshold: float) -> Comparison:
     deltas: list[Delta] = []
     missing: list[str] = []
     for case in result.cases:
-        label = f"{case.group}: {case.label}"
+        label, metrics = f"{case.group}: {case.label}", case.metrics()
         known = baseline["benchmarks"].get(case.name)
         if known is None:
-            missing += [label] if case.metrics() else []
+            missing += [label] if metrics else []
             continue
-        for operation, metric, summary in case.metrics():
+        for operation, metric, summary in metrics:
             tag = f"{operation}_{metric}"
-            if tag not in known["metrics"]:
+            before = known["metrics"].get(tag)
+            if before is None:
                 continue
-            before = known["metrics"][tag]
             change = _change(metric, before["median"], summary.median)
-            beyond = differ(before["values"], summary.values)
+            beyond = _differ(before["values"], summary.values)
             is_gated = any(fnmatch(tag, pattern) for pattern in GATED)
             worse = beyond and change > threshold and is_gated
             values = (before["median"], summary.median, change, beyond, worse)
-            deltas.append(Delta(case.name, label, tag, *values))
+            deltas.append(Delta(label, tag, *values))
     return Comparison(str(path), then.get("git_sha"), threshold, tuple(deltas), tuple(missing))
 
 
@@ -139,3 +136,24 @@ def _change(metric: str, before: float, now: float) -> float:
     if is_rate(metric):
         return float("inf") if now == 0 else before / now - 1
     return float("inf") if before == 0 else (now - before) / abs(before)
+
+
+def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two means differ by more than chance (Welch's t-test, 95 %); True for single values."""
+    if len(one) < 2 or len(other) < 2:
+        return True
+    if len({*one}) == len({*other}) == 1:  # no variance: the test would divide by zero
+        return one[0] != other[0]
+    from scipy import stats
+
+    # Not ttest_ind, which warns about values that are almost equal.
+    result: Any = stats.ttest_ind_from_stats(
+        statistics.fmean(one),
+        statistics.stdev(one),
+        len(one),
+        statistics.fmean(other),
+        statistics.stdev(other),
+        len(other),
+        equal_var=False,
+    )
+    return bool(result.pvalue < 0.05)

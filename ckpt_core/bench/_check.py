@@ -27,28 +27,19 @@ def check_equal(expected: Any, found: Any) -> None:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, jax.Array) and not one.is_fully_addressable:
-        theirs = {str(shard.index): shard for shard in other.addressable_shards}
-        return one.shape == other.shape and all(
-            str(shard.index) in theirs and _same_host(shard.data, theirs[str(shard.index)].data)
-            for shard in one.addressable_shards
+        ours, theirs = (
+            {str(shard.index): shard.data for shard in array.addressable_shards}
+            for array in (one, other)
         )
-    return _same_host(one, other)
-
-
-def _same_host(one: Any, other: Any) -> bool:
+        return one.shape == other.shape and all(
+            index in theirs and _same(data, theirs[index]) for index, data in ours.items()
+        )
     a, b = np.asarray(one), np.asarray(other)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return a.tobytes() == b.tobytes() if a.dtype.hasobject else _same_bytes(a, b)
+    # of bytes, NaN is equal to the same NaN, and -0.0 is not 0.0
+    return np.array_equal(_bytes_of(a), _bytes_of(b))
 
 
-def _same_bytes(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
-    """Bit for bit: NaN is equal to the same NaN, and -0.0 is not 0.0."""
-    flat_a, flat_b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
-    return all(
-        np.array_equal(flat_a[start : start + _PIECE], flat_b[start : start + _PIECE])
-        for start in range(0, flat_a.size, _PIECE)
-    )
-
-
-_PIECE = 1 << 24  # numpy needs a temporary byte for each byte that it compares
+def _bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

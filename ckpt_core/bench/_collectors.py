@@ -7,11 +7,12 @@ inner block does not disturb the numbers of the outer one.
 
 from __future__ import annotations
 
-import threading
+import functools
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
+from ckpt_core.bench._schema import nearest
 from ckpt_core.bench._tags import is_rate, tag_of
 
 MB, GB, GIB = 1e6, 1e9, 2**30
@@ -25,36 +26,28 @@ def wall_time() -> Callable[[], Numbers]:
     return lambda: {"0_basics/time_s": time.perf_counter() - start}
 
 
-class Rss:
+def rss() -> Callable[[], Numbers]:
     """Host memory: the growth, and the peak above the start if the kernel can reset its peak."""
+    peaks = _peaks()
+    peaks.append(resident()[1])  # of the blocks around this one, before the kernel forgets it
+    is_exact = reset_peak()
+    begin, (start, _) = len(peaks), resident()
 
-    # The open blocks. Before a block resets the kernel's peak, it is recorded in all of them.
-    _open: ClassVar[list[Rss]] = []
-    _lock = threading.Lock()
-
-    def __init__(self) -> None:
-        with Rss._lock:
-            self._share_peak()
-            self._exact = reset_peak()
-            self._start, _ = resident()
-            self._peak = self._start
-            Rss._open.append(self)
-
-    def stop(self) -> Numbers:
-        with Rss._lock:
-            self._share_peak()
-            Rss._open.remove(self)
-            end, _ = resident()
-        found = {"0_basics/host_rss_diff_mb": (end - self._start) / MB}
-        if self._exact:
-            found["0_basics/host_rss_peak_mb"] = max(0, self._peak - self._start) / MB
+    def stop() -> Numbers:
+        end, peak = resident()
+        peaks.append(peak)
+        found = {"0_basics/host_rss_diff_mb": (end - start) / MB}
+        if is_exact:
+            found["0_basics/host_rss_peak_mb"] = max(0, max(peaks[begin:]) - start) / MB
         return found
 
-    @staticmethod
-    def _share_peak() -> None:
-        _, peak = resident()
-        for block in Rss._open:
-            block._peak = max(block._peak, peak)
+    return stop
+
+
+@functools.cache
+def _peaks() -> list[int]:
+    """The peaks of this process, one for each time between two at which a block began or ended."""
+    return []
 
 
 def resident() -> tuple[int, int]:
@@ -84,23 +77,15 @@ def reset_peak() -> bool:
     return True
 
 
-class JaxMonitoring:
+def jax_monitoring() -> Callable[[], Numbers]:
     """Events of jax, Orbax and ckpt: counts, and sums of durations and sizes over the block."""
+    events = _events()
+    begin = len(events)
 
-    _open: ClassVar[list[JaxMonitoring]] = []
-    _lock = threading.Lock()
-    _listening = False
-
-    def __init__(self) -> None:
-        self._sums: Numbers = {}
-        with JaxMonitoring._lock:
-            JaxMonitoring._listen()
-            JaxMonitoring._open.append(self)
-
-    def stop(self) -> Numbers:
-        with JaxMonitoring._lock:
-            JaxMonitoring._open.remove(self)
-            found = dict(self._sums)
+    def stop() -> Numbers:
+        found: Numbers = {}
+        for tag, value in events[begin:]:
+            found[tag] = value if is_rate(tag) else found.get(tag, 0.0) + value
         blocking, total = (
             found.get(f"2_save_breakdown/{name}_s") for name in ("blocking", "total")
         )
@@ -112,35 +97,27 @@ class JaxMonitoring:
             found["8_jax/cache_hit_rate"] = hits / asked
         return found
 
-    def _add(self, tag: str, value: float) -> None:
-        self._sums[tag] = value if is_rate(tag) else self._sums.get(tag, 0.0) + value
+    return stop
 
-    @classmethod
-    def _listen(cls) -> None:
-        """Registers one set of listeners for the whole process, at the first use."""
-        if cls._listening:
-            return
-        import jax
 
-        jax.monitoring.register_event_listener(lambda event, **_: cls._add_to_open(event, 1.0))
-        jax.monitoring.register_event_duration_secs_listener(
-            lambda event, duration_secs, **_: cls._add_to_open(event, duration_secs)
-        )
-        jax.monitoring.register_scalar_listener(
-            lambda event, value, **_: cls._add_to_open(event, float(value))
-        )
-        cls._listening = True
+@functools.cache
+def _events() -> list[tuple[str, float]]:
+    """Metric and value of every event from the first call on; any thread may report one."""
+    import jax
 
-    @classmethod
-    def _add_to_open(cls, event: str, value: float) -> None:
-        tag = tag_of(event) if cls._open else None
-        if tag is None:
-            return
-        if event.endswith("/bytes"):
-            value /= GIB
-        with cls._lock:  # any thread may report an event
-            for block in cls._open:
-                block._add(tag, value)
+    found: list[tuple[str, float]] = []
+
+    def note(event: str, value: float) -> None:
+        tag = tag_of(event)
+        if tag is not None:
+            found.append((tag, value / GIB if event.endswith("/bytes") else float(value)))
+
+    jax.monitoring.register_event_listener(lambda event, **_: note(event, 1.0))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: note(event, duration_secs)
+    )
+    jax.monitoring.register_scalar_listener(lambda event, value, **_: note(event, value))
+    return found
 
 
 def device_memory() -> Callable[[], Numbers]:
@@ -198,8 +175,7 @@ def tracemalloc() -> Callable[[], Numbers]:
     import tracemalloc
 
     was_on = tracemalloc.is_tracing()
-    if not was_on:
-        tracemalloc.start()
+    tracemalloc.start()
     start, _ = tracemalloc.get_traced_memory()
     if not was_on:
         tracemalloc.reset_peak()
@@ -217,19 +193,17 @@ COLLECTORS: dict[str, Collector] = {
     "tracemalloc": tracemalloc,
     "tensorstore": tensorstore,
     "device_memory": device_memory,
-    "jax_monitoring": lambda: JaxMonitoring().stop,
-    "rss": lambda: Rss().stop,
+    "jax_monitoring": jax_monitoring,
+    "rss": rss,
     "time": wall_time,  # last, so that it starts last and stops first
 }
 DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory", "tensorstore")
 
 
-def chosen(keys: Any) -> list[Collector]:
+def chosen(keys: Iterable[str] | None) -> list[Collector]:
     """The collectors for the keys, in the order in which they start."""
     wanted = DEFAULT_KEYS if keys is None else tuple(keys)
     for key in wanted:
         if key not in COLLECTORS:
-            from ckpt_core.bench._yaml import nearest
-
             raise ValueError(f"no metric {key!r}{nearest(key, COLLECTORS)}")
     return [collector for key, collector in COLLECTORS.items() if key in wanted]

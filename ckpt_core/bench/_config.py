@@ -8,17 +8,14 @@ the generators. ckpt adds ``warmup_repeats``, ``order``, ``steady_memory``,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from ckpt_core.bench._yaml import Is, Natural, Positive, Reader, Text, read_yaml
+from ckpt_core.bench._schema import Is, Natural, Positive, Reader, Text, nearest, read_yaml
 
-PATHWAYS = (
-    "Pathways is not supported: ckpt runs wherever plain jax and jax.distributed do; "
-    "leave the key out or set it to false"
-)
+_PATHWAYS = "Pathways is not supported: leave the key out or set it to false"
 
 
 def _is_dtype(value: str) -> bool:
@@ -63,15 +60,42 @@ class PlainSpec:
     kind: str
 
 
+def _leaf(reader: Reader, given: Any, where: str) -> Any:
+    """An array, ``int``, ``str``, or a mapping of these."""
+    if isinstance(given, str):
+        if given not in ("int", "str"):
+            reader.complain(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
+        return PlainSpec(given)
+    is_array = not isinstance(given, dict) or not given or {"dtype", "shape"} & set(given)
+    if is_array or not all(isinstance(one, dict | str) for one in given.values()):
+        return reader.make(where, given, ArraySpec)
+    return _leaves(reader, given, where)
+
+
+def _leaves(reader: Reader, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {name: _leaf(reader, one, f"{where}.{name}") for name, one in given.items()}
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
 
+    REFUSED: ClassVar = {"load_with_colocated_python": _PATHWAYS}
+
     name: Text = ""
-    spec: Annotated[Mapping[str, Any] | None, Is("a mapping of names to arrays")] = None
+    spec: Annotated[Mapping[str, Any], Is("a mapping of names to arrays", read=_leaves)] | None = (
+        None
+    )
     path: Text | None = None
     random_seed: Natural = 0
     sharding_config_path: Text | None = None
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with values that fit one by one."""
+        if self.spec is not None and self.path is not None:
+            yield "spec: there is a path as well; give exactly one"
+        if self.sharding_config_path is not None and self.path is None:
+            yield "sharding_config_path needs path"
 
 
 @dataclass(frozen=True)
@@ -83,6 +107,13 @@ class MeshConfig:
     dcn_parallelism: _Degrees | None = None
     allow_split_physical_axes: bool = False
     process_is_granule: bool = False
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with values that fit one by one."""
+        for key in ("ici_parallelism", "dcn_parallelism"):
+            for axis in getattr(self, key) or {}:
+                if axis not in self.mesh_axes:
+                    yield f"{key}: the mesh_axes lack {axis!r}{nearest(axis, self.mesh_axes)}"
 
     @property
     def label(self) -> str:
@@ -113,7 +144,8 @@ class SuiteConfig:
         remove_repeated_dir: delete the files of each run when it ends.
     """
 
-    file: str
+    REFUSED: ClassVar = {"simdevice": _PATHWAYS}
+
     suite_name: Text
     benchmarks: Annotated[tuple[BenchmarkConfig, ...], _SOME]
     num_repeats: Positive = 1
@@ -121,10 +153,36 @@ class SuiteConfig:
     order: Literal["interleaved", "sequential"] = "interleaved"
     steady_memory: bool = False
     remove_repeated_dir: bool = False
-    checkpoints: tuple[CheckpointConfig, ...] = (CheckpointConfig(),)
-    meshes: tuple[MeshConfig | None, ...] = (None,)
+    checkpoint_config: CheckpointConfig | None = None
+    checkpoint_configs: Annotated[tuple[CheckpointConfig, ...], _SOME] = ()
+    mesh_config: MeshConfig | None = None
+    mesh_configs: Annotated[tuple[MeshConfig, ...], _SOME] = ()
     baseline_capture_path: Text | None = None
     baseline_path: Text | None = None
+    file: str = "<suite>"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with values that fit one by one."""
+        for key in ("checkpoint_config", "mesh_config"):
+            if getattr(self, key) is not None and getattr(self, f"{key}s"):
+                yield f"give {key} or {key}s, not both"
+
+    @property
+    def checkpoints(self) -> tuple[CheckpointConfig, ...]:
+        """What to save; of several, each has a name, by which tables distinguish them."""
+        if not self.checkpoint_configs:
+            return (self.checkpoint_config or CheckpointConfig(),)
+        if len(self.checkpoint_configs) == 1:
+            return self.checkpoint_configs
+        return tuple(
+            replace(one, name=one.name or f"checkpoint {n}")
+            for n, one in enumerate(self.checkpoint_configs)
+        )
+
+    @property
+    def meshes(self) -> tuple[MeshConfig | None, ...]:
+        """The meshes to run on; None is all that a case without one has."""
+        return self.mesh_configs or (self.mesh_config,)
 
 
 def load_suite(path: str | os.PathLike[str]) -> SuiteConfig:
@@ -148,94 +206,8 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
     Raises:
         ConfigError: the text has errors; lists all of them, each with its key.
     """
-    given = read_yaml(text, file)
     reader = Reader(file)
-    but = ("file", "checkpoints", "meshes")
-    found = reader.fields(given, "", SuiteConfig, *_ELSEWHERE, but=but)
-    if not isinstance(given, dict):
-        reader.finish()
-    if given.get("simdevice") is not None:
-        reader.complain(f"simdevice: {PATHWAYS}")
-    checkpoints = _one_or_many(reader, given, "checkpoint_config", _checkpoint)
-    meshes = _one_or_many(reader, given, "mesh_config", _mesh)
-    if "benchmarks" in found:
-        found["benchmarks"] = _each(reader, given, "benchmarks", _benchmark)
+    suite = reader.make("", read_yaml(text, file), SuiteConfig, but=["file"])
     reader.finish()
-    found |= {"checkpoints": _named(checkpoints) or (CheckpointConfig(),)}
-    return SuiteConfig(file=file, meshes=meshes or (None,), **found)
-
-
-_ELSEWHERE = ("checkpoint_config", "checkpoint_configs", "mesh_config", "mesh_configs", "simdevice")
-
-
-def _one_or_many(reader: Reader, given: Mapping[str, Any], key: str, parse: Any) -> tuple[Any, ...]:
-    """The parsed values under ``key`` (one) or ``<key>s`` (a list); giving both is an error."""
-    many = f"{key}s"
-    if key in given and many in given:
-        reader.complain(f"give {key} or {many}, not both")
-    elif key in given:
-        return (parse(reader, given[key], key),)
-    elif many in given and reader.value(many, given[many], Annotated[tuple[Any, ...], _SOME]):
-        return _each(reader, given, many, parse)
-    return ()
-
-
-def _each(reader: Reader, given: Mapping[str, Any], key: str, parse: Any) -> tuple[Any, ...]:
-    return tuple(parse(reader, one, f"{key}[{index}]") for index, one in enumerate(given[key]))
-
-
-def _named(checkpoints: tuple[CheckpointConfig, ...]) -> tuple[CheckpointConfig, ...]:
-    """The checkpoints, of several each with a name, by which tables distinguish them."""
-    return tuple(
-        replace(one, name=one.name or (f"checkpoint {n}" if len(checkpoints) > 1 else ""))
-        for n, one in enumerate(checkpoints)
-    )
-
-
-def _checkpoint(reader: Reader, given: Any, where: str) -> CheckpointConfig:
-    pathways = "load_with_colocated_python"
-    found = reader.fields(given, where, CheckpointConfig, pathways)
-    spec, path = found.get("spec"), found.get("path")
-    if spec is not None and path is not None:
-        reader.complain(f"{where} has spec and path; give exactly one")
-    if found.get("sharding_config_path") is not None and path is None:
-        reader.complain(f"{where}.sharding_config_path needs path")
-    if isinstance(given, dict) and given.get(pathways):
-        reader.complain(f"{where}.{pathways}: {PATHWAYS}")
-    if spec is not None:
-        found["spec"] = _spec(reader, spec, f"{where}.spec")
-    return CheckpointConfig(**found)
-
-
-def _spec(reader: Reader, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    return {name: _leaf(reader, one, f"{where}.{name}") for name, one in given.items()}
-
-
-def _leaf(reader: Reader, given: Any, where: str) -> Any:
-    if isinstance(given, str):
-        if given not in ("int", "str"):
-            reader.complain(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
-        return PlainSpec(given)
-    children = given.values() if isinstance(given, dict) else ()
-    is_array = not children or {"dtype", "shape"} & set(given)
-    if not is_array and all(isinstance(one, dict | str) for one in children):
-        return _spec(reader, given, where)
-    # where there are problems, nobody gets the array
-    defaults: dict[str, Any] = {"dtype": "float32", "shape": ()}
-    return ArraySpec(**(defaults | reader.fields(given, where, ArraySpec)))
-
-
-def _mesh(reader: Reader, given: Any, where: str) -> MeshConfig:
-    found = reader.fields(given, where, MeshConfig)
-    axes = found["mesh_axes"] = found.get("mesh_axes", ())
-    for key in ("ici_parallelism", "dcn_parallelism"):
-        if axes:
-            known = f"{where}.{key}: the mesh_axes lack"
-            reader.unknown(found.get(key) or {}, axes, known)
-    found["ici_parallelism"] = found.get("ici_parallelism") or {}
-    return MeshConfig(**found)
-
-
-def _benchmark(reader: Reader, given: Any, where: str) -> BenchmarkConfig:
-    found = reader.fields(given, where, BenchmarkConfig)
-    return BenchmarkConfig(found.get("generator", ""), found.get("options"))
+    assert suite is not None  # or there was a problem
+    return replace(suite, file=file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import ckpt_core as ckpt
 from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig, PlainSpec
 from ckpt_core.bench._core import Skipped
-from ckpt_core.bench._yaml import ConfigError, nearest
+from ckpt_core.bench._schema import ConfigError, nearest
 
 
 def make_mesh(config: MeshConfig | None) -> Any:
@@ -66,19 +67,14 @@ def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, An
         elif entry.count is None:
             tree[name] = (_numbers(entry, rng), entry.sharding)
         else:
-            width = len(str(entry.count - 1))
-            tree[name] = {
-                f"{index:0{width}}": (_numbers(entry, rng), entry.sharding)
-                for index in range(entry.count)
-            }
+            width, one = len(str(entry.count - 1)), replace(entry, count=None)
+            tree[name] = _generate({f"{n:0{width}}": one for n in range(entry.count)}, rng)
     return tree
 
 
 def _numbers(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """Normally distributed, like weights, so that compression ratios are realistic."""
     dtype = jax.numpy.dtype(spec.dtype)
-    if dtype == np.bool_:
-        return rng.integers(0, 2, spec.shape).astype(dtype)
     if np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
         return rng.integers(info.min, info.max, spec.shape, dtype=dtype, endpoint=True)

@@ -8,105 +8,90 @@ import importlib
 import itertools
 import json
 import typing
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
 from ckpt_core.bench._results import CaseResult
-from ckpt_core.bench._yaml import Reader, nearest
+from ckpt_core.bench._schema import Reader, nearest
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One combination; its ``name`` is stable over runs and revisions, its ``label`` the difference to the others of its ``group``."""
+    """What runs for one combination, and its result before the first run."""
 
-    name: str
-    label: str
-    group: str
+    result: CaseResult
     generator: type[BenchmarksGenerator]
     options: BenchmarkOptions
     checkpoint: CheckpointConfig
     mesh: MeshConfig | None
-    varying: Mapping[str, str]
-    skipped: str | None = None
-
-    def before_runs(self) -> CaseResult:
-        """Its result so far."""
-        return CaseResult(
-            name=self.name,
-            label=self.label,
-            group=self.group,
-            generator=f"{self.generator.__module__}.{self.generator.__qualname__}",
-            config={
-                "options": dataclasses.asdict(self.options),
-                "checkpoint": dataclasses.asdict(self.checkpoint),
-                "mesh": self.mesh and dataclasses.asdict(self.mesh),
-            },
-            varying=self.varying,
-            skipped=self.skipped,
-        )
 
 
 def expand(suite: SuiteConfig) -> tuple[Case, ...]:
-    """Every combination of a suite; invalid ones have the reason in ``skipped``."""
+    """Every combination of a suite once; invalid ones have the reason in ``result.skipped``."""
     reader = Reader(suite.file)
-    cases: list[Case] = []
-    for config in suite.benchmarks:
-        generator = _import_generator(reader, config)
-        if generator is None:
-            continue
-        axes = _axes(reader, config, generator.options_class)
-        for checkpoint, mesh in itertools.product(suite.checkpoints, suite.meshes):
-            cases += _cases(generator, axes, checkpoint, mesh)
+    axes_of = [_axes(reader, config) for config in suite.benchmarks]
     reader.finish()
-    return _labelled(cases)
+    cases: dict[str, Case] = {}
+    for generator, axes in filter(None, axes_of):
+        for checkpoint, mesh in itertools.product(suite.checkpoints, suite.meshes):
+            for values in itertools.product(*axes.values()):
+                options = generator.options_class(**dict(zip(axes, values, strict=True)))
+                case = _case(generator, options, checkpoint, mesh)
+                cases[case.result.name] = case
+    groups: dict[str, list[BenchmarkOptions]] = {}
+    for case in cases.values():
+        groups.setdefault(case.result.group, []).append(case.options)
+    return tuple(_labelled(case, groups[case.result.group]) for case in cases.values())
+
+
+def _axes(
+    reader: Reader, config: BenchmarkConfig
+) -> tuple[type[BenchmarksGenerator], dict[str, list[Any]]] | None:
+    """The generator, and option -> its values, in the order of the fields; checks them against their types."""
+    generator = _import_generator(reader, config)
+    if generator is None:
+        return None
+    options = generator.options_class
+    hints = typing.get_type_hints(options, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    given = config.options or {}
+    reader.unknown(given, fields, f"{options.__name__} has no option")
+    axes: dict[str, list[Any]] = {}
+    for name, field in fields.items():
+        value = given[name] if name in given else _default(field)
+        axes[name] = values = list(value) if isinstance(value, list) else [value]
+        where = f"{config.generator}: {name}"
+        if not values:
+            reader.complain(f"{where} is an empty list: nothing would run")
+        for one in values if name in given else ():
+            reader.value(where, one, hints[name])
+    return generator, axes
 
 
 def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[BenchmarksGenerator] | None:
     module_name, _, name = config.generator.rpartition(".")
-    if not module_name:
-        module_name = "ckpt_core.bench.generators"
+    module_name = module_name or "ckpt_core.bench.generators"
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         reader.complain(f"generator: cannot import {module_name}: {error}")
         return None
     found = getattr(module, name, None)
-    if isinstance(found, type) and issubclass(found, BenchmarksGenerator):
+    if _is_generator(found):
         return found
-    there = [
-        key
-        for key, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, BenchmarksGenerator)
-        and value is not BenchmarksGenerator
-    ]
+    there = [key for key, value in vars(module).items() if _is_generator(value)]
     what = "has no class" if found is None else "has no BenchmarksGenerator"
     reader.complain(f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
     return None
 
 
-def _axes(
-    reader: Reader, config: BenchmarkConfig, options: type[BenchmarkOptions]
-) -> dict[str, list[Any]]:
-    """Option -> its values, in the order of the class's fields; checks them against its types."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(options)}
-    given = config.options or {}
-    reader.unknown(given, fields, f"{options.__name__} has no option")
-    where = f"{config.generator}: "
-    axes: dict[str, list[Any]] = {}
-    for name, field in fields.items():
-        value = given[name] if name in given else _default(field)
-        axes[name] = values = list(value) if isinstance(value, list) else [value]
-        if name not in given:
-            continue
-        if not values:
-            reader.complain(f"{where}{name} is an empty list: nothing would run")
-        for one in values:
-            reader.value(where + name, one, hints[name])
-    return axes
+def _is_generator(value: Any) -> typing.TypeGuard[type[BenchmarksGenerator]]:
+    return (
+        isinstance(value, type)
+        and issubclass(value, BenchmarksGenerator)
+        and value is not BenchmarksGenerator
+    )
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -117,51 +102,41 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     raise TypeError(f"option {field.name!r} has no default; every option of a benchmark needs one")
 
 
-def _cases(
+def _case(
     generator: type[BenchmarksGenerator],
-    axes: Mapping[str, list[Any]],
+    options: BenchmarkOptions,
     checkpoint: CheckpointConfig,
     mesh: MeshConfig | None,
-) -> Iterator[Case]:
+) -> Case:
+    """A case whose name is the same in every run and revision."""
     title = generator.__name__
-    parts = (title, checkpoint.name, mesh.label if mesh else "")
-    for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        options = generator.options_class(**chosen)
-        identity = json.dumps(
-            [chosen, dataclasses.asdict(checkpoint), mesh and dataclasses.asdict(mesh)],
-            sort_keys=True,
-            default=str,
-        )
-        reason = None
-        if not options.is_valid():
-            reason = options.problem() or f"{generator.options_class.__name__}.is_valid() says no"
-        yield Case(
-            name=f"{title}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
-            label=title,
-            group=", ".join(part for part in parts if part),
-            generator=generator,
-            options=options,
-            checkpoint=checkpoint,
-            mesh=mesh,
-            varying={},
-            skipped=reason,
-        )
+    config = {
+        "options": dataclasses.asdict(options),
+        "checkpoint": dataclasses.asdict(checkpoint),
+        "mesh": mesh and dataclasses.asdict(mesh),
+    }
+    identity = json.dumps([*config.values()], sort_keys=True, default=str)
+    reason = None
+    if not options.is_valid():
+        reason = options.problem() or f"{type(options).__name__}.is_valid() says no"
+    result = CaseResult(
+        name=f"{title}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
+        label=title,
+        group=", ".join(filter(None, (title, checkpoint.name, mesh and mesh.label))),
+        generator=f"{generator.__module__}.{generator.__qualname__}",
+        config=config,
+        skipped=reason,
+    )
+    return Case(result, generator, options, checkpoint, mesh)
 
 
-def _labelled(cases: list[Case]) -> tuple[Case, ...]:
-    """Labels each case by the options that differ within its group; drops duplicate cases."""
-    distinct = list({case.name: case for case in cases}.values())
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for case in distinct:
-        groups.setdefault(case.group, []).append(dataclasses.asdict(case.options))
-    labelled: list[Case] = []
-    for case in distinct:
-        varying = {
-            name: str(value)
-            for name, value in dataclasses.asdict(case.options).items()
-            if any(other.get(name) != value for other in groups[case.group])
-        }
-        label = ", ".join(filter(None, map(case.options.label, varying)))
-        labelled.append(dataclasses.replace(case, varying=varying, label=label or case.label))
-    return tuple(labelled)
+def _labelled(case: Case, group: list[BenchmarkOptions]) -> Case:
+    """The case with a label of the options that differ within its group."""
+    varying = {
+        name: str(value)
+        for name, value in vars(case.options).items()
+        if any(vars(other).get(name) != value for other in group)
+    }
+    label = ", ".join(filter(None, map(case.options.label, varying)))
+    result = dataclasses.replace(case.result, varying=varying, label=label or case.result.label)
+    return dataclasses.replace(case, result=result)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_core._format.plain_json import strict_json
 from ckpt_core.bench._results import CaseResult, Run, SuiteResult
-from ckpt_core.bench._yaml import ConfigError
+from ckpt_core.bench._schema import ConfigError
 
 FILE = "results.jsonl"
 
@@ -26,7 +26,7 @@ class JsonLines:
 
     def run(self, case: CaseResult, run: Run) -> None:
         """One run, with the values of every process."""
-        record = dataclasses.asdict(run)
+        record = asdict(run)
         self._write("run", {"label": case.label, "group": case.group, **record})
 
     def finish(self, result: SuiteResult) -> None:
@@ -41,10 +41,11 @@ class JsonLines:
 
 
 def _case_record(case: CaseResult) -> dict[str, Any]:
-    statistics: dict[str, dict[str, Any]] = {}
-    for operation, metric, summary in case.metrics():
-        statistics.setdefault(operation, {})[metric] = dataclasses.asdict(summary)
     names = ("label", "group", "generator", "config", "notes", "skipped", "errors")
+    statistics = {
+        operation: {metric: asdict(summary) for metric, summary in metrics.items()}
+        for operation, metrics in case.by_operation().items()
+    }
     return {"case": case.name, **{n: getattr(case, n) for n in names}, "statistics": statistics}
 
 
@@ -64,34 +65,18 @@ def _result(records: Sequence[Mapping[str, Any]]) -> SuiteResult:
     environment = dict(records[0])
     # Records of cases come last, in the order of the suite: that order is the order of the tables.
     named = [one for kind in ("case", "run") for one in records if one["record"] == kind]
-    runs: dict[str, list[Run]] = {one["case"]: [] for one in named}
-    first = {one["case"]: one for one in reversed(named)}
+    found = {one["case"]: CaseResult(one["case"], one["label"], one["group"]) for one in named}
     for record in named:
         if record["record"] == "run":
-            runs[record["case"]].append(_run(record))
-    cases = tuple(
-        CaseResult(
-            name=name,
-            label=first[name]["label"],
-            group=first[name]["group"],
-            generator=first[name].get("generator", ""),
-            config=first[name].get("config", {}),
-            varying={},
-            runs=tuple(found),
-            skipped=first[name].get("skipped"),
-        )
-        for name, found in runs.items()
-    )
-    return SuiteResult(
-        environment.pop("suite_name"), environment, cases, records[-1].get("interrupted", True)
-    )
+            case = found[record["case"]]
+            found[case.name] = replace(case, runs=(*case.runs, _run(record)))
+    interrupted = records[-1].get("interrupted", True)
+    return SuiteResult(environment.pop("suite_name"), environment, (*found.values(),), interrupted)
 
 
 def _run(record: Mapping[str, Any]) -> Run:
-    found: dict[str, Any] = {field.name: record[field.name] for field in dataclasses.fields(Run)}
-    found["values"] = _numbers(found["values"])
-    found["hosts"] = tuple(map(_numbers, found["hosts"]))
-    return Run(**found)
+    found: dict[str, Any] = {one.name: record[one.name] for one in fields(Run)}
+    return Run(**found | {name: _numbers(found[name]) for name in ("values", "hosts")})
 
 
 def _numbers(value: Any) -> Any:

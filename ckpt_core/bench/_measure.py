@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from ckpt_core.bench._collectors import GB, chosen
 
 # The run loop sets this to the `trace_path` of the running test. A context variable, because a
 # benchmark calls `Metrics()` without arguments.
 TRACE_PATH: ContextVar[Callable[[str], str | None] | None] = ContextVar("trace_path", default=None)
-
-
-@dataclass
-class Block:
-    """The block that is being measured; with ``nbytes``, the bytes that it moves, the throughput is recorded."""
-
-    nbytes: int | None = None
 
 
 class Metrics:
@@ -44,7 +36,7 @@ class Metrics:
     @contextmanager
     def measure(
         self, name: str, metric_keys: Iterable[str] | None = None, *, nbytes: int | None = None
-    ) -> Generator[Block, None, None]:
+    ) -> Generator[None, None, None]:
         """Measures the block. If the block raises, nothing is recorded.
 
         This does not wait for jax's asynchronous work: if that matters, end the block with
@@ -58,18 +50,17 @@ class Metrics:
         """
         self.values.setdefault(name, {})  # keeps operations in the order in which they begin
         collectors = chosen(metric_keys)
-        block = Block(nbytes)
         with self._traced(name):
             stops = [start() for start in collectors]
             found: dict[str, float] = {}
             try:
-                yield block
+                yield
             finally:
                 for stop in reversed(stops):
                     found |= stop()
         seconds = found.get("0_basics/time_s")
-        if block.nbytes is not None and seconds:
-            found["4_throughput/gb_per_s"] = block.nbytes / seconds / GB
+        if nbytes is not None and seconds:
+            found["4_throughput/gb_per_s"] = nbytes / seconds / GB
         for tag, value in sorted(found.items()):
             self.add(name, tag, value)
 

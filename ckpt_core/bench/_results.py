@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ckpt_core.bench._stats import Summary, summarize
 from ckpt_core.bench._tags import is_rate
 
 Values = Mapping[str, Mapping[str, list[float]]]
 
 WARM_UP, TRACED, COUNTED = "warm-up", "traced", "counted"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The statistics of one metric; ``ci95`` is half the width of the 95 % confidence interval of the mean, None for one value."""
+
+    n: int
+    min: float
+    mean: float
+    median: float
+    max: float
+    stddev: float | None
+    ci95: float | None
+    values: tuple[float, ...]
+
+
+def _summarize(values: Sequence[float]) -> Summary:
+    """The statistics of at least one value."""
+    n = len(values)
+    stddev = statistics.stdev(values) if n > 1 else None
+    return Summary(
+        n=n,
+        min=min(values),
+        mean=statistics.fmean(values),
+        median=statistics.median(values),
+        max=max(values),
+        stddev=stddev,
+        ci95=None if stddev is None else _t95(n - 1) * stddev / math.sqrt(n),
+        values=tuple(values),
+    )
+
+
+def _t95(degrees: float) -> float:
+    """The two-sided 95 % quantile of Student's t."""
+    from scipy import stats  # takes a third of a second
+
+    return float(stats.t.ppf(0.975, degrees))
 
 
 @dataclass(frozen=True)
@@ -39,9 +77,9 @@ class CaseResult:
     name: str
     label: str
     group: str
-    generator: str
-    config: Mapping[str, Any]
-    varying: Mapping[str, str]
+    generator: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    varying: Mapping[str, str] = field(default_factory=dict[str, str])
     runs: tuple[Run, ...] = ()
     skipped: str | None = None
 
@@ -63,7 +101,7 @@ class CaseResult:
         counted = (run for run in self.runs if run.kind == COUNTED and run.error is None)
         return {
             operation: {
-                metric: summarize([*chain(*values)]) for metric, values in sorted(metrics.items())
+                metric: _summarize([*chain(*values)]) for metric, values in sorted(metrics.items())
             }
             for operation, metrics in collected(run.values for run in counted).items()
             if metrics
@@ -91,16 +129,6 @@ class SuiteResult:
     def failed(self) -> list[CaseResult]:
         """The cases with at least one run that raised."""
         return [case for case in self.cases if case.errors]
-
-    @property
-    def failures(self) -> list[tuple[str, Run]]:
-        """Each run that raised, after a line about it without its error."""
-        return [
-            (f"{case.group}: {case.label}, {run.kind} run {run.repeat}", run)
-            for case in self.cases
-            for run in case.runs
-            if run.error is not None
-        ]
 
     @property
     def groups(self) -> dict[str, list[CaseResult]]:

@@ -17,8 +17,8 @@ from ckpt_core._background.threads import start_daemon
 from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
-from ckpt_core.bench._environment import describe_environment
 from ckpt_core.bench._expand import Case, expand
+from ckpt_core.bench._machine import describe_environment, inventory
 from ckpt_core.bench._measure import TRACE_PATH
 from ckpt_core.bench._results import (
     COUNTED,
@@ -29,8 +29,7 @@ from ckpt_core.bench._results import (
     SuiteResult,
     over_hosts,
 )
-from ckpt_core.bench._settle import inventory
-from ckpt_core.bench._yaml import ConfigError
+from ckpt_core.bench._schema import ConfigError
 
 AGREEMENT_SECS = 1800.0
 """How long processes wait for the slowest of them after a run."""
@@ -79,7 +78,7 @@ def run_suite(
     """
     import jax
 
-    cases = [case for case in expand(suite) if _matches(case, settings.only)]
+    cases = [case for case in expand(suite) if _matches(case.result, settings.only)]
     if not cases:
         raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()
@@ -89,14 +88,14 @@ def run_suite(
         num_repeats=settings.repeats or suite.num_repeats,
         remove_repeated_dir=suite.remove_repeated_dir or settings.remove_repeated_dir,
     )
-    before = jax.config.jax_enable_x64  # pyright: ignore
-    jax.config.update("jax_enable_x64", True)  # otherwise float64 in a spec would become float32
-    loop = _Loop(suite, replace(settings, output=output), listener, cases)
-    environment = describe_environment(output)  # its load average must not include the benchmark
-    interrupted = False
     groups: dict[str, list[Case]] = {}  # of the same data and mesh, which are made once for each
     for case in cases:
         groups.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
+    environment = describe_environment(output)  # its load average must not include the benchmark
+    loop = _Loop(suite, replace(settings, output=output), listener, cases)
+    before = jax.config.jax_enable_x64  # pyright: ignore
+    jax.config.update("jax_enable_x64", True)  # otherwise float64 in a spec would become float32
+    interrupted = False
     try:
         for together in groups.values():
             loop.run_group(together)
@@ -107,7 +106,7 @@ def run_suite(
     return SuiteResult(suite.suite_name, environment, tuple(loop.found.values()), interrupted)
 
 
-def _matches(case: Case, pattern: str | None) -> bool:
+def _matches(case: CaseResult, pattern: str | None) -> bool:
     texts = (case.label, case.group, case.name)
     return pattern is None or any(fnmatch(text, pattern) for text in texts)
 
@@ -122,20 +121,20 @@ class _Loop:
         listener: Listener | None,
         cases: list[Case],
     ) -> None:
-        self.found = {case.name: case.before_runs() for case in cases}
+        self.found = {case.result.name: case.result for case in cases}
         self._suite = suite
         self._settings = settings
-        self._listener = listener
         self._processes = _processes.this_run()
+        self._listener = listener if self._processes.index == 0 else None
 
     def run_group(self, cases: list[Case]) -> None:
         """All runs of cases that share data and mesh."""
         from ckpt_core.bench._data import host_data, make_mesh
 
         for case in cases:
-            if case.skipped:
-                self._skip(case, case.skipped)
-        cases = [case for case in cases if not case.skipped]
+            if case.result.skipped:
+                self._skip(case.result.name, case.result.skipped)
+        cases = [case for case in cases if not case.result.skipped]
         if not cases:
             return
         try:
@@ -143,10 +142,10 @@ class _Loop:
             put = host_data(cases[0].checkpoint)
         except Skipped as reason:
             for case in cases:
-                self._skip(case, str(reason))
+                self._skip(case.result.name, str(reason))
             return
         for case, kind, repeat in self._schedule(cases):
-            if not self.found[case.name].skipped:
+            if not self.found[case.result.name].skipped:
                 self._run(case, kind, repeat, put, mesh)
 
     def _schedule(self, cases: list[Case]) -> Iterator[tuple[Case, str, int]]:
@@ -159,46 +158,46 @@ class _Loop:
             turn = number % len(cases)  # each round begins with another case
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
-    def _skip(self, case: Case, reason: str) -> None:
-        run = Run(case.name, WARM_UP, 0, time.time(), skipped=reason)
-        self._keep(replace(self.found[case.name], skipped=reason), run)
+    def _skip(self, name: str, reason: str) -> None:
+        run = Run(name, WARM_UP, 0, time.time(), skipped=reason)
+        self._keep(replace(self.found[name], skipped=reason), run)
 
     def _keep(self, result: CaseResult, run: Run) -> None:
         self.found[result.name] = result
-        if self._listener is not None and self._processes.index == 0:
+        if self._listener is not None:
             self._listener(result, run)
 
     def _run(self, case: Case, kind: str, repeat: int, put: Any, mesh: Any) -> None:
-        where = Path(case.name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
-        local = self._settings.local_directory
-        path = self._settings.output / where
-        local_path = None if local is None else local.absolute() / where
-        traced = self._traced(case, kind, repeat)
-        self._delete(path, local_path)
+        name, settings = case.result.name, self._settings
+        where = Path(name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
+        local = settings.local_directory and settings.local_directory.absolute() / where
+        directories = [path for path in (settings.output / where, local) if path]
+        self._delete(directories)
         self._agree({})
-        for directory in filter(None, (path, local_path)):
+        for directory in directories:
             directory.mkdir(parents=True, exist_ok=True)
+        traced = self._traced(case, kind, repeat)
         context = TestContext(
             pytree=None,
-            path=path,
+            path=directories[0],
             options=case.options,
             mesh=mesh,
             repeat_index=None if kind == WARM_UP else repeat,
-            local_path=local_path,
-            trace_root=str(self._settings.output / "tensorboard" / case.name) if traced else None,
+            local_path=local,
+            trace_root=str(settings.output / "tensorboard" / name) if traced else None,
         )
         if traced and kind == COUNTED and self._suite.num_repeats > 1:
             kind = COUNTED if case.options.trace_every_repeat else TRACED
         started = time.time()
         answers = self._agree(_attempt(case, context, put))
-        run = _combined(Run(case.name, kind, repeat, started), answers)
+        run = _combined(Run(name, kind, repeat, started), answers)
         if run.skipped is not None:
-            self._skip(case, run.skipped)
+            self._skip(name, run.skipped)
         else:
-            result = self.found[case.name]
+            result = self.found[name]
             self._keep(replace(result, runs=(*result.runs, run)), run)
         if self._suite.remove_repeated_dir:
-            self._delete(path, local_path)
+            self._delete(directories)
 
     def _traced(self, case: Case, kind: str, repeat: int) -> bool:
         """Whether to trace this run: the last warm-up, or the first run if there is no warm-up."""
@@ -210,30 +209,26 @@ class _Loop:
         return repeat == warm_ups - 1 if kind == WARM_UP else warm_ups == 0 and repeat == 0
 
     def _agree(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """The answers of all processes."""
+        """The answers of all processes. They meet in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
         together, text = self._processes.round("bench", AGREEMENT_SECS), json.dumps(answer)
+        texts: Future[str] = Future()
+
+        def exchange() -> None:
+            try:
+                texts.set_result(together.decide(text, lambda found: f"[{','.join(found)}]"))
+            except BaseException as error:
+                texts.set_exception(error)
+
         if self._processes.count == 1:
-            return [json.loads(text)]
-        return [json.loads(one) for one in _interruptible(together, text)]
+            exchange()
+        else:
+            start_daemon(exchange, "ckpt-bench-agree")
+        return json.loads(texts.result())
 
-    def _delete(self, *paths: Path | None) -> None:
+    def _delete(self, paths: list[Path]) -> None:
         for path in paths if self._processes.index == 0 else ():
-            if path is not None and path.exists():
+            if path.exists():
                 PosixBackend().delete(str(path))
-
-
-def _interruptible(together: _processes.Round, text: str) -> list[str]:
-    """Runs the exchange in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
-    answers: Future[list[str]] = Future()
-
-    def exchange() -> None:
-        try:
-            answers.set_result(json.loads(together.decide(text, json.dumps)))
-        except BaseException as error:
-            answers.set_exception(error)
-
-    start_daemon(exchange, "ckpt-bench-agree").join()
-    return answers.result()
 
 
 def _attempt(case: Case, context: TestContext, put: Any) -> dict[str, Any]:
@@ -259,15 +254,11 @@ def _attempt(case: Case, context: TestContext, put: Any) -> dict[str, Any]:
 
 
 def _combined(run: Run, answers: list[dict[str, Any]]) -> Run:
-    """The run with the answers of all processes; of texts, the first."""
-
-    def first(key: str) -> Any:
-        for index, answer in enumerate(answers):
-            if answer.get(key):
-                where = f"process {index}: " if len(answers) > 1 and key == "error" else ""
-                return where + answer[key] if where else answer[key]
-        return None
-
+    """The run with the answers of all processes; of texts and notes, the first."""
+    first: dict[str, Any] = {}
+    for index, answer in enumerate(answers):
+        if "error" in answer and len(answers) > 1:
+            answer = answer | {"error": f"process {index}: {answer['error']}"}
+        first = {name: value for name, value in answer.items() if value} | first
     hosts = tuple(answer.get("values", {}) for answer in answers)
-    texts = {key: first(key) for key in ("error", "details", "skipped")}
-    return replace(run, values=over_hosts(hosts), hosts=hosts, notes=first("notes") or {}, **texts)
+    return replace(run, **first | {"values": over_hosts(hosts), "hosts": hosts})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 SAVE, LOAD, RATE, SIZE, JAX, OTHER = (
     "2_save_breakdown",
     "3_load_breakdown",
@@ -11,51 +13,34 @@ SAVE, LOAD, RATE, SIZE, JAX, OTHER = (
     "9_other",
 )
 
-_WRITE, _READ = "/jax/orbax/write/", "/jax/orbax/read/"
-_WRITE_ASYNC, _CACHE = "/jax/checkpoint/write/async/", "/jax/compilation_cache/"
+_ORBAX, _OLDER, _CACHE = "/jax/orbax/", "/jax/checkpoint/", "/jax/compilation_cache/"
 
-# Event -> metric.
-TAGS: dict[str, str] = {
+_STAGE = re.compile(
+    r"/jax/(?:orbax/(?:write|read(/async)?)|checkpoint/write(/async))/(\w+?)(?:_duration)?_secs?"
+)
+"""What Orbax measures of a save or a load; each under one of the two names that it reports."""
+
+_TAGS = {
     "/ckpt/snapshot_taken": f"{SAVE}/blocking_s",
     "/ckpt/committed": f"{SAVE}/total_s",
     "/ckpt/committed/bytes": f"{SIZE}/save_total_gb",
     "/ckpt/restored": f"{LOAD}/total_s",
     "/ckpt/restored/bytes": f"{SIZE}/load_total_gb",
-    f"{_WRITE}blocking_duration_secs": f"{SAVE}/blocking_s",
-    f"{_WRITE}total_duration_secs": f"{SAVE}/total_s",
-    f"{_WRITE_ASYNC}blocking_duration_secs": f"{SAVE}/blocking_async_s",
-    f"{_WRITE_ASYNC}total_duration_secs": f"{SAVE}/total_async_s",
-    f"{_WRITE}directory_creation_secs": f"{SAVE}/directory_creation_s",
-    f"{_WRITE}async_directory_creation_secs": f"{SAVE}/async_directory_creation_s",
-    f"{_WRITE}blocking_directory_creation_secs": f"{SAVE}/blocking_directory_creation_s",
-    f"{_WRITE}background_directory_creation_secs": f"{SAVE}/background_directory_creation_s",
-    f"{_WRITE}checkpoint_start_sync_duration_secs": f"{SAVE}/checkpoint_start_sync_s",
-    f"{_WRITE}blocking_sync_item_duration_secs": f"{SAVE}/blocking_sync_item_s",
-    f"{_WRITE}background_item_finalize_secs": f"{SAVE}/background_item_finalize_s",
-    f"{_WRITE_ASYNC}metadata_write_duration_secs": f"{SAVE}/metadata_write_s",
-    f"{_WRITE_ASYNC}commit_duration_sec": f"{SAVE}/commit_s",
-    f"{_WRITE_ASYNC}thread_duration_sec": f"{SAVE}/thread_duration_s",
-    f"{_WRITE_ASYNC}ocdbt_merge_duration_secs": f"{SAVE}/ocdbt_merge_s",
-    f"{_READ}blocking_duration_secs": f"{LOAD}/blocking_s",
-    f"{_READ}async/blocking_duration_secs": f"{LOAD}/blocking_async_s",
-    f"{_READ}total_duration_secs": f"{LOAD}/total_s",
-    f"{_READ}async/total_duration_secs": f"{LOAD}/total_async_s",
-    f"{_READ}worker/total_duration_secs": f"{LOAD}/worker_io_s",
-    "/jax/checkpoint/read/primary_replica_deserialization_duration_secs": (
-        f"{LOAD}/primary_deserialization_s"
-    ),
-    "/jax/checkpoint/read/broadcast_duration_secs": f"{LOAD}/broadcast_s",
-    f"{_WRITE}gbytes": f"{SIZE}/save_total_gb",
-    f"{_WRITE}compressed_gbytes": f"{SIZE}/save_compressed_gb",
-    f"{_WRITE}replicated_array_gb": f"{SIZE}/replicated_array_gb",
-    f"{_WRITE}sharded_array_gb": f"{SIZE}/sharded_array_gb",
-    f"{_READ}worker/io/requested/gbytes": f"{SIZE}/load_requested_gb",
-    "/jax/checkpoint/read/gbytes": f"{SIZE}/load_total_gb",
-    f"{_WRITE}blocking_gbytes_per_sec": f"{RATE}/save_blocking_gbps",
-    f"{_WRITE}gbytes_per_sec": f"{RATE}/save_total_gbps",
-    f"{_READ}worker/io/requested/throughput/gbytes_per_sec": f"{RATE}/load_per_host_gbps",
-    "/jax/checkpoint/read/gbytes_per_sec": f"{RATE}/load_total_gbps",
-    "/jax/checkpoint/sync_global_devices_duration_sec": "7_overhead/sync_global_devices_s",
+    f"{_OLDER}write/async/thread_duration_sec": f"{SAVE}/thread_duration_s",
+    f"{_OLDER}read/primary_replica_deserialization_duration_secs": f"{LOAD}/primary_deserialization_s",
+    f"{_OLDER}read/broadcast_duration_secs": f"{LOAD}/broadcast_s",
+    f"{_OLDER}read/gbytes": f"{SIZE}/load_total_gb",
+    f"{_OLDER}read/gbytes_per_sec": f"{RATE}/load_total_gbps",
+    f"{_OLDER}sync_global_devices_duration_sec": "7_overhead/sync_global_devices_s",
+    f"{_ORBAX}read/worker/total_duration_secs": f"{LOAD}/worker_io_s",
+    f"{_ORBAX}read/worker/io/requested/gbytes": f"{SIZE}/load_requested_gb",
+    f"{_ORBAX}read/worker/io/requested/throughput/gbytes_per_sec": f"{RATE}/load_per_host_gbps",
+    f"{_ORBAX}write/gbytes": f"{SIZE}/save_total_gb",
+    f"{_ORBAX}write/compressed_gbytes": f"{SIZE}/save_compressed_gb",
+    f"{_ORBAX}write/replicated_array_gb": f"{SIZE}/replicated_array_gb",
+    f"{_ORBAX}write/sharded_array_gb": f"{SIZE}/sharded_array_gb",
+    f"{_ORBAX}write/blocking_gbytes_per_sec": f"{RATE}/save_blocking_gbps",
+    f"{_ORBAX}write/gbytes_per_sec": f"{RATE}/save_total_gbps",
     f"{_CACHE}cache_hits": f"{JAX}/cache_hits_count",
     f"{_CACHE}cache_misses": f"{JAX}/cache_misses_count",
     f"{_CACHE}compile_requests_use_cache": f"{JAX}/compile_requests_count",
@@ -64,16 +49,20 @@ TAGS: dict[str, str] = {
     "/jax/core/compile/backend_compile_duration": f"{JAX}/compile_s",
 }
 
-_LISTENED = ("/jax/orbax/", "/jax/checkpoint/", _CACHE, "/ckpt/")
-
 
 def tag_of(event: str) -> str | None:
     """The metric of an event; None for events that do not measure the cost of a checkpoint."""
-    if event in TAGS:
-        return TAGS[event]
-    if not event.startswith(_LISTENED) or event.endswith("_time"):
-        return None  # a point in time, not a duration
-    if event.endswith("_started"):
+    if event in _TAGS:
+        return _TAGS[event]
+    if stage := _STAGE.fullmatch(event):
+        of_read, of_write, name = stage.groups()
+        # these two are measured in the foreground as well
+        more = "_async" if (of_read or of_write) and name in ("blocking", "total") else ""
+        return f"{LOAD if '/read/' in event else SAVE}/{name}{more}_s"
+    # "_time" is a point in time, not a duration
+    if not event.startswith((_ORBAX, _OLDER, _CACHE, "/ckpt/")) or event.endswith(
+        ("_time", "_started")
+    ):
         return None
     return f"{OTHER}/{event.strip('/').replace('/', '_')}"
 

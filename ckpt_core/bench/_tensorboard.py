@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core._event_file import EventFile
-from ckpt_core.bench._markdown import table
 from ckpt_core.bench._results import COUNTED, CaseResult, SuiteResult, collected
-from ckpt_core.bench._rows import RATE, TIME, number
+from ckpt_core.bench._tables import RATE, TIME, markdown_table, number
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:
@@ -64,9 +63,11 @@ def _write_summary(directory: Path, case: CaseResult) -> None:
                 )
             names = ("metric", "median", "± 95 %", "min", "max", "n")
             title = f"**{operation}** of {case.group}: {case.label}"
-            _text(file, f"at_a_glance/{operation}", title, table(names, rows))
+            _text(file, f"at_a_glance/{operation}", title, markdown_table(names, rows))
         facts = [*options.items(), *case.notes.items()]
-        _text(file, "configuration", f"`{case.generator}`", table(("option", "value"), facts))
+        _text(
+            file, "configuration", f"`{case.generator}`", markdown_table(("option", "value"), facts)
+        )
 
 
 def _suite_tables(result: SuiteResult) -> list[str]:
@@ -80,4 +81,7 @@ def _suite_tables(result: SuiteResult) -> list[str]:
         if case.skipped:
             rows.append((name, f"skipped: {case.skipped}", "", ""))
     names = ("case", "operation", "median s", "GB/s")
-    return [table(names, rows), table(("fact", "value"), list(result.environment.items()))]
+    return [
+        markdown_table(names, rows),
+        markdown_table(("fact", "value"), list(result.environment.items())),
+    ]

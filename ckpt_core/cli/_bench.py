@@ -34,21 +34,19 @@ def run(
     """Runs the suite and writes all outputs; returns the exit code."""
     suite = load_suite(suite_file)
     _prepare_process(suite, settings.output if hlo_dump else None)
-    if baseline is None and suite.baseline_path:
-        baseline = Path(suite.baseline_path)
-    if baseline is not None:
-        from ckpt_core.bench._baseline import read_baseline
+    from ckpt_core import _processes
+    from ckpt_core.bench import _baseline, run_suite
+    from ckpt_core.bench._jsonl import JsonLines
+    from ckpt_core.bench._machine import describe_environment
+    from ckpt_core.cli._progress import Progress
 
-        read_baseline(baseline)  # report a wrong path before the run, which may take an hour
+    capture = _given(baseline_capture, suite.baseline_capture_path)
+    baseline = _given(baseline, suite.baseline_path)
+    if baseline is not None:
+        _baseline.read_baseline(baseline)  # before the run, which may take an hour
     # Generators of the user are imported from the working directory.
     if "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-    from ckpt_core import _processes
-    from ckpt_core.bench import _baseline, run_suite
-    from ckpt_core.bench._environment import describe_environment
-    from ckpt_core.bench._jsonl import JsonLines
-    from ckpt_core.cli._progress import Progress
-
     _processes.join_from_environment(os.environ)
     settings.output.mkdir(parents=True, exist_ok=True)
     if _processes.this_run().index > 0:
@@ -62,18 +60,19 @@ def run(
 
         result = run_suite(suite, settings, on_run)
     lines.finish(result)
-    comparison = None if baseline is None else _baseline.compare(result, baseline, threshold)
-    notices: list[str] = []
-    if baseline_capture is None and suite.baseline_capture_path:
-        baseline_capture = Path(suite.baseline_capture_path)
-    if baseline_capture is not None:
-        notices.append(f"baseline: {_baseline.capture_baseline(result, baseline_capture)}")
-    notices += _write_files(settings.output, result)
+    comparison = baseline and _baseline.compare(result, baseline, threshold)
+    notices = _write_files(settings.output, result)
+    if capture is not None:
+        notices.insert(0, f"baseline: {_baseline.capture_baseline(result, capture)}")
     if as_json:
         print((settings.output / "results.jsonl").read_text(encoding="utf-8"), end="")
     else:
         _print(result, comparison, notices)
     return _code(result, comparison)
+
+
+def _given(option: Path | None, of_suite: str | None) -> Path | None:
+    return option or (Path(of_suite) if of_suite else None)
 
 
 def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
@@ -90,7 +89,7 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
 def _print(result: SuiteResult, comparison: Comparison | None, notices: list[str]) -> None:
     from rich.console import Console
 
-    from ckpt_core.bench._table import print_comparison, print_result
+    from ckpt_core.bench._tables import print_comparison, print_result
 
     # Without a terminal, rich would assume 80 columns and truncate the table.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)

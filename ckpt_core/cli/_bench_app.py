@@ -77,6 +77,6 @@ def bench_markdown(
     results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
 ) -> None:
     """Print the tables of a run as Markdown, with ratios to the first case."""
-    from ckpt_core.bench._markdown import markdown
+    from ckpt_core.bench._tables import markdown
 
     typer.echo(markdown(results / "results.jsonl" if results.is_dir() else results), nl=False)

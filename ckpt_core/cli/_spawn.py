@@ -17,7 +17,7 @@ def run_processes(count: int) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = _without_processes(sys.argv[1:])
+    arguments = [*sys.argv[1:], "--processes", "1"]  # of an option given twice, the last counts
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "ckpt_core.cli", *arguments],
@@ -57,16 +57,3 @@ def _wait(children: list[subprocess.Popen[bytes]], deadline: float | None = None
         if deadline is not None and time.monotonic() > deadline:
             return bad if bad >= 0 else 1  # the caller kills the rest
         time.sleep(_POLL_SECS)
-
-
-def _without_processes(arguments: list[str]) -> list[str]:
-    found: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument == "--processes":
-            skip = True
-        elif not argument.startswith("--processes="):
-            found.append(argument)
-    return found

@@ -6,5 +6,5 @@
 from ckpt_core.report._facts import Report as Report
 from ckpt_core.report._facts import as_json as as_json
 from ckpt_core.report._page import page as page
+from ckpt_core.report._read import Request as Request
 from ckpt_core.report._read import read_report as read_report
-from ckpt_core.report._request import Request as Request

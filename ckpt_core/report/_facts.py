@@ -1,19 +1,19 @@
-"""What a report says of a run, as frozen dataclasses, and the same as plain JSON values. Pure."""
+"""What a report says of a run, as frozen dataclasses whose fields are the keys of its JSON. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ckpt_core._directory import Trace
 from ckpt_core._look.statistics import LeafStatistics
-from ckpt_core._results import CheckpointInfo, VerifyReport
-from ckpt_core.report._table import Table, shortened
+from ckpt_core._results import CheckpointInfo, ItemInfo, VerifyReport
+from ckpt_core.report._table import Table
 
-DATA_VERSION = 1
+DATA_VERSION = 2
 """Of the JSON; the page's scripts know this one."""
 LINKED_FOLDER = "ocdbt.linked"
 """Files of a step below a folder of this name are hard links to those of an earlier step."""
@@ -22,7 +22,8 @@ _MOST_PROBLEMS = 200
 _MOST_BARS = 24
 
 
-class ItemFacts(NamedTuple):
+@dataclass(frozen=True)
+class ItemFacts:
     """One item of a step: its name and form, and how much it holds."""
 
     name: str
@@ -30,6 +31,27 @@ class ItemFacts(NamedTuple):
     leaves: int
     bytes: int
     files: int
+
+    @classmethod
+    def of(cls, name: str, item: ItemInfo) -> ItemFacts:
+        return cls(name, item.form, len(item.leaves), item.bytes, len(item.files))
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a check of every byte found, the first problems of many."""
+
+    ok: bool
+    checked_bytes: int
+    secs: float
+    problems: tuple[Mapping[str, Any], ...]
+    more_problems: int
+
+    @classmethod
+    def of(cls, report: VerifyReport, secs: float) -> Verified:
+        problems = tuple(map(asdict, report.problems[:_MOST_PROBLEMS]))
+        more = max(0, len(report.problems) - _MOST_PROBLEMS)
+        return cls(report.ok, report.checked_bytes, secs, problems, more)
 
 
 @dataclass(frozen=True)
@@ -40,28 +62,51 @@ class StepFacts:
     path: str  # or URL
     problem: str | None = None  # why it cannot be read; then only path and step are known
     unread: bool = False  # the problem is no damage: a newer format, or a refusal
-    info: CheckpointInfo | None = None  # without items and files
-    items: tuple[ItemFacts, ...] = ()
+    verified: Verified | None = None
     structure: int | None = None  # position of its leaves in Table.structures
-    written_bytes: int | None = None  # see written_and_linked
+    created_unix_secs: float | None = None
+    layout: str | None = None
+    array_bytes: int | None = None  # uncompressed
+    # what its save wrote, and shares with an earlier step; None if files are not recorded, as by Orbax
+    written_bytes: int | None = None
     linked_bytes: int | None = None
-    verified: tuple[VerifyReport, float] | None = None  # the result, and how many seconds it took
-    # by the leaf's number in the table; None if no array was read
-    numbers: Mapping[int, LeafStatistics] | None = None
+    snapshot_secs: float | None = None
+    write_secs: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    metadata: str | None = None
+    items: tuple[ItemFacts, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    topology: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    @property
-    def array_bytes(self) -> int:
-        """Uncompressed bytes of all leaves."""
-        return sum(item.bytes for item in self.items if not item.files)
+    @classmethod
+    def of(cls, step: int | None, path: str, info: CheckpointInfo, structure: int) -> StepFacts:
+        """Without leaves and files, which would fill the memory where there are 1,000 steps."""
+        linked = sum(size for name, size in info.files.items() if LINKED_FOLDER in name.split("/"))
+        return cls(
+            step,
+            path,
+            structure=structure,
+            created_unix_secs=info.created_unix_secs,
+            layout=info.layout,
+            array_bytes=sum(item.bytes for item in info.items.values() if not item.files),
+            written_bytes=sum(info.files.values()) - linked if info.files else None,
+            linked_bytes=linked if info.files else None,
+            snapshot_secs=info.durations.get("snapshot_secs"),
+            write_secs=info.durations.get("write_secs"),
+            metrics={str(name): _metric(value) for name, value in info.metrics.items()},
+            metadata=as_text(info.metadata),
+            items=tuple(ItemFacts.of(name, item) for name, item in info.items.items()),
+            versions=info.versions,
+            topology=info.topology,
+        )
 
     @property
     def is_damaged(self) -> bool:
         """Whether what can be read of it is wrong, or did not pass the check of its bytes."""
         if self.problem is not None:
             return not self.unread
-        if self.verified is None or self.info is None or self.info.layout != "ckpt":
-            return False  # other formats have no checksums: nothing is known of them
-        return not self.verified[0].ok
+        # other formats have no checksums: nothing is known of them
+        return self.verified is not None and self.layout == "ckpt" and not self.verified.ok
 
 
 @dataclass(frozen=True)
@@ -72,28 +117,30 @@ class Report:
         path: the run or checkpoint.
         is_run: whether it is a directory of steps.
         made_unix_secs: when it was read.
-        version: of ckpt.
+        made_by: the version of ckpt.
         table: the leaves of all steps.
         steps: ascending.
+        statistics: columns of numbers about the leaves of a step, for each whose arrays were read.
         beside: what is beside the steps: the writer, unfinished saves.
         looked_beside: whether that could be seen; not so in object stores.
         run_metadata: of the run.
-        empty: directories with the number of a step, but no checkpoint.
-        gone: steps that were deleted while the report was made.
+        without_checkpoint: directories with the number of a step, but no checkpoint.
+        deleted_meanwhile: steps that were deleted while the report was made.
         notes: what went wrong on the way, in words.
     """
 
     path: str
     is_run: bool
     made_unix_secs: float
-    version: str
+    made_by: str
     table: Table
     steps: tuple[StepFacts, ...] = ()
+    statistics: tuple[Mapping[str, Any], ...] = ()
     beside: tuple[Trace, ...] = ()
     looked_beside: bool = False
-    run_metadata: Any = None
-    empty: tuple[int, ...] = ()
-    gone: tuple[int, ...] = ()
+    run_metadata: str | None = None
+    without_checkpoint: tuple[int, ...] = ()
+    deleted_meanwhile: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -108,78 +155,28 @@ class Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain values, for the page and for ``--json``.
-
-    Leaves are columns, with paths shortened by what they share with the path before; see ``_table``.
-    """
-    table = report.table
-    return {
-        "version": DATA_VERSION,
-        "made_by": report.version,
-        "made_unix_secs": report.made_unix_secs,
-        "path": report.path,
-        "is_run": report.is_run,
-        "run_metadata": _text(report.run_metadata),
-        "items": table.items,
-        "types": [list(type_) for type_ in table.types],
-        "leaves": {
-            "item": [leaf.item for leaf in table.leaves],
-            "path": shortened([leaf.path for leaf in table.leaves]),
-            "type": [leaf.type for leaf in table.leaves],
-        },
-        "shardings": [{**asdict(one), "parts": one.parts} for one in table.shardings],
-        "structures": table.structures,
-        "steps": [_step(step) for step in report.steps],
-        "statistics": [_columns(step) for step in report.steps if step.numbers is not None],
-        "beside": [asdict(trace) for trace in report.beside],
-        "looked_beside": report.looked_beside,
-        "without_checkpoint": list(report.empty),
-        "deleted_meanwhile": list(report.gone),
-        "notes": list(report.notes),
+    """The report as plain values, for the page and for ``--json``; the table's keys are beside the others."""
+    facts = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in vars(report).items()
+        if name != "table"
     }
+    lists = {name: list(map(asdict, facts[name])) for name in ("steps", "beside")}
+    return {"version": DATA_VERSION, **facts, **lists, **report.table.as_json()}
 
 
-def _step(step: StepFacts) -> dict[str, Any]:
-    found: dict[str, Any] = {"step": step.step, "path": step.path, "problem": step.problem}
-    found["unread"] = step.unread
-    if step.verified is not None:
-        found["verified"] = _verified(*step.verified)
-    info = step.info
-    if info is None:
-        return found
+def columns_of(step: int | None, rows: Mapping[int, LeafStatistics]) -> dict[str, Any]:
+    """Numbers about leaves, by their number in the table, as columns."""
+    leaves = sorted(rows)
+    found = [rows[leaf] for leaf in leaves]
+    exact = {"count": "count", "nan": "nan_count", "inf": "inf_count", "zero": "zero_count"}
+    short = ("min", "max", "mean", "std", "norm")
     return {
-        **found,
-        "structure": step.structure,
-        "created_unix_secs": info.created_unix_secs,
-        "layout": info.layout,
-        "array_bytes": step.array_bytes,
-        "written_bytes": step.written_bytes,
-        "linked_bytes": step.linked_bytes,
-        "snapshot_secs": info.durations.get("snapshot_secs"),
-        "write_secs": info.durations.get("write_secs"),
-        "metrics": {str(name): _metric(value) for name, value in info.metrics.items()},
-        "metadata": _text(info.metadata),
-        "items": [item._asdict() for item in step.items],
-        "versions": info.versions,
-        "topology": info.topology,
-    }
-
-
-def _columns(step: StepFacts) -> dict[str, Any]:
-    rows = sorted((step.numbers or {}).items())
-    return {
-        "step": step.step,
-        "leaf": [leaf for leaf, _ in rows],
-        "count": [row.count for _, row in rows],
-        "nan": [row.nan_count for _, row in rows],
-        "inf": [row.inf_count for _, row in rows],
-        "zero": [row.zero_count for _, row in rows],
-        "min": [_short(row.min) for _, row in rows],
-        "max": [_short(row.max) for _, row in rows],
-        "mean": [_short(row.mean) for _, row in rows],
-        "std": [_short(row.std) for _, row in rows],
-        "norm": [_short(row.norm) for _, row in rows],
-        "octaves": [_bars(row.octaves) for _, row in rows],
+        "step": step,
+        "leaf": leaves,
+        **{key: [getattr(row, name) for row in found] for key, name in exact.items()},
+        **{name: [_short(getattr(row, name)) for row in found] for name in short},
+        "octaves": [_bars(row.octaves) for row in found],
     }
 
 
@@ -202,33 +199,12 @@ def _short(value: complex) -> float | None:
     return float(f"{value:.6g}")
 
 
-def written_and_linked(files: Mapping[str, int]) -> tuple[int | None, int | None]:
-    """Bytes of a step's files that its save wrote, and that it shares with an earlier step; None if the files are not
-    recorded, as in a directory of Orbax.
-    """
-    if not files:
-        return None, None
-    linked = sum(size for name, size in files.items() if LINKED_FOLDER in name.split("/"))
-    return sum(files.values()) - linked, linked
-
-
-def _verified(report: VerifyReport, seconds: float) -> dict[str, Any]:
-    problems = [asdict(problem) for problem in report.problems]
-    return {
-        "ok": report.ok,
-        "checked_bytes": report.checked_bytes,
-        "secs": seconds,
-        "problems": problems[:_MOST_PROBLEMS],
-        "more_problems": max(0, len(problems) - _MOST_PROBLEMS),
-    }
-
-
 def _metric(value: Any) -> Any:
     """A number as it is; anything else, which only other libraries write, as text."""
     return value if type(value) in (int, float) else str(value)[:_MOST_TEXT]
 
 
-def _text(value: Any) -> str | None:
+def as_text(value: Any) -> str | None:
     """A user's metadata as indented JSON, cut where it is too long for a page."""
     if value is None:
         return None

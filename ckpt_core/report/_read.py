@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ckpt_core._directory import Backend, StepNames, kind_at, read_run_metadata, resolve, traces
@@ -24,29 +25,32 @@ from ckpt_core._run.steps import Steps, refuse_one_checkpoint
 from ckpt_core._saved import open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, verify
-from ckpt_core.report._facts import ItemFacts, Report, StepFacts, written_and_linked
-from ckpt_core.report._request import Request
+from ckpt_core.report._facts import Report, StepFacts, Verified, as_text, columns_of
 from ckpt_core.report._table import Table
 
 _FOLDERS = {DAMAGED: "set aside", RETIRED: "retired"}
 
 
-@dataclass
-class _Reading:
-    """What has been read so far."""
+@dataclass(frozen=True)
+class Request:
+    """What a report reads beside the metadata.
 
-    request: Request
-    table: Table = field(default_factory=Table)
-    steps: list[StepFacts] = field(default_factory=list[StepFacts])
-    gone: list[int] = field(default_factory=list[int])
-    notes: list[str] = field(default_factory=list[str])
+    Attributes:
+        verify: check every byte of every step.
+        stats: so many of the newest steps to read the arrays of, for numbers about their leaves.
+        step_prefix: of the names of the steps, as given to the Checkpointer.
+    """
+
+    verify: bool = False
+    stats: int = 0
+    step_prefix: str | None = None
+
+
+Log = Callable[[str], None]
 
 
 def read_report(
-    path: str | os.PathLike[str],
-    request: Request | None = None,
-    *,
-    log: Callable[[str], None] = lambda _: None,
+    path: str | os.PathLike[str], request: Request | None = None, *, log: Log = lambda _: None
 ) -> Report:
     """Everything that a report of a run, or of one checkpoint, shows.
 
@@ -60,15 +64,15 @@ def read_report(
     Raises:
         CheckpointNotFound: there is nothing at ``path``.
     """
-    reading = _Reading(request or Request())
+    request = request or Request()
     text, local = resolve(path)
     backend = backend_of(local)
     if _is_checkpoint(backend, text, local):
-        report = _one_checkpoint(text, reading)
+        report = _one_checkpoint(text)
     else:
-        report = _run(text, local, backend, reading, log)
-    report = _verified(report, log) if reading.request.verify else report
-    return _with_numbers(report, reading.request.stats, log)
+        report = _run(text, local, backend, request.step_prefix, log)
+    report = _verified(report, log) if request.verify else report
+    return _with_numbers(report, request.stats, log)
 
 
 def _is_checkpoint(backend: Backend, text: str, local: bool) -> bool:
@@ -84,109 +88,78 @@ def _empty(text: str, is_run: bool) -> Report:
     return Report(text, is_run, time.time(), library_versions()["ckpt-core"], Table())
 
 
-def _one_checkpoint(text: str, reading: _Reading) -> Report:
-    found = _facts(None, text, reading, lambda: describe_opened(open_checkpoint(text)))
-    return replace(
-        _empty(text, False),
-        table=reading.table,
-        steps=(found,) if found else (),
-        run_metadata=found.info.run_metadata if found and found.info else None,
-    )
+def _one_checkpoint(text: str) -> Report:
+    report = _empty(text, False)
+    info, step = _facts(None, text, report.table, lambda: open_checkpoint(text))
+    metadata = as_text(info.run_metadata) if info is not None else None
+    return replace(report, steps=(step,), run_metadata=metadata)
 
 
-def _run(
-    text: str, local: bool, backend: Backend, reading: _Reading, log: Callable[[str], None]
-) -> Report:
+def _run(text: str, local: bool, backend: Backend, prefix: str | None, log: Log) -> Report:
     if local and kind_at(text) != "directory":
         what = "a file, not a directory" if kind_at(text, follow=False) else "no such directory"
         raise CheckpointNotFound(f"{text}: {what}")
-    steps = Steps(text, local, backend, StepNames(reading.request.step_prefix))
+    steps = Steps(text, local, backend, StepNames(prefix))
     listing = steps.look()
-    committed = sorted(listing.committed())
-    if not listing.names and (weights := _weights(text)) is not None:
-        return _one_checkpoint(weights, reading)
+    if not listing.names and _can_be_opened(text):  # a folder of weights in another format
+        return _one_checkpoint(text)
+    report = _empty(text, True)
+    committed, found, gone = sorted(listing.committed()), list[StepFacts](), list[int]()
     for number, step in enumerate(committed):
         if number % 50 == 0:
             log(f"metadata of step {step} ({number + 1} of {len(committed)})")
-        found = _facts(step, steps.path(step), reading, _describing(steps, step))
-        if found is not None:
-            reading.steps.append(found)
+        try:
+            opened = partial(steps.open, step)
+            found.append(_facts(step, steps.path(step), report.table, opened)[1])
+        except CheckpointNotFound:
+            gone.append(step)
+    metadata, notes = None, ()
+    try:
+        metadata = as_text(read_run_metadata(backend, text))
+    except (CheckpointError, OSError) as error:
+        notes = (f"the metadata of the run cannot be read: {_in_words(error)}",)
     return replace(
-        _empty(text, True),
-        table=reading.table,
-        steps=tuple(reading.steps),
+        report,
+        steps=tuple(found),
         beside=tuple(traces(text, OWNER_FILE, _FOLDERS)) if local else (),
         looked_beside=local,
-        run_metadata=_run_metadata(backend, text, reading),
-        empty=tuple(sorted(listing.names.keys() - set(committed))),
-        gone=tuple(reading.gone),
-        notes=tuple(reading.notes),
+        run_metadata=metadata,
+        without_checkpoint=tuple(sorted(listing.names.keys() - set(committed))),
+        deleted_meanwhile=tuple(gone),
+        notes=notes,
     )
 
 
-def _describing(steps: Steps, step: int) -> Callable[[], CheckpointInfo]:
-    return lambda: describe_opened(steps.open(step))
-
-
-def _weights(text: str) -> str | None:
-    """The path, if it is a folder of weights in another format."""
+def _can_be_opened(text: str) -> bool:
     try:
         open_checkpoint(text)
     except (CheckpointError, OSError):
-        return None
-    return text
+        return False
+    return True
 
 
 def _facts(
-    step: int | None, path: str, reading: _Reading, describe: Callable[[], CheckpointInfo]
-) -> StepFacts | None:
-    """What the metadata of a step says; None if it was deleted meanwhile."""
+    step: int | None, path: str, table: Table, opened: Callable[[], Any]
+) -> tuple[CheckpointInfo | None, StepFacts]:
+    """What the metadata of a step says; raises CheckpointNotFound if it was deleted meanwhile."""
     try:
-        info = describe()
+        info = describe_opened(opened())
     except CheckpointNotFound:
-        if step is None:
-            raise
-        reading.gone.append(step)
-        return None
+        raise
     except CheckpointCorrupt as error:
-        return StepFacts(step, path, problem=_in_words(error))
-    except (
-        CheckpointError,
-        OSError,
-    ) as error:  # a format that is newer than this ckpt, or a refusal
-        return StepFacts(step, path, problem=_in_words(error), unread=True)
-    structure = reading.table.add(info.items)
-    items = tuple(
-        ItemFacts(name, item.form, len(item.leaves), item.bytes, len(item.files))
-        for name, item in info.items.items()
-    )
-    written, linked = written_and_linked(info.files)
-    return StepFacts(
-        step,
-        path,
-        info=replace(info, items={}, files={}),  # of 1,000 steps, these would fill the memory
-        items=items,
-        structure=structure,
-        written_bytes=written,
-        linked_bytes=linked,
-    )
-
-
-def _run_metadata(backend: Backend, text: str, reading: _Reading) -> Any:
-    try:
-        return read_run_metadata(backend, text)
-    except (CheckpointError, OSError) as error:
-        reading.notes.append(f"the metadata of the run cannot be read: {_in_words(error)}")
-        return None
+        return None, StepFacts(step, path, problem=_in_words(error))
+    except (CheckpointError, OSError) as error:  # a newer format, or a refusal
+        return None, StepFacts(step, path, problem=_in_words(error), unread=True)
+    return info, StepFacts.of(step, path, info, table.add(info.items))
 
 
 def _in_words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _verified(report: Report, log: Callable[[str], None]) -> Report:
+def _verified(report: Report, log: Log) -> Report:
     found: list[StepFacts] = []
-    gone = list(report.gone)
+    gone = list(report.deleted_meanwhile)
     for step in report.steps:
         log(f"every byte of {step.path}")
         started = time.monotonic()
@@ -201,36 +174,24 @@ def _verified(report: Report, log: Callable[[str], None]) -> Report:
             unread = step.unread or step.problem is None
             found.append(replace(step, problem=step.problem or _in_words(error), unread=unread))
             continue
-        found.append(replace(step, verified=(checked, time.monotonic() - started)))
-    return replace(report, steps=tuple(found), gone=tuple(gone))
+        found.append(replace(step, verified=Verified.of(checked, time.monotonic() - started)))
+    return replace(report, steps=tuple(found), deleted_meanwhile=tuple(gone))
 
 
-def _with_numbers(report: Report, newest: int, log: Callable[[str], None]) -> Report:
+def _with_numbers(report: Report, newest: int, log: Log) -> Report:
     """With numbers about the leaves of the newest steps that can be read."""
-    sound = [n for n, step in enumerate(report.steps) if not (step.is_damaged or step.unread)]
-    steps, notes = list(report.steps), list(report.notes)
-    for n in sound[len(sound) - newest :] if newest else []:
-        step = steps[n]
+    sound = [step for step in report.steps if not (step.is_damaged or step.unread)]
+    statistics: list[dict[str, Any]] = []
+    notes = list(report.notes)
+    for step in sound[-newest:] if newest else []:
         log(f"the arrays of {step.path}")
-        known = _numbers_of_leaves(report.table, step)
+        known = dict(report.table.numbers_in(step.structure))
         try:
-            found = {
-                known[key]: row
-                for row in leaf_statistics(step.path)
-                if row.count and (key := (row.item, row.path)) in known
-            }
+            rows = [row for row in leaf_statistics(step.path) if row.count]
         except (CheckpointError, OSError) as error:
             notes.append(f"the arrays of {step.path} cannot be read: {_in_words(error)}")
             continue
-        steps[n] = replace(step, numbers=found)
-    return replace(report, steps=tuple(steps), notes=tuple(notes))
-
-
-def _numbers_of_leaves(table: Table, step: StepFacts) -> dict[tuple[str, str], int]:
-    """The number of each leaf of a step in the table, by item and path."""
-    ranges = table.structures[step.structure] if step.structure is not None else ()
-    return {
-        (table.items[table.leaves[n].item], table.leaves[n].path): n
-        for first, end in ranges
-        for n in range(first, end)
-    }
+        named = {known.get((row.item, row.path)): row for row in rows}
+        found = {number: row for number, row in named.items() if number is not None}
+        statistics.append(columns_of(step.step, found))
+    return replace(report, statistics=tuple(statistics), notes=tuple(notes))

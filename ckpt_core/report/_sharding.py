@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 MOST_BLOCKS = 1024
 """More are not drawn: a page shows no more squares than this."""
@@ -46,7 +47,9 @@ def drawing_of(sharding: Mapping[str, Any]) -> Drawing:
             raise ValueError(f"no axis of the mesh is called {sorted(unknown)[0]}")
         if math.prod(found.parts) > MOST_BLOCKS or math.prod(n for _, n in axes) > 64 * MOST_BLOCKS:
             return Drawing(kind, axes, spec, note="too many parts to draw")
-        return Drawing(kind, axes, spec, _devices_of_parts(found, _ids(sharding, axes)))
+        return Drawing(
+            kind, axes, spec, _devices_of_parts(found, _ids(sharding, [n for _, n in axes]))
+        )
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         return Drawing(kind, note=f"cannot be drawn: {error}")
 
@@ -60,44 +63,26 @@ def _axes(sharding: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _spec(sharding: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    found: list[tuple[str, ...]] = []
-    for entry in sharding["partition_spec"]:
-        names: Sequence[Any] = entry if isinstance(entry, list | tuple) else [entry]
-        found.append(tuple(str(name) for name in names if name is not None))
-    return tuple(found)
+    entries = sharding["partition_spec"]
+    each = [one if isinstance(one, list | tuple) else [one] for one in entries]
+    return tuple(tuple(str(name) for name in names if name is not None) for names in each)
 
 
-def _ids(sharding: Mapping[str, Any], axes: Sequence[tuple[str, int]]) -> list[int]:
-    """The ids of the devices, in C order over the mesh; positions in it if ids were not saved."""
-    count = math.prod(size for _, size in axes)
+def _ids(sharding: Mapping[str, Any], sizes: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The ids of the devices by their place in the mesh; their numbers in it if ids were not saved."""
     mesh = (sharding.get("device_mesh") or {}).get("mesh")
-    ids = list(_flat(mesh)) if mesh is not None else list(range(count))
-    if len(ids) != count:
-        raise ValueError(f"{len(ids)} devices in a mesh for {count}")
-    return ids
+    if mesh is None:
+        return np.arange(math.prod(sizes)).reshape(sizes)
+    flat = np.array(mesh, dtype=object).reshape(-1)
+    return np.array([int(one["id"] if isinstance(one, dict) else one) for one in flat]).reshape(
+        sizes
+    )
 
 
-def _flat(mesh: Any) -> Iterator[int]:
-    if isinstance(mesh, list | tuple):
-        for part in mesh:
-            yield from _flat(part)
-    else:
-        yield int(mesh["id"] if isinstance(mesh, Mapping) else mesh)
-
-
-def _devices_of_parts(drawing: Drawing, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """For each part, the devices whose place on the split axes is that of the part."""
-    parts: dict[tuple[int, ...], list[int]] = {}
-    places = itertools.product(*(range(size) for _, size in drawing.axes))
-    sizes = dict(drawing.axes)
-    for identity, place in zip(ids, places, strict=True):
-        at = dict(zip(sizes, place, strict=True))
-        part: list[int] = []
-        for split in drawing.spec:
-            index = 0
-            for axis in split:  # the first axis is the slowest
-                index = index * sizes[axis] + at[axis]
-            part.append(index)
-        parts.setdefault(tuple(part), []).append(identity)
-    every = itertools.product(*(range(count) for count in drawing.parts))
-    return tuple(tuple(parts.get(part, ())) for part in every)
+def _devices_of_parts(drawing: Drawing, ids: np.ndarray[Any, Any]) -> tuple[tuple[int, ...], ...]:
+    """For each part, the devices whose place on the split axes is that of the part; the first axis is the slowest."""
+    names = [name for name, _ in drawing.axes]
+    split = [names.index(axis) for axes in drawing.spec for axis in axes]
+    free = [n for n in range(len(names)) if n not in split]
+    parts = ids.transpose(*split, *free).reshape(math.prod(drawing.parts), -1)
+    return tuple(map(tuple, parts.tolist()))

@@ -8,12 +8,12 @@ list of a step's leaves, as ranges of their numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ckpt_core._results import ItemInfo
-from ckpt_core.report._sharding import Drawing, drawing_of
+from ckpt_core.report._sharding import drawing_of
 
 
 class LeafType(NamedTuple):
@@ -34,54 +34,65 @@ class Leaf(NamedTuple):
     type: int
 
 
-@dataclass
-class Table:
-    """The distinct items, leaves, types, shardings and structures of some steps."""
+Ranges = tuple[tuple[int, int], ...]
 
-    items: list[str] = field(default_factory=list[str])
-    types: list[LeafType] = field(default_factory=list[LeafType])
-    leaves: list[Leaf] = field(default_factory=list[Leaf])
-    shardings: list[Drawing] = field(default_factory=list[Drawing])
-    structures: list[tuple[tuple[int, int], ...]] = field(
-        default_factory=list[tuple[tuple[int, int], ...]]
-    )
-    _known: dict[Any, int] = field(default_factory=dict[Any, int])
+
+@dataclass(frozen=True)
+class Table:
+    """The position of each distinct item, type, leaf, sharding (as JSON) and structure of some steps."""
+
+    _items: dict[str, int] = field(default_factory=dict[str, int])
+    _types: dict[LeafType, int] = field(default_factory=dict[LeafType, int])
+    _leaves: dict[Leaf, int] = field(default_factory=dict[Leaf, int])
+    _shardings: dict[str, int] = field(default_factory=dict[str, int])
+    _structures: dict[Ranges, int] = field(default_factory=dict[Ranges, int])
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        """All leaves, by their numbers."""
+        return list(self._leaves)
 
     def add(self, items: Mapping[str, ItemInfo]) -> int:
         """Takes in the leaves of a step; returns the position of their structure."""
-        numbers = [
-            self.leaf(name, leaf.path, self._type(leaf))
-            for name, item in items.items()
-            for leaf in item.leaves
-        ]
-        return self._number(self.structures, ranges_of(numbers))
+        numbers = [self._leaf(name, leaf) for name, item in items.items() for leaf in item.leaves]
+        return _position(self._structures, ranges_of(numbers))
 
-    def leaf(self, item: str, path: str, type_: int) -> int:
-        """The number of a leaf."""
-        return self._number(self.leaves, Leaf(self._number(self.items, item), path, type_))
-
-    def _type(self, leaf: Any) -> int:
+    def _leaf(self, item: str, leaf: Any) -> int:
         sharding = None
         if leaf.sharding:
             key = json.dumps(leaf.sharding, sort_keys=True, default=str)
-            sharding = self._known.get(key)
-            if sharding is None:
-                sharding = self._known[key] = len(self.shardings)
-                self.shardings.append(drawing_of(leaf.sharding))
-        found = LeafType(leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.bytes, sharding)
-        return self._number(self.types, found)
+            sharding = _position(self._shardings, key)
+        type_ = LeafType(leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.bytes, sharding)
+        places = _position(self._items, item), leaf.path, _position(self._types, type_)
+        return _position(self._leaves, Leaf(*places))
 
-    def _number(self, among: list[Any], value: Any) -> int:
-        """The position of a value in a list, to which it is added if it is new."""
-        key = (id(among), value)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = len(among)
-            among.append(value)
-        return found
+    def numbers_in(self, structure: int | None) -> Iterator[tuple[tuple[str, str], int]]:
+        """Item and path, and number, of each leaf of a structure."""
+        leaves, items = self.leaves, list(self._items)
+        for first, end in list(self._structures)[structure] if structure is not None else ():
+            for number in range(first, end):
+                yield (items[leaves[number].item], leaves[number].path), number
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values: positions are those in lists, and leaves are columns."""
+        drawings = [drawing_of(json.loads(text)) for text in self._shardings]
+        return {
+            "items": list(self._items),
+            "types": list(self._types),
+            "leaves": {
+                name: [getattr(leaf, name) for leaf in self._leaves] for name in Leaf._fields
+            },
+            "shardings": [{**asdict(one), "parts": one.parts} for one in drawings],
+            "structures": list(self._structures),
+        }
 
 
-def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def _position(among: dict[Any, int], value: Any) -> int:
+    """The position of a value, which is added if it is new."""
+    return among.setdefault(value, len(among))
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
     """Numbers as ranges (first, one after the last), in their order: 0, 1, 2, 7, 8 are (0, 3), (7, 9)."""
     found: list[list[int]] = []
     for number in numbers:
@@ -90,21 +101,3 @@ def ranges_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         else:
             found.append([number, number + 1])
     return tuple((first, end) for first, end in found)
-
-
-def shortened(paths: Sequence[str]) -> list[tuple[int, str]]:
-    """Each path as how many UTF-16 code units (as in JavaScript's strings) it shares with the one before it, and the
-    rest: half of a page with 5,000 leaves would be repeated beginnings of paths.
-    """
-    found: list[tuple[int, str]] = []
-    before = ""
-    for path in paths:
-        shared = 0
-        for ours, theirs in zip(path, before, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        units = shared + sum(character > "\uffff" for character in path[:shared])
-        found.append((units, path[shared:]))
-        before = path
-    return found

@@ -71,9 +71,8 @@ class CheckpointerLoop(bench.BenchmarksGenerator):
         if saved == options.train_steps - 1:
             check_equal(state, loaded)
         durable = library(options.library).default_durability
-        return bench.TestResult(
-            metrics=metrics, notes={"steps kept": str(len(steps)), "durable": durable}
-        )
+        notes = {"steps kept": str(len(steps)), "durable": durable}
+        return bench.TestResult(metrics=metrics, notes=notes)
 
 
 def _directory(context: bench.TestContext, local: bool) -> Path:
@@ -89,25 +88,20 @@ def _training(prefix: str) -> Callable[[Any], Any]:
 
     @jax.jit
     def change(leaves: list[Any]) -> list[Any]:
-        return [
-            leaf * 0.5 if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact) else leaf
-            for leaf in leaves
-        ]
+        inexact = jax.numpy.inexact
+        return [x * 0.5 if jax.numpy.issubdtype(x.dtype, inexact) else x for x in leaves]
+
+    def is_trained(path: Any, leaf: Any) -> bool:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return isinstance(leaf, jax.Array) and name.startswith(prefix)
 
     def train(state: Any) -> Any:
         paths, structure = jax.tree.flatten_with_path(state)
-        leaves = [leaf for _, leaf in paths]
-        chosen = [
-            position
-            for position, (path, leaf) in enumerate(paths)
-            if isinstance(leaf, jax.Array)
-            and jax.tree_util.keystr(path, simple=True, separator="/").startswith(prefix)
-        ]
+        chosen = {n for n, one in enumerate(paths) if is_trained(*one)}
         if not chosen:
             raise ckpt.CheckpointError(f"trained: no leaf begins with {prefix!r}")
-        changed = change([leaves[position] for position in chosen])
-        for position, leaf in zip(chosen, changed, strict=True):
-            leaves[position] = leaf
+        changed = iter(change([paths[n][1] for n in sorted(chosen)]))
+        leaves = [next(changed) if n in chosen else leaf for n, (_, leaf) in enumerate(paths)]
         return jax.tree.unflatten(structure, leaves)
 
     return train

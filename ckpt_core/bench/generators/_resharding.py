@@ -12,11 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import ckpt_core as ckpt
 from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._data import abstract, load_onto, total_bytes
+from ckpt_core.bench._data import abstract, load_onto
 from ckpt_core.bench.generators._save_load import (
     SaveLoadOptions,
     measure_load,
-    notes_of,
     sharded_library,
 )
 
@@ -50,12 +49,11 @@ class Resharding(bench.BenchmarksGenerator):
             return _reshard_own(context)
         path = str(options.reference_checkpoint_path)
         metrics = bench.Metrics()
-        size = sum(item.bytes for item in ckpt.inspect(path).items.values())
         sharding = options.reference_sharding_path
-        loaded = measure_load(metrics, context, Path(path), lambda: load_onto(path, sharding), size)
+        loaded = measure_load(metrics, context, Path(path), lambda: load_onto(path, sharding))
         if not jax.tree.leaves(loaded):
             raise bench.Skipped(f"{path} holds no leaf")
-        return bench.TestResult(metrics=metrics, notes={"page cache": str(options.page_cache)})
+        return bench.TestResult(metrics=metrics)
 
 
 def _reshard_own(context: bench.TestContext) -> bench.TestResult:
@@ -73,15 +71,14 @@ def _save_then_load(context: bench.TestContext, like: Any, *, resharded: bool) -
     lib = sharded_library(options)
     path, metrics = context.path / "ckpt", bench.Metrics()
     lib.save(path, state)
-    size = total_bytes(state)
-    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like), size)
+    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like))
     for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
         if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
             raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")
     # A process can compare its own shards only: with several, not if the sharding changed.
     if jax.process_count() == 1 or not resharded:
         check_equal(state, loaded)
-    return bench.TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
+    return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
 
 
 def _turned(leaf: Any, mesh: Any) -> Any:

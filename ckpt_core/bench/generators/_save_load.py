@@ -11,9 +11,10 @@ import jax
 
 from ckpt_core import bench
 from ckpt_core.bench._check import check_equal
+from ckpt_core.bench._collectors import DEFAULT_KEYS, GB
 from ckpt_core.bench._data import abstract, total_bytes
-from ckpt_core.bench._settle import drop_page_cache, fsync_all, warm_free_memory
-from ckpt_core.bench._yaml import nearest
+from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
+from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries import NAMES, Library, library, make_library
 
 # The text of swept options in tables; null, the library's own choice, has none.
@@ -70,8 +71,6 @@ class SaveLoadOptions(bench.BenchmarkOptions):
 
     def metric_keys(self) -> list[str] | None:
         """The metrics to measure; tracemalloc only on request, because it slows everything down."""
-        from ckpt_core.bench._collectors import DEFAULT_KEYS
-
         return [*DEFAULT_KEYS, "tracemalloc"] if self.metric_tracemalloc_enabled else None
 
 
@@ -98,10 +97,10 @@ def save_and_load(context: bench.TestContext, state: Any) -> bench.TestResult:
         raise bench.Skipped(f"{options.library} runs in one process only")
     metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
     prepared = lib.prepare(state)
-    measure_save(metrics, lib, path, prepared, total_bytes(state), options.metric_keys())
-    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like), total_bytes(state))
+    measure_save(metrics, lib, path, prepared, total_bytes(state))
+    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like))
     check_equal(state, lib.finish(loaded, like))
-    return bench.TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
+    return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
 
 
 def sharded_library(options: SaveLoadOptions) -> Library:
@@ -113,16 +112,11 @@ def sharded_library(options: SaveLoadOptions) -> Library:
 
 
 def measure_save(
-    metrics: bench.Metrics,
-    lib: Library,
-    path: Path,
-    prepared: Any,
-    size: int,
-    keys: list[str] | None,
+    metrics: bench.Metrics, lib: Library, path: Path, prepared: Any, size: int
 ) -> None:
     """Measures one save; if it continues in the background, also its two parts."""
     warm_free_memory(path.parent, size)
-    with bench.settle(), metrics.measure("save", keys, nbytes=size):
+    with bench.settle(), metrics.measure("save", lib.options.metric_keys(), nbytes=size):
         if lib.background:
             with metrics.measure("save_blocking", ["time"]):
                 wait = lib.start_save(path, prepared)
@@ -139,24 +133,14 @@ def measure_load(
     context: bench.TestContext,
     path: Path,
     load: Callable[[], Any],
-    size: int | None = None,
     name: str = "load",
 ) -> Any:
-    """Measures a load of ``path`` and returns what it loaded, whose arrays count as ``size`` if that is None."""
+    """Measures a load of ``path``, and the throughput by the bytes of what it loaded; returns that."""
     if context.options.page_cache == "cold":
         drop_page_cache(path)
     keys = getattr(context.options, "metric_keys", lambda: None)()
-    with bench.settle(), metrics.measure(name, keys, nbytes=size) as block:
+    with bench.settle(), metrics.measure(name, keys):
         loaded = jax.block_until_ready(load())
-        block.nbytes = total_bytes(loaded) if size is None else size
+    secs = metrics.values[name]["0_basics/time_s"][-1]
+    metrics.add(name, "4_throughput/gb_per_s", total_bytes(loaded) / secs / GB)
     return loaded
-
-
-def notes_of(lib: Library, page_cache: str = "warm") -> dict[str, str]:
-    """The facts about a library that the tables show beside the numbers."""
-    return {
-        "durable": lib.durability,
-        "background": "yes" if lib.background else "no",
-        "loads to": lib.loads_to,
-        "page cache": page_cache,
-    }

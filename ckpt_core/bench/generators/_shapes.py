@@ -19,7 +19,6 @@ from ckpt_core.bench.generators._save_load import (
     data_of,
     measure_load,
     measure_save,
-    notes_of,
     save_and_load,
     sharded_library,
 )
@@ -94,7 +93,7 @@ class PartialLoad(bench.BenchmarksGenerator):
             load = functools.partial(ckpt.load, path, only=only)
             loaded = measure_load(metrics, context, path, load, name=name)
         check_equal(state, loaded)
-        return bench.TestResult(metrics=metrics, notes={"page cache": options.page_cache})
+        return bench.TestResult(metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,6 @@ class ReplicaParallelSave(bench.BenchmarksGenerator):
         metrics, like = bench.Metrics(), abstract(state)
         for number in range(options.num_savings):
             path = context.path / f"ckpt_{number}"
-            measure_save(metrics, lib, path, state, total_bytes(state), options.metric_keys())
+            measure_save(metrics, lib, path, state, total_bytes(state))
             check_equal(state, lib.load(path, like))
-        return bench.TestResult(metrics=metrics, notes=notes_of(lib))
+        return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})

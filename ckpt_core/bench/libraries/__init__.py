@@ -11,7 +11,7 @@ import importlib.util
 from typing import Any
 
 from ckpt_core.bench._core import Skipped
-from ckpt_core.bench._yaml import nearest
+from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries._base import Library as Library
 
 _HOMES = {

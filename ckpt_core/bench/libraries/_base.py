@@ -30,7 +30,6 @@ class Library:
 
     Attributes:
         modules: the modules that must be importable.
-        loads_to: the kind of arrays that ``load`` returns: ``jax``, ``numpy`` or ``torch``.
         default_durability: what is durable when a save with default settings returns:
             ``yes``, ``data files`` (not the metadata or the directories), or ``no``.
         skips_fsync: whether it has a setting to leave the fsync out.
@@ -40,7 +39,6 @@ class Library:
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
-    loads_to: ClassVar[str] = "jax"
     default_durability: ClassVar[str] = "no"
     skips_fsync: ClassVar[bool] = False
     in_background: ClassVar[bool] = False

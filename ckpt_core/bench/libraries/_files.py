@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ckpt_core.bench._settle import fsync_all
+from ckpt_core.bench._machine import fsync_all
 from ckpt_core.bench.libraries._base import FlatLibrary, Library, check_arrays
 
 
@@ -35,8 +35,6 @@ class Safetensors(FlatLibrary):
 
 class NumpySavez(FlatLibrary):
     """``numpy.savez``: one zip file without compression, nothing fsynced, loads to numpy."""
-
-    loads_to: ClassVar[str] = "numpy"
 
     def of_leaf(self, leaf: Any) -> Any:
         return np.asarray(leaf)
@@ -82,7 +80,6 @@ class Floor(Library):
     bytes has more to do.
     """
 
-    loads_to: ClassVar[str] = "numpy"
     default_durability: ClassVar[str] = "yes"
     skips_fsync: ClassVar[bool] = True
 

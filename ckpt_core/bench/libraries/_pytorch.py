@@ -17,7 +17,6 @@ from ckpt_core.bench.libraries._base import FlatLibrary, names_of
 
 class _Torch(FlatLibrary):
     modules: ClassVar[tuple[str, ...]] = ("torch",)
-    loads_to: ClassVar[str] = "torch"
 
     def of_leaf(self, leaf: Any) -> Any:
         import torch

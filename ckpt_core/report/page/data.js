@@ -7,12 +7,10 @@
 
   const OTHER = { kind: "", dtype: "", shape: [], bytes: 0, sharding: null };
   const types = data.types.map(([kind, dtype, shape, bytes, sharding]) => ({ kind, dtype, shape, bytes, sharding }));
-  let before = "";
-  report.leaves = data.leaves.path.map(([shared, rest], id) => {
-    before = before.slice(0, shared) + rest;
+  report.leaves = data.leaves.path.map((path, id) => {
     const type = types[data.leaves.type[id]] ?? OTHER;
     const item = data.items[data.leaves.item[id]];
-    return { id, item, path: before, key: `${item}\u0000${before}`, typeId: data.leaves.type[id], ...type };
+    return { id, item, path, key: `${item}\u0000${path}`, typeId: data.leaves.type[id], ...type };
   });
 
   /** How a leaf is called: its item and path; an item without name is a bare tree of Orbax. */

@@ -17,12 +17,11 @@
 
   const course = (found) => {
     const plot = el("div", { class: "plot low", role: "img", "aria-label": "norm over steps" });
-    const option = () => ({
-      ...report.chartBase(),
-      grid: { left: 4, right: 14, top: 12, bottom: 2, containLabel: true },
-      tooltip: report.tooltip({ trigger: "axis", valueFormatter: number }),
-      xAxis: report.axis({ type: "category", data: found.map(({ step }) => String(step)), boundaryGap: false }),
-      yAxis: report.axis({ type: "value", scale: true, splitNumber: 3, axisLine: { show: false }, axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: number } }),
+    const option = () => report.overCategories({
+      labels: found.map(({ step }) => String(step)),
+      format: number,
+      x: { boundaryGap: false },
+      y: { scale: true },
       series: [{ name: "norm", type: "line", data: found.map(({ row }) => (Number.isFinite(row.norm) ? row.norm : null)), symbolSize: 6, itemStyle: { color: report.colour("--c0") } }],
     });
     return { plot, option, panel: el("div", { style: "margin-top:14px" }, el("h3", {}, "Norm over the steps"), plot) };
@@ -39,12 +38,11 @@
     const name = (place) => `${power(first + place * width)} to ${power(first + (place + 1) * width)}`;
     const plot = el("div", { class: "plot low", role: "img", "aria-label": "histogram of magnitudes" });
     const bar = (title, values, colour) => ({ name: title, type: "bar", stack: "all", barCategoryGap: "12%", data: values, itemStyle: { color: report.colour(colour) } });
-    const option = () => ({
-      ...report.chartBase(),
-      grid: { left: 4, right: 14, top: 12, bottom: 2, containLabel: true },
-      tooltip: report.tooltip({ trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: (value) => report.whole(Math.abs(value)) }),
-      xAxis: report.axis({ type: "category", data: places.map(name), axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: (text) => text.split(" ")[0] } }),
-      yAxis: report.axis({ type: "value", splitNumber: 3, axisLine: { show: false }, axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: (value) => report.whole(Math.abs(value)) } }),
+    const option = () => report.overCategories({
+      labels: places.map(name),
+      format: (value) => report.whole(Math.abs(value)),
+      shadow: true,
+      x: { axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: (text) => text.split(" ")[0] } },
       series: [
         bar("positive", places.map((place) => counts[2 * place + 1]), "--c0"),
         bar("negative", places.map((place) => -counts[2 * place]), "--c1"),

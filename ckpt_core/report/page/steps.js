@@ -12,26 +12,16 @@
     return { plot, option, panel: el("div", { class: "panel" }, el("h3", {}, title), plot, caption && el("p", { class: `caption ${bad ? "bad" : ""}` }, caption)) };
   };
 
-  const grid = (top) => ({ left: 4, right: 14, top, bottom: 2, containLabel: true });
-
   const bars = (title, series, format, caption) =>
     chart(
       title,
-      () => ({
-        ...report.chartBase(),
-        grid: grid(30),
-        legend: report.legend(),
-        tooltip: report.tooltip({ trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: format }),
-        xAxis: report.axis({ type: "category", data: labels() }),
-        yAxis: report.axis({ type: "value", splitNumber: 3, axisLine: { show: false }, axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: format } }),
-        series: series.map(({ name, values, colour }) => ({
-          name,
-          type: "bar",
-          stack: "one",
-          data: values,
-          barMaxWidth: 34,
-          itemStyle: { color: report.colour(colour) },
-        })),
+      () => report.overCategories({
+        top: 30,
+        labels: labels(),
+        format,
+        shadow: true,
+        more: { legend: report.legend() },
+        series: series.map(({ name, values, colour }) => ({ name, type: "bar", stack: "one", data: values, barMaxWidth: 34, itemStyle: { color: report.colour(colour) } })),
       }),
       caption,
     );
@@ -47,23 +37,20 @@
     ].filter(Boolean);
     return chart(
       name,
-      () => ({
-        ...report.chartBase(),
-        grid: grid(12),
-        tooltip: report.tooltip({ trigger: "axis", valueFormatter: (value) => number(value) }),
-        xAxis: report.axis({ type: "category", data: labels(), boundaryGap: report.steps.length === 1 }),
-        yAxis: report.axis({ type: "value", scale: true, splitNumber: 3, axisLine: { show: false }, axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: number } }),
-        series: [
-          {
-            name,
-            type: "line",
-            data: values.map((value) => (typeof value === "number" && Number.isFinite(value) ? value : null)),
-            showSymbol: report.steps.length <= 60,
-            symbolSize: 6,
-            lineStyle: { width: 2 },
-            itemStyle: { color: report.colour("--c0") },
-          },
-        ],
+      () => report.overCategories({
+        labels: labels(),
+        format: (value) => number(value),
+        x: { boundaryGap: report.steps.length === 1 },
+        y: { scale: true },
+        series: [{
+          name,
+          type: "line",
+          data: values.map((value) => (typeof value === "number" && Number.isFinite(value) ? value : null)),
+          showSymbol: report.steps.length <= 60,
+          symbolSize: 6,
+          lineStyle: { width: 2 },
+          itemStyle: { color: report.colour("--c0") },
+        }],
       }),
       parts.join("; "),
       true,

@@ -52,7 +52,9 @@
     ...more,
   });
 
-  report.axis = (more) => ({
+  const grid = (top) => ({ left: 4, right: 14, top, bottom: 2, containLabel: true });
+
+  const axis = (more) => ({
     axisLine: { lineStyle: { color: colour("--line") } },
     axisTick: { show: false },
     axisLabel: { color: colour("--soft"), fontSize: 11, hideOverlap: true },
@@ -61,14 +63,18 @@
     ...more,
   });
 
-  report.legend = (more) => ({
-    textStyle: { color: colour("--soft"), fontSize: 12 },
-    itemWidth: 12,
-    itemHeight: 8,
-    left: 0,
-    top: 0,
+  /** The options of a line or bar chart over categories; `format` is of the values. */
+  report.overCategories = ({ top = 12, labels, format, more = {}, x = {}, y = {}, shadow = false, series }) => ({
+    ...report.chartBase(),
+    grid: grid(top),
     ...more,
+    tooltip: report.tooltip({ trigger: "axis", ...(shadow && { axisPointer: { type: "shadow" } }), valueFormatter: format }),
+    xAxis: axis({ type: "category", data: labels, ...x }),
+    yAxis: axis({ type: "value", ...y, splitNumber: 3, axisLine: { show: false }, axisLabel: { color: colour("--soft"), fontSize: 11, formatter: format } }),
+    series,
   });
+
+  report.legend = () => ({ textStyle: { color: colour("--soft"), fontSize: 12 }, itemWidth: 12, itemHeight: 8, left: 0, top: 0 });
 
   /** Text for a tooltip, which ECharts takes as HTML. */
   report.safe = (text) =>

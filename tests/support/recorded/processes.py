@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.launch import launch, reports
-from tests.support.paths import ROOT
-from tests.support.recorded import steady
+from tests.support.recorded import many_processes, steady
 from tests.support.recorded.disk import describe
 
 CALLS = """
@@ -104,12 +102,9 @@ def messages() -> Iterator[str]:
                     yield from (f"  {index}: {' '.join(put)!r}" for put in one)
         for folder in ("one", "run", "two", "local.0", "local.1"):
             yield from (f"# 2 processes, on disk: {folder}", *describe(root / "2" / folder))
-    sys.path.append(str(ROOT / "benchmarks"))
-    import simulate_messages as simulated
-
     calls = {"opening": (False, True), "saving": (0, 250), "persistent": (None,)}
     for call, more in ((call, more) for call, given in calls.items() for more in given):
-        found = getattr(simulated, call)(4096, *(() if more is None else (more,)))
+        found = getattr(many_processes, call)(4096, *(() if more is None else (more,)))
         for one in found if isinstance(found, tuple) else (found,):
             counts = {name: number for name, number in vars(one).items() if isinstance(number, int)}
             yield f"# 4096 processes, {call}, {more}: {counts}"

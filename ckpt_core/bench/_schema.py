@@ -1,4 +1,4 @@
-"""YAML, and its values against type hints; an error names the key."""
+"""YAML into frozen dataclasses by their type hints; an error names every key that is wrong."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import dataclasses
 import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ckpt_core._errors import CheckpointError
+
+T = TypeVar("T")
 
 
 class ConfigError(CheckpointError, ValueError):
@@ -36,10 +48,11 @@ def read_yaml(text: str, file: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Is:
-    """For ``Annotated``: the type of a value in words, and what else the value must be."""
+    """For ``Annotated``: the type of a value in words, what else it must be, and what is made of it."""
 
     words: str
     test: Callable[[Any], bool] = lambda _: True
+    read: Callable[[Reader, Any, str], Any] | None = None
 
 
 Text: TypeAlias = Annotated[str, Is("text", bool)]
@@ -47,28 +60,27 @@ Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda value
 Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
 
 
-def fits(value: Any, hint: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     """Whether a value of a file is what a type hint says; ``list[...]`` says only that it may be swept."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, member) for member in arguments)
+        return any(_fits(value, member) for member in arguments)
     if origin is Annotated:
-        return fits(value, arguments[0]) and all(one.test(value) for one in arguments[1:])
+        return _fits(value, arguments[0]) and all(one.test(value) for one in arguments[1:])
     if origin is Literal:
         return value in arguments
-    if dataclasses.is_dataclass(hint):
-        return True  # is checked where it is made
     if origin is tuple:
-        return isinstance(value, list) and all(fits(one, arguments[0]) for one in value)
+        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
     if origin is Mapping:
-        keys, values = (value, value.values()) if isinstance(value, dict) else ([None], ())
-        return all(isinstance(one, str) for one in keys) and all(
-            fits(one, arguments[1]) for one in values
+        return isinstance(value, dict) and all(
+            isinstance(key, str) and _fits(one, arguments[1]) for key, one in value.items()
         )
     if hint in (int, float):
         kinds = int if hint is int else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool)
-    return hint is Any or (origin is not list and isinstance(value, origin or hint))
+    if hint is Any or dataclasses.is_dataclass(hint):  # a dataclass is checked where it is made
+        return True
+    return origin is not list and isinstance(value, origin or hint)
 
 
 _NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
@@ -88,7 +100,7 @@ def _spelled(hint: Any) -> str:
 
 
 class Reader:
-    """Checks values of a file and collects all problems, so that one error can list them."""
+    """Makes what type hints say of the values of a file, and collects all problems for one error."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -103,44 +115,63 @@ class Reader:
         if self.problems:
             raise ConfigError(self.file, *self.problems)
 
-    def value(self, name: str, value: Any, hint: Any) -> bool:
-        """Whether a value fits; a problem if not."""
-        if fits(value, hint):
-            return True
+    def value(self, name: str, value: Any, hint: Any) -> Any:
+        """What the hint says of a value; None, and a problem, if it does not fit."""
+        if _fits(value, hint):
+            return self._made(name, value, hint)
         self.complain(f"{name} must be {_spelled(hint)}, not {_described(value)}")
-        return False
+        return None
 
-    def fields(
-        self, given: Any, where: str, kind: type[Any], *more: str, but: Iterable[str] = ()
-    ) -> dict[str, Any]:
-        """Those values of a mapping that fit the fields of a dataclass, ``but`` some; problems for all other keys than ``more``."""
-        what = where or "the suite"
-        if not self.value(what, given, Annotated[dict[str, Any], Is("a mapping")]):
-            return {}
+    def _made(self, name: str, value: Any, hint: Any) -> Any:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            member = next(member for member in arguments if _fits(value, member))
+            return self._made(name, value, member)
+        if origin is Annotated:
+            read = arguments[1].read
+            return read(self, value, name) if read else self._made(name, value, arguments[0])
+        if dataclasses.is_dataclass(hint):
+            return self.make(name, value, hint)  # pyright: ignore[reportArgumentType]
+        if origin is tuple:
+            indexed = enumerate(value)
+            return tuple(self._made(f"{name}[{n}]", one, arguments[0]) for n, one in indexed)
+        return value
+
+    def make(self, where: str, given: Any, kind: type[T], *, but: Iterable[str] = ()) -> T | None:
+        """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit.
+
+        A class may have ``REFUSED``, keys that a file may give as null or false only, with the reason, and ``problems()``,
+        what is wrong with values that fit one by one.
+        """
+        what, before = where or "the suite", len(self.problems)
+        if not isinstance(given, dict):
+            self.complain(f"{what} must be a mapping, not {_described(given)}")
+            return None
         hints = get_type_hints(kind, include_extras=True)
-        fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in but}
-        meant = self.unknown(given, [*fields, *more], f"{what} has no key")
-        for name, field in fields.items():
-            needed = field.default is field.default_factory is dataclasses.MISSING
-            if needed and name not in given and name not in meant:  # a misspelled one was reported
-                self.complain(f"{what} lacks the key {name!r}")
+        fields = {one.name: one for one in dataclasses.fields(kind) if one.name not in but}  # pyright: ignore
+        refused: Mapping[str, str] = getattr(kind, "REFUSED", {})
+        meant = self.unknown(given, [*fields, *refused], f"{what} has no key")
         prefix = f"{where}." if where else ""
-        return {
-            name: _tuples(given[name])
-            for name in fields
-            if name in given and self.value(prefix + name, given[name], hints[name])
-        }
+        for name, reason in refused.items():
+            if given.get(name):
+                self.complain(f"{prefix}{name}: {reason}")
+        values: dict[str, Any] = {}
+        for name, one in fields.items():
+            if name in given:
+                values[name] = self.value(prefix + name, given[name], hints[name])
+            elif one.default is one.default_factory and name not in meant:  # both are missing
+                self.complain(f"{what} lacks the key {name!r}")
+        if len(self.problems) > before:
+            return None
+        made = kind(**values)
+        self.problems += [f"{prefix}{text}" for text in getattr(made, "problems", list)()]
+        return made
 
     def unknown(self, given: Mapping[Any, Any], known: Iterable[str], complaint: str) -> set[str]:
         """Complains about the keys that are not known; returns those that were probably meant."""
         others = [key for key in given if key not in known]
-        for key in others:
-            self.complain(f"{complaint} {key!r}{nearest(key, known)}")
+        self.problems += [f"{complaint} {key!r}{nearest(key, known)}" for key in others]
         return {close for key in others for close in difflib.get_close_matches(str(key), known, 1)}
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _described(value: Any) -> str:

@@ -1,19 +1,14 @@
-"""Counts what the coordination service carries at openings, saves and loads, with 64 to 16,384 processes.
-
-    python benchmarks/simulate_messages.py --plot docs/images/messages.svg
+"""Counts what the coordination service would carry at openings and saves of thousands of processes.
 
 Runs the code that process 0 decides with, on what each of so many processes would send it, and counts the bytes of values,
-answers and tables. Nothing is sent; docs/scaling.md shows the table. Sizes without those of keys and of the transport.
+answers and tables. Nothing is sent. Sizes without those of keys and of the transport.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from shared import header, lines_of, options, plot, row  # isort: skip
 
 from ckpt_core._processes import Table
 from ckpt_core._processes.wire import Said
@@ -57,17 +52,14 @@ class Traffic:
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self.to_zero = self.from_zero = self.of_one = self.at_once = self.rounds = 0
-        self.secs = 0.0
         self.keys = Keys()
         self.tables = Tables(Table(self.keys, "groups"), Table(self.keys, "states"))
 
     def agree(self, values: Sequence[str], decide: Callable[[Tables], str], call: str) -> None:
         """One agreement of what each process sends; each reads one block of the rows that are published."""
         self.rounds += 1
-        began = time.process_time()
         before = len(self.keys.texts)
         answer = decide(self.tables)
-        self.secs += time.process_time() - began
         sent = sum(len(Said(call, value).dump()) for value in values)
         blocks = list(self.keys.texts.values())[before:]
         block = sum(map(len, blocks)) // len(blocks) if blocks else 0
@@ -76,12 +68,6 @@ class Traffic:
         self.at_once = max(self.at_once, sent)
         self.of_one = max(self.of_one, each)
         self.from_zero += self._processes * each
-
-    def print(self, what: str) -> None:
-        """As a row of the table."""
-        mib = (f"{count / 1024**2:.2f}" for count in (self.to_zero, self.from_zero))
-        most = f"{self.at_once / 1024**2:.2f}"
-        row(self._processes, what, self.rounds, *mib, self.of_one, most, f"{self.secs:.2f}")
 
 
 def opening(processes: int, moved: bool) -> Traffic:
@@ -147,24 +133,6 @@ def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
     return first, later
 
 
-def draw(found: dict[str, list[tuple[int, Traffic]]], path: str) -> None:
-    """What process 0 receives and what the service sends to all, over the number of processes."""
-    title = "What processes send each other, over their number"
-    names = ("to_zero", "process 0 receives"), ("from_zero", "all others get")
-    with plot(path, title, nrows=1, ncols=2, figsize=(9, 4), sharey=True) as sides:
-        for axes, (field, name) in zip(sides, names, strict=True):
-            lines = {
-                what: [(count, getattr(one, field) / 1024**2) for count, one in points]
-                for what, points in found.items()
-            }
-            lines_of(lines, axes)
-            axes.set(xscale="log", yscale="log", xlabel="processes", title=f"{name}, MiB")
-            counts = [count for count, _ in next(iter(lines.values()))]
-            axes.set_xticks(counts, [f"{count:,}" for count in counts])
-            axes.minorticks_off()
-        sides[0].legend()
-
-
 def persistent(processes: int) -> Traffic:
     """A save of all into one directory, of five files each: started, seen, written, committed."""
     traffic = Traffic(processes)
@@ -183,39 +151,3 @@ def _start(offer: Any) -> str:
 
 def _started(offers: list[Any], tables: Tables) -> str:
     return json.dumps({"offer": combine_offers(offers, tables)}, separators=(",", ":"))
-
-
-def main() -> None:
-    """Prints the table."""
-    given = options(
-        __doc__,
-        directory=False,
-        processes=[64, 256, 1024, 4096, 16384],
-        plot=("", "a .png or .svg"),
-    )
-    sizes = ("rounds", "to 0, MiB", "sent, MiB", "bytes to one", "most at once, MiB", "s at 0")
-    header("processes", "call", *sizes, words=2)
-    found: dict[str, list[tuple[int, Traffic]]] = {}
-    for processes in given.processes:
-        calls = {
-            "opening": opening(processes, moved=False),
-            "opening, all hosts moved": opening(processes, moved=True),
-        }
-        for state_bytes, what in ((0, "local save"), (250, "local save, 250 B state")):
-            calls[f"first {what}"], calls[f"later {what}"] = saving(processes, state_bytes)
-        calls["persistent save"] = persistent(processes)
-        for what, traffic in calls.items():
-            found.setdefault(what, []).append((processes, traffic))
-            traffic.print(what)
-    if given.plot:
-        shown = {
-            "opening of fast directories": "opening, all hosts moved",
-            "save into fast directories": "later local save",
-            "the same, 250 B of pipeline state each": "later local save, 250 B state",
-            "save into one directory, five files each": "persistent save",
-        }
-        draw({label: found[what] for label, what in shown.items()}, given.plot)
-
-
-if __name__ == "__main__":
-    main()
