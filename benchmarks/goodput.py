@@ -7,7 +7,7 @@ memory of each host and from there to the shared directory; `replicas` and `part
 lost host comes from another host's memory. Each saves as often as loses least (`ckpt plan` has the formulas).
 
 The costs are arguments, given in bytes per second of one host; the defaults are what was measured on one small machine
-(docs/measurements.md), a host of a large cluster is faster. The default rate of failures is that of the Llama 3 405B run:
+(benchmarks/results.md), a host of a large cluster is faster. The default rate of failures is that of the Llama 3 405B run:
 419 in 54 days on about 2,000 hosts (arXiv 2407.21783, table 5), so one in 6,300 hours of a host. Prints a table of the
 useful share of time with the best intervals; `--plot` draws it.
 """

@@ -3,7 +3,7 @@
     python benchmarks/simulate_messages.py --plot docs/images/messages.svg
 
 Runs the code that process 0 decides with, on what each of so many processes would send it, and counts the bytes of values,
-answers and tables. Nothing is sent; docs/scaling.md shows the table. Sizes without those of keys and of the transport.
+answers and tables. Nothing is sent; benchmarks/results.md shows the table. Sizes without those of keys and of the transport.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Runs the code of a save without the processes: the planner of `ckpt_core` with shardings over devices
 that do not exist, agreements of many clients of one coordination service, the digests of the files of
 many processes, and the merge of many small databases. Prints a table for each;
-docs/scaling.md draws the conclusions.
+benchmarks/results.md draws the conclusions.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "README.md": "readme.md",
+    "README.md": "index.md",
     "integrations/flax_nnx/README.md": "frameworks/nnx.md",
     "integrations/grain/README.md": "frameworks/grain.md",
     "integrations/keras/README.md": "frameworks/keras.md",
@@ -24,6 +24,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/results.md": "measurements.md",
     "docs/notebooks/first_steps.ipynb": "notebooks/first_steps.md",
     "docs/notebooks/looking.ipynb": "notebooks/looking.md",
 }
