@@ -33,8 +33,8 @@ class Context:
     holds in the thread that entered it.
 
     Attributes:
-        pytree, array, asynchronous, multiprocessing, file, checkpointables, pathways, deletion,
-            memory, safetensors, atomicity: see ``options``.
+        pytree, array, asynchronous, multiprocessing, file, checkpointables: see ``options``.
+        pathways, deletion, memory, safetensors, atomicity: see ``options``.
         checkpoint_layout: layout of what is loaded.
         engine: ckpt's own ``Options``, which Orbax does not have: compression, durability, buckets.
 
