@@ -36,7 +36,9 @@ def test_it_is_built_strictly(tmp_path: Path) -> None:
     assert "restore_latest" in start and 'href="guide/saving/"' in start
     assert "md-tabs" in start
     assert (tmp_path / "source" / "examples" / "llama_weights.py").exists()  # a page links to it
-    for old in re.findall(r'^    "(.+)\.md": ', (ROOT / "docs/_site/redirects.py").read_text(), re.M):
+    for old in re.findall(
+        r'^    "(.+)\.md": ', (ROOT / "docs/_site/redirects.py").read_text(), re.M
+    ):
         moved = (tmp_path / old / "index.html").read_text()
         assert (tmp_path / old / re.findall(r'url=(.+?)"', moved)[0] / "index.html").exists(), old
     shown = (tmp_path / "api" / "core" / "index.html").read_text()
