@@ -20,7 +20,7 @@
 
 ``ckpt bench run suite.yaml -o out/`` then runs it over every combination of options, checkpoints
 and meshes, in one process or many, and writes a table, JSON lines and TensorBoard. The
-generators that come with ckpt are in ``ckpt_core.bench.generators``; docs/benchmarks.md has the
+generators that come with ckpt are in ``ckpt_core.bench.generators``; benchmarks/README.md has the
 keys of the file.
 
 The rest of ckpt does not import this package, and importing it imports no jax: the command sets what jax reads first.

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "README.md": "readme.md",
+    "README.md": "index.md",
     "integrations/flax_nnx/README.md": "frameworks/nnx.md",
     "integrations/grain/README.md": "frameworks/grain.md",
     "integrations/keras/README.md": "frameworks/keras.md",
@@ -24,6 +24,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/results.md": "measurements.md",
     "docs/notebooks/first_steps.ipynb": "notebooks/first_steps.md",
     "docs/notebooks/looking.ipynb": "notebooks/looking.md",
 }
@@ -59,12 +61,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _cells(notebook: str) -> str:
-    """The cells of a notebook as Markdown."""
-    return "\n\n".join(
-        text if kind == "markdown" else f"```python\n{text}\n```"
-        for cell in json.loads(notebook)["cells"]
-        for kind, text in [(cell["cell_type"], "".join(cell["source"]))]
-    )
+    """The cells of a notebook, and what they show, as Markdown."""
+    parts: list[str] = []
+    for cell in json.loads(notebook)["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", output)
+            plain = "".join(shown.get("text/plain", shown.get("text", "")))
+            parts.append("".join(shown.get("text/html", "")) or f"```text\n{plain}\n```")
+    return "\n\n".join(parts)
 
 
 def _relinked(text: str, source: str, page: str, copied: set[str]) -> str:

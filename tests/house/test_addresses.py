@@ -13,6 +13,7 @@ from tests.support.paths import ROOT
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
     *sorted((ROOT / "integrations").glob("*/README.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -26,7 +26,7 @@ with ckpt.Checkpointer("runs/listened", options=ckpt.Options(on_event=LISTENER))
 PROMETHEUS = """
 from prometheus_client import generate_latest
 text = generate_latest().decode()
-assert "checkpoint_saved_bytes_total 32.0" in text, text
+assert "checkpoint_saved_bytes_total 16.0" in text, text
 assert "checkpoint_save_failures_total 0.0" in text, text
 """
 OPENTELEMETRY = """

@@ -153,7 +153,7 @@ def test_options_are_checked_against_their_class(
 
 
 def test_what_the_document_shows_works():
-    text = (BENCHMARKS.parent / "docs/benchmarks.md").read_text()
+    text = (BENCHMARKS / "README.md").read_text()
     (yaml_block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (python_block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert bench.parse_suite(yaml_block).benchmarks

@@ -53,8 +53,8 @@ class CheckpointManagerOptions:
         prevent_write_metrics: do not store metrics.
         enable_should_save_is_saving_in_progress_check: policies know whether a save is running.
         lightweight_initialize: leave metrics and times of earlier steps out.
-        cleanup_tmp_directories, single_host_load_and_broadcast, enable_background_delete,
-            num_deletion_threads, atomicity_options, temporary_path_class: of no effect.
+        cleanup_tmp_directories, single_host_load_and_broadcast, enable_background_delete: of no effect.
+        num_deletion_threads, atomicity_options, temporary_path_class: of no effect.
         todelete_full_path, enable_per_process_directory_creation: refused.
         engine: ckpt's own ``Options``, which Orbax does not have.
     """

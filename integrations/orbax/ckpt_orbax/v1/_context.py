@@ -33,10 +33,10 @@ class Context:
     holds in the thread that entered it.
 
     Attributes:
-        pytree, array, asynchronous, multiprocessing, file, checkpointables, pathways, deletion,
-            memory, safetensors, atomicity: see ``options``.
+        pytree, array, asynchronous, multiprocessing, file, checkpointables: see ``options``.
+        pathways, deletion, memory, safetensors, atomicity: see ``options``.
         checkpoint_layout: layout of what is loaded.
-        engine: ckpt's own ``Options``, which Orbax does not have: compression, durability, buckets.
+        engine: ckpt's own ``Options``: compression, durability, buckets.
 
     Example:
         >>> from ckpt_orbax import v1 as ocp
