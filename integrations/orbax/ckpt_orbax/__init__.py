@@ -9,8 +9,8 @@
         manager.save(step, args=ocp.args.StandardSave(state))
 
 The directories are Orbax's, and what ckpt adds is theirs: checksums, a commit that survives a power
-cut, and speed. ``docs/moving_from_orbax.md`` has the list of what is offered, and the native way
-beside it.
+cut, and speed. ``docs/moving_from_orbax.md`` has what is refused, and the native way beside each
+call; ``docs/api/orbax.md`` lists names.
 """
 
 import sys
