@@ -86,7 +86,9 @@ def forms_of(port: str) -> dict[str, str]:
     """The program as it is, "theirs", and each form that a diff beside it makes."""
     theirs = (PORTS / f"{port}.py").read_text()
     diffs = {form: PORTS / f"{port}.{name}.diff" for form, name in FORMS.items()}
-    made = {form: patched(theirs, file.read_text()) for form, file in diffs.items() if file.exists()}
+    made = {
+        form: patched(theirs, file.read_text()) for form, file in diffs.items() if file.exists()
+    }
     return {"theirs": theirs, **made}
 
 
