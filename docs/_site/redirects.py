@@ -30,4 +30,6 @@ def on_post_build(config: Any, **_: Any) -> None:
         target = posixpath.relpath(there, here) + "/"
         file = Path(config["site_dir"], here, "index.html")
         os.makedirs(file.parent, exist_ok=True)
-        file.write_text(f'<meta http-equiv="refresh" content="0; url={target}"><a href="{target}">Moved</a>\n')
+        file.write_text(
+            f'<meta http-equiv="refresh" content="0; url={target}"><a href="{target}">Moved</a>\n'
+        )
