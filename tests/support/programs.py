@@ -19,8 +19,6 @@ from tests.support.ports import free_port
 
 LIMIT_SECS = 300.0
 PORTS = EXAMPLES / "ports"
-FORMS = {"face": "one_import", "native": "native"}
-"""Form of a program -> name of the diff that makes it."""
 
 _PRELUDE = """
 import builtins, os, signal, sys
@@ -84,12 +82,11 @@ print("DIGEST", _digest((RESULT)))
 
 def forms_of(port: str) -> dict[str, str]:
     """The program as it is, "theirs", and each form that a diff beside it makes."""
-    theirs = (PORTS / f"{port}.py").read_text()
-    diffs = {form: PORTS / f"{port}.{name}.diff" for form, name in FORMS.items()}
-    made = {
-        form: patched(theirs, file.read_text()) for form, file in diffs.items() if file.exists()
-    }
-    return {"theirs": theirs, **made}
+    forms = {"theirs": (PORTS / f"{port}.py").read_text()}
+    for form, name in {"face": "one_import", "native": "native"}.items():
+        if (file := PORTS / f"{port}.{name}.diff").exists():
+            forms[form] = patched(forms["theirs"], file.read_text())
+    return forms
 
 
 def patched(text: str, diff: str) -> str:
