@@ -16,6 +16,18 @@ MOVED = {
     "readme.md": "index.md",
     "releasing.md": "contributing.md",
     "scaling.md": "measurements.md",
+    "moving/big_vision.md": "moving/index.md",
+    "moving/brax.md": "moving_from_orbax.md",
+    "moving/equinox.md": "moving/index.md",
+    "moving/flax_checkpoints.md": "moving/index.md",
+    "moving/flax_gemma.md": "moving_from_orbax.md",
+    "moving/kauldron.md": "moving_from_orbax.md",
+    "moving/keras.md": "moving/index.md",
+    "moving/maxtext.md": "moving_from_orbax.md",
+    "moving/orbax_v0.md": "moving_from_orbax.md",
+    "moving/orbax_v1.md": "moving_from_orbax.md",
+    "moving/torch_dcp.md": "moving/index.md",
+    "moving/torch_save.md": "moving/index.md",
 }
 """Old page -> new page, both as files below docs/."""
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
+
+import numpy as np
+import pytest
 
 import ckpt_core as ckpt
 from tests.support.paths import ROOT
@@ -33,6 +37,19 @@ def test_every_kind_of_mismatch_is_told() -> None:
     assert len(kinds) >= 8
     for kind in kinds:
         assert f"`{kind}`" in text, kind
+
+
+def test_what_the_page_has_of_errors_is_so(tmp_path: Path) -> None:
+    one, state = tmp_path / "one", {"params": {"w": np.ones((4, 8))}, "step": 7}
+    ckpt.save(one, state)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        ckpt.save(one, state)
+    with pytest.raises(ckpt.StructureMismatch) as differs:
+        ckpt.load(one, {"params": {"w": np.ones((4, 9))}, "stp": 0})
+    assert {at.kind for at in differs.value.mismatches} == {"missing", "unexpected", "shape"}
+    with pytest.raises(ckpt.UnsupportedLeaf) as refused:
+        ckpt.save(tmp_path / "two", {"run": {"lock": object()}})
+    assert (refused.value.leaf, refused.value.type_name) == ("run/lock", "object")
 
 
 def test_the_page_of_the_promises_names_folders_of_tests_for_each() -> None:

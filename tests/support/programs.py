@@ -1,7 +1,6 @@
-"""Whole programs out of the pages of ``docs/moving``: as they are, with one import changed, and natively.
+"""The programs of ``examples/ports``: as they are, with one import changed, and natively.
 
-A page has a program in a block with a title, and what to change in blocks of diffs. Here they are run in processes of
-their own, killed at random, and resumed.
+Beside each are the diffs that move it. Here they are run in processes of their own, killed at random, and resumed.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from tests.support import forked
 from tests.support.children import compiling_once, with_devices
-from tests.support.paths import ROOT
+from tests.support.paths import EXAMPLES
 from tests.support.ports import free_port
 
 LIMIT_SECS = 300.0
-THEIRS, ONE_IMPORT, NATIVE = "train.py", "train.py, one import", "train.py, natively"
+PORTS = EXAMPLES / "ports"
 
 _PRELUDE = """
 import builtins, os, signal, sys
@@ -81,23 +80,23 @@ print("DIGEST", _digest((RESULT)))
 """
 
 
-def blocks(page: str) -> dict[str, str]:
-    """The blocks of a page that have a title."""
-    text = (ROOT / "docs" / "moving" / f"{page}.md").read_text()
-    found = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', text, re.M | re.S)
-    return dict(found)
+def forms_of(port: str) -> dict[str, str]:
+    """The program as it is, "theirs", and each form that a diff beside it makes."""
+    forms = {"theirs": (PORTS / f"{port}.py").read_text()}
+    for form, name in {"face": "one_import", "native": "native"}.items():
+        if (file := PORTS / f"{port}.{name}.diff").exists():
+            forms[form] = patched(forms["theirs"], file.read_text())
+    return forms
 
 
 def patched(text: str, diff: str) -> str:
-    """The text after the hunks of a diff, which are apart by a line ``@@``.
+    """The text after the hunks of a diff.
 
     Raises:
         AssertionError: what a hunk takes away is not there, or more than once.
     """
-    for hunk in re.split(r"^@@.*\n", diff, flags=re.M):
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.M)[1:]:
         lines = hunk.splitlines(keepends=True)
-        if not lines:
-            continue
         old = "".join(line[1:] or "\n" for line in lines if line[0] in " -\n")
         new = "".join(line[1:] or "\n" for line in lines if line[0] in " +\n")
         assert text.count(old) == 1, f"{text.count(old)} times in the program:\n{old}"
@@ -122,10 +121,10 @@ class Ended:
 
 
 class Program:
-    """One program of a page, in its three forms.
+    """One program of ``examples/ports``, in its three forms.
 
     Args:
-        page: name of the page.
+        port: its name.
         result: an expression of the state that the program ends with.
         place: a directory for caches, logs and runs.
         devices: of each process.
@@ -136,7 +135,7 @@ class Program:
 
     def __init__(
         self,
-        page: str,
+        port: str,
         result: str,
         place: Path,
         *,
@@ -146,11 +145,7 @@ class Program:
         with_orbax: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        found = blocks(page)
-        theirs = found[THEIRS]
-        self._forms = {"theirs": theirs, "native": patched(theirs, found[NATIVE])}
-        if ONE_IMPORT in found:
-            self._forms["face"] = patched(theirs, found[ONE_IMPORT])
+        self._forms = forms_of(port)
         self._with_orbax = {"theirs", *(["face"] if with_orbax else [])}
         self._end = _END.replace("RESULT", result)
         self._place, self._count, self._more = place, processes, tuple(more)

@@ -9,8 +9,7 @@
         manager.save(step, args=ocp.args.StandardSave(state))
 
 The directories are Orbax's, and what ckpt adds is theirs: checksums, a commit that survives a power
-cut, and speed. ``docs/moving_from_orbax.md`` has the list of what is offered, and the native way
-beside it.
+cut, and speed. ``docs/moving_from_orbax.md`` has the native way, ``docs/api/orbax.md`` the names.
 """
 
 import sys

@@ -157,7 +157,7 @@ def missing_name(module: str, name: str) -> AttributeError:
         why, instead = REFUSED[name]
         return AttributeError(f"{module} does not offer {name}: {why}. Instead: {instead}")
     return AttributeError(
-        f"{module} has no {name!r}: docs/moving_from_orbax.md lists what it offers of Orbax; ckpt_core "
+        f"{module} has no {name!r}: docs/moving_from_orbax.md has what it offers of Orbax; ckpt_core "
         "itself may have it: ckpt_core.Checkpointer, ckpt_core.load"
     )
 

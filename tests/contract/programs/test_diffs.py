@@ -1,4 +1,4 @@
-"""The diffs on the pages of ``docs/moving`` fit the programs above them: a formatter of one may forget the other."""
+"""The diffs in ``examples/ports`` fit the programs beside them: a formatter of one may forget the other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import ast
 import pytest
 
 from tests.contract.programs.test_programs import STYLES
-from tests.support.programs import blocks, patched
+from tests.support.programs import PORTS, forms_of
 
 
-@pytest.mark.parametrize("page", [style.page for style in STYLES])
-def test_diffs_apply(page: str) -> None:
-    found = blocks(page)
-    program = found.pop("train.py")
-    diffs = [text for title, text in found.items() if title.startswith("train.py, ")]
-    assert diffs
-    for diff in diffs:
-        ast.parse(patched(program, diff))
+@pytest.mark.parametrize("port", [style.port for style in STYLES])
+def test_diffs_apply(port: str) -> None:
+    forms = forms_of(port)
+    assert len(forms) == len(list(PORTS.glob(f"{port}.*"))) > 1
+    for program in forms.values():
+        ast.parse(program)

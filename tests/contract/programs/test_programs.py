@@ -1,7 +1,7 @@
 """Programs of eight styles, killed twice at random and resumed, end where their straight run ends, bit for bit.
 
-Each is on a page of ``docs/moving``, with the diffs that move it; here the pages are what is run. Where they used Orbax,
-a run is also begun by Orbax, continued here, and ended by Orbax.
+Each is in ``examples/ports``, with the diffs that move it. Where they used Orbax, a run is also begun by Orbax,
+continued here, and ended by Orbax.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Style:
-    page: str
+    port: str
     result: str
     needs: tuple[str, ...] = ()
     how: dict[str, Any] = field(default_factory=dict)
@@ -57,9 +57,9 @@ CASES = [(style, forms) for style in STYLES for forms in ways_of(style)]
 
 
 @functools.cache
-def straight_run(place, page, result, how):
-    """The program of a page as it is, and what each process ended with; once for all tests."""
-    program = Program(page, result, place, **dict(how))
+def straight_run(place, port, result, how):
+    """A program as it is, and what each process ended with; once for all tests."""
+    program = Program(port, result, place, **dict(how))
     straight = program.run("theirs", place / "straight")
     assert {tuple(one.steps) for one in straight} == {tuple(range(STEPS))}
     return program, straight
@@ -87,14 +87,14 @@ def goes_through(program, directory, forms, kills, straight):
 
 
 @pytest.mark.parametrize(
-    ("style", "forms"), CASES, ids=lambda one: one.page if isinstance(one, Style) else "-".join(one)
+    ("style", "forms"), CASES, ids=lambda one: one.port if isinstance(one, Style) else "-".join(one)
 )
 def test_killed_twice_and_resumed(place, tmp_path, style, forms):
     for name in style.needs:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    (folder := place / style.page).mkdir(exist_ok=True)
-    program, straight = straight_run(folder, style.page, style.result, tuple(style.how.items()))
+    (folder := place / style.port).mkdir(exist_ok=True)
+    program, straight = straight_run(folder, style.port, style.result, tuple(style.how.items()))
     goes_through(program, tmp_path / "run", forms, two_kills(STEPS), straight)
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.faults
 KINDS: list[Fault] = [503, 429, "reset", "truncate", "flip", "lost"]
 SEEDS = int(os.environ.get("CKPT_FAULT_SEEDS", "6"))
 EXPECTED = (OSError, ckpt.CheckpointError)
-"""What a call may raise, of a store that fails; docs/object_stores.md says when which."""
+"""What a call may raise, of a store that fails; docs/object_stores.md has a table."""
 
 
 @pytest.fixture(name="spoiled", params=["gs", "s3"])

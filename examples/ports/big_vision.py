@@ -1,13 +1,5 @@
-# From numpy files, as in Big Vision
+"""Trains as Big Vision did: FSDP, with everything gathered and written by numpy.savez."""
 
-Parameters and optimizer gathered to one host and written by `numpy.savez` under names joined by `/`, beside a temporary file that is renamed. Many
-programs without a library for checkpoints do this; Big Vision did.
-
-## A program
-
-Theirs: FSDP over four devices, with Adafactor.
-
-```py title="train.py"
 import os
 import sys
 
@@ -90,68 +82,3 @@ for step in range(start, 12):
     params, opt_state, loss = update(params, opt_state, x, (x.repeat(2, 1) > 0) * 1.0)
     print("step", step, float(loss))
     save(path, (params, opt_state), step)
-```
-
-Natively:
-
-```diff title="train.py, natively"
--import os
- import sys
-@@
- from jax.sharding import PartitionSpec as P
- 
--path = os.path.join(sys.argv[1], "checkpoint.npz")
-+import ckpt_core as ckpt
-+
- mesh = Mesh(np.array(jax.devices()), ("fsdp",))
-@@
--def names_of(tree):
--    paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
--    return [jax.tree_util.keystr(key, simple=True, separator="/") for key, _ in paths], treedef
--
--
--def save(path, tree, step):
--    names, _ = names_of(tree)
--    arrays = {name: np.asarray(leaf) for name, leaf in zip(names, jax.tree.leaves(tree))}
--    os.makedirs(os.path.dirname(path), exist_ok=True)
--    with open(path + "-TMP", "wb") as file:
--        np.savez(file, step=step, **arrays)
--    os.rename(path + "-TMP", path)
--
--
--def load(path, like):
--    names, treedef = names_of(like)
--    with np.load(path) as file:
--        leaves = [file[name] for name in names]
--        return spread(jax.tree.unflatten(treedef, leaves)), int(file["step"])
--
--
- def loss_of(params, x, y):
-@@
--start = 0
--if os.path.exists(path):
--    (params, opt_state), last = load(path, (params, opt_state))
--    start = last + 1
--for step in range(start, 12):
-+checkpointer = ckpt.Checkpointer(sys.argv[1], max_to_keep=1)
-+restored = checkpointer.restore_latest(params=params, opt_state=opt_state)
-+if restored:
-+    params, opt_state = restored["params"], restored["opt_state"]
-+for step in range(restored.step + 1 if restored else 0, 12):
-@@
--    save(path, (params, opt_state), step)
-+    checkpointer.save(step, params=params, opt_state=opt_state)
-+checkpointer.close()
-```
-
-## What behaves differently
-
-- Each process writes and reads its shards; nothing is gathered, and training goes on meanwhile.
-- A flipped bit in an `.npz` is found by its CRC-32, if the member is read; here every byte that is loaded is checked, and a power cut right after
-  the save loses nothing.
-- Names are paths with their types: Optax' states come back as such, and another structure is an error that names each leaf.
-
-## Old checkpoints
-
-`ckpt.convert.import_weights("checkpoint.npz", "imported", like=...)`, or `ckpt import checkpoint.npz imported`:
-[weights of other programs](../foreign_weights.md).
