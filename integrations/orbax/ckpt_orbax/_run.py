@@ -15,15 +15,13 @@ import jax
 import numpy as np
 
 import ckpt_core as ckpt
+from ckpt_orbax import checkpoint_managers as policies
+from ckpt_orbax._describe import metrics_of, times_of
 from ckpt_orbax._paths import as_path, as_text, exists, refuse_another_series
-from ckpt_orbax.v1._describe import metrics_of, times_of
-from ckpt_orbax.v1._step_metadata import CheckpointMetadata
-from ckpt_orbax.v1.options import MultiprocessingOptions
-from ckpt_orbax.v1.path.step import prefix_and_length, standard_name_format
-from ckpt_orbax.v1.training import preservation_policies as keeping
-from ckpt_orbax.v1.training import save_decision_policies as saving
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
+from ckpt_orbax.options import MultiprocessingOptions
+from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
-Step = CheckpointMetadata[None]
 _LOOK_SECS = 0.02
 
 
@@ -351,7 +349,7 @@ def _save_policy(
 
     def decide(step: int, context: ckpt.when.SaveContext) -> bool:
         now = CheckpointMetadata[None](step, None, commit_timestamp_nsecs=time.time_ns())
-        known = saving.DecisionContext(
+        known = policies.DecisionContext(
             is_saving_in_progress=context.saving,
             reached_preemption=context.preempted,
             multiprocessing_options=multiprocessing,
@@ -365,22 +363,22 @@ def _save_policy(
 
 
 def _asks_for_preemption(policy: Any) -> bool:
-    if isinstance(policy, saving.AnySavePolicy):
+    if isinstance(policy, policies.AnySavePolicy):
         return any(_asks_for_preemption(one) for one in policy.policies)
     return not isinstance(
         policy,
         (
-            saving.FixedIntervalPolicy,
-            saving.SpecificStepsPolicy,
-            saving.ContinuousCheckpointingPolicy,
-            saving.InitialSavePolicy,
+            policies.FixedIntervalPolicy,
+            policies.SpecificStepsPolicy,
+            policies.ContinuousCheckpointingPolicy,
+            policies.InitialSavePolicy,
         ),
     )
 
 
 def let_go(policy: Any, steps: Sequence[Step], now: datetime.datetime | None = None) -> set[int]:
     """The steps, oldest first, that Orbax deletes when it asks a policy, after a save."""
-    kept = policy.should_preserve(steps, context=keeping.PreservationContext(now=now))
+    kept = policy.should_preserve(steps, context=policies.PreservationContext(now=now))
     return {one.step for one, stays in zip(steps, kept, strict=True) if not stays}
 
 
@@ -397,9 +395,9 @@ def only_to_resume(policy: Any, steps: Sequence[Step]) -> set[int]:
 
 def _by_number(policy: Any) -> bool:
     """Whether a policy asks for the numbers of steps alone, so that no step need be read."""
-    if isinstance(policy, keeping.AnyPreservationPolicy):
+    if isinstance(policy, policies.AnyPreservationPolicy):
         return all(map(_by_number, policy.policies))
-    return isinstance(policy, keeping.BY_NUMBER)
+    return isinstance(policy, policies.BY_NUMBER)
 
 
 def _as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:

@@ -8,13 +8,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 
-from ckpt_core import CheckpointError
+from ckpt_orbax._errors import AlreadyExistsError, NoEntryError
 from ckpt_orbax._handler_files import type_name
 from ckpt_orbax._leaves import is_abstract_leaf, is_leaf
-from ckpt_orbax._refused import Refused, not_offered
+from ckpt_orbax._refused import not_offered
 
-Checkpointable = Any
-AbstractCheckpointable = Any
 _Object = TypeVar("_Object")
 _Target = TypeVar("_Target")
 
@@ -104,25 +102,6 @@ class StatefulCheckpointableHandler(EngineForm):
 
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
         return isinstance(abstract_checkpointable, StatefulCheckpointable)
-
-
-class ProtoHandler(Refused):
-    """Refused: there is no protocol buffer in ckpt."""
-
-    why_not = (
-        "ckpt does not depend on protocol buffers",
-        "save message.SerializeToString() in a handler of your own, or as ckpt_core.Files",
-    )
-
-
-class AlreadyExistsError(CheckpointError, ValueError):
-    """The registry has an entry for this name or handler."""
-
-
-class NoEntryError(CheckpointError, KeyError):
-    """No handler takes this checkpointable."""
-
-    __str__ = Exception.__str__  # KeyError shows its message in quotes
 
 
 Entry = tuple[Any, str | None]
@@ -276,21 +255,3 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
 def _names(registry: Any, kind: Any) -> tuple[str, ...]:
     """The type names under which items of a handler are saved."""
     return (type_name(kind), *registry.get_secondary_typestrs(kind))
-
-
-__all__ = [
-    "AbstractCheckpointable",
-    "AlreadyExistsError",
-    "Checkpointable",
-    "CheckpointableHandler",
-    "CheckpointableHandlerRegistry",
-    "JsonHandler",
-    "NoEntryError",
-    "ProtoHandler",
-    "PyTreeHandler",
-    "StatefulCheckpointable",
-    "StatefulCheckpointableHandler",
-    "global_registry",
-    "local_registry",
-    "register_handler",
-]
