@@ -15,7 +15,7 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
-from ckpt_orbax._refused import not_offered
+from ckpt_orbax._refused import Refusals, not_offered, refuse_options
 from ckpt_orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
 
 _WRITING = (
@@ -184,6 +184,20 @@ def preservation_policy(options: CheckpointManagerOptions) -> Any:
     return policies.AnyPreservationPolicy(kept)
 
 
+_REFUSED: Refusals = {
+    "todelete_full_path": (
+        None,
+        "ckpt moves steps to a directory beside them",
+        "todelete_subdir=",
+    ),
+    "enable_per_process_directory_creation": (
+        False,
+        "all processes write one directory",
+        "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
+    ),
+}
+
+
 def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
     """The options of ckpt that those of a manager stand for.
 
@@ -191,18 +205,7 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
         NotOffered: one of them would mean something else.
     """
     refuse_processes(options.multiprocessing_options)
-    if options.todelete_full_path is not None:
-        raise not_offered(
-            "CheckpointManagerOptions(todelete_full_path=)",
-            "ckpt moves steps to a directory beside them",
-            "todelete_subdir=",
-        )
-    if options.enable_per_process_directory_creation:
-        raise not_offered(
-            "CheckpointManagerOptions(enable_per_process_directory_creation=True)",
-            "all processes write one directory",
-            "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
-        )
+    refuse_options("CheckpointManagerOptions({}={!r})", options, _REFUSED)
     trash = options.todelete_subdir
     changes = {} if trash is None else {"trash_directory": trash}
     return changed(options.engine, options.async_options, mode_of(options), **changes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,19 @@ class NotOffered(CheckpointError, NotImplementedError):
 def not_offered(name: str, why: str, instead: str) -> NotOffered:
     """The error for ``name``, to be raised by the caller."""
     return NotOffered(f"{name} is not offered by ckpt_orbax: {why}. Instead: {instead}")
+
+
+Refusals = Mapping[str, tuple[Any, str] | tuple[Any, str, str]]
+"""Options by dotted name: the only value that ckpt can honour, why, and what to write instead of another one."""
+
+
+def refuse_options(shown: str, options: Any, refusals: Refusals) -> None:
+    """Raises NotOffered for an option that ckpt cannot honour; ``shown`` formats its name and value."""
+    for name, (fine, why, *instead) in refusals.items():
+        value = operator.attrgetter(name)(options)
+        if value != fine:
+            what = instead[0] if instead else f"leave it at {fine!r}"
+            raise not_offered(shown.format(name, value), why, what)
 
 
 _INSTEAD = {

@@ -233,14 +233,6 @@ class AsyncCheckpointer(Checkpointer):
         if pending is not None:
             pending.result()
 
-    def cancel(self) -> None:
-        """Refused: a save that has begun is finished."""
-        raise not_offered(
-            "AsyncCheckpointer.cancel()",
-            "a save that has begun is finished, so that processes cannot disagree on it",
-            "wait_until_finished(), and shutil.rmtree(path) if the checkpoint is not wanted",
-        )
-
     def close(self) -> None:
         """As ``wait_until_finished``, and closes the handler."""
         self.wait_until_finished()

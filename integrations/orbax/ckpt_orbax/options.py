@@ -5,49 +5,21 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from ckpt_orbax._checkpointables import default_registry
+from ckpt_orbax._checkpointables import local_registry
 from ckpt_orbax._paths import path_type
 
 
-class Settings:
-    """Base of all options: cannot be changed while their Context is active."""
-
-    _held = 0
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._held and name != "_held":
-            raise RuntimeError(
-                f"{type(self).__qualname__}.{name} cannot change while its Context is active: set it "
-                "before `with context:`"
-            )
-        object.__setattr__(self, name, value)
-
-
-def each_setting(settings: Settings) -> list[Settings]:
-    """``settings`` and those inside of it."""
-    found = [settings]
-    for field in dataclasses.fields(cast(Any, settings)):
-        value = getattr(settings, field.name)
-        if isinstance(value, Settings):
-            found += each_setting(value)
-    return found
-
-
 def copied(settings: Any) -> Any:
-    """An independent copy, which may be changed."""
-    values = {
-        field.name: copied(value)
-        if isinstance(value := getattr(settings, field.name), Settings)
-        else value
-        for field in dataclasses.fields(settings)
-    }
-    return type(settings)(**values)
+    """Settings with independent copies of those inside of them."""
+    inside = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    changes = {name: copied(one) for name, one in inside.items() if dataclasses.is_dataclass(one)}
+    return dataclasses.replace(settings, **changes)
 
 
 @dataclasses.dataclass(kw_only=True)
-class AsyncOptions(Settings):
+class AsyncOptions:
     """Asynchronous saves: how long processes wait for each other, and what is called at the end, in another thread.
     ``barrier_sync_fn`` is refused; directories are made when they are needed.
     """
@@ -67,7 +39,7 @@ class AtomicityMode(enum.Enum):
 
 
 @dataclasses.dataclass(kw_only=True)
-class AtomicityOptions(Settings):
+class AtomicityOptions:
     """How a save is committed; accepted, and of no effect."""
 
     mode: AtomicityMode = AtomicityMode.AUTO
@@ -75,7 +47,7 @@ class AtomicityOptions(Settings):
 
 
 @dataclasses.dataclass(kw_only=True)
-class MultiprocessingOptions(Settings):
+class MultiprocessingOptions:
     """Which processes take part: all, and process 0 leads."""
 
     primary_host: int | None = 0
@@ -84,7 +56,7 @@ class MultiprocessingOptions(Settings):
 
 
 @dataclasses.dataclass(kw_only=True)
-class FileOptions(Settings):
+class FileOptions:
     """Directories and files."""
 
     path_permission_mode: int | None = None
@@ -93,18 +65,18 @@ class FileOptions(Settings):
 
 
 @dataclasses.dataclass(kw_only=True)
-class PyTreeMetadataOptions(Settings):
+class PyTreeMetadataOptions:
     """Whether Orbax keeps the types of containers."""
 
     support_rich_types: bool = False
 
 
 @dataclasses.dataclass(kw_only=True)
-class PyTreeOptions(Settings):
+class PyTreeOptions:
     """Saving and loading of pytrees."""
 
     @dataclasses.dataclass(kw_only=True)
-    class Saving(Settings):
+    class Saving:
         """Saving of pytrees."""
 
         pytree_metadata_options: PyTreeMetadataOptions = dataclasses.field(
@@ -112,7 +84,7 @@ class PyTreeOptions(Settings):
         )
 
     @dataclasses.dataclass(kw_only=True)
-    class Loading(Settings):
+    class Loading:
         """Loading of pytrees; ``partial_load`` leaves out what the target does not name."""
 
         partial_load: bool = False
@@ -128,15 +100,15 @@ class ScopedStorageOptionsCreator(Protocol):
 
 
 @dataclasses.dataclass(kw_only=True)
-class ArrayOptions(Settings):
+class ArrayOptions:
     """Saving and loading of arrays."""
 
     @dataclasses.dataclass(kw_only=True)
-    class Saving(Settings):
+    class Saving:
         """Saving of arrays."""
 
         @dataclasses.dataclass(kw_only=True)
-        class StorageOptions(Settings):
+        class StorageOptions:
             """Storage of a leaf: ``dtype`` converts it; chunks and shards are ckpt's choice."""
 
             dtype: Any = None
@@ -159,11 +131,11 @@ class ArrayOptions(Settings):
         scoped_storage_options_creator: ScopedStorageOptionsCreator | None = None
 
     @dataclasses.dataclass(kw_only=True)
-    class Loading(Settings):
+    class Loading:
         """Loading of arrays; ``use_load_and_broadcast``: each region is read by one process."""
 
         @dataclasses.dataclass(kw_only=True)
-        class LoadAndBroadcastOptions(Settings):
+        class LoadAndBroadcastOptions:
             """Which replica reads in Orbax; ckpt finds by itself who holds the same."""
 
             replica_axis_index: int | None = 0
@@ -183,25 +155,25 @@ class ArrayOptions(Settings):
 
 
 @dataclasses.dataclass(kw_only=True)
-class CheckpointablesOptions(Settings):
+class CheckpointablesOptions:
     """Which handler saves and loads which checkpointable."""
 
-    registry: Any = dataclasses.field(default_factory=default_registry)
+    registry: Any = dataclasses.field(default_factory=local_registry)
 
 
 @dataclasses.dataclass(kw_only=True)
-class PathwaysOptions(Settings):
+class PathwaysOptions:
     """Pathways, which ckpt does not support."""
 
     checkpointing_impl: Any = None
 
 
 @dataclasses.dataclass(kw_only=True)
-class DeletionOptions(Settings):
+class DeletionOptions:
     """Deletion of steps."""
 
     @dataclasses.dataclass(kw_only=True)
-    class GcsDeletionOptions(Settings):
+    class GcsDeletionOptions:
         """Deletion in Google Cloud Storage."""
 
         todelete_full_path: str | None = None
@@ -210,7 +182,7 @@ class DeletionOptions(Settings):
 
 
 @dataclasses.dataclass(kw_only=True)
-class MemoryOptions(Settings):
+class MemoryOptions:
     """Host memory of saves and loads; the smallest limit becomes ``Options.max_host_bytes``."""
 
     write_concurrent_bytes: int | None = None
@@ -224,7 +196,7 @@ class MemoryOptions(Settings):
 
 
 @dataclasses.dataclass(kw_only=True)
-class SafetensorsOptions(Settings):
+class SafetensorsOptions:
     """Reading of safetensors; of no effect."""
 
     max_over_read_ratio: float | None = None

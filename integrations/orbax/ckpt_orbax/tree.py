@@ -47,8 +47,6 @@ def from_flat_dict(
     flat_dict: dict[Any, Any],
     target: Any = None,
     sep: str | None = None,
-    *,
-    inplace: bool = False,
 ) -> Any:
     """The inverse of ``to_flat_dict``: nested dicts, or the structure of ``target``.
 
@@ -56,7 +54,6 @@ def from_flat_dict(
         flat_dict: leaves by path.
         target: a pytree with these paths.
         sep: what joins the parts of a path.
-        inplace: take what is used out of ``flat_dict``, which frees memory.
 
     Raises:
         KeyError: ``target`` has a leaf whose path is not in ``flat_dict``.
@@ -66,14 +63,7 @@ def from_flat_dict(
         by_path = {tuple(str(path).split(sep)): leaf for path, leaf in flat_dict.items()}
     if target is not None:
         leaves = {path: by_path[tuple(map(str, path))] for path in leaves_of(target)}
-        if inplace:
-            for path in leaves:
-                named = tuple(map(str, path))
-                del flat_dict[named if sep is None else sep.join(named)]
         return filled(target, leaves)
-    if inplace:
-        by_path = dict(by_path)
-        flat_dict.clear()
     if () in by_path:
         return by_path[()]
     nested: dict[str, Any] = {}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
 from ckpt_orbax._refused import not_offered
@@ -117,41 +116,16 @@ class TypeHandler:
         *_, **__: of Orbax's handler, of no effect.
     """
 
-    types: tuple[type, ...] = ()
-
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
-
-
-class NumpyHandler(TypeHandler):
-    """Stands for the way in which ckpt stores numpy arrays."""
-
-    types = (np.ndarray,)
-
-
-class ScalarHandler(TypeHandler):
-    """Stands for the way in which ckpt stores numbers."""
-
-    types = (int, float, np.number)
-
-
-class StringHandler(TypeHandler):
-    """Stands for the way in which ckpt stores text."""
-
-    types = (str,)
 
 
 class ArrayHandler(TypeHandler):
     """Stands for the way in which ckpt stores jax arrays; each process writes what it holds alone."""
 
-    types = (jax.Array,)
-
 
 class SingleReplicaArrayHandler(ArrayHandler):
     """As ``ArrayHandler``; leaves with ``SingleReplicaArrayRestoreArgs`` are read once and sent on."""
-
-
-_STANDARD = (ScalarHandler, NumpyHandler, ArrayHandler, StringHandler, SingleReplicaArrayHandler)
 
 
 def register_type_handler(
@@ -160,18 +134,13 @@ def register_type_handler(
     func: Callable[[Any], bool] | None = None,
     override: bool = False,
 ) -> None:
-    """Accepts one of Orbax's handlers for the type that it is for, which is stored so anyhow.
-
-    Args:
-        ty: the type.
-        handler: one of those of this module.
-        func, override: of no effect.
+    """Accepts one of Orbax's handlers of arrays for ``jax.Array``, which is stored so anyhow.
 
     Raises:
         NotOffered: a handler of your own, or of another type.
     """
-    fits = isinstance(ty, type) and type(handler) in _STANDARD and issubclass(ty, handler.types)
-    if not fits:
+    own = type(handler) not in (ArrayHandler, SingleReplicaArrayHandler)
+    if own or not isinstance(ty, type) or not issubclass(ty, jax.Array):
         raise not_offered(
             f"register_type_handler({getattr(ty, '__name__', ty)}, {type(handler).__name__}())",
             "ckpt stores each type of leaf in one way, which Orbax reads",
@@ -183,14 +152,11 @@ __all__ = [
     "PLACEHOLDER",
     "ArrayHandler",
     "ArrayRestoreArgs",
-    "NumpyHandler",
     "ParamInfo",
     "RestoreArgs",
     "SaveArgs",
-    "ScalarHandler",
     "SingleReplicaArrayHandler",
     "SingleReplicaArrayRestoreArgs",
-    "StringHandler",
     "TypeHandler",
     "register_type_handler",
 ]

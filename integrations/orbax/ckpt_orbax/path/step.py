@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -51,7 +51,7 @@ class _Standard:
 
     def find_all(self, base_path: Any) -> Iterator[Step]:
         directory = as_text(base_path)
-        with _reader(directory) as reader:
+        with ckpt.Checkpointer(directory, read_only=True) as reader:
             for step in reader.all_steps():
                 path = as_path(directory) / self.build_name(step)
                 if exists(path):
@@ -64,38 +64,6 @@ class _Standard:
         raise ValueError(
             f"{base_path}: there is no step {step}, which would be {self.build_name(step)}"
         )
-
-
-def _reader(directory: str) -> ckpt.Checkpointer:
-    return ckpt.Checkpointer(directory, read_only=True)
-
-
-@dataclass(frozen=True)
-class _Composite:
-    """Writes one form and reads several."""
-
-    write_name_format: Any
-    read_name_formats: Sequence[Any]
-
-    def build_name(self, step: int) -> str:
-        return self.write_name_format.build_name(step)
-
-    def find_all(self, base_path: Any) -> Iterator[Step]:
-        seen: set[str] = set()
-        for names in self.read_name_formats:
-            for found in names.find_all(base_path):
-                if str(found.path) not in seen:
-                    seen.add(str(found.path))
-                    yield found
-
-    def find_step(self, base_path: Any, step: int) -> Step:
-        problems: list[str] = []
-        for names in self.read_name_formats:
-            try:
-                return names.find_step(base_path, step)
-            except ValueError as error:
-                problems.append(str(error))
-        raise ValueError("\n".join(problems))
 
 
 def standard_name_format(
@@ -112,21 +80,6 @@ def standard_name_format(
         's_0007'
     """
     return _Standard(step_prefix, step_format_fixed_length, single_host_load_and_broadcast)
-
-
-def composite_name_format(
-    write_name_format: NameFormat[Step], read_name_formats: Sequence[NameFormat[Step]]
-) -> NameFormat[Step]:
-    """Names steps by one format, finds those of several.
-
-    Raises:
-        ValueError: ``write_name_format`` is not among ``read_name_formats``.
-    """
-    if write_name_format not in read_name_formats:
-        raise ValueError(
-            "write_name_format must be one of read_name_formats, to find what is written"
-        )
-    return _Composite(write_name_format, tuple(read_name_formats))
 
 
 def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
@@ -191,7 +144,6 @@ __all__ = [
     "build_step_path",
     "checkpoint_steps",
     "checkpoint_steps_paths",
-    "composite_name_format",
     "is_checkpoint_finalized",
     "is_path_finalized",
     "latest_step_metadata",

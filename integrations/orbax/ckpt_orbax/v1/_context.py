@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -14,25 +14,12 @@ from ckpt_orbax._leaves import converted
 from ckpt_orbax._lone_names import CheckpointingImpl
 from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._plain import plain
-from ckpt_orbax._refused import not_offered
+from ckpt_orbax._refused import Refusals, not_offered, refuse_options
 
 logger = logging.getLogger("ckpt_orbax")
 _ACTIVE: ContextVar[Context | None] = ContextVar("ckpt_orbax_context", default=None)
 
-_PARTS: dict[str, tuple[str, Any]] = {
-    "pytree": ("pytree_options", named.PyTreeOptions),
-    "array": ("array_options", named.ArrayOptions),
-    "asynchronous": ("async_options", named.AsyncOptions),
-    "multiprocessing": ("multiprocessing_options", named.MultiprocessingOptions),
-    "file": ("file_options", named.FileOptions),
-    "checkpointables": ("checkpointables_options", named.CheckpointablesOptions),
-    "pathways": ("pathways_options", named.PathwaysOptions),
-    "deletion": ("deletion_options", named.DeletionOptions),
-    "memory": ("memory_options", named.MemoryOptions),
-    "safetensors": ("safetensors_options", named.SafetensorsOptions),
-    "atomicity": ("atomicity_options", named.AtomicityOptions),
-}
-"""Each attribute: the argument that sets it, which also is another name of it, and its class."""
+_Settings = TypeVar("_Settings")
 
 
 class Context:
@@ -56,20 +43,6 @@ class Context:
         Ellipsis
     """
 
-    pytree: named.PyTreeOptions
-    array: named.ArrayOptions
-    asynchronous: named.AsyncOptions
-    multiprocessing: named.MultiprocessingOptions
-    file: named.FileOptions
-    checkpointables: named.CheckpointablesOptions
-    pathways: named.PathwaysOptions
-    deletion: named.DeletionOptions
-    memory: named.MemoryOptions
-    safetensors: named.SafetensorsOptions
-    atomicity: named.AtomicityOptions
-    checkpoint_layout: named.CheckpointLayout
-    engine: ckpt.Options
-
     def __init__(
         self,
         context: Context | None = None,
@@ -87,46 +60,37 @@ class Context:
         safetensors_options: named.SafetensorsOptions | None = None,
         atomicity_options: named.AtomicityOptions | None = None,
     ) -> None:
-        given = locals()
-        write = self.__dict__  # attributes are read-only for users
-        for name, (argument, kind) in _PARTS.items():
-            source = (
-                given[argument] if given[argument] is not None else getattr(context, name, None)
-            )
-            write[name] = kind() if source is None else named.copied(source)
-        layout = checkpoint_layout or getattr(context, "checkpoint_layout", "orbax")
-        write["checkpoint_layout"] = named.CheckpointLayout(layout)
-        write["engine"] = getattr(context, "engine", ckpt.Options())
-        write["_entered"] = []
+        def own(given: _Settings | None, name: str, kind: type[_Settings]) -> _Settings:
+            source = getattr(context, name, None) if given is None else given
+            return kind() if source is None else named.copied(source)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self.__dict__["_entered"]:
-            raise RuntimeError(f"Context.{name} cannot change while the Context is active")
-        if name == "checkpoint_layout":
-            value = named.CheckpointLayout(value)
-        elif name != "engine":
-            raise AttributeError(f"Context.{name} cannot be set: set the fields of Context.{name}")
-        self.__dict__[name] = value
+        self.pytree = own(pytree_options, "pytree", named.PyTreeOptions)
+        self.array = own(array_options, "array", named.ArrayOptions)
+        self.asynchronous = own(async_options, "asynchronous", named.AsyncOptions)
+        self.multiprocessing = own(
+            multiprocessing_options, "multiprocessing", named.MultiprocessingOptions
+        )
+        self.file = own(file_options, "file", named.FileOptions)
+        self.checkpointables = own(
+            checkpointables_options, "checkpointables", named.CheckpointablesOptions
+        )
+        self.pathways = own(pathways_options, "pathways", named.PathwaysOptions)
+        self.deletion = own(deletion_options, "deletion", named.DeletionOptions)
+        self.memory = own(memory_options, "memory", named.MemoryOptions)
+        self.safetensors = own(safetensors_options, "safetensors", named.SafetensorsOptions)
+        self.atomicity = own(atomicity_options, "atomicity", named.AtomicityOptions)
+        self.checkpoint_layout: named.CheckpointLayout | str = checkpoint_layout or getattr(
+            context, "checkpoint_layout", "orbax"
+        )
+        self.engine: ckpt.Options = getattr(context, "engine", ckpt.Options())
+        self._entered: list[Token[Context | None]] = []
 
     def __enter__(self) -> Context:
-        self._hold(1)
-        entered: list[Token[Context | None]] = self.__dict__["_entered"]
-        entered.append(_ACTIVE.set(self))
+        self._entered.append(_ACTIVE.set(self))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _ACTIVE.reset(self.__dict__["_entered"].pop())
-        self._hold(-1)
-
-    def _hold(self, by: int) -> None:
-        for name in _PARTS:
-            for settings in named.each_setting(getattr(self, name)):
-                settings.__dict__["_held"] = settings.__dict__.get("_held", 0) + by
-
-
-for _name, (_argument, _) in _PARTS.items():
-    if _name != "atomicity":  # as in Orbax
-        setattr(Context, _argument, property(lambda self, name=_name: getattr(self, name)))
+        _ACTIVE.reset(self._entered.pop())
 
 
 def get_context(default: Context | None = None) -> Context:
@@ -134,17 +98,10 @@ def get_context(default: Context | None = None) -> Context:
     return _ACTIVE.get() or default or Context()
 
 
-_REFUSED: dict[str, tuple[Any, str, str]] = {
-    "array.saving.use_ocdbt": (
-        True,
-        "ckpt always writes OCDBT, which all of Orbax's readers take",
-        "leave it at True",
-    ),
-    "array.saving.use_zarr3": (
-        True,
-        "ckpt always writes zarr3, which all of Orbax's readers take",
-        "leave it at True",
-    ),
+_WRITTEN = "ckpt always writes OCDBT and zarr3, which all of Orbax's readers take"
+_REFUSED: Refusals = {
+    "array.saving.use_ocdbt": (True, _WRITTEN),
+    "array.saving.use_zarr3": (True, _WRITTEN),
     "array.loading.enable_padding_and_truncation": (
         False,
         "an array of another shape would be cut or filled silently",
@@ -153,7 +110,6 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
     "array.loading.raise_array_data_missing_error": (
         True,
         "arrays with missing data would become zeros silently",
-        "leave it at True",
     ),
     "pytree.saving.pytree_metadata_options.support_rich_types": (
         False,
@@ -170,24 +126,21 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
         "it would never be called",
         "context.engine = ckpt_core.Options(on_event=...), which also reports progress",
     ),
-    "pathways.checkpointing_impl": (
-        (None, CheckpointingImpl.NO_DISPATCHER),
-        "ckpt does not support Pathways",
-        "leave it at None",
-    ),
 }
 
 
 def refuse_unsupported(context: Context) -> None:
     """Raises NotOffered for options that would change what is stored or loaded."""
-    for name, (fine, why, instead) in _REFUSED.items():
-        value: Any = context
-        for part in name.split("."):
-            value = getattr(value, part)
-        if value not in (fine if isinstance(fine, tuple) else (fine,)):
-            raise not_offered(f"Context.{name} = {value!r}", why, instead)
+    refuse_options("Context.{} = {!r}", context, _REFUSED)
     refuse_processes(context.multiprocessing, "Context.multiprocessing.{} = {!r}")
-    if context.checkpoint_layout is named.CheckpointLayout.SAFETENSORS:
+    if context.pathways.checkpointing_impl not in (None, CheckpointingImpl.NO_DISPATCHER):
+        raise not_offered(
+            f"Context.pathways.checkpointing_impl = {context.pathways.checkpointing_impl!r}",
+            "ckpt does not support Pathways",
+            "leave it at None",
+        )
+    layout = named.CheckpointLayout(context.checkpoint_layout)
+    if layout is named.CheckpointLayout.SAFETENSORS:
         raise not_offered(
             "Context.checkpoint_layout = 'safetensors'",
             "this face reads Orbax's directories",

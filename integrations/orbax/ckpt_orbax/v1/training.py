@@ -365,14 +365,6 @@ class Checkpointer:
         deleted = self.delete(step, checkpointable_name=checkpointable_name, missing_ok=missing_ok)
         return Waiting(lambda _: deleted)
 
-    def cancel(self, step: Any = None) -> None:
-        """Refused: a save that has begun is finished."""
-        raise not_offered(
-            "Checkpointer.cancel()",
-            "a save that has begun is finished, so that processes cannot disagree on it",
-            "wait(), and delete(step) if the step is not wanted",
-        )
-
     def wait(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
         self._run.engine.wait_until_finished()
