@@ -143,7 +143,7 @@ def of_orbax(dotted: str) -> str | None:
 
 def status(name: str) -> str:
     """``offered``, ``refused`` or ``not of Orbax 0.12``."""
-    refused = importlib.import_module("ckpt_orbax._refused").Refused
+    refused = importlib.import_module("ckpt_orbax.experimental.emergency").Refused
     ours: Any = importlib.import_module("ckpt_orbax")
     theirs: Any = importlib.import_module(ROOT)
     for part in name.split("."):
