@@ -16,8 +16,6 @@ beside it.
 import sys
 
 from ckpt_core.arguments import answer_for_classes
-from ckpt_orbax import _leaves as arrays
-from ckpt_orbax import _lone_names as logging
 from ckpt_orbax import _lone_names as pathways
 from ckpt_orbax import _lone_names as test_utils
 from ckpt_orbax import (
@@ -98,7 +96,6 @@ __all__ = [
     "StandardCheckpointer",
     "__version__",
     "args",
-    "arrays",
     "checkpoint_args",
     "checkpoint_manager",
     "checkpoint_managers",
@@ -107,7 +104,6 @@ __all__ = [
     "experimental",
     "future",
     "handlers",
-    "logging",
     "metadata",
     "multihost",
     "options",
@@ -126,8 +122,6 @@ _OTHER_NAMES = {
     "experimental.emergency.checkpoint_manager": experimental.emergency,
     "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,
     "experimental.v1": v1,
-    "arrays": arrays,
-    "logging": logging,
     "path.atomicity": path.atomicity,
     "pathways": pathways,
     "test_utils": test_utils,

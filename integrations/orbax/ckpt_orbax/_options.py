@@ -54,11 +54,11 @@ class CheckpointManagerOptions:
         preservation_policy: instead of all options that say what stays.
         save_root_metadata: write the manager's ``metadata``.
         prevent_write_metrics: do not store metrics.
-        enable_should_save_is_saving_in_progress_check: policies know whether a save is running.
-        lightweight_initialize: leave metrics and times of earlier steps out.
         cleanup_tmp_directories, single_host_load_and_broadcast, enable_background_delete,
             num_deletion_threads, atomicity_options, temporary_path_class: of no effect.
-        todelete_full_path, enable_per_process_directory_creation: refused.
+        lightweight_initialize: leave metrics and times of earlier steps out.
+        todelete_full_path, enable_per_process_directory_creation,
+            enable_should_save_is_saving_in_progress_check: refused, except their defaults.
         engine: ckpt's own ``Options``, which Orbax does not have.
     """
 
@@ -121,26 +121,10 @@ class _ByFunction(policies.SaveDecisionPolicy):
         return self.function(step.step, previous_steps[-1].step if previous_steps else None)
 
 
-@dataclass
-class _WithoutRunning(policies.SaveDecisionPolicy):
-    """A policy that does not know of running saves."""
-
-    policy: Any
-
-    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
-        known = dataclasses.replace(context, is_saving_in_progress=False)
-        return self.policy.should_save(step, previous_steps, context=known)
-
-
 def save_policy(options: CheckpointManagerOptions) -> Any:
     """When to save: by default multiples of the interval, the first step, and at a preemption."""
-    policy = options.save_decision_policy or _default_save_policy(options)
-    if options.enable_should_save_is_saving_in_progress_check:
-        return policy
-    return _WithoutRunning(policy)
-
-
-def _default_save_policy(options: CheckpointManagerOptions) -> Any:
+    if options.save_decision_policy is not None:
+        return options.save_decision_policy
     preempted = policies.PreemptionCheckpointingPolicy()
     if options.should_save_fn is not None:
         return policies.AnySavePolicy([_ByFunction(options.should_save_fn), preempted])
@@ -194,6 +178,10 @@ _REFUSED: Refusals = {
         False,
         "all processes write one directory",
         "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
+    ),
+    "enable_should_save_is_saving_in_progress_check": (
+        True,
+        "a policy always knows whether a save is running",
     ),
 }
 

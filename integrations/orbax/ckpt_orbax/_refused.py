@@ -43,7 +43,7 @@ _INSTEAD = {
     "msgpack_restore": "flax.serialization.msgpack_restore; `ckpt import` converts such files",
     "ProtoCheckpointHandler": "a CheckpointHandler of your own that writes message.SerializeToString()",
     "JaxRandomKeyCheckpointHandler": "StandardSave({'key': key}): keys are leaves",
-    "CloudLogger": "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
+    "logging": "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
 }
 """Names of Orbax for which ckpt has one call."""
 

@@ -54,7 +54,7 @@ class Run:
     Args:
         save, keep: Orbax's policies; ``keep=None`` keeps all.
         names: a NameFormat; without one, ``prefix`` and ``length`` name the steps.
-        light: leave time and metrics of the steps out.
+        light: leave time and metrics of the steps out, until ``look(light=False)``.
         metadata: of the run, written if it has none.
         mode: of the directory, which is made if it is missing; None to leave it missing.
         then: a listener, called after that of ``options`` and the run's own.
@@ -225,8 +225,7 @@ class Run:
         """Lists the directory again at the next question; from then on with all of each step if not ``light``."""
         with self._lock:
             self._stale = self._unasked = True
-            if not light and self._light:
-                self._light, self._known = False, {}
+            self._light = self._light and light
 
     def running(self) -> dict[int, SaveEnd]:
         """The steps that are being saved."""
@@ -290,7 +289,7 @@ class Run:
                 if step in running:
                     steps.append(self._running_step(step, running[step]))
                 else:
-                    steps.append(self._described(step) if self._light else self.describe(step))
+                    steps.append(self._described(step))
         return steps
 
     def _kept_of(self, facts: Sequence[Any]) -> list[int]:
@@ -302,11 +301,15 @@ class Run:
 
     def describe(self, step: int) -> Step:
         """What is known of a committed step."""
-        if self._light:
-            return CheckpointMetadata(step, self.path(step))
+        return CheckpointMetadata(step, self.path(step)) if self._light else self._described(step)
+
+    def _described(self, step: int) -> Step:
         known = self._known.get(step)
         if known is None:
-            known = self._known[step] = self._described(step)
+            info = self.engine.inspect(step)
+            times, metrics = times_of(info), metrics_of(info)
+            known = CheckpointMetadata[None](step, as_path(info.path), **times, metrics=metrics)
+            self._known[step] = known
         return known
 
     def with_running(self) -> list[Step]:
@@ -329,12 +332,6 @@ class Run:
     def path(self, step: int, directory: str | None = None) -> Any:
         """Where a step is, or will be; in another directory, where it would be."""
         return as_path(directory or self.engine.directory) / self._names.build_name(step)
-
-    def _described(self, step: int) -> Step:
-        info = self.engine.inspect(step)
-        return CheckpointMetadata(
-            step, as_path(info.path), **times_of(info), metrics=metrics_of(info)
-        )
 
 
 # ---------------------------------------------------------------------------- policies and metrics

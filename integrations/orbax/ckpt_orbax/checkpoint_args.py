@@ -36,10 +36,14 @@ def as_call(args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def is_args_class(kind: Any) -> bool:
-    """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's."""
-    if not isinstance(kind, type):
-        return False
-    return issubclass(kind, CheckpointArgs) or _home(kind) is not None
+    """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's, as Grain's."""
+    return isinstance(kind, type) and any(
+        base.__name__ == "CheckpointArgs" and base.__module__.startswith(_HOMES)
+        for base in kind.__mro__
+    )
+
+
+_HOMES = ("ckpt_orbax.", "orbax.checkpoint.")
 
 
 def is_args(value: Any) -> bool:
@@ -47,12 +51,9 @@ def is_args(value: Any) -> bool:
     return is_args_class(type(value))
 
 
-def _home(kind: type) -> Any:
-    """The module of Orbax whose ``CheckpointArgs`` a class inherits from, or None; Grain's do, with Orbax installed."""
-    for base in kind.__mro__:
-        if base.__name__ == "CheckpointArgs" and base.__module__.startswith("orbax.checkpoint."):
-            return sys.modules.get(base.__module__)
-    return None
+def _elsewhere() -> Any:
+    """Orbax's registrations, if some library has imported it; else None."""
+    return sys.modules.get("orbax.checkpoint.checkpoint_args")
 
 
 _FOR_SAVE: dict[type[CheckpointArgs], Any] = {}
@@ -107,8 +108,8 @@ def get_registered_handler_cls(arg: Any) -> Any:
     if not is_args_class(cls):
         raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
     handler = _FOR_SAVE.get(cls, _FOR_RESTORE.get(cls))
-    if handler is None and (home := _home(cls)) is not None:
-        handler = home.get_registered_handler_cls(cls)
+    if handler is None and not issubclass(cls, CheckpointArgs) and (theirs := _elsewhere()):
+        handler = theirs.get_registered_handler_cls(cls)
     if handler is None:
         raise ValueError(
             f"no handler is registered for {cls.__name__}: use ocp.args.register_with_handler"
@@ -129,8 +130,9 @@ def get_registered_args_cls(
         next((args for args, kind in table.items() if kind is cls), None)
         for table in (_FOR_SAVE, _FOR_RESTORE)
     ]
-    if found == [None, None] and _knows_elsewhere(cls):
-        return sys.modules[_ELSEWHERE].get_registered_args_cls(cls)
+    theirs = _elsewhere()
+    if found == [None, None] and theirs is not None and theirs.has_registered_args(cls):
+        return theirs.get_registered_args_cls(cls)
     if found[0] is None or found[1] is None:
         what = "saves" if found[0] is None else "restores"
         raise ValueError(
@@ -138,15 +140,6 @@ def get_registered_args_cls(
             "ocp.args.register_with_handler"
         )
     return found[0], found[1]
-
-
-_ELSEWHERE = "orbax.checkpoint.checkpoint_args"
-
-
-def _knows_elsewhere(handler: type) -> bool:
-    """Whether Orbax, if some library has imported it, knows arguments of a handler."""
-    elsewhere = sys.modules.get(_ELSEWHERE)
-    return elsewhere is not None and bool(elsewhere.has_registered_args(handler))
 
 
 def has_registered_args(handler: Any) -> bool:

@@ -195,11 +195,7 @@ class DefaultCheckpointHandlerRegistry:
     """
 
     def __init__(self, other_registry: Any = None) -> None:
-        self._entries: Entries = {}
-        for (item, args), handler in (
-            other_registry.get_all_entries() if other_registry else {}
-        ).items():
-            self.add(item, args, handler)
+        self._entries: Entries = dict(other_registry.get_all_entries()) if other_registry else {}
 
     def add(self, item: str | None, args: Any, handler: Any = None) -> None:
         """Adds a handler, or the one that is registered for the arguments.
@@ -211,20 +207,13 @@ class DefaultCheckpointHandlerRegistry:
 
         Raises:
             AlreadyExistsError: there is an entry for this item and these arguments.
-            ValueError: the class of handler cannot be made without arguments, or none is known.
+            ValueError: no handler is known for the arguments.
         """
         kind = _class_of(args)
         if self.has(item, kind):
             raise AlreadyExistsError(f"there is an entry for item {item!r} and {kind.__name__}")
         chosen = checkpoint_args.get_registered_handler_cls(kind) if handler is None else handler
-        if isinstance(chosen, type):
-            try:
-                chosen = chosen()
-            except TypeError as error:
-                raise ValueError(
-                    f"{chosen.__name__} cannot be made without arguments: give the handler itself"
-                ) from error
-        self._entries[item, kind] = chosen
+        self._entries[item, kind] = chosen() if isinstance(chosen, type) else chosen
 
     def get(self, item: str | None, args: Any) -> Any:
         """The handler of an item and arguments.
@@ -246,9 +235,6 @@ class DefaultCheckpointHandlerRegistry:
     def get_all_entries(self) -> Entries:
         """All handlers by item and class of arguments."""
         return self._entries
-
-    def __repr__(self) -> str:
-        return f"DefaultCheckpointHandlerRegistry({self._entries})"
 
 
 def _class_of(args: Any) -> type[checkpoint_args.CheckpointArgs]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -98,26 +99,14 @@ def sharding_of(args: RestoreArgs) -> Any:
     return None if mesh is None or axes is None else jax.sharding.NamedSharding(mesh, axes)
 
 
-class ParamInfo:
-    """Describes a leaf to a handler of types, of which ckpt calls none: for programs that only name it.
-
-    Args:
-        **described: become attributes.
-    """
-
-    def __init__(self, **described: Any) -> None:
-        self.__dict__.update(described)
+class ParamInfo(SimpleNamespace):
+    """Describes a leaf to a handler of types, of which ckpt calls none: for programs that only name it."""
 
 
 class TypeHandler:
-    """Base of handlers of types; ckpt calls none of them, and refuses those of your own.
+    """Base of handlers of types; ckpt calls none of them, and refuses those of your own."""
 
-    Args:
-        *_, **__: of Orbax's handler, of no effect.
-    """
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+    def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class ArrayHandler(TypeHandler):

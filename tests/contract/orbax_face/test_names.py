@@ -14,7 +14,7 @@ NAMES = {
         Checkpointer CheckpointHandler CheckpointManager CheckpointManagerOptions CompositeCheckpointHandler
         JsonCheckpointHandler PLACEHOLDER PyTreeCheckpointer PyTreeCheckpointHandler RestoreArgs SaveArgs
         StandardCheckpointer StandardCheckpointHandler args checkpoint_args checkpoint_manager checkpoint_managers
-        checkpoint_utils checkpointers future handlers logging metadata multihost options path pathways test_utils
+        checkpoint_utils checkpointers future handlers metadata multihost options path pathways test_utils
         tree type_handlers utils v1
     """,
     "args": """

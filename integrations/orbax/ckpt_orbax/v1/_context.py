@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from contextvars import ContextVar, Token
 from typing import Any, TypeVar
 
@@ -91,6 +92,12 @@ class Context:
 
     def __exit__(self, *_: Any) -> None:
         _ACTIVE.reset(self._entered.pop())
+
+
+_PARTS = "pytree array multiprocessing file checkpointables pathways deletion memory safetensors"
+for _part in _PARTS.split():  # as in Orbax, the names of the arguments are attributes, too
+    setattr(Context, f"{_part}_options", property(operator.attrgetter(_part)))
+setattr(Context, "async_options", property(operator.attrgetter("asynchronous")))  # noqa: B010
 
 
 def get_context(default: Context | None = None) -> Context:
