@@ -128,10 +128,11 @@ def item_to_save(name: str, args: Any, handler: Any) -> Any:
     if handlers.overrides(handler):
         if has_adapter(value) and is_of_its_framework(handler, value):
             return value  # a data pipeline: the engine writes what this handler would, and more
+        finalize = getattr(handler, "finalize", lambda _: None)
         return written(
             type(handler),
             lambda directory: _save_files(handler, as_path(directory), args),
-            lambda directory: getattr(handler, "finalize", _nothing)(as_path(directory)),
+            lambda directory: finalize(as_path(directory)),
         )
     if isinstance(handler, handlers.JsonCheckpointHandler):
         return ckpt.Json(value)
@@ -183,7 +184,3 @@ def _save_files(handler: Any, directory: Any, args: Any) -> None:
             future.result()
     else:
         handler.save(directory, *given, **named)
-
-
-def _nothing(directory: Any) -> None:
-    """What a handler without ``finalize`` does when all processes have written."""

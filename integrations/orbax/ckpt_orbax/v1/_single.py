@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import jax
-
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax import _trees
@@ -22,7 +20,6 @@ from ckpt_orbax._describe import (
     tree_of,
 )
 from ckpt_orbax._errors import DestinationExistsError, MissingCheckpointablesError
-from ckpt_orbax._leaves import is_abstract_leaf
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.future import AsyncResponse, Waiting, in_thread
 from ckpt_orbax.v1 import _items
@@ -192,7 +189,6 @@ def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | No
     abstract_state = _described(abstract_state)
     if checkpointable_name not in (None, AUTO):
         _check_name(checkpointable_name)
-    check_abstract(abstract_state)
     info = inspected(as_text(path))
     name = pytree_item(info, checkpointable_name).name
     return _load_tree(info, name, abstract_state, context, options)
@@ -252,16 +248,6 @@ def _described(target: Any) -> Any:
     """The tree inside of a ``CheckpointMetadata``, else ``target`` itself."""
     is_metadata = hasattr(target, "metadata") and hasattr(target, "custom_metadata")
     return target.metadata if is_metadata else target
-
-
-def check_abstract(tree: Any) -> None:
-    """Raises TypeError if a leaf cannot be part of a target."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if not is_abstract_leaf(leaf):
-            raise TypeError(
-                f"{jax.tree_util.keystr(path)}: Unsupported abstract leaf type for loading: `{type(leaf)}`: give a "
-                "jax.ShapeDtypeStruct, an array, a number, a text, or a type of number"
-            )
 
 
 def load_async(

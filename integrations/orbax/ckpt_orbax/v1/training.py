@@ -301,7 +301,6 @@ class Checkpointer:
         Raises:
             StepNotFoundError: there is no such step.
         """
-        _single.check_abstract(abstract_state)
         return self.load_checkpointables(step, {checkpointable_name: abstract_state})[
             checkpointable_name
         ]
@@ -383,11 +382,4 @@ class Checkpointer:
 
 def _joined(step: CheckpointMetadata[None], found: Any) -> CheckpointMetadata[Any]:
     """What the run and the checkpoint itself say of a step."""
-    return dataclasses.replace(
-        step,
-        path=found.path,
-        metadata=found.metadata,
-        init_timestamp_nsecs=found.init_timestamp_nsecs,
-        commit_timestamp_nsecs=found.commit_timestamp_nsecs,
-        custom_metadata=found.custom_metadata,
-    )
+    return dataclasses.replace(step, **vars(found))
