@@ -44,8 +44,8 @@ STATE = {
     "ckpt_keras._assets": {"_saved_beside"},  # Keras' hooks get no argument of ours
     "ckpt_keras._session": {"_RUNNING"},  # one fit at a time may write a directory
     "ckpt_orbax.v1._context": {"_ACTIVE"},  # Orbax's own `with Context(...)`
-    "ckpt_orbax.v1._registry": {"_GLOBAL"},  # Orbax's own global registry
-    "ckpt_orbax.v0._registration": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
+    "ckpt_orbax._checkpointables": {"_GLOBAL"},  # Orbax's own global registry
+    "ckpt_orbax.checkpoint_args": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
     "ckpt_core.bench._measure": {"TRACE_PATH"},  # set around one measurement
 }
 _CHANGES = (

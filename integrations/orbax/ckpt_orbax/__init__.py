@@ -15,11 +15,10 @@ cut, and speed. ``docs/moving_from_orbax.md`` has the native way, ``docs/api/orb
 import sys
 
 from ckpt_core.arguments import answer_for_classes
+from ckpt_orbax import _lone_names as pathways
+from ckpt_orbax import _lone_names as test_utils
 from ckpt_orbax import (
-    abstract_checkpoint_manager,
-    aggregate_handlers,
     args,
-    arrays,
     checkpoint_args,
     checkpoint_manager,
     checkpoint_managers,
@@ -28,78 +27,62 @@ from ckpt_orbax import (
     experimental,
     future,
     handlers,
-    logging,
     metadata,
-    msgpack_utils,
     multihost,
     options,
     path,
-    pathways,
-    serialization,
-    test_utils,
-    transform_utils,
     tree,
     type_handlers,
     utils,
     v1,
 )
+from ckpt_orbax import tree as transform_utils
 from ckpt_orbax._leaves import PLACEHOLDER
-from ckpt_orbax._refused import NotOffered, is_face, refusing
-from ckpt_orbax.path import step
-from ckpt_orbax.transform_utils import merge_trees
-from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointManager
-from ckpt_orbax.v0.args import CheckpointArgs, register_with_handler
-from ckpt_orbax.v0.checkpoint_manager import CheckpointManager, CheckpointManagerOptions
-from ckpt_orbax.v0.checkpointers import (
+from ckpt_orbax._options import CheckpointManagerOptions
+from ckpt_orbax._refused import NotOffered, refusing
+from ckpt_orbax.args import CheckpointArgs
+from ckpt_orbax.checkpoint_manager import CheckpointManager
+from ckpt_orbax.checkpointers import (
     AsyncCheckpointer,
     Checkpointer,
     PyTreeCheckpointer,
     StandardCheckpointer,
 )
-from ckpt_orbax.v0.future import Future
-from ckpt_orbax.v0.handlers import (
+from ckpt_orbax.handlers import (
     ArrayCheckpointHandler,
     AsyncCheckpointHandler,
-    BasePyTreeCheckpointHandler,
     CheckpointHandler,
-    CheckpointHandlerRegistry,
     CompositeCheckpointHandler,
-    CompositeOptions,
     DefaultCheckpointHandlerRegistry,
     JsonCheckpointHandler,
     PyTreeCheckpointHandler,
     StandardCheckpointHandler,
 )
-from ckpt_orbax.v0.leaf_args import (
+from ckpt_orbax.options import AsyncOptions
+from ckpt_orbax.path import step
+from ckpt_orbax.type_handlers import (
     ArrayRestoreArgs,
     RestoreArgs,
     SaveArgs,
     SingleReplicaArrayRestoreArgs,
 )
-from ckpt_orbax.v0.options import AsyncOptions
 
 __version__ = "0.12.8"
 """The version of Orbax whose names these are, for programs that ask; ``ckpt_core.__version__`` is ckpt's."""
 
 __all__ = [
-    "AbstractCheckpointManager",
-    "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
     "AsyncCheckpointHandler",
     "AsyncCheckpointer",
     "AsyncOptions",
-    "BasePyTreeCheckpointHandler",
     "CheckpointArgs",
     "CheckpointHandler",
-    "CheckpointHandlerRegistry",
     "CheckpointManager",
     "CheckpointManagerOptions",
     "Checkpointer",
     "CompositeCheckpointHandler",
-    "CompositeOptions",
     "DefaultCheckpointHandlerRegistry",
-    "Future",
     "JsonCheckpointHandler",
     "NotOffered",
     "PLACEHOLDER",
@@ -111,10 +94,7 @@ __all__ = [
     "StandardCheckpointHandler",
     "StandardCheckpointer",
     "__version__",
-    "abstract_checkpoint_manager",
-    "aggregate_handlers",
     "args",
-    "arrays",
     "checkpoint_args",
     "checkpoint_manager",
     "checkpoint_managers",
@@ -123,16 +103,11 @@ __all__ = [
     "experimental",
     "future",
     "handlers",
-    "logging",
-    "merge_trees",
     "metadata",
-    "msgpack_utils",
     "multihost",
     "options",
     "path",
     "pathways",
-    "register_with_handler",
-    "serialization",
     "step",
     "test_utils",
     "transform_utils",
@@ -142,12 +117,31 @@ __all__ = [
     "v1",
 ]
 
+_OTHER_NAMES = {
+    "experimental.emergency.checkpoint_manager": experimental.emergency,
+    "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,
+    "experimental.v1": v1,
+    "path.atomicity": path.atomicity,
+    "pathways": pathways,
+    "test_utils": test_utils,
+    "transform_utils": transform_utils,
+    "v1.arrays": v1.arrays,
+    "v1.errors": v1.errors,
+    "v1.handlers": v1.handlers,
+    "v1.multihost": multihost,
+    "v1.options": options,
+    "v1.path": path,
+    "v1.path.step": path.step,
+}
+"""Modules that are importable under another name of Orbax, too."""
+
+for _name, _module in _OTHER_NAMES.items():
+    sys.modules[f"{__name__}.{_name}"] = _module
 for _name, _module in [*sys.modules.items()]:
-    if _name.startswith("ckpt_orbax."):
+    if _name == __name__ or _name.startswith(f"{__name__}."):
         answer_for_classes(
             one
             for one in vars(_module).values()
-            if isinstance(one, type) and one.__module__.startswith("ckpt_orbax.")
+            if isinstance(one, type) and one.__module__.startswith(f"{__name__}.")
         )
-    if is_face(_name):
-        vars(_module)["__getattr__"] = refusing(_name)
+        vars(_module)["__getattr__"] = refusing(_module.__name__)

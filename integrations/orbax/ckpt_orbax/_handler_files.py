@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
+import importlib.metadata
 import json
 import pathlib
 import shutil
@@ -20,7 +22,7 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax._response import in_thread
+from ckpt_orbax.future import in_thread
 
 NOTE = ".ckpt-orbax-handler"
 """File in an item of files: the type name of the handler that wrote them."""
@@ -171,3 +173,23 @@ def with_directory(files: ckpt.SavedFiles, work: Callable[[Any], Any]) -> Any:
         files.copy_to(directory)
         (pathlib.Path(directory) / NOTE).unlink(missing_ok=True)
         return work(as_path(directory))
+
+
+@functools.cache
+def _adapted() -> frozenset[str]:
+    return frozenset(
+        entry.name for entry in importlib.metadata.entry_points(group="ckpt_core.adapters")
+    )
+
+
+def has_adapter(value: Any) -> bool:
+    """Whether ckpt knows the framework of the object."""
+    return any(kind.__module__.partition(".")[0] in _adapted() for kind in type(value).__mro__)
+
+
+def is_of_its_framework(handler: Any, value: Any) -> bool:
+    """Whether a handler is that of the framework of an object, such as Grain's, and no one's own."""
+    home = type(handler).__module__.partition(".")[0]
+    return home in _adapted() and any(
+        kind.__module__.partition(".")[0] == home for kind in type(value).__mro__
+    )

@@ -117,3 +117,8 @@ def path_text(path: Path) -> str:
     if not path:
         return "(root)"
     return "/".join(str(entry).replace("~", "~0").replace("/", "~1") for entry in path)
+
+
+def is_empty(tree: Any) -> bool:
+    """Whether the tree is a container without anything inside."""
+    return not jax.tree.leaves(tree, is_leaf=lambda node: node is None)

@@ -15,15 +15,13 @@ import jax
 import numpy as np
 
 import ckpt_core as ckpt
+from ckpt_orbax import checkpoint_managers as policies
+from ckpt_orbax._describe import metrics_of, times_of
 from ckpt_orbax._paths import as_path, as_text, exists, refuse_another_series
-from ckpt_orbax.v1._describe import metrics_of, times_of
-from ckpt_orbax.v1._step_metadata import CheckpointMetadata
-from ckpt_orbax.v1.options import MultiprocessingOptions
-from ckpt_orbax.v1.path.step import prefix_and_length, standard_name_format
-from ckpt_orbax.v1.training import preservation_policies as keeping
-from ckpt_orbax.v1.training import save_decision_policies as saving
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
+from ckpt_orbax.options import MultiprocessingOptions
+from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
-Step = CheckpointMetadata[None]
 _LOOK_SECS = 0.02
 
 
@@ -56,7 +54,7 @@ class Run:
     Args:
         save, keep: Orbax's policies; ``keep=None`` keeps all.
         names: a NameFormat; without one, ``prefix`` and ``length`` name the steps.
-        light: leave time and metrics of the steps out.
+        light: leave time and metrics of the steps out, until ``look(light=False)``.
         metadata: of the run, written if it has none.
         mode: of the directory, which is made if it is missing; None to leave it missing.
         then: a listener, called after that of ``options`` and the run's own.
@@ -227,8 +225,7 @@ class Run:
         """Lists the directory again at the next question; from then on with all of each step if not ``light``."""
         with self._lock:
             self._stale = self._unasked = True
-            if not light and self._light:
-                self._light, self._known = False, {}
+            self._light = self._light and light
 
     def running(self) -> dict[int, SaveEnd]:
         """The steps that are being saved."""
@@ -292,7 +289,7 @@ class Run:
                 if step in running:
                     steps.append(self._running_step(step, running[step]))
                 else:
-                    steps.append(self._described(step) if self._light else self.describe(step))
+                    steps.append(self._described(step))
         return steps
 
     def _kept_of(self, facts: Sequence[Any]) -> list[int]:
@@ -304,11 +301,15 @@ class Run:
 
     def describe(self, step: int) -> Step:
         """What is known of a committed step."""
-        if self._light:
-            return CheckpointMetadata(step, self.path(step))
+        return CheckpointMetadata(step, self.path(step)) if self._light else self._described(step)
+
+    def _described(self, step: int) -> Step:
         known = self._known.get(step)
         if known is None:
-            known = self._known[step] = self._described(step)
+            info = self.engine.inspect(step)
+            times, metrics = times_of(info), metrics_of(info)
+            known = CheckpointMetadata[None](step, as_path(info.path), **times, metrics=metrics)
+            self._known[step] = known
         return known
 
     def with_running(self) -> list[Step]:
@@ -332,12 +333,6 @@ class Run:
         """Where a step is, or will be; in another directory, where it would be."""
         return as_path(directory or self.engine.directory) / self._names.build_name(step)
 
-    def _described(self, step: int) -> Step:
-        info = self.engine.inspect(step)
-        return CheckpointMetadata(
-            step, as_path(info.path), **times_of(info), metrics=metrics_of(info)
-        )
-
 
 # ---------------------------------------------------------------------------- policies and metrics
 
@@ -351,7 +346,7 @@ def _save_policy(
 
     def decide(step: int, context: ckpt.when.SaveContext) -> bool:
         now = CheckpointMetadata[None](step, None, commit_timestamp_nsecs=time.time_ns())
-        known = saving.DecisionContext(
+        known = policies.DecisionContext(
             is_saving_in_progress=context.saving,
             reached_preemption=context.preempted,
             multiprocessing_options=multiprocessing,
@@ -365,22 +360,22 @@ def _save_policy(
 
 
 def _asks_for_preemption(policy: Any) -> bool:
-    if isinstance(policy, saving.AnySavePolicy):
+    if isinstance(policy, policies.AnySavePolicy):
         return any(_asks_for_preemption(one) for one in policy.policies)
     return not isinstance(
         policy,
         (
-            saving.FixedIntervalPolicy,
-            saving.SpecificStepsPolicy,
-            saving.ContinuousCheckpointingPolicy,
-            saving.InitialSavePolicy,
+            policies.FixedIntervalPolicy,
+            policies.SpecificStepsPolicy,
+            policies.ContinuousCheckpointingPolicy,
+            policies.InitialSavePolicy,
         ),
     )
 
 
 def let_go(policy: Any, steps: Sequence[Step], now: datetime.datetime | None = None) -> set[int]:
     """The steps, oldest first, that Orbax deletes when it asks a policy, after a save."""
-    kept = policy.should_preserve(steps, context=keeping.PreservationContext(now=now))
+    kept = policy.should_preserve(steps, context=policies.PreservationContext(now=now))
     return {one.step for one, stays in zip(steps, kept, strict=True) if not stays}
 
 
@@ -397,9 +392,9 @@ def only_to_resume(policy: Any, steps: Sequence[Step]) -> set[int]:
 
 def _by_number(policy: Any) -> bool:
     """Whether a policy asks for the numbers of steps alone, so that no step need be read."""
-    if isinstance(policy, keeping.AnyPreservationPolicy):
+    if isinstance(policy, policies.AnyPreservationPolicy):
         return all(map(_by_number, policy.policies))
-    return isinstance(policy, keeping.BY_NUMBER)
+    return isinstance(policy, policies.BY_NUMBER)
 
 
 def _as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:

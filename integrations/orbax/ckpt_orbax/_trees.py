@@ -6,9 +6,9 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import ItemInfo
+from ckpt_orbax._errors import TreeMismatchError
 from ckpt_orbax._leaves import PLACEHOLDER, Wanted, wanted
 from ckpt_orbax._plain import Path, filled, leaves_of, orbax_form, path_text, plain
-from ckpt_orbax.v1.errors import TreeMismatchError
 
 
 def load_tree(

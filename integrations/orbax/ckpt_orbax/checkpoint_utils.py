@@ -1,3 +1,191 @@
-"""``ckpt_orbax.checkpoint_utils``, for ``from ckpt_orbax.checkpoint_utils import ...``."""
+"""``construct_restore_args``: the arguments of a restore from a tree that looks like the result; and waiting."""
 
-from ckpt_orbax.v0.checkpoint_utils import *  # noqa: F403
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ckpt_orbax import multihost
+from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
+from ckpt_orbax._paths import as_text
+from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
+from ckpt_orbax.path.step import checkpoint_steps
+from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs
+
+
+def construct_restore_args(
+    target: Any,
+    sharding_tree: Any = None,
+    set_global_shape: bool = True,
+    support_layout: bool = False,
+    strict: bool = True,
+) -> Any:
+    """``RestoreArgs`` for each leaf of ``target``.
+
+    Args:
+        target: tree of arrays, numbers, texts, ``jax.ShapeDtypeStruct`` or metadata.
+        sharding_tree: shardings for its leaves; by default those of ``target``.
+        set_global_shape: whether the arguments name the shape.
+        support_layout: of no effect.
+        strict: see ``ArrayRestoreArgs``.
+
+    Raises:
+        ValueError: a leaf is none of these.
+
+    Example:
+        >>> import ckpt_orbax as ocp, numpy as np
+        >>> ocp.checkpoint_utils.construct_restore_args({"w": np.zeros(2, np.float32), "n": 1})["n"]
+        RestoreArgs(restore_type=<class 'int'>, dtype=None)
+    """
+    if isinstance(target, TreeMetadata):
+        target = target.tree
+    if isinstance(sharding_tree, TreeMetadata):
+        sharding_tree = sharding_tree.tree
+    target = jax.tree.map(_key_data, target)
+
+    def arguments(value: Any, sharding: Any) -> RestoreArgs:
+        found = _restore_args(value, sharding)
+        if isinstance(found, ArrayRestoreArgs):
+            found.strict = strict
+            if set_global_shape and not _is_key(value):
+                found.shape = found.global_shape = tuple(value.shape)
+        return found
+
+    if sharding_tree is None:
+        return jax.tree.map(
+            lambda value: arguments(value, getattr(value, "sharding", None)), target
+        )
+    return jax.tree.map(arguments, target, sharding_tree)
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _key_data(value: Any) -> Any:
+    """What is stored of a key."""
+    return jax.random.key_data(value) if isinstance(value, jax.Array) and _is_key(value) else value
+
+
+def _restore_args(value: Any, sharding: Any) -> RestoreArgs:
+    if value is PLACEHOLDER:
+        return RestoreArgs(restore_type=type(PLACEHOLDER))
+    if isinstance(value, (str, StringMetadata)):
+        return RestoreArgs(restore_type=str)
+    if isinstance(value, ScalarMetadata):
+        return RestoreArgs(restore_type=python_type(value.dtype), dtype=value.dtype)
+    if isinstance(value, jax.Array):
+        return ArrayRestoreArgs(sharding=sharding, dtype=value.dtype)
+    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata)):
+        if sharding is None:
+            return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
+        return ArrayRestoreArgs(sharding=as_sharding(sharding), dtype=value.dtype)
+    if isinstance(value, np.ndarray):
+        return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
+    if isinstance(value, (int, float, np.number)):
+        return RestoreArgs(restore_type=type(value))
+    raise ValueError(
+        f"Unsupported type: {type(value)}: give arrays, numbers, texts or jax.ShapeDtypeStruct"
+    )
+
+
+def python_type(dtype: Any) -> type:
+    """The type of Python number for a dtype."""
+    kind = np.dtype(dtype).kind
+    return bool if kind == "b" else int if kind in "iu" else float
+
+
+@contextlib.contextmanager
+def wait_for_new_checkpoint(
+    checkpoint_dir: Any,
+    *,
+    until_step: int | None = None,
+    seconds_to_sleep: int = 1,
+    timeout: int | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+    **_: Any,
+) -> Generator[int]:
+    """The newest step of a directory, once there is one; -1 after the timeout. A context manager.
+
+    The step is not held: whoever saves may delete it by its own policy, and a restore that has begun
+    by then fails by name.
+
+    Args:
+        checkpoint_dir: of the steps; it may come later.
+        until_step: wait for a step of at least this number.
+        seconds_to_sleep: between two looks.
+        timeout: seconds; None to wait for ever.
+        timeout_fn: called after the timeout; False goes on waiting.
+        **_: of Orbax's function: names of steps, which are found whatever they begin with, and
+            snapshots, which ckpt has not.
+    """
+    directory, began = as_text(checkpoint_dir), time.monotonic()
+    found = -1
+    while multihost.process_index() == 0:
+        newest = max(checkpoint_steps(directory), default=None)
+        if newest is not None and newest >= (until_step or 0):
+            found = newest
+            break
+        late = timeout is not None and time.monotonic() - began + seconds_to_sleep > timeout
+        if late and (timeout_fn is None or timeout_fn()):
+            break
+        time.sleep(seconds_to_sleep)
+    yield int(multihost.broadcast_one_to_all(found))
+
+
+def checkpoints_iterator(
+    checkpoint_dir: Any,
+    *,
+    min_interval_secs: int = 0,
+    seconds_to_sleep: int = 1,
+    timeout: int | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+    **names: Any,
+) -> Iterator[int]:
+    """The newest step of a directory, again and again, each once; ends after the timeout.
+
+    Args:
+        checkpoint_dir: of the steps; it may come later.
+        min_interval_secs: at least this long between two steps.
+        seconds_to_sleep: between two looks.
+        timeout: seconds to wait for each step; None for ever.
+        timeout_fn: called after the timeout; False goes on waiting.
+        **names: see ``wait_for_new_checkpoint``.
+
+    Example:
+        >>> import ckpt_orbax as ocp, numpy as np, tempfile
+        >>> directory = tempfile.mkdtemp()
+        >>> ocp.PyTreeCheckpointer().save(directory + "/7", {"w": np.ones(2)})
+        >>> list(ocp.checkpoint_utils.checkpoints_iterator(directory, timeout=0))
+        [7]
+    """
+    until_step = None
+    while True:
+        waiting = wait_for_new_checkpoint(
+            checkpoint_dir,
+            until_step=until_step,
+            seconds_to_sleep=seconds_to_sleep,
+            timeout=timeout,
+            timeout_fn=timeout_fn,
+            **names,
+        )
+        with waiting as step:
+            if step < 0:
+                return
+            began = time.monotonic()
+            yield step
+        until_step = step + 1
+        time.sleep(max(0.0, began + min_interval_secs - time.monotonic()))
+
+
+__all__ = [
+    "PLACEHOLDER",
+    "checkpoints_iterator",
+    "construct_restore_args",
+    "wait_for_new_checkpoint",
+]

@@ -1,3 +1,334 @@
-"""``ckpt_orbax.checkpointers``, for ``from ckpt_orbax.checkpointers import ...``."""
+"""Single checkpoints: ``Checkpointer``, its form in the background, and the two short forms."""
 
-from ckpt_orbax.v0.checkpointers import *  # noqa: F403
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ckpt_core as ckpt
+from ckpt_core import CheckpointInfo
+from ckpt_orbax import _restoring, handlers
+from ckpt_orbax._errors import DestinationExistsError, InvalidLayoutError
+from ckpt_orbax._items import ItemHandlers, args_of_call, item_to_save, items_to_save
+from ckpt_orbax._options import changed, refuse_processes
+from ckpt_orbax._paths import as_text
+from ckpt_orbax._refused import not_offered
+from ckpt_orbax.args import Composite, StandardRestore, StandardSave
+from ckpt_orbax.metadata import StepMetadata, described_step, described_tree
+from ckpt_orbax.options import AsyncOptions
+
+_SINGLE = ("state", "default")
+"""Names of an item that is alone: of ``ckpt_core.save`` here, of Orbax's managers."""
+_TREES = (handlers.PyTreeCheckpointHandler, handlers.StandardCheckpointHandler)
+
+
+class Checkpointer:
+    """Saves one object, or a Composite of several, at a path; blocks until it is there.
+
+    Args:
+        handler: what kind of object it is; a handler of ckpt's forms, or one of your own.
+        multiprocessing_options: only what ckpt can honour.
+        file_options: a mode of the directories.
+        atomicity_options, checkpoint_metadata_store, temporary_path_class: of no effect.
+        engine: ckpt's own ``Options``, which Orbax does not have.
+
+    Example:
+        >>> import ckpt_orbax as ocp, numpy as np, tempfile
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> checkpointer = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+        >>> checkpointer.save(path, args=ocp.args.StandardSave({"w": np.ones(2)}))
+        >>> checkpointer.restore(path)["w"].tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        multiprocessing_options: Any = None,
+        file_options: Any = None,
+        atomicity_options: Any = None,
+        checkpoint_metadata_store: Any = None,
+        temporary_path_class: Any = None,
+        engine: ckpt.Options | None = None,
+    ) -> None:
+        refuse_processes(multiprocessing_options)
+        self._handler = handler
+        mode = getattr(file_options, "path_permission_mode", None)
+        self._options = changed(engine or ckpt.Options(), None, mode)
+        self._items = None
+        if isinstance(handler, handlers.CompositeCheckpointHandler):
+            self._items = ItemHandlers(
+                handler.item_names, handler.items_and_handlers, handler.handler_registry
+            )
+
+    @property
+    def handler(self) -> Any:
+        """What kind of object is saved."""
+        return self._handler
+
+    def save(
+        self,
+        directory: Any,
+        *args: Any,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes a checkpoint; when it returns, a power cut cannot lose it.
+
+        Args:
+            directory: path; it must not exist.
+            *args: the object, or the ``args`` of its handler.
+            force: replace what is there, in one step.
+            custom_metadata: a dict of JSON.
+            **kwargs: arguments of the handler, such as ``args=`` or ``save_args=``.
+
+        Raises:
+            ValueError: there is something at ``directory``, or nothing to save.
+        """
+        self.begin(directory, args, kwargs, force, custom_metadata).result()
+
+    def begin(
+        self, directory: Any, args: Any, kwargs: Any, force: bool, metadata: Any
+    ) -> ckpt.PendingSave:
+        """Starts a save; every form of ``save`` ends here."""
+        wanted = args_of_call(self._handler, True, *args, **kwargs)
+        path, options = as_text(directory), self._options
+        if self._items is None:
+            what: dict[str, Any] = {}
+            given = (item_to_save("item", wanted, self._handler),)
+            if "://" not in path and isinstance(self._handler, _TREES):
+                options = dataclasses.replace(options, flat=True)  # Orbax looks for it at the path
+        else:
+            what, given = {"items": items_to_save(wanted, self._items)}, ()
+        try:
+            return ckpt.save_async(
+                path,
+                *given,
+                overwrite=force,
+                metadata=metadata,
+                options=options,
+                **what,
+            )
+        except ckpt.CheckpointExists as error:
+            raise DestinationExistsError(
+                f"Destination {directory} is taken: {error} (overwrite=True is force=True here)"
+            ) from error
+
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """The object at a path, verified; as it was saved, or as the arguments ask for it.
+
+        Args:
+            directory: a checkpoint of ckpt or Orbax, or one item of it.
+            *args: a target, or the ``args`` of the handler.
+            **kwargs: arguments of the handler, such as ``args=`` or ``restore_args=``.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            ValueError: target and checkpoint differ.
+        """
+        path = as_text(directory)
+        if self._items is not None:
+            wanted = args_of_call(self._handler, False, *args, **kwargs)
+            return _restoring.restored_items(ckpt.inspect(path), wanted, self._items, self._options)
+        asked = bool(args or kwargs) or not handlers.overrides(self._handler)
+        wanted = args_of_call(self._handler, False, *args, **kwargs) if asked else None
+        try:
+            info = ckpt.inspect(path)
+        except ckpt.CheckpointNotFound as error:
+            return _restoring.flat_value(path, self._handler, wanted, error)
+        name = _only_item(info)
+        return _restoring.restored_item(info, name, wanted, self._handler, self._options)
+
+    def metadata(self, directory: Any) -> StepMetadata:
+        """What a checkpoint says of itself, without its arrays.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+        """
+        info = ckpt.inspect(as_text(directory))
+        trees = {name: described_tree(info, item) for name, item in info.items.items()}
+        if self._items is not None:
+            return described_step(info, Composite(**trees))
+        return described_step(info, trees[_only_item(info)])
+
+    def close(self) -> None:
+        """Closes the handler."""
+        if self._items is not None:
+            self._items.close()
+        self._handler.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class AsyncCheckpointer(Checkpointer):
+    """As ``Checkpointer``, but a save blocks only until the arrays are copied.
+
+    Args:
+        handler: what kind of object it is.
+        timeout_secs, async_options: how long processes wait for each other.
+        **options: see ``Checkpointer``.
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        timeout_secs: int | None = None,
+        *,
+        async_options: AsyncOptions | None = None,
+        barrier_sync_fn: Any = None,
+        post_finalization_callback: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(handler, **options)
+        self._pending: ckpt.PendingSave | None = None
+        chosen = async_options or AsyncOptions(
+            barrier_sync_fn=barrier_sync_fn, post_finalization_callback=post_finalization_callback
+        )
+        if timeout_secs is not None:
+            chosen = dataclasses.replace(chosen, timeout_secs=timeout_secs)
+        if chosen.post_finalization_callback is not None:
+            raise not_offered(
+                "AsyncCheckpointer(post_finalization_callback=)",
+                "a single save says when it has ended",
+                "wait_until_finished(), and call the function; or CheckpointManagerOptions(async_options=)",
+            )
+        self.async_options = chosen
+        self._options = changed(self._options, chosen)
+
+    def save(
+        self,
+        directory: Any,
+        *args: Any,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Begins a save, after the one before has ended; see ``Checkpointer.save``.
+
+        Raises:
+            Exception: the error of the save before.
+        """
+        self.wait_until_finished()
+        self._pending = self.begin(directory, args, kwargs, force, custom_metadata)
+
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """See ``Checkpointer.restore``; waits for a running save."""
+        self.wait_until_finished()
+        return super().restore(directory, *args, **kwargs)
+
+    def check_for_errors(self) -> None:
+        """Raises the error of a save that has ended."""
+        if self._pending is not None and self._pending.done():
+            self.wait_until_finished()
+
+    def wait_until_finished(self) -> None:
+        """Blocks until no save is running; raises the error of a failed one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """As ``wait_until_finished``, and closes the handler."""
+        self.wait_until_finished()
+        super().close()
+
+
+class PyTreeCheckpointer(Checkpointer):
+    """``Checkpointer(PyTreeCheckpointHandler())``.
+
+    Args:
+        primary_host: only 0.
+        use_ocdbt: only True.
+        use_zarr3, use_compression: of no effect; ckpt stores zarr3.
+    """
+
+    def __init__(
+        self,
+        primary_host: int | None = 0,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = False,
+        use_compression: bool = True,
+    ) -> None:
+        super().__init__(
+            handlers.PyTreeCheckpointHandler(primary_host=primary_host, use_ocdbt=use_ocdbt)
+        )
+
+
+class StandardCheckpointer(AsyncCheckpointer):
+    """``AsyncCheckpointer(StandardCheckpointHandler())``, with simpler arguments.
+
+    Example:
+        >>> import ckpt_orbax as ocp, numpy as np, tempfile
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> with ocp.StandardCheckpointer() as checkpointer:
+        ...     checkpointer.save(path, {"w": np.ones(2)})
+        ...     checkpointer.restore(path, {"w": np.zeros(2, np.float16)})["w"].tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        *,
+        async_options: AsyncOptions | None = None,
+        multiprocessing_options: Any = None,
+        file_options: Any = None,
+        atomicity_options: Any = None,
+        checkpoint_metadata_store: Any = None,
+        temporary_path_class: Any = None,
+        engine: ckpt.Options | None = None,
+        **handler_options: Any,
+    ) -> None:
+        super().__init__(
+            handlers.StandardCheckpointHandler(**handler_options),
+            async_options=async_options,
+            multiprocessing_options=multiprocessing_options,
+            file_options=file_options,
+            engine=engine,
+        )
+
+    def save(
+        self,
+        directory: Any,
+        state: Any,
+        *,
+        save_args: Any = None,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Begins a save of ``state``; see ``AsyncCheckpointer.save``."""
+        args = state if isinstance(state, StandardSave) else StandardSave(state, save_args)
+        super().save(directory, args=args, force=force, custom_metadata=custom_metadata)
+
+    def restore(
+        self, directory: Any, target: Any = None, *, strict: bool = True, **kwargs: Any
+    ) -> Any:
+        """The tree at a path, as ``target`` looks; see ``Checkpointer.restore``."""
+        args = kwargs.pop("args", None) or StandardRestore(target, strict=strict)
+        return super().restore(directory, args=args, **kwargs)
+
+
+def _only_item(info: CheckpointInfo) -> str:
+    """The name of the item that is meant if none is named."""
+    if len(info.items) == 1:
+        return next(iter(info.items))
+    for name in _SINGLE:
+        if name in info.items:
+            return name
+    raise InvalidLayoutError(
+        f"{info.path} has the items {', '.join(info.items)}: give the path of one of them, or use a "
+        "CompositeCheckpointHandler"
+    )
+
+
+__all__ = [
+    "AsyncCheckpointer",
+    "Checkpointer",
+    "PyTreeCheckpointer",
+    "StandardCheckpointer",
+]

@@ -21,11 +21,11 @@ from ckpt_core.arguments import answering
 from ckpt_orbax._paths import as_text, kind_at, refuse_another_series
 from ckpt_orbax._plain import path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
-from ckpt_orbax.v0._tree_targets import own_values
-from ckpt_orbax.v0.args import PyTreeRestore
-from ckpt_orbax.v0.checkpoint_utils import construct_restore_args
-from ckpt_orbax.v0.checkpointers import PyTreeCheckpointer
-from ckpt_orbax.v0.utils import TMP_DIR_SUFFIX, is_checkpoint_finalized
+from ckpt_orbax._tree_targets import own_values
+from ckpt_orbax.args import PyTreeRestore
+from ckpt_orbax.checkpoint_utils import construct_restore_args
+from ckpt_orbax.checkpointers import PyTreeCheckpointer
+from ckpt_orbax.path.step import TMP_DIR_SUFFIX, is_checkpoint_finalized
 
 logger = logging.getLogger("ckpt_orbax")
 _NAMED = 5

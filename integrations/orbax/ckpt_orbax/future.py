@@ -1,3 +1,119 @@
-"""``ckpt_orbax.future``, for ``from ckpt_orbax.future import ...``."""
+"""Work in the background: what Orbax's asynchronous calls return, and futures for handlers of your own."""
 
-from ckpt_orbax.v0.future import *  # noqa: F403
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+T = TypeVar("T", covariant=True)
+
+_logger = logging.getLogger("ckpt_orbax")
+
+
+@runtime_checkable
+class AsyncResponse(Protocol[T]):
+    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it."""
+
+    def result(self, timeout: float | None = None) -> T:
+        """Blocks until the work has ended; returns its result or raises its error."""
+        ...
+
+    def on_complete(self, callback: Callable[[Any], None]) -> None:
+        """Calls ``callback`` with the result, in another thread, when the work has succeeded."""
+        ...
+
+
+def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
+    """Runs ``work`` in a thread of its own, with the caller's Context; the exit of the program waits for it."""
+    future = concurrent.futures.Future[T]()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(work))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name).start()
+    return future
+
+
+class Waiting:
+    """An ``AsyncResponse`` over anything that can be waited for.
+
+    Args:
+        wait: takes a timeout in seconds or None; returns the result, raises the error of the work, or
+            ``TimeoutError`` if the work goes on.
+        finished: called when the work has succeeded, whether anyone calls ``result`` or not.
+    """
+
+    def __init__(
+        self, wait: Callable[[float | None], Any], finished: Callable[[], None] | None = None
+    ) -> None:
+        self._wait = wait
+        self._finished = finished
+        self._lock = threading.Lock()
+        self._ended: tuple[Any, BaseException | None] | None = None
+        if finished is not None:
+            self.on_complete(lambda _: None)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Blocks until the work has ended; raises its error at every call, and TimeoutError while it goes on."""
+        # on_complete's thread may be waiting, and holds the lock as long
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"not done after {timeout:g} s; it goes on")
+        try:
+            if self._ended is None:
+                try:
+                    value = self._wait(timeout)
+                    if self._finished is not None:
+                        self._finished()
+                    self._ended = value, None
+                except TimeoutError:
+                    raise  # not necessarily the end: the next call waits again
+                except Exception as error:
+                    self._ended = None, error
+            value, error = self._ended
+        finally:
+            self._lock.release()
+        if error is not None:
+            raise error
+        return value
+
+    def on_complete(self, callback: Callable[[Any], None]) -> None:
+        """Calls ``callback(result)`` in a thread of its own when the work has succeeded."""
+
+        def wait_and_call() -> None:
+            try:
+                value = self.result()
+            except Exception:
+                # result() raises it too, but it may be that nobody calls that
+                _logger.exception("work in the background failed")
+                return
+            callback(value)
+
+        threading.Thread(target=wait_and_call, name="ckpt-on-complete", daemon=True).start()
+
+
+class CommitFutureAwaitingContractedSignals:
+    """Runs a coroutine in a thread of its own; what ``async_save`` of a handler may return.
+
+    Args:
+        coro: what to run; begins at once.
+        name: of the thread.
+        **_: of Orbax's class: signals between its parts, which ckpt has not.
+    """
+
+    def __init__(
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, **_: Any
+    ) -> None:
+        self._future = in_thread(lambda: asyncio.run(coro), name or "ckpt-commit")
+
+    def result(self, timeout: int | None = None) -> Any:
+        """Blocks until the coroutine has ended; returns its result or raises its error."""
+        return self._future.result(timeout)

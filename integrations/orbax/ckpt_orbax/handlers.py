@@ -1,29 +1,253 @@
-"""``ckpt_orbax.handlers``, for ``from ckpt_orbax.handlers import ...``; with the arguments under their names there."""
+"""Handlers of items: those of ckpt's own forms, which are names only, and the base of your own."""
 
-from ckpt_orbax.v0 import args as _args
-from ckpt_orbax.v0 import handlers as _handlers
-from ckpt_orbax.v0.handlers import *  # noqa: F403
+from __future__ import annotations
 
-ArrayRestoreArgs = _args.ArrayRestore
-ArraySaveArgs = _args.ArraySave
-CompositeArgs = CompositeResults = _args.Composite
-JsonRestoreArgs = _args.JsonRestore
-JsonSaveArgs = _args.JsonSave
-PyTreeRestoreArgs = _args.PyTreeRestore
-PyTreeSaveArgs = _args.PyTreeSave
-StandardRestoreArgs = _args.StandardRestore
-StandardSaveArgs = _args.StandardSave
+import abc
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ckpt_core.arguments import meant
+from ckpt_orbax import checkpoint_args
+from ckpt_orbax._errors import AlreadyExistsError, NoEntryError
+from ckpt_orbax._handler_files import type_name
+from ckpt_orbax._refused import not_offered
+
+
+class CheckpointHandler(abc.ABC):
+    """Base of a handler of your own: writes an object into a directory, and reads it back.
+
+    What it writes becomes a part of the checkpoint: atomic, checksummed, and verified before
+    ``restore`` sees it.
+    """
+
+    @abc.abstractmethod
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes an object into ``directory``, which exists."""
+
+    @abc.abstractmethod
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """The object that was written into ``directory``."""
+
+    def metadata(self, directory: Any) -> Any:
+        """A description of what is in ``directory``, or None."""
+        return None
+
+    def finalize(self, directory: Any) -> None:  # noqa: B027  (a handler need not have it)
+        """Called when all is written."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called when the handler is not used any more."""
+
+    @classmethod
+    def typestr(cls) -> str:
+        """The name under which a checkpoint records who wrote an item."""
+        return type_name(cls)
+
+
+class AsyncCheckpointHandler(CheckpointHandler):
+    """Base of a handler that also says what is left to do in the background.
+
+    The save waits for these futures before it returns, because the files are part of one commit.
+    """
+
+    @abc.abstractmethod
+    async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Writes an object into ``directory``; returns futures to wait for, or None."""
+
+
+class Form(CheckpointHandler):
+    """A handler that stands for a form of item of ckpt's own; it does not write itself.
+
+    Args:
+        **options: of Orbax's handler: limits of memory and the like are ckpt's to choose, and what
+            would change the files is refused.
+    """
+
+    _options: ClassVar[Mapping[str, Any]] = {}
+    """Options of Orbax's handler -> the only value that is taken; None for any."""
+
+    def __init__(self, **options: Any) -> None:
+        for name, value in options.items():
+            if name not in self._options:
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {name!r}{meant(name, self._options)}"
+                )
+            wanted = self._options[name]
+            if wanted is not None and value not in (wanted, None):
+                raise not_offered(
+                    f"{type(self).__name__}({name}={value!r})",
+                    "it would change what is stored",
+                    f"leave it at {wanted!r}; ckpt stores OCDBT and zarr3, which Orbax reads",
+                )
+
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Refused: it is ckpt that writes."""
+        raise self._called("save")
+
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refused: it is ckpt that reads."""
+        raise self._called("restore")
+
+    def _called(self, method: str) -> Exception:
+        name = type(self).__name__
+        return not_offered(
+            f"{name}.{method}()",
+            "the handler is only a name for a form of ckpt's own",
+            f"ocp.Checkpointer(ocp.{name}()).{method}(path, ...), or a Composite with an item for it",
+        )
+
+
+_ANY_LIMIT = {
+    "save_concurrent_gb": None,
+    "restore_concurrent_gb": None,
+    "multiprocessing_options": None,
+    "pytree_metadata_options": None,
+    "use_ocdbt": True,
+}
+
+
+class PyTreeCheckpointHandler(Form):
+    """Stands for pytrees of arrays, numbers and text."""
+
+    _options: ClassVar[Mapping[str, Any]] = {
+        **_ANY_LIMIT,
+        "save_device_host_concurrent_gb": None,
+        "memory_limit_options": None,
+        "use_zarr3": None,
+        "use_compression": None,
+        "enable_pinned_host_transfer": None,
+        "is_prioritized_key_fn": None,
+        "array_metadata_validator": None,
+        "primary_host": 0,
+        "aggregate_filename": "checkpoint",
+    }
+
+    def __init__(self, aggregate_filename: str | None = None, **options: Any) -> None:
+        super().__init__(aggregate_filename=aggregate_filename, **options)
+
+
+class StandardCheckpointHandler(Form):
+    """Stands for pytrees of arrays and numbers."""
+
+    _options: ClassVar[Mapping[str, Any]] = {**_ANY_LIMIT, "primary_host": 0}
+
+
+class JsonCheckpointHandler(Form):
+    """Stands for an item of JSON."""
+
+    _options: ClassVar[Mapping[str, Any]] = {
+        "filename": "metadata",
+        "multiprocessing_options": None,
+        "primary_host": 0,
+    }
+
+    def __init__(self, filename: str | None = None, **options: Any) -> None:
+        super().__init__(filename=filename, **options)
+
+
+class ArrayCheckpointHandler(Form):
+    """Stands for a single array or number."""
+
+    _options: ClassVar[Mapping[str, Any]] = {"checkpoint_name": "checkpoint"}
+
+    def __init__(self, checkpoint_name: str | None = None) -> None:
+        super().__init__(checkpoint_name=checkpoint_name)
+
+
+class CompositeCheckpointHandler(Form):
+    """Stands for a checkpoint of several items.
+
+    Args:
+        *item_names: items whose handlers follow from their arguments.
+        composite_options: of no effect.
+        handler_registry: handlers by item and arguments.
+        **items_and_handlers: handlers by item.
+    """
+
+    def __init__(
+        self,
+        *item_names: str,
+        composite_options: Any = None,
+        handler_registry: DefaultCheckpointHandlerRegistry | None = None,
+        **items_and_handlers: Any,
+    ) -> None:
+        super().__init__()
+        self.item_names = item_names
+        self.handler_registry = handler_registry
+        self.items_and_handlers = items_and_handlers
+
+
+def overrides(handler: Any) -> bool:
+    """Whether a handler writes and reads by itself, so that ckpt has to call it."""
+    return not isinstance(handler, Form) or (
+        type(handler).save is not Form.save or type(handler).restore is not Form.restore
+    )
+
+
+Entries = dict[tuple[str | None, type[checkpoint_args.CheckpointArgs]], Any]
+
+
+class DefaultCheckpointHandlerRegistry:
+    """Handlers by item and class of arguments, to be given to a CheckpointManager.
+
+    Args:
+        other_registry: its entries are copied.
+    """
+
+    def __init__(self, other_registry: Any = None) -> None:
+        self._entries: Entries = dict(other_registry.get_all_entries()) if other_registry else {}
+
+    def add(self, item: str | None, args: Any, handler: Any = None) -> None:
+        """Adds a handler, or the one that is registered for the arguments.
+
+        Args:
+            item: its name; None for all items.
+            args: arguments, or their class.
+            handler: a handler or its class.
+
+        Raises:
+            AlreadyExistsError: there is an entry for this item and these arguments.
+            ValueError: no handler is known for the arguments.
+        """
+        kind = _class_of(args)
+        if self.has(item, kind):
+            raise AlreadyExistsError(f"there is an entry for item {item!r} and {kind.__name__}")
+        chosen = checkpoint_args.get_registered_handler_cls(kind) if handler is None else handler
+        self._entries[item, kind] = chosen() if isinstance(chosen, type) else chosen
+
+    def get(self, item: str | None, args: Any) -> Any:
+        """The handler of an item and arguments.
+
+        Raises:
+            NoEntryError: there is none.
+        """
+        try:
+            return self._entries[item, _class_of(args)]
+        except KeyError:
+            raise NoEntryError(
+                f"there is no entry for item {item!r} and {_class_of(args).__name__}"
+            ) from None
+
+    def has(self, item: str | None, args: Any) -> bool:
+        """Whether there is a handler for an item and arguments."""
+        return (item, _class_of(args)) in self._entries
+
+    def get_all_entries(self) -> Entries:
+        """All handlers by item and class of arguments."""
+        return self._entries
+
+
+def _class_of(args: Any) -> type[checkpoint_args.CheckpointArgs]:
+    return args if isinstance(args, type) else type(args)
+
 
 __all__ = [
-    "ArrayRestoreArgs",
-    "ArraySaveArgs",
-    "CompositeArgs",
-    "CompositeResults",
-    "JsonRestoreArgs",
-    "JsonSaveArgs",
-    "PyTreeRestoreArgs",
-    "PyTreeSaveArgs",
-    "StandardRestoreArgs",
-    "StandardSaveArgs",
+    "ArrayCheckpointHandler",
+    "AsyncCheckpointHandler",
+    "CheckpointHandler",
+    "CompositeCheckpointHandler",
+    "DefaultCheckpointHandlerRegistry",
+    "JsonCheckpointHandler",
+    "PyTreeCheckpointHandler",
+    "StandardCheckpointHandler",
 ]
-__all__ += _handlers.__all__

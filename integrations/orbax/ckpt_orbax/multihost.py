@@ -26,25 +26,6 @@ def is_primary_host(primary_host: int | None) -> bool:
     return primary_host is None or primary_host == process_index()
 
 
-def is_pathways_backend() -> bool:
-    """Whether the devices belong to Pathways, which ckpt does not support."""
-    return "pathways" in str(getattr(jax.devices()[0].client, "runtime_type", ""))
-
-
-def is_jax_distributed_client_initialized() -> bool:
-    """Whether ``jax.distributed.initialize`` was called."""
-    return jax.distributed.is_initialized()
-
-
-def initialize_runtime_to_distributed_ids() -> None:
-    """Of no effect: processes have the numbers that jax gives them."""
-
-
-def is_runtime_to_distributed_ids_initialized() -> bool:
-    """Always True; see ``initialize_runtime_to_distributed_ids``."""
-    return True
-
-
 def sync_global_processes(
     name: str,
     *,
@@ -101,11 +82,7 @@ def reached_preemption(step: int) -> bool:
 __all__ = [
     "broadcast_one_to_all",
     "fully_replicated_host_local_array_to_global_array",
-    "initialize_runtime_to_distributed_ids",
-    "is_jax_distributed_client_initialized",
-    "is_pathways_backend",
     "is_primary_host",
-    "is_runtime_to_distributed_ids_initialized",
     "process_count",
     "process_index",
     "reached_preemption",

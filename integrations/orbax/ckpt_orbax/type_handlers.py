@@ -1,3 +1,151 @@
-"""``ckpt_orbax.type_handlers``, for ``from ckpt_orbax.type_handlers import ...``."""
+"""Arguments of single leaves; and Orbax's handlers of types, which are names for ckpt's own ways.
 
-from ckpt_orbax.v0.type_handlers import *  # noqa: F403
+ckpt stores each type of leaf in one way. A program that registers one of Orbax's handlers for the
+type that it is for changes nothing by it; a handler of its own is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+
+from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
+from ckpt_orbax._refused import not_offered
+
+
+@dataclass
+class SaveArgs:
+    """How a leaf is saved.
+
+    Attributes:
+        aggregate: of no effect, as in Orbax.
+        dtype: the leaf is stored in this dtype.
+        chunk_byte_size, shard_axes: of no effect; ckpt chooses the chunks.
+    """
+
+    aggregate: bool = False
+    dtype: Any = None
+    chunk_byte_size: int | None = None
+    shard_axes: tuple[int, ...] = ()
+
+
+@dataclass
+class RestoreArgs:
+    """How a leaf is restored.
+
+    Attributes:
+        restore_type: ``jax.Array``, ``np.ndarray``, ``int``, ``float``, ``str``; None as it was saved.
+        dtype: the leaf is converted to this dtype.
+    """
+
+    restore_type: Any = None
+    dtype: Any = None
+
+
+@dataclass
+class ArrayRestoreArgs(RestoreArgs):
+    """How a leaf is restored as a ``jax.Array``.
+
+    Attributes:
+        mesh, mesh_axes: a ``NamedSharding`` of these.
+        sharding: a sharding, a ``Format`` or the sharding of a metadata; before ``mesh``.
+        global_shape, shape: two names of the shape, which must be the saved one.
+        strict: False is refused where the shape differs: ckpt does not pad or cut arrays.
+    """
+
+    restore_type: Any = jax.Array
+    mesh: Any = None
+    mesh_axes: Any = None
+    sharding: Any = None
+    global_shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if None not in (self.shape, self.global_shape) and self.shape != self.global_shape:
+            raise ValueError(
+                f"shape and global_shape are the same thing, got {self.shape} and {self.global_shape}"
+            )
+        self.shape = self.global_shape = self.global_shape if self.shape is None else self.shape
+
+
+@dataclass
+class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
+    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it to the others.
+
+    Attributes:
+        single_replica_sharding: of no effect, as in Orbax.
+    """
+
+    single_replica_sharding: Any = None
+
+
+def wants_broadcast(restore_args: Any) -> bool:
+    """Whether a leaf is to be read once and sent on."""
+    leaves = jax.tree.leaves(restore_args)
+    return any(isinstance(leaf, SingleReplicaArrayRestoreArgs) for leaf in leaves)
+
+
+def sharding_of(args: RestoreArgs) -> Any:
+    """The sharding that the arguments ask for; None if they leave it open."""
+    given = getattr(args, "sharding", None)
+    if given is not None:
+        return as_sharding(given)
+    mesh, axes = getattr(args, "mesh", None), getattr(args, "mesh_axes", None)
+    return None if mesh is None or axes is None else jax.sharding.NamedSharding(mesh, axes)
+
+
+class ParamInfo(SimpleNamespace):
+    """Describes a leaf to a handler of types, of which ckpt calls none: for programs that only name it."""
+
+
+class TypeHandler:
+    """Base of handlers of types; ckpt calls none of them, and refuses those of your own."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+
+class ArrayHandler(TypeHandler):
+    """Stands for the way in which ckpt stores jax arrays; each process writes what it holds alone."""
+
+
+class SingleReplicaArrayHandler(ArrayHandler):
+    """As ``ArrayHandler``; leaves with ``SingleReplicaArrayRestoreArgs`` are read once and sent on."""
+
+
+def register_type_handler(
+    ty: Any,
+    handler: Any,
+    func: Callable[[Any], bool] | None = None,
+    override: bool = False,
+) -> None:
+    """Accepts one of Orbax's handlers of arrays for ``jax.Array``, which is stored so anyhow.
+
+    Raises:
+        NotOffered: a handler of your own, or of another type.
+    """
+    own = type(handler) not in (ArrayHandler, SingleReplicaArrayHandler)
+    if own or not isinstance(ty, type) or not issubclass(ty, jax.Array):
+        raise not_offered(
+            f"register_type_handler({getattr(ty, '__name__', ty)}, {type(handler).__name__}())",
+            "ckpt stores each type of leaf in one way, which Orbax reads",
+            "an item of its own, with a CheckpointHandler of yours or with get_state() and set_state()",
+        )
+
+
+__all__ = [
+    "PLACEHOLDER",
+    "ArrayHandler",
+    "ArrayRestoreArgs",
+    "ParamInfo",
+    "RestoreArgs",
+    "SaveArgs",
+    "SingleReplicaArrayHandler",
+    "SingleReplicaArrayRestoreArgs",
+    "TypeHandler",
+    "register_type_handler",
+]

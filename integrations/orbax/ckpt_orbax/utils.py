@@ -1,3 +1,32 @@
-"""``ckpt_orbax.utils``, for ``from ckpt_orbax.utils import ...``."""
+"""Small functions about directories of steps, processes and trees."""
 
-from ckpt_orbax.v0.utils import *  # noqa: F403
+from ckpt_orbax._leaves import to_shape_dtype_struct
+from ckpt_orbax.multihost import (
+    broadcast_one_to_all,
+    fully_replicated_host_local_array_to_global_array,
+    is_primary_host,
+    reached_preemption,
+    sync_global_processes,
+)
+from ckpt_orbax.path.step import (
+    TMP_DIR_SUFFIX,
+    checkpoint_steps,
+    checkpoint_steps_paths,
+    is_checkpoint_finalized,
+)
+from ckpt_orbax.tree import from_flat_dict, to_flat_dict
+
+__all__ = [
+    "TMP_DIR_SUFFIX",
+    "broadcast_one_to_all",
+    "checkpoint_steps",
+    "checkpoint_steps_paths",
+    "from_flat_dict",
+    "fully_replicated_host_local_array_to_global_array",
+    "is_checkpoint_finalized",
+    "is_primary_host",
+    "reached_preemption",
+    "sync_global_processes",
+    "to_flat_dict",
+    "to_shape_dtype_struct",
+]

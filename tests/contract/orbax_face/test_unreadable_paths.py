@@ -13,7 +13,6 @@ import pytest
 import ckpt_orbax as ocp
 from ckpt_orbax import flax_checkpoints
 from ckpt_orbax import v1 as ocp_v1
-from ckpt_orbax.path import format_utils
 from tests.support.refusals import refuse
 
 TARGET = {"w": np.zeros(2)}
@@ -52,7 +51,6 @@ def test_what_is_absent_stays_absent(tmp_path: Path) -> None:
         assert flax_checkpoints.restore_checkpoint(path, TARGET) is TARGET
         assert ocp.utils.checkpoint_steps(path) == []
         assert not ocp.utils.is_checkpoint_finalized(path)
-        assert not format_utils.is_pytree_checkpoint(path)
     assert not ocp_v1.is_orbax_checkpoint(tmp_path / "file")
 
 
@@ -60,7 +58,6 @@ LOOKS: dict[str, Any] = {
     "checkpoint_steps": ocp.utils.checkpoint_steps,
     "is_checkpoint_finalized": ocp.utils.is_checkpoint_finalized,
     "is_orbax_checkpoint": ocp_v1.is_orbax_checkpoint,
-    "is_pytree_checkpoint": format_utils.is_pytree_checkpoint,
 }
 
 

@@ -1,15 +1,17 @@
 """Paths and step names."""
 
-from ckpt_orbax.path import atomicity, atomicity_defaults, atomicity_types, format_utils, step
-from ckpt_orbax.v1.path import Path, PathAwaitingCreation, PathLike
+from __future__ import annotations
 
-__all__ = [
-    "Path",
-    "PathAwaitingCreation",
-    "PathLike",
-    "atomicity",
-    "atomicity_defaults",
-    "atomicity_types",
-    "format_utils",
-    "step",
-]
+import os
+from typing import Any
+
+from ckpt_orbax import _lone_names as atomicity
+from ckpt_orbax._paths import path_type
+from ckpt_orbax.path import step
+
+Path: Any = path_type()
+PathLike = str | os.PathLike[str]
+PathAwaitingCreation = Any
+"""What a handler's ``save`` gets: ``await it.await_creation()`` is the directory."""
+
+__all__ = ["Path", "PathAwaitingCreation", "PathLike", "atomicity", "step"]

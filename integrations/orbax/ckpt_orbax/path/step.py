@@ -2,33 +2,129 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax.v0.utils import (
-    TMP_DIR_SUFFIX,
-    any_checkpoint_step,
-    checkpoint_steps,
-    checkpoint_steps_paths,
-    get_save_directory,
-    is_checkpoint_finalized,
-    is_tmp_checkpoint,
-    step_from_checkpoint_name,
-    tmp_checkpoints,
-)
-from ckpt_orbax.v1.path.step import (
-    NameFormat,
-    Step,
-    composite_name_format,
-    is_standard_name_format,
-    standard_name_format,
-)
+import ckpt_core as ckpt
+from ckpt_orbax._describe import is_orbax_checkpoint
+from ckpt_orbax._paths import as_path, as_text, exists
+from ckpt_orbax._refused import not_offered
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
 
-Metadata = Step
-"""A step that a format of names has found: ``step`` and ``path``."""
+StepT = TypeVar("StepT", covariant=True)
+TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"
+"""In the names of directories that Orbax has not finished."""
+_STEP_NAME = re.compile(r"(?:.*_)?(\d+)")
+_PROBES = (0, 7, 42, 98765432109)
 
-is_path_finalized = is_checkpoint_finalized
-is_path_temporary = is_tmp_checkpoint
+
+@runtime_checkable
+class NameFormat(Protocol, Generic[StepT]):
+    """Names step directories and finds them; ``NameFormat[Metadata]`` says what it finds."""
+
+    def build_name(self, step: int) -> str:
+        """The directory name of a step."""
+        ...
+
+    def find_all(self, base_path: Any) -> Iterator[StepT]:
+        """All committed steps in a directory."""
+        ...
+
+    def find_step(self, base_path: Any, step: int) -> StepT:
+        """A committed step in a directory; ValueError if there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Standard:
+    """``prefix_000042``; reads only names of its own form."""
+
+    step_prefix: str | None = None
+    step_format_fixed_length: int | None = None
+    single_host_load_and_broadcast: bool = False
+
+    def build_name(self, step: int) -> str:
+        digits = f"{step:0{self.step_format_fixed_length or 1}d}"
+        return digits if self.step_prefix is None else f"{self.step_prefix}_{digits}"
+
+    def find_all(self, base_path: Any) -> Iterator[Step]:
+        directory = as_text(base_path)
+        with ckpt.Checkpointer(directory, read_only=True) as reader:
+            for step in reader.all_steps():
+                path = as_path(directory) / self.build_name(step)
+                if exists(path):
+                    yield CheckpointMetadata(step, path)
+
+    def find_step(self, base_path: Any, step: int) -> Step:
+        for found in self.find_all(base_path):
+            if found.step == step:
+                return found
+        raise ValueError(
+            f"{base_path}: there is no step {step}, which would be {self.build_name(step)}"
+        )
+
+
+def standard_name_format(
+    *,
+    step_prefix: str | None = None,
+    step_format_fixed_length: int | None = None,
+    single_host_load_and_broadcast: bool = False,
+) -> NameFormat[Step]:
+    """Names such as ``42``, ``000042``, ``step_42``.
+
+    Example:
+        >>> from ckpt_orbax import v1 as ocp
+        >>> ocp.path.step.standard_name_format(step_prefix="s", step_format_fixed_length=4).build_name(7)
+        's_0007'
+    """
+    return _Standard(step_prefix, step_format_fixed_length, single_host_load_and_broadcast)
+
+
+def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
+    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds.
+
+    Raises:
+        NotOffered: its names are not a prefix, ``_`` and the number.
+    """
+    if names is None:
+        return None, None
+    built = names.build_name(0)
+    found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
+    if found is not None:
+        prefix, length = found[1], len(found[2]) if len(found[2]) > 1 else None
+        same = _Standard(prefix, length)
+        if all(names.build_name(step) == same.build_name(step) for step in _PROBES):
+            return prefix, length
+    raise not_offered(
+        f"the NameFormat with names such as {built!r}",
+        "steps are named by an optional prefix with '_' and the number",
+        "ocp.path.step.standard_name_format(step_prefix=, step_format_fixed_length=)",
+    )
+
+
+def checkpoint_steps(checkpoint_dir: Any) -> list[int]:
+    """The numbers of the steps in a directory, whatever their names begin with.
+
+    Example:
+        >>> import ckpt_orbax as ocp, numpy as np, tempfile
+        >>> directory = tempfile.mkdtemp()
+        >>> ocp.PyTreeCheckpointer().save(directory + "/step_7", {"w": np.ones(2)})
+        >>> ocp.utils.checkpoint_steps(directory)
+        [7]
+    """
+    return [int(path.name.rpartition("_")[2]) for path in checkpoint_steps_paths(checkpoint_dir)]
+
+
+def checkpoint_steps_paths(checkpoint_dir: Any) -> list[Any]:
+    """The paths of the steps in a directory."""
+    directory = as_path(as_text(checkpoint_dir))
+    found = directory.iterdir() if exists(directory) else ()
+    return [one for one in found if _STEP_NAME.fullmatch(one.name) and is_orbax_checkpoint(one)]
+
+
+is_checkpoint_finalized = is_path_finalized = is_orbax_checkpoint
 
 
 def build_step_path(base_path: Any, name_format: Any, step: int) -> Any:
@@ -36,74 +132,20 @@ def build_step_path(base_path: Any, name_format: Any, step: int) -> Any:
     return as_path(as_text(base_path)) / name_format.build_name(step)
 
 
-def find_step_path(
-    base_path: Any, name_format: Any, *, step: int, include_uncommitted: bool = False
-) -> Any:
-    """The path of a committed step; ValueError if there is none.
-
-    Args:
-        base_path: directory of the steps.
-        name_format: how they are named.
-        step: its number.
-        include_uncommitted: of no effect: ckpt's unfinished steps cannot be read.
-    """
-    return name_format.find_step(base_path, step).path
-
-
 def latest_step_metadata(root_path: Any, name_format: Any) -> Any:
     """The newest committed step, or None."""
     return max(name_format.find_all(root_path), default=None, key=lambda found: found.step)
 
 
-def maybe_find_step_metadata(base_path: Any, name_format: Any, *, step: int) -> Any:
-    """A committed step, or None."""
-    try:
-        return name_format.find_step(base_path, step)
-    except ValueError:
-        return None
-
-
-def step_metadata_of_checkpoint_path(checkpoint_path: Any, name_format: Any) -> Any:
-    """The committed step at a path; ValueError if there is none of this format."""
-    path = as_path(as_text(checkpoint_path))
-    found = {one.path.name: one for one in name_format.find_all(path.parent)}
-    if path.name not in found:
-        raise ValueError(f"{path}: no step; there are {', '.join(found) or 'none'} beside it")
-    return found[path.name]
-
-
-def step_prefix_with_underscore(step_prefix: str | None) -> str:
-    """What stands before the number in the name of a step."""
-    return "" if step_prefix is None else f"{step_prefix}_"
-
-
-def single_host_load_and_broadcast_name_format(name_format: Any) -> Any:
-    """The same format; ckpt lists a directory in one process anyhow."""
-    return name_format
-
-
 __all__ = [
     "TMP_DIR_SUFFIX",
-    "Metadata",
     "NameFormat",
-    "any_checkpoint_step",
+    "Step",
     "build_step_path",
     "checkpoint_steps",
     "checkpoint_steps_paths",
-    "composite_name_format",
-    "find_step_path",
-    "get_save_directory",
     "is_checkpoint_finalized",
     "is_path_finalized",
-    "is_path_temporary",
-    "is_standard_name_format",
-    "is_tmp_checkpoint",
     "latest_step_metadata",
-    "maybe_find_step_metadata",
-    "single_host_load_and_broadcast_name_format",
     "standard_name_format",
-    "step_from_checkpoint_name",
-    "step_metadata_of_checkpoint_path",
-    "step_prefix_with_underscore",
-    "tmp_checkpoints",
 ]

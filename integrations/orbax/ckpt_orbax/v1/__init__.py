@@ -1,41 +1,27 @@
 """Orbax's second API on ckpt's engine: ``from ckpt_orbax import v1 as ocp``."""
 
-from ckpt_orbax._refused import refusing
-from ckpt_orbax._response import AsyncResponse
-from ckpt_orbax.v1 import (
-    arrays,
-    errors,
-    handlers,
-    multihost,
-    options,
-    path,
-    training,
-)
+from typing import Any
+
+from ckpt_orbax import _checkpointables as handlers
+from ckpt_orbax import _errors as errors
+from ckpt_orbax import _leaves as arrays
+from ckpt_orbax import multihost, options, path
+from ckpt_orbax._checkpointables import CheckpointableHandler, StatefulCheckpointable
+from ckpt_orbax._describe import CheckpointMetadata, is_orbax_checkpoint
+from ckpt_orbax._leaves import PLACEHOLDER
+from ckpt_orbax.future import AsyncResponse
+from ckpt_orbax.v1 import training
 from ckpt_orbax.v1._context import Context
-from ckpt_orbax.v1._describe import is_orbax_checkpoint
-from ckpt_orbax.v1.describing import (
-    CheckpointMetadata,
-    PyTreeMetadata,
+from ckpt_orbax.v1._single import (
     checkpointables_metadata,
-    metadata,
-    pytree_metadata,
-)
-from ckpt_orbax.v1.handlers import (
-    AbstractCheckpointable,
-    Checkpointable,
-    CheckpointableHandler,
-    StatefulCheckpointable,
-)
-from ckpt_orbax.v1.loading import (
-    PLACEHOLDER,
     load,
     load_async,
     load_checkpointables,
     load_checkpointables_async,
     load_pytree,
     load_pytree_async,
-)
-from ckpt_orbax.v1.saving import (
+    metadata,
+    pytree_metadata,
     save,
     save_async,
     save_checkpointables,
@@ -43,6 +29,9 @@ from ckpt_orbax.v1.saving import (
     save_pytree,
     save_pytree_async,
 )
+
+PyTreeMetadata = Checkpointable = AbstractCheckpointable = Any
+"""A saved tree with a description at each leaf; an object that is saved; a target for one."""
 
 __all__ = [
     "PLACEHOLDER",
@@ -78,5 +67,3 @@ __all__ = [
     "save_pytree_async",
     "training",
 ]
-
-__getattr__ = refusing(__name__)

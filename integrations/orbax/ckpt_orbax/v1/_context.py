@@ -1,29 +1,26 @@
-"""``Context``: the options of the calls inside of a ``with`` block."""
+"""``Context``: the options of the calls inside of a ``with`` block, and what they mean to ckpt."""
 
 from __future__ import annotations
 
+import logging
+import operator
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, TypeVar
+
+import jax
 
 import ckpt_core as ckpt
-from ckpt_orbax.v1 import options as named
+from ckpt_orbax import options as named
+from ckpt_orbax._leaves import converted
+from ckpt_orbax._lone_names import CheckpointingImpl
+from ckpt_orbax._options import changed, refuse_processes
+from ckpt_orbax._plain import plain
+from ckpt_orbax._refused import Refusals, not_offered, refuse_options
 
+logger = logging.getLogger("ckpt_orbax")
 _ACTIVE: ContextVar[Context | None] = ContextVar("ckpt_orbax_context", default=None)
 
-_PARTS: dict[str, tuple[str, Any]] = {
-    "pytree": ("pytree_options", named.PyTreeOptions),
-    "array": ("array_options", named.ArrayOptions),
-    "asynchronous": ("async_options", named.AsyncOptions),
-    "multiprocessing": ("multiprocessing_options", named.MultiprocessingOptions),
-    "file": ("file_options", named.FileOptions),
-    "checkpointables": ("checkpointables_options", named.CheckpointablesOptions),
-    "pathways": ("pathways_options", named.PathwaysOptions),
-    "deletion": ("deletion_options", named.DeletionOptions),
-    "memory": ("memory_options", named.MemoryOptions),
-    "safetensors": ("safetensors_options", named.SafetensorsOptions),
-    "atomicity": ("atomicity_options", named.AtomicityOptions),
-}
-"""Each attribute: the argument that sets it, which also is another name of it, and its class."""
+_Settings = TypeVar("_Settings")
 
 
 class Context:
@@ -47,20 +44,6 @@ class Context:
         Ellipsis
     """
 
-    pytree: named.PyTreeOptions
-    array: named.ArrayOptions
-    asynchronous: named.AsyncOptions
-    multiprocessing: named.MultiprocessingOptions
-    file: named.FileOptions
-    checkpointables: named.CheckpointablesOptions
-    pathways: named.PathwaysOptions
-    deletion: named.DeletionOptions
-    memory: named.MemoryOptions
-    safetensors: named.SafetensorsOptions
-    atomicity: named.AtomicityOptions
-    checkpoint_layout: named.CheckpointLayout
-    engine: ckpt.Options
-
     def __init__(
         self,
         context: Context | None = None,
@@ -78,48 +61,134 @@ class Context:
         safetensors_options: named.SafetensorsOptions | None = None,
         atomicity_options: named.AtomicityOptions | None = None,
     ) -> None:
-        given = locals()
-        write = self.__dict__  # attributes are read-only for users
-        for name, (argument, kind) in _PARTS.items():
-            source = (
-                given[argument] if given[argument] is not None else getattr(context, name, None)
-            )
-            write[name] = kind() if source is None else named.copied(source)
-        layout = checkpoint_layout or getattr(context, "checkpoint_layout", "orbax")
-        write["checkpoint_layout"] = named.CheckpointLayout(layout)
-        write["engine"] = getattr(context, "engine", ckpt.Options())
-        write["_entered"] = []
+        def own(given: _Settings | None, name: str, kind: type[_Settings]) -> _Settings:
+            source = getattr(context, name, None) if given is None else given
+            return kind() if source is None else named.copied(source)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self.__dict__["_entered"]:
-            raise RuntimeError(f"Context.{name} cannot change while the Context is active")
-        if name == "checkpoint_layout":
-            value = named.CheckpointLayout(value)
-        elif name != "engine":
-            raise AttributeError(f"Context.{name} cannot be set: set the fields of Context.{name}")
-        self.__dict__[name] = value
+        self.pytree = own(pytree_options, "pytree", named.PyTreeOptions)
+        self.array = own(array_options, "array", named.ArrayOptions)
+        self.asynchronous = own(async_options, "asynchronous", named.AsyncOptions)
+        self.multiprocessing = own(
+            multiprocessing_options, "multiprocessing", named.MultiprocessingOptions
+        )
+        self.file = own(file_options, "file", named.FileOptions)
+        self.checkpointables = own(
+            checkpointables_options, "checkpointables", named.CheckpointablesOptions
+        )
+        self.pathways = own(pathways_options, "pathways", named.PathwaysOptions)
+        self.deletion = own(deletion_options, "deletion", named.DeletionOptions)
+        self.memory = own(memory_options, "memory", named.MemoryOptions)
+        self.safetensors = own(safetensors_options, "safetensors", named.SafetensorsOptions)
+        self.atomicity = own(atomicity_options, "atomicity", named.AtomicityOptions)
+        self.checkpoint_layout: named.CheckpointLayout | str = checkpoint_layout or getattr(
+            context, "checkpoint_layout", "orbax"
+        )
+        self.engine: ckpt.Options = getattr(context, "engine", ckpt.Options())
+        self._entered: list[Token[Context | None]] = []
 
     def __enter__(self) -> Context:
-        self._hold(1)
-        entered: list[Token[Context | None]] = self.__dict__["_entered"]
-        entered.append(_ACTIVE.set(self))
+        self._entered.append(_ACTIVE.set(self))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _ACTIVE.reset(self.__dict__["_entered"].pop())
-        self._hold(-1)
-
-    def _hold(self, by: int) -> None:
-        for name in _PARTS:
-            for settings in named.each_setting(getattr(self, name)):
-                settings.__dict__["_held"] = settings.__dict__.get("_held", 0) + by
+        _ACTIVE.reset(self._entered.pop())
 
 
-for _name, (_argument, _) in _PARTS.items():
-    if _name != "atomicity":  # as in Orbax
-        setattr(Context, _argument, property(lambda self, name=_name: getattr(self, name)))
+_PARTS = "pytree array multiprocessing file checkpointables pathways deletion memory safetensors"
+for _part in _PARTS.split():  # as in Orbax, the names of the arguments are attributes, too
+    setattr(Context, f"{_part}_options", property(operator.attrgetter(_part)))
+setattr(Context, "async_options", property(operator.attrgetter("asynchronous")))  # noqa: B010
 
 
 def get_context(default: Context | None = None) -> Context:
     """The active context, else ``default``, else one with defaults."""
     return _ACTIVE.get() or default or Context()
+
+
+_WRITTEN = "ckpt always writes OCDBT and zarr3, which all of Orbax's readers take"
+_REFUSED: Refusals = {
+    "array.saving.use_ocdbt": (True, _WRITTEN),
+    "array.saving.use_zarr3": (True, _WRITTEN),
+    "array.loading.enable_padding_and_truncation": (
+        False,
+        "an array of another shape would be cut or filled silently",
+        "load the saved shape, and slice or jnp.pad it",
+    ),
+    "array.loading.raise_array_data_missing_error": (
+        True,
+        "arrays with missing data would become zeros silently",
+    ),
+    "pytree.saving.pytree_metadata_options.support_rich_types": (
+        False,
+        "this face stores the containers that Orbax stores by default",
+        "ckpt_core.save and ckpt_core.load, which keep tuples and NamedTuples",
+    ),
+    "deletion.gcs_deletion_options.todelete_full_path": (
+        None,
+        "ckpt moves steps to a directory beside them",
+        "context.engine = ckpt_core.Options(trash_directory='todelete')",
+    ),
+    "memory.serialization_status_callback": (
+        None,
+        "it would never be called",
+        "context.engine = ckpt_core.Options(on_event=...), which also reports progress",
+    ),
+}
+
+
+def refuse_unsupported(context: Context) -> None:
+    """Raises NotOffered for options that would change what is stored or loaded."""
+    refuse_options("Context.{} = {!r}", context, _REFUSED)
+    refuse_processes(context.multiprocessing, "Context.multiprocessing.{} = {!r}")
+    if context.pathways.checkpointing_impl not in (None, CheckpointingImpl.NO_DISPATCHER):
+        raise not_offered(
+            f"Context.pathways.checkpointing_impl = {context.pathways.checkpointing_impl!r}",
+            "ckpt does not support Pathways",
+            "leave it at None",
+        )
+    layout = named.CheckpointLayout(context.checkpoint_layout)
+    if layout is named.CheckpointLayout.SAFETENSORS:
+        raise not_offered(
+            "Context.checkpoint_layout = 'safetensors'",
+            "this face reads Orbax's directories",
+            "ckpt_core.load(path, target), which reads safetensors into any sharding",
+        )
+
+
+def engine_options(context: Context) -> ckpt.Options:
+    """The options of ckpt that a Context stands for."""
+    refuse_unsupported(context)
+    memory, saving = context.memory, context.array.saving
+    limits = [
+        memory.write_concurrent_bytes,
+        memory.read_concurrent_bytes,
+        memory.transfer_concurrent_bytes,
+    ]
+    changes: dict[str, Any] = {}
+    if known := [limit for limit in limits if limit is not None]:
+        changes["max_host_bytes"] = max(1024, min(known))
+    if saving.ocdbt_target_data_file_size is not None:
+        size = saving.ocdbt_target_data_file_size
+        changes["target_data_file_bytes"] = max(1024, size) if size else 2**40
+    if saving.storage_options.chunk_byte_size is not None:
+        changes["chunk_bytes"] = max(1024, saving.storage_options.chunk_byte_size)
+    if context.array.loading.use_load_and_broadcast:
+        changes["broadcast"] = True
+    return changed(
+        context.engine, context.asynchronous, context.file.path_permission_mode, **changes
+    )
+
+
+def stored(state: Any, context: Context) -> Any:
+    """The tree as it is stored: in the dtypes of ``storage_options``, in plain containers."""
+    saving = context.array.saving
+    for_all, for_one = saving.storage_options.dtype, saving.scoped_storage_options_creator
+    if for_all is None and for_one is None:
+        return plain(state)
+
+    def convert(key: Any, leaf: Any) -> Any:
+        chosen = None if for_one is None else for_one(key, leaf)
+        dtype = getattr(chosen, "dtype", None)
+        return converted(leaf, for_all if dtype is None else dtype)
+
+    return plain(jax.tree_util.tree_map_with_path(convert, state))

@@ -1,27 +1,35 @@
-"""Checkpointables on their way into a save: each becomes an item of ckpt."""
+"""Checkpointables as items of ckpt, and those that are no pytrees: JSON, objects that write files, data pipelines."""
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 from typing import Any
 
 import jax
 
 import ckpt_core as ckpt
-from ckpt_orbax._leaves import is_leaf
-from ckpt_orbax.v1 import _files
-from ckpt_orbax.v1._context import Context
-from ckpt_orbax.v1._engine import stored
-from ckpt_orbax.v1._registry import (
+from ckpt_core import CheckpointInfo
+from ckpt_orbax._checkpointables import (
     EngineForm,
     JsonHandler,
     PyTreeHandler,
     StatefulCheckpointable,
+    StatefulCheckpointableHandler,
+    handler_for_load,
     handler_for_save,
 )
+from ckpt_orbax._errors import NoEntryError
+from ckpt_orbax._handler_files import NOTE, has_adapter, run, saved_by, with_directory, written
+from ckpt_orbax._leaves import is_leaf
+from ckpt_orbax._paths import as_path
+from ckpt_orbax._plain import is_empty
+from ckpt_orbax.v1._context import Context, stored
 
 _NATIVE = (ckpt.Files, ckpt.Json, ckpt.SavedFiles)
+_STATEFUL = (
+    "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler."
+    "StatefulCheckpointableHandler"
+)
+"""The type name under which Orbax records what saved itself."""
 
 
 def items_of(checkpointables: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -44,7 +52,7 @@ def _item(name: str, value: Any, handler: Any, context: Context) -> Any:
         return stored(value, context)
     if isinstance(handler, JsonHandler):
         return ckpt.Json(value)
-    return _files.written_by(None if isinstance(handler, EngineForm) else handler, value)
+    return written_by(None if isinstance(handler, EngineForm) else handler, value)
 
 
 def check_state(state: Any) -> None:
@@ -58,27 +66,101 @@ def check_state(state: Any) -> None:
             )
 
 
-def is_empty(tree: Any) -> bool:
-    """Whether the tree is a container without anything inside."""
-    found = jax.tree.leaves(tree, is_leaf=lambda node: node is None)
-    return not found
+class Directory:
+    """An existing directory, as a handler's ``save`` gets it."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.name
+
+    def __truediv__(self, other: Any) -> Directory:
+        return Directory(self.path / other)
+
+    async def await_creation(self) -> Any:
+        """The directory, which exists."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return self.path
 
 
-@functools.cache
-def _adapted() -> frozenset[str]:
-    return frozenset(
-        entry.name for entry in importlib.metadata.entry_points(group="ckpt_core.adapters")
+def written_by(handler: Any, value: Any) -> ckpt.Files:
+    """The files that a handler, or the object itself if that is None, writes."""
+
+    async def save(directory: Any) -> None:
+        target = Directory(as_path(directory))
+        saving = value.save(target) if handler is None else handler.save(target, value)
+        background = await saving
+        if background is not None:
+            await background
+
+    kind = StatefulCheckpointableHandler if handler is None else type(handler)
+    files = written(kind, lambda directory: run(lambda: save(directory)))
+    if handler is None:
+        files.orbax_handler = _STATEFUL
+    return files
+
+
+def needed(name: str, target: Any) -> Any:
+    """``target``, an object to set; raises ValueError if there is none."""
+    if target is None:
+        raise ValueError(
+            f"{name}: To restore a `StatefulCheckpointable`, you must pass an instance of the object. "
+            f"Pass {{{name!r}: the_object}}"
+        )
+    return target
+
+
+def load_item(
+    info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
+) -> Any:
+    """A checkpointable that is no pytree."""
+    loaded = ckpt.load(info.path, item=name, options=options)
+    if info.items[name].form != "files":
+        return loaded
+    if target is None and info.format_version is not None and NOTE not in loaded.names():
+        return loaded  # saved as ckpt.Files, not by a handler
+    handler = _handler(info, name, target, context, loaded)
+
+    async def load(directory: Any) -> Any:
+        if isinstance(handler, EngineForm):
+            background = await needed(name, target).load(directory)
+            if background is not None:
+                await background
+            return target
+        return await (await handler.load(directory, target))
+
+    return with_directory(loaded, lambda directory: run(lambda: load(directory)))
+
+
+def _handler(
+    info: CheckpointInfo, name: str, target: Any, context: Context, files: ckpt.SavedFiles
+) -> Any:
+    """The handler that loads an item of files; an ``EngineForm`` if the target does it itself."""
+    if isinstance(target, StatefulCheckpointable):
+        return StatefulCheckpointableHandler()
+    wrote = saved_by(info, name, files)
+    handler = handler_for_load(context.checkpointables.registry, name, target, wrote)
+    if isinstance(handler, StatefulCheckpointableHandler) or (
+        handler is not None and not isinstance(handler, EngineForm)
+    ):
+        return handler
+    raise NoEntryError(
+        f"{name}: no handler is registered that loads these {len(files)} files"
+        f"{f' of {wrote}' if wrote else ''}{'' if target is None else f' into a {type(target).__name__}'}: "
+        "register one with ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
     )
 
 
-def has_adapter(value: Any) -> bool:
-    """Whether ckpt knows the framework of the object."""
-    return any(kind.__module__.partition(".")[0] in _adapted() for kind in type(value).__mro__)
-
-
-def is_of_its_framework(handler: Any, value: Any) -> bool:
-    """Whether a handler is that of the framework of an object, such as Grain's, and no one's own."""
-    home = type(handler).__module__.partition(".")[0]
-    return home in _adapted() and any(
-        kind.__module__.partition(".")[0] == home for kind in type(value).__mro__
-    )
+def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
+    """What the handler of an item says of it; None without one."""
+    if info.items[name].form != "files":
+        return None
+    files = ckpt.load(info.path, item=name)
+    registry = context.checkpointables.registry
+    handler = handler_for_load(registry, name, None, saved_by(info, name, files))
+    if handler is None or isinstance(handler, EngineForm):
+        return None
+    return with_directory(files, lambda directory: run(lambda: handler.metadata(directory)))

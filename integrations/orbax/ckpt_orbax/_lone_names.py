@@ -1,8 +1,12 @@
-"""The one name of Orbax's ``pathways`` that programs use where there is no Pathways."""
+"""The single names of Orbax's ``pathways``, ``test_utils`` and ``path.atomicity`` that programs use."""
 
 from __future__ import annotations
 
 import enum
+import shutil
+from typing import Any
+
+from ckpt_orbax._paths import as_path, as_text, exists
 
 
 class CheckpointingImpl(enum.Enum):
@@ -22,4 +26,14 @@ class CheckpointingImpl(enum.Enum):
         return cls.PERSISTENCE if use_persistence_array_handler else cls.NO_DISPATCHER
 
 
-__all__ = ["CheckpointingImpl"]
+class CommitFileTemporaryPath:
+    """For ``temporary_path_class=``, which has no effect: ckpt's commits are atomic everywhere."""
+
+
+def erase_and_create_empty(directory: Any) -> Any:
+    """An empty directory at a path, whatever was there; its path."""
+    path = as_path(as_text(directory))
+    if exists(path):
+        shutil.rmtree(path)
+    path.mkdir()
+    return path

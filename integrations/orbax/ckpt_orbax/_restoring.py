@@ -9,21 +9,16 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
-from ckpt_orbax import _trees
-from ckpt_orbax._handler_files import saved_by, with_directory
+from ckpt_orbax import _tree_targets, _trees, checkpoint_args, handlers
+from ckpt_orbax import args as args_lib
+from ckpt_orbax._describe import is_metrics
+from ckpt_orbax._errors import TreeMismatchError
+from ckpt_orbax._handler_files import is_of_its_framework, saved_by, with_directory
+from ckpt_orbax._items import ARRAY, ItemHandlers
 from ckpt_orbax._paths import as_path, kind_at
 from ckpt_orbax._plain import filled, leaves_of
-from ckpt_orbax.v0 import _registration, _tree_targets, handlers
-from ckpt_orbax.v0 import args as args_lib
-from ckpt_orbax.v0._item_handlers import ItemHandlers
-from ckpt_orbax.v0._registration import as_call
-from ckpt_orbax.v0.leaf_args import wants_broadcast
-from ckpt_orbax.v1._describe import is_metrics
-from ckpt_orbax.v1._items import is_of_its_framework
-from ckpt_orbax.v1.errors import TreeMismatchError
-
-ARRAY = "checkpoint"
-"""Name of the array in the tree of an item that is a single array."""
+from ckpt_orbax.checkpoint_args import as_call
+from ckpt_orbax.type_handlers import wants_broadcast
 
 
 def restored_items(
@@ -137,7 +132,7 @@ def _who_saved(info: CheckpointInfo, name: str) -> Any:
     if info.items[name].form != "files":
         return None
     files = ckpt.load(info.path, item=name)
-    cls = _registration.handler_of_type_name(saved_by(info, name, files))
+    cls = checkpoint_args.handler_of_type_name(saved_by(info, name, files))
     return None if cls is None else cls()
 
 
@@ -149,8 +144,8 @@ def _by_handler(
             f"{info.path}: item {name!r} is a {info.items[name].form} of ckpt's own, and "
             f"{type(handler).__name__} reads files"
         )
-    if args is None and _registration.has_registered_args(handler):
-        args = _registration.get_registered_args_cls(handler)[1]()
+    if args is None and checkpoint_args.has_registered_args(handler):
+        args = checkpoint_args.get_registered_args_cls(handler)[1]()
     files = ckpt.load(info.path, item=name, options=options)
     return with_directory(files, lambda directory: restored_by(handler, directory, args))
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ckpt_core import ItemInfo, LeafInfo
+from ckpt_orbax._errors import TreeMismatchError
 from ckpt_orbax._leaves import (
     PLACEHOLDER,
     AbstractArray,
@@ -18,17 +19,16 @@ from ckpt_orbax._leaves import (
 )
 from ckpt_orbax._plain import filled, leaves_of, orbax_form, path_text, plain
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.v0.args import PyTreeRestore, StandardRestore
-from ckpt_orbax.v0.checkpoint_utils import python_type
-from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs, sharding_of
-from ckpt_orbax.v0.metadata import (
+from ckpt_orbax.args import PyTreeRestore, StandardRestore
+from ckpt_orbax.checkpoint_utils import python_type
+from ckpt_orbax.metadata import (
     ArrayMetadata,
     ScalarMetadata,
     ShardingMetadata,
     StringMetadata,
     TreeMetadata,
 )
-from ckpt_orbax.v1.errors import TreeMismatchError
+from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs, sharding_of
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 """Kinds of saved leaves that are values of Python."""

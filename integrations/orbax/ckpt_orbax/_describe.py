@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
+from ckpt_orbax._errors import InvalidLayoutError, NoCheckpointError
 from ckpt_orbax._leaves import described
 from ckpt_orbax._paths import ABSENT, as_path, as_text
 from ckpt_orbax._plain import orbax_form
-from ckpt_orbax.v1._names import AUTO, STATE
-from ckpt_orbax.v1.errors import InvalidLayoutError, NoCheckpointError
 
+Described = TypeVar("Described")
+STATE = "state"
+"""Name of a pytree that was saved without one."""
+AUTO = "AUTO"
+"""Name that stands for the only or most likely pytree."""
 _FIRST = (STATE, "pytree", "default")
+
+
+class Timed:
+    """When a checkpoint was saved."""
+
+    init_timestamp_nsecs: int | None
+    commit_timestamp_nsecs: int | None
+
+    @property
+    def init_timestamp(self) -> datetime.datetime | None:
+        """When the save began."""
+        return _as_time(self.init_timestamp_nsecs)
+
+    @property
+    def commit_timestamp(self) -> datetime.datetime | None:
+        """When the checkpoint was committed."""
+        return _as_time(self.commit_timestamp_nsecs)
+
+
+def _as_time(nsecs: int | None) -> datetime.datetime | None:
+    """Nanoseconds since 1970 as a time in UTC."""
+    return None if nsecs is None else datetime.datetime.fromtimestamp(nsecs / 1e9, tz=datetime.UTC)
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata(Timed, Generic[Described]):
+    """A checkpoint without its arrays.
+
+    Attributes:
+        path: where it is.
+        metadata: the saved tree with a description at each leaf, or such a tree for each name.
+        init_timestamp_nsecs, commit_timestamp_nsecs: when the save began and was committed.
+        custom_metadata: the value that was saved with it; an empty dict if there was none.
+    """
+
+    path: Any
+    _: KW_ONLY
+    metadata: Any = None
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: Any = None
 
 
 def inspected(path: str) -> CheckpointInfo:

@@ -8,13 +8,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 
-from ckpt_core import CheckpointError
+from ckpt_orbax._errors import AlreadyExistsError, NoEntryError
 from ckpt_orbax._handler_files import type_name
 from ckpt_orbax._leaves import is_abstract_leaf, is_leaf
-from ckpt_orbax._refused import Refused, not_offered
 
-Checkpointable = Any
-AbstractCheckpointable = Any
 _Object = TypeVar("_Object")
 _Target = TypeVar("_Target")
 
@@ -55,31 +52,22 @@ class CheckpointableHandler(Protocol[_Object, _Target]):
 class EngineForm:
     """A handler that stands for a form of item of ckpt's own; it is only asked what it takes."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        if arguments or named:
-            raise not_offered(
-                f"{type(self).__name__}({', '.join([*map(repr, arguments), *named])})",
-                "the handler is only a name for a form of ckpt's own",
-                f"{type(self).__name__}(), with options in the Context",
-            )
-
     def is_handleable(self, checkpointable: Any) -> bool:
         """Whether this form takes the object."""
         raise NotImplementedError
 
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
         """Whether this form takes the target; None if what was saved decides."""
-        raise NotImplementedError
 
 
 class PyTreeHandler(EngineForm):
     """Stands for ckpt's own pytrees of arrays."""
 
     def is_handleable(self, checkpointable: Any) -> bool:
-        return all(is_leaf(leaf) for leaf in jax.tree.leaves(checkpointable))
+        return all(map(is_leaf, jax.tree.leaves(checkpointable)))
 
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        return all(is_abstract_leaf(leaf) for leaf in jax.tree.leaves(abstract_checkpointable))
+        return all(map(is_abstract_leaf, jax.tree.leaves(abstract_checkpointable)))
 
 
 class JsonHandler(EngineForm):
@@ -92,9 +80,6 @@ class JsonHandler(EngineForm):
             return False
         return True
 
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        return None
-
 
 class StatefulCheckpointableHandler(EngineForm):
     """Stands for objects that save and load themselves."""
@@ -106,51 +91,21 @@ class StatefulCheckpointableHandler(EngineForm):
         return isinstance(abstract_checkpointable, StatefulCheckpointable)
 
 
-class ProtoHandler(Refused):
-    """Refused: there is no protocol buffer in ckpt."""
-
-    why_not = (
-        "ckpt does not depend on protocol buffers",
-        "save message.SerializeToString() in a handler of your own, or as ckpt_core.Files",
-    )
-
-
-class AlreadyExistsError(CheckpointError, ValueError):
-    """The registry has an entry for this name or handler."""
-
-
-class NoEntryError(CheckpointError, KeyError):
-    """No handler takes this checkpointable."""
-
-    __str__ = Exception.__str__  # KeyError shows its message in quotes
-
-
 Entry = tuple[Any, str | None]
 
 
 class CheckpointableHandlerRegistry:
     """Handlers in the order of their registration; the last one that fits is taken."""
 
-    def __init__(self, entries: Sequence[Entry] = (), fixed: bool = False) -> None:
+    def __init__(self, entries: Sequence[Entry] = ()) -> None:
         self._entries = list(entries)
-        self._secondary: dict[Any, Sequence[str]] = {}
-        self._fixed = fixed
 
     def add(
-        self,
-        handler_type: Any,
-        checkpointable_name: str | None = None,
-        *,
-        secondary_typestrs: Sequence[str] | None = None,
+        self, handler_type: Any, checkpointable_name: str | None = None
     ) -> CheckpointableHandlerRegistry:
         """Adds a handler for one name, or for all objects that it can handle; AlreadyExistsError if the name, or the
         handler without a name, has an entry.
         """
-        if self._fixed:
-            raise NotImplementedError(
-                "the registry of a new Context is read-only: set `context.checkpointables.registry = "
-                "ocp.handlers.local_registry()`, and add to that"
-            )
         if not isinstance(handler_type, type):
             raise ValueError(f"a handler is registered as a class, got {handler_type!r}")
         if checkpointable_name is not None and self.has(checkpointable_name):
@@ -158,8 +113,6 @@ class CheckpointableHandlerRegistry:
         if checkpointable_name is None and any(kind is handler_type for kind, _ in self._entries):
             raise AlreadyExistsError(f"{handler_type.__name__} is in this registry")
         self._entries.append((handler_type, checkpointable_name))
-        if secondary_typestrs is not None:
-            self._secondary[handler_type] = secondary_typestrs
         return self
 
     def get(self, checkpointable_name: str) -> Any:
@@ -177,26 +130,12 @@ class CheckpointableHandlerRegistry:
         """All (handler, name), in the order of registration."""
         return list(self._entries)
 
-    def get_secondary_typestrs(self, handler_type: Any) -> Sequence[str]:
-        """Other type names under which a handler's items may have been saved."""
-        return self._secondary.get(handler_type, [])
 
-    def __repr__(self) -> str:
-        return f"CheckpointableHandlerRegistry({self._entries})"
-
-
-_BUILT_IN: list[Entry] = [
-    (JsonHandler, None),
-    (StatefulCheckpointableHandler, None),
-    (PyTreeHandler, None),
-]
-_GLOBAL = CheckpointableHandlerRegistry(_BUILT_IN)
-_SAVED_BY_ORBAX = {
-    "StatefulCheckpointableHandler": StatefulCheckpointableHandler,
-    "JsonHandler": JsonHandler,
-    "PyTreeHandler": PyTreeHandler,
+_FORMS = {
+    kind.__name__: kind for kind in (JsonHandler, StatefulCheckpointableHandler, PyTreeHandler)
 }
-"""Last part of Orbax's own type names."""
+"""By the last part of Orbax's own type names."""
+_GLOBAL = CheckpointableHandlerRegistry([(kind, None) for kind in _FORMS.values()])
 
 
 def global_registry() -> CheckpointableHandlerRegistry:
@@ -214,19 +153,9 @@ def local_registry(
     return CheckpointableHandlerRegistry(entries)
 
 
-def default_registry() -> CheckpointableHandlerRegistry:
-    """What a new Context has: the global entries, read-only."""
-    return CheckpointableHandlerRegistry(_GLOBAL.get_all_entries(), fixed=True)
-
-
-def register_handler(
-    cls: Any,
-    *,
-    checkpointable_name: str | None = None,
-    secondary_typestrs: Sequence[str] | None = None,
-) -> Any:
+def register_handler(cls: Any, *, checkpointable_name: str | None = None) -> Any:
     """Adds a handler to the global registry, and returns it."""
-    _GLOBAL.add(cls, checkpointable_name, secondary_typestrs=secondary_typestrs)
+    _GLOBAL.add(cls, checkpointable_name)
     return cls
 
 
@@ -259,9 +188,9 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
     """
     entries = list(reversed(registry.get_all_entries()))
     by_name = next((kind() for kind, other in entries if other == name), None)
-    by_type = next((kind() for kind, _ in entries if saved_by in _names(registry, kind)), None)
-    if by_type is None and (saved_by or "").startswith(("orbax.", "ckpt_orbax.")):
-        kind = _SAVED_BY_ORBAX.get(str(saved_by).rpartition(".")[2])
+    by_type = next((kind() for kind, _ in entries if saved_by == type_name(kind)), None)
+    if by_type is None and saved_by and saved_by.startswith(("orbax.", "ckpt_orbax.")):
+        kind = _FORMS.get(saved_by.rpartition(".")[2])
         by_type = None if kind is None else kind()
     for handler in (by_name, by_type):
         if handler is not None and (abstract is None or handler.is_abstract_handleable(abstract)):
@@ -271,26 +200,3 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
             if other is None and (handler := kind()).is_abstract_handleable(abstract):
                 return handler
     return by_name
-
-
-def _names(registry: Any, kind: Any) -> tuple[str, ...]:
-    """The type names under which items of a handler are saved."""
-    return (type_name(kind), *registry.get_secondary_typestrs(kind))
-
-
-__all__ = [
-    "AbstractCheckpointable",
-    "AlreadyExistsError",
-    "Checkpointable",
-    "CheckpointableHandler",
-    "CheckpointableHandlerRegistry",
-    "JsonHandler",
-    "NoEntryError",
-    "ProtoHandler",
-    "PyTreeHandler",
-    "StatefulCheckpointable",
-    "StatefulCheckpointableHandler",
-    "global_registry",
-    "local_registry",
-    "register_handler",
-]

@@ -8,20 +8,38 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import ckpt_core as ckpt
+from ckpt_orbax import _errors as errors
+from ckpt_orbax import checkpoint_managers as preservation_policies
+from ckpt_orbax import checkpoint_managers as save_decision_policies
+from ckpt_orbax._describe import STATE
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax._response import AsyncResponse, Waiting
 from ckpt_orbax._run import Run
-from ckpt_orbax.v1 import _engine, _items, describing, loading
-from ckpt_orbax.v1._context import Context, get_context
-from ckpt_orbax.v1._names import STATE, check_checkpointables
-from ckpt_orbax.v1._step_metadata import CheckpointMetadata, RootMetadata
-from ckpt_orbax.v1.path.step import NameFormat
-from ckpt_orbax.v1.training import errors, save_decision_policies
-from ckpt_orbax.v1.training._earlier_names import EarlierNames
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata
+from ckpt_orbax.future import AsyncResponse, Waiting
+from ckpt_orbax.path.step import NameFormat
+from ckpt_orbax.v1 import _items, _single
+from ckpt_orbax.v1._context import Context, engine_options, get_context, refuse_unsupported
+
+__all__ = [
+    "CheckpointMetadata",
+    "Checkpointer",
+    "RootMetadata",
+    "errors",
+    "preservation_policies",
+    "save_decision_policies",
+]
 
 
-class Checkpointer(EarlierNames):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RootMetadata:
+    """What was said of the whole run when its directory was made."""
+
+    directory: Any
+    custom_metadata: Any = None
+
+
+class Checkpointer:
     """Saves, keeps and loads the steps of one run, under Orbax's names.
 
     Args:
@@ -71,7 +89,7 @@ class Checkpointer(EarlierNames):
         self._context = Context(context or get_context())
         self._run = Run(
             directory,
-            _engine.engine_options(self._context),
+            engine_options(self._context),
             save=save_decision_policy or save_decision_policies.default_policy(),
             keep=preservation_policy,
             multiprocessing=self._context.multiprocessing,
@@ -120,12 +138,12 @@ class Checkpointer(EarlierNames):
             StepNotFoundError: there is no such step.
         """
         with self._at(step) as found:
-            return _joined(found, describing.metadata(found.path))
+            return _joined(found, _single.metadata(found.path))
 
     def checkpointables_metadata(self, step: Any = None) -> CheckpointMetadata[dict[str, Any]]:
         """As ``metadata``, for each checkpointable."""
         with self._at(step) as found:
-            return _joined(found, describing.checkpointables_metadata(found.path))
+            return _joined(found, _single.checkpointables_metadata(found.path))
 
     def _existing(self, step: Any) -> CheckpointMetadata[None]:
         """What is known of a step."""
@@ -248,8 +266,8 @@ class Checkpointer(EarlierNames):
             raise ValueError(
                 f"checkpointables must name what is to be saved, got {checkpointables!r}"
             )
-        check_checkpointables(checkpointables, "checkpointables")
-        _engine.refuse_unsupported(context)
+        _single.check_checkpointables(checkpointables, "checkpointables")
+        refuse_unsupported(context)
         if not overwrite and step in self._run.begun():
             raise errors.StepAlreadyExistsError(
                 f"{self.directory}: Step {step} already exists: overwrite=True replaces it"
@@ -283,7 +301,6 @@ class Checkpointer(EarlierNames):
         Raises:
             StepNotFoundError: there is no such step.
         """
-        loading.check_abstract(abstract_state)
         return self.load_checkpointables(step, {checkpointable_name: abstract_state})[
             checkpointable_name
         ]
@@ -293,14 +310,14 @@ class Checkpointer(EarlierNames):
     ) -> dict[str, Any]:
         """Checkpointables of a step by name; see ``ocp.load_checkpointables``."""
         with self._at(step) as found:
-            return loading.load_checkpointables(found.path, abstract_checkpointables)
+            return _single.load_checkpointables(found.path, abstract_checkpointables)
 
     def load_async(
         self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
     ) -> AsyncResponse[Any]:
         """As ``load``, in the background; Orbax does not have it yet."""
         with self._at(step) as found:
-            return loading.load_async(
+            return _single.load_async(
                 found.path, abstract_state, checkpointable_name=checkpointable_name
             )
 
@@ -309,7 +326,11 @@ class Checkpointer(EarlierNames):
     ) -> AsyncResponse[dict[str, Any]]:
         """As ``load_checkpointables``, in the background; Orbax does not have it yet."""
         with self._at(step) as found:
-            return loading.load_checkpointables_async(found.path, abstract_checkpointables)
+            return _single.load_checkpointables_async(found.path, abstract_checkpointables)
+
+    save_pytree, save_pytree_async = _single.deprecated(save), _single.deprecated(save_async)
+    load_pytree, load_pytree_async = _single.deprecated(load), _single.deprecated(load_async)
+    pytree_metadata = _single.deprecated(metadata)
 
     # -------------------------------------------------------------------------- deletions, the end
 
@@ -343,14 +364,6 @@ class Checkpointer(EarlierNames):
         deleted = self.delete(step, checkpointable_name=checkpointable_name, missing_ok=missing_ok)
         return Waiting(lambda _: deleted)
 
-    def cancel(self, step: Any = None) -> None:
-        """Refused: a save that has begun is finished."""
-        raise not_offered(
-            "Checkpointer.cancel()",
-            "a save that has begun is finished, so that processes cannot disagree on it",
-            "wait(), and delete(step) if the step is not wanted",
-        )
-
     def wait(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
         self._run.engine.wait_until_finished()
@@ -369,11 +382,4 @@ class Checkpointer(EarlierNames):
 
 def _joined(step: CheckpointMetadata[None], found: Any) -> CheckpointMetadata[Any]:
     """What the run and the checkpoint itself say of a step."""
-    return dataclasses.replace(
-        step,
-        path=found.path,
-        metadata=found.metadata,
-        init_timestamp_nsecs=found.init_timestamp_nsecs,
-        commit_timestamp_nsecs=found.commit_timestamp_nsecs,
-        custom_metadata=found.custom_metadata,
-    )
+    return dataclasses.replace(step, **vars(found))

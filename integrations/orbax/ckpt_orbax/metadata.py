@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,10 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
+from ckpt_orbax._describe import metrics_of, sharding_of, times_of
 from ckpt_orbax._leaves import saved_dtype
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._plain import orbax_form
-from ckpt_orbax.v1._describe import metrics_of, sharding_of, times_of
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,6 @@ class ShardingMetadata:
         return None
 
 
-@dataclass(frozen=True)
-class StorageMetadata:
-    """How an array is stored; ckpt reports it in ``ckpt_core.inspect``, not here."""
-
-    chunk_shape: tuple[int, ...] | None
-    write_shape: tuple[int, ...] | None = None
-
-
 @dataclass
 class Metadata:
     """A saved leaf: its name, and the directory of its item."""
@@ -84,7 +77,7 @@ class StringMetadata(Metadata):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class TreeMetadata:
+class TreeMetadata(Mapping[Any, Any]):
     """A saved tree with a ``Metadata`` at each leaf; also a pytree, and indexed as the tree.
 
     Attributes:
@@ -100,30 +93,11 @@ class TreeMetadata:
     def __getitem__(self, key: Any) -> Any:
         return self.tree[key]
 
-    def __contains__(self, key: Any) -> bool:
-        return key in self.tree
-
     def __iter__(self) -> Any:
         return iter(self.tree)
 
     def __len__(self) -> int:
         return len(self.tree)
-
-    def keys(self) -> Any:
-        """The names at the top of the tree."""
-        return self.tree.keys()
-
-    def values(self) -> Any:
-        """What is below the names at the top of the tree."""
-        return self.tree.values()
-
-    def items(self) -> Any:
-        """Names at the top of the tree, with what is below."""
-        return self.tree.items()
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """What is below a name at the top of the tree."""
-        return self.tree.get(key, default)
 
     def __repr__(self) -> str:
         return f"TreeMetadata({self.tree})"
@@ -230,7 +204,6 @@ __all__ = [
     "ScalarMetadata",
     "ShardingMetadata",
     "StepMetadata",
-    "StorageMetadata",
     "StringMetadata",
     "TreeMetadata",
     "get_step_metadata",

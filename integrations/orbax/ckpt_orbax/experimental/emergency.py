@@ -1,0 +1,46 @@
+"""Managers for frequent steps in the memory of hosts: names that import, and say what to use when they are made."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ckpt_orbax._refused import not_offered
+
+
+class Refused:
+    """Base of classes that can be imported and not be made: a program that only names them runs."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise not_offered(
+            type(self).__name__,
+            "frequent steps in the memory or on the disks of hosts are the engine's own",
+            "ckpt_core.Checkpointer(directory, local_directory=...), or CheckpointManager for the directory alone",
+        )
+
+
+class CheckpointManager(Refused):
+    """Refused when it is made."""
+
+
+class CheckpointManagerOptions(Refused):
+    """Refused when it is made."""
+
+
+class LocalCheckpointOptions(Refused):
+    """Refused when it is made."""
+
+
+class PersistentCheckpointOptions(Refused):
+    """Refused when it is made."""
+
+
+class ReplicatorCheckpointManager(Refused):
+    """Refused when it is made."""
+
+
+class ReplicatorCheckpointManagerOptions(Refused):
+    """Refused when it is made."""
+
+
+checkpoint_manager = replicator_checkpoint_manager = sys.modules[__name__]

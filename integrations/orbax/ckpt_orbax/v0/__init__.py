@@ -1,1 +1,0 @@
-"""Orbax's first API on ckpt's engine; its names are those of ``ckpt_orbax`` itself."""

@@ -1,0 +1,321 @@
+"""Single checkpoints: ``save``, ``load``, ``metadata`` and their forms."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import ckpt_core as ckpt
+from ckpt_core import CheckpointInfo
+from ckpt_orbax import _trees
+from ckpt_orbax._describe import (
+    AUTO,
+    STATE,
+    CheckpointMetadata,
+    inspected,
+    pytree_item,
+    times_of,
+    tree_of,
+)
+from ckpt_orbax._errors import DestinationExistsError, MissingCheckpointablesError
+from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax.future import AsyncResponse, Waiting, in_thread
+from ckpt_orbax.v1 import _items
+from ckpt_orbax.v1._context import (
+    Context,
+    engine_options,
+    get_context,
+    logger,
+    refuse_unsupported,
+)
+
+_RESERVED = frozenset({AUTO, "metrics", "_CHECKPOINT_DELETION"})
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def deprecated(call: _Call) -> _Call:
+    """A function under a name of earlier releases of Orbax's second API, which warns."""
+
+    @functools.wraps(call)
+    def warned(*arguments: Any, **named: Any) -> Any:
+        warnings.warn(f"Use `{call.__name__}` instead.", DeprecationWarning, stacklevel=2)
+        return call(*arguments, **named)
+
+    return cast(_Call, warned)
+
+
+def check_checkpointables(given: Any, what: str) -> dict[str, Any]:
+    """``given``, if it is a dict of checkpointables by names that are allowed."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{what} must be a dict of names to objects, got a {type(given).__name__}")
+    for name in cast(dict[str, Any], given):
+        _check_name(name)
+    return cast(dict[str, Any], given)
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise ValueError("a checkpointable's name must not be empty")
+    if name in _RESERVED:
+        raise ValueError(f"Provided reserved checkpointable key: {name!r}; choose another name")
+
+
+# ------------------------------------------------------------------------------------------- saves
+
+
+def save(
+    path: Any,
+    state: Any,
+    *,
+    checkpointable_name: str = STATE,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> None:
+    """Writes a pytree at ``path``; when it returns, a power cut cannot lose it.
+
+    Args:
+        path: directory, or URL in a bucket; it must not exist.
+        state: pytree of arrays, numbers and text.
+        checkpointable_name: name of the pytree in the checkpoint.
+        overwrite: replace what is there, in one step: a crash leaves the old or the new one.
+        custom_metadata: a JSON value of your own.
+
+    Raises:
+        DestinationExistsError: there is something at ``path``.
+        ValueError: the tree is empty, or has a leaf that Orbax does not save.
+
+    Example:
+        >>> from ckpt_orbax import v1 as ocp
+        >>> import numpy as np, tempfile
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> ocp.save(path, {"w": np.ones(2)})
+        >>> ocp.load(path)["w"].tolist()
+        [1.0, 1.0]
+    """
+    _items.check_state(state)
+    checkpointables = {checkpointable_name: state}
+    _begin(path, checkpointables, overwrite, custom_metadata).result()
+
+
+def save_async(
+    path: Any,
+    state: Any,
+    *,
+    checkpointable_name: str = STATE,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> AsyncResponse[None]:
+    """As ``save``, in the background; blocks only until the arrays are copied."""
+    _items.check_state(state)
+    return _begin(path, {checkpointable_name: state}, overwrite, custom_metadata)
+
+
+def save_checkpointables(
+    path: Any,
+    checkpointables: dict[str, Any],
+    *,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> None:
+    """Writes several named objects at ``path``: pytrees, data pipelines, objects with a handler."""
+    save_checkpointables_async(
+        path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata
+    ).result()
+
+
+def save_checkpointables_async(
+    path: Any,
+    checkpointables: dict[str, Any],
+    *,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
+) -> AsyncResponse[None]:
+    """As ``save_checkpointables``, in the background."""
+    if not checkpointables:
+        raise ValueError(f"checkpointables must name what is to be saved, got {checkpointables!r}")
+    check_checkpointables(checkpointables, "checkpointables")
+    return _begin(path, checkpointables, overwrite, custom_metadata)
+
+
+def _begin(path: Any, checkpointables: dict[str, Any], overwrite: bool, metadata: Any) -> Waiting:
+    """Starts a save; every form of ``save`` ends here."""
+    context = get_context()
+    options = engine_options(context)
+    items = _items.items_of(checkpointables, context)
+    target = as_text(path)
+    if overwrite:
+        logger.info("%s: what is there is replaced, since overwrite=True was given", target)
+    try:
+        pending = ckpt.save_async(
+            target, items=items, overwrite=overwrite, metadata=metadata, options=options
+        )
+    except ckpt.CheckpointExists as error:
+        raise DestinationExistsError(str(error)) from error
+
+    def wait(timeout: float | None) -> None:
+        pending.result(timeout)
+
+    return Waiting(wait, context.asynchronous.post_finalization_callback)
+
+
+# ------------------------------------------------------------------------------------------- loads
+
+
+def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
+    """The pytree of a checkpoint, as a new tree; every byte is verified.
+
+    Args:
+        path: a checkpoint of ckpt or of Orbax, of its first or second API.
+        abstract_state: tree of ``jax.ShapeDtypeStruct``, arrays, or types of numbers: arrays come in
+            their dtype and sharding. ``ocp.PLACEHOLDER`` leaves a leaf out. None: as it was saved.
+        checkpointable_name: which pytree; by default the only or first one.
+
+    Raises:
+        InvalidLayoutError: there is no checkpoint, or no such pytree.
+        TreeMismatchError: the trees differ; the message has every difference.
+
+    Example:
+        >>> from ckpt_orbax import v1 as ocp
+        >>> import jax, jax.numpy as jnp, tempfile
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> ocp.save(path, {"w": jnp.ones(2), "step": 7})
+        >>> ocp.load(path, {"w": jax.ShapeDtypeStruct((2,), jnp.bfloat16), "step": ocp.PLACEHOLDER})
+        {'step': Ellipsis, 'w': Array([1, 1], dtype=bfloat16)}
+    """
+    context = get_context()
+    options = engine_options(context)
+    abstract_state = _described(abstract_state)
+    if checkpointable_name not in (None, AUTO):
+        _check_name(checkpointable_name)
+    info = inspected(as_text(path))
+    name = pytree_item(info, checkpointable_name).name
+    return _load_tree(info, name, abstract_state, context, options)
+
+
+def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dict[str, Any]:
+    """Several checkpointables by name: those of ``abstract_checkpointables``, or all.
+
+    Args:
+        path: see ``load``.
+        abstract_checkpointables: for each name a target, an object to set, or None for what was saved.
+
+    Raises:
+        MissingCheckpointablesError: the checkpoint lacks some of them.
+        NoCheckpointError: there is no checkpoint.
+    """
+    context = get_context()
+    options = engine_options(context)
+    abstract_checkpointables = _described(abstract_checkpointables)
+    info = inspected(as_text(path))
+    if abstract_checkpointables is None:
+        abstract_checkpointables = dict.fromkeys(info.items)
+    targets = check_checkpointables(abstract_checkpointables, "abstract_checkpointables")
+    if missing := sorted(targets.keys() - info.items.keys()):
+        raise MissingCheckpointablesError(
+            f"Requested checkpointables: {', '.join(missing)}: not in {info.path}, which has "
+            f"{', '.join(sorted(info.items)) or 'none'}"
+        )
+    loaded: dict[str, Any] = {}
+    live: dict[str, Any] = {}
+    for name, target in targets.items():
+        if info.items[name].form == "tree":
+            loaded[name] = _load_tree(info, name, target, context, options)
+        elif info.items[name].form == "process":
+            live[name] = _items.needed(name, target)
+        else:
+            loaded[name] = _items.load_item(info, name, target, context, options)
+    if live:  # last, when nothing can fail any more but these
+        ckpt.restore(info.path, items=live, options=options)
+    return {name: live.get(name, loaded.get(name)) for name in targets}
+
+
+def _load_tree(
+    info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
+) -> Any:
+    return _trees.load_tree(
+        info.path,
+        info.items[name],
+        target,
+        options,
+        partial=context.pytree.loading.partial_load,
+        leaving_out="ocp.PLACEHOLDER in their place, or context.pytree.loading.partial_load = True",
+    )
+
+
+def _described(target: Any) -> Any:
+    """The tree inside of a ``CheckpointMetadata``, else ``target`` itself."""
+    is_metadata = hasattr(target, "metadata") and hasattr(target, "custom_metadata")
+    return target.metadata if is_metadata else target
+
+
+def load_async(
+    path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = STATE
+) -> AsyncResponse[Any]:
+    """As ``load``, in the background; unlike Orbax's, for every layout."""
+    work = functools.partial(load, path, abstract_state, checkpointable_name=checkpointable_name)
+    return Waiting(in_thread(work, "ckpt-load").result)
+
+
+def load_checkpointables_async(
+    path: Any, abstract_checkpointables: Any = None
+) -> AsyncResponse[dict[str, Any]]:
+    """As ``load_checkpointables``, in the background; objects are set by ``result()``'s time."""
+    work = functools.partial(load_checkpointables, path, abstract_checkpointables)
+    return Waiting(in_thread(work, "ckpt-load").result)
+
+
+# ---------------------------------------------------------------------------------------- metadata
+
+
+def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:
+    """The tree of a checkpoint with shape, dtype and sharding at each leaf; a target for ``load``.
+
+    Raises:
+        InvalidLayoutError: there is no checkpoint, or no such pytree.
+
+    Example:
+        >>> from ckpt_orbax import v1 as ocp
+        >>> import numpy as np, tempfile
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> ocp.save(path, {"w": np.ones(2)}, custom_metadata={"lr": 0.1})
+        >>> found = ocp.metadata(path)
+        >>> found.metadata["w"].shape, found.custom_metadata
+        ((2,), {'lr': 0.1})
+    """
+    if checkpointable_name not in (None, AUTO):
+        _check_name(checkpointable_name)
+    return _metadata(path, lambda info, _: tree_of(pytree_item(info, checkpointable_name)))
+
+
+def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
+    """As ``metadata``, for each checkpointable; None for those without a description."""
+    return _metadata(
+        path,
+        lambda info, context: {
+            name: tree_of(item)
+            if item.form == "tree"
+            else _items.describe_item(info, name, context)
+            for name, item in info.items.items()
+        },
+    )
+
+
+def _metadata(
+    path: Any, describe: Callable[[CheckpointInfo, Context], Any]
+) -> CheckpointMetadata[Any]:
+    context = get_context()
+    refuse_unsupported(context)
+    info = inspected(as_text(path))
+    return CheckpointMetadata(
+        as_path(path, context.file.path_class),
+        metadata=describe(info, context),
+        **times_of(info),
+        custom_metadata={} if info.metadata is None else info.metadata,
+    )
+
+
+save_pytree, save_pytree_async = deprecated(save), deprecated(save_async)
+load_pytree, load_pytree_async = deprecated(load), deprecated(load_async)
+pytree_metadata = deprecated(metadata)
