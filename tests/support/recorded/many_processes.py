@@ -22,28 +22,13 @@ from ckpt_core._run.tiers.judge import (
 )
 from ckpt_core._run.tiers.save import Tables, combine_offers, offer_of
 from ckpt_core._save.coverage import Holding
+from tests.support.counted_service import Keys
 
 HOST_PROCESSES = 4
 TOKEN = "0123456789abcdef" * 2
 DIGEST = TOKEN * 2
 SHORT = DIGEST[:22]
 OPENING, LOOKING, SAVING = "open local steps", "look at the local steps", "save locally"
-
-
-class Keys:
-    """What is put, and what all processes together read of it."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    def put(self, name: str, text: str) -> None:
-        self.texts[name] = text
-
-    def get(self, name: str) -> str | None:
-        return self.texts.get(name)
-
-    def drop(self, name: str) -> None:
-        pass
 
 
 class Traffic:
@@ -58,10 +43,10 @@ class Traffic:
     def agree(self, values: Sequence[str], decide: Callable[[Tables], str], call: str) -> None:
         """One agreement of what each process sends; each reads one block of the rows that are published."""
         self.rounds += 1
-        before = len(self.keys.texts)
+        before = len(self.keys.values)
         answer = decide(self.tables)
         sent = sum(len(Said(call, value).dump()) for value in values)
-        blocks = list(self.keys.texts.values())[before:]
+        blocks = list(self.keys.values.values())[before:]
         block = sum(map(len, blocks)) // len(blocks) if blocks else 0
         each = len(Said(call, answer).dump()) + block
         self.to_zero += sent

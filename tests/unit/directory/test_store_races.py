@@ -148,17 +148,6 @@ def test_a_deletion_that_died_is_finished_by_the_next_clean_up(store: str) -> No
     assert keys.list() == []
 
 
-def test_a_checkpoint_inside_of_a_deleted_one_stays(store: str) -> None:
-    """Its parent was deleted by a process that died; then somebody saved below."""
-    ckpt.save(f"{store}/1", tree(1))
-    keys_at(f"{store}/1").put(".deleted", b"")
-    keys_at(f"{store}/1").delete([RECORD])
-    ckpt.save(f"{store}/1/2", tree(2))
-    backend().clean(store)
-    assert value_at(f"{store}/1/2") == 2 and ckpt.verify(f"{store}/1/2").ok
-    assert value_at(f"{store}/1") is None
-
-
 # ---- a writer that hung for more than a day, and was taken for dead ----------------------------------
 
 TOKEN = "2" * 32

@@ -104,15 +104,6 @@ def test_the_refusals_of_other_requests_are_not_those_of_a_listing(server: Serve
     assert refused == 2
 
 
-def test_tensorstore_counts_what_a_store_refuses(server: Server) -> None:
-    before = location._refused()
-    server.fault = lambda _: 403
-    with pytest.raises(PermissionError):
-        KeyValues(Location(f"{server.root}/run", False)).get("one")
-    after = location._refused()
-    assert after["403"] == before["403"] + 1 and after["401"] == before["401"]
-
-
 def _inside(request: Request, below: str) -> bool:
     """Whether a request asks for nothing but what lies below a prefix."""
     if request.key is not None:

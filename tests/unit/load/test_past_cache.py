@@ -155,16 +155,6 @@ def test_a_load_fills_no_page_cache(saved: Path, tree: Any):
     assert cached_bytes(saved) > SAVED_BYTES * 3 // 4
 
 
-def test_the_system_says_what_is_cached(tmp_path: Path):
-    """Of a page that was just written, of a hole that nobody has read, and beyond the end."""
-    file = tmp_path / "file"
-    file.write_bytes(b"x" * mmap.PAGESIZE)
-    os.truncate(file, 2 * MIB)
-    with file.open("rb") as opened:
-        found = [past_cache._is_resident(opened.fileno(), place) for place in (0, 9, MIB, 3 * MIB)]
-    assert found == [True, True, False, True]
-
-
 def test_each_byte_is_read_once_and_past_the_cache(saved: Path, tree: Any, kernel: Kernel):
     """Asking what is cached reads nothing: Linux begins to read a page that it was asked for without waiting."""
     assert_same(ckpt.load(saved, options=PAST), tree)
@@ -178,19 +168,6 @@ def test_what_is_in_the_cache_is_read_from_there(saved: Path, tree: Any, kernel:
     kernel.has = lambda file, offset: True
     assert_same(ckpt.load(saved, options=PAST), tree)
     assert sum(kernel.through) > SAVED_BYTES and not kernel.past
-
-
-def test_a_cache_that_has_some_stays_as_it_is(
-    saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch, kernel: Kernel
-):
-    """The system reads on from what is read through the cache, if nobody asks it not to; then it would have all of it."""
-    monkeypatch.setattr(pipeline, "_MOST_THREADS", 1)  # reads a block when the one before is there
-    places = (range(64 * KIB), range(20 * MIB, 21 * MIB))
-    part = str(largest(saved))
-    kernel.has = lambda file, offset: file == part and any(offset in one for one in places)
-    assert_same(ckpt.load(saved, options=PAST), tree)
-    assert 0 < sum(kernel.through) < 12 * MIB  # the blocks whose first pages were there
-    assert not kernel.read_on
 
 
 def test_regions_casts_and_parts(
@@ -287,32 +264,6 @@ def test_files_of_somebody_else(
     assert kernel.through and not kernel.past
 
 
-def test_a_file_system_that_cannot_say_what_is_cached(
-    saved: Path, tree: Any, monkeypatch: Any, kernel: Kernel
-):
-    of_somebody_else(monkeypatch)
-    refused = failing(lambda _, flags: flags != 0, errno.EOPNOTSUPP, monkeypatch)
-    assert_same(ckpt.load(saved, options=PAST), tree)
-    assert refused[0] and not kernel.past
-
-
-def test_direct_reads_that_fail_are_made_again_through_the_cache(
-    saved: Path, tree: Any, monkeypatch: Any, kernel: Kernel
-):
-    """As with sectors larger than 4096 bytes; a bad sector is then reported by the read through the cache."""
-    refused = failing(lambda size, _: size > 256 * KIB, errno.EINVAL, monkeypatch)
-    assert_same(ckpt.load(saved, options=PAST), tree)
-    assert refused[0]
-
-
-def test_a_file_on_no_local_disk_is_read_through_the_cache(
-    saved: Path, tree: Any, monkeypatch: Any, kernel: Kernel
-):
-    monkeypatch.setattr("ckpt_core._read.extents.is_local_disk", lambda _: False)
-    assert_same(ckpt.load(saved, options=PAST), tree)
-    assert sum(kernel.through) > SAVED_BYTES and not kernel.past
-
-
 def descriptors() -> int:
     gc.collect()  # what earlier tests dropped
     return len(os.listdir("/proc/self/fd"))
@@ -365,14 +316,6 @@ def test_by_default_only_a_load_of_much_of_the_memory(saved: Path, monkeypatch: 
     monkeypatch.setattr(pipeline, "coordination", lambda: SimpleNamespace(client="a client"))
     ckpt.load(saved)
     assert len(made) == 1
-
-
-def test_small_loads_never_are(saved: Path, monkeypatch: Any):
-    made = used(monkeypatch)
-    ckpt.load(saved, only="odd", options=PAST)
-    # the windows of all threads would take more
-    ckpt.load(saved, options=ckpt.Options(page_cache=False, max_host_bytes=32 * MIB))
-    assert not made
 
 
 @settings(max_examples=50, deadline=None)
@@ -439,9 +382,3 @@ def test_no_backend_is_started_to_decide_it(saved: Path):
     assert loaded.stdout.split() == ["6", "False"], loaded.stderr
     verified = run([sys.executable, "-m", "ckpt_core.cli", "verify", str(saved)])
     assert verified.returncode == 0, verified.stderr
-
-
-@pytest.mark.parametrize("value", ["no", "", [], 0.5])
-def test_other_values_are_refused(value: Any):
-    with pytest.raises(TypeError, match=r"Options.page_cache must be True or False, got"):
-        ckpt.Options(page_cache=value)
