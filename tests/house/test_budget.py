@@ -16,16 +16,16 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 46_933,
-    "characters of ckpt_core": 1_963_774,
-    "lines of the integrations": 16_812,
-    "characters of the integrations": 642_023,
-    "files of both": 412,
-    "lines of tests": 62_757,
-    "lines of tests that import private names": 9_633,
+    "lines of ckpt_core": 45_934,
+    "characters of ckpt_core": 1_926_273,
+    "lines of the integrations": 14_616,
+    "characters of the integrations": 574_305,
+    "files of both": 350,
+    "lines of tests": 62_675,
+    "lines of tests that import private names": 9_632,
     "files of tests": 432,
-    "words of pages": 59_239,
-    "sentences of pages above 35 words": 119,
+    "words of pages": 22_003,
+    "sentences of pages above 35 words": 0,
 }
 
 # path -> files, functions and changes of file that it may enter or make, of three leaves

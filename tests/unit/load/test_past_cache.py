@@ -234,19 +234,6 @@ def test_a_file_system_without_it(
     assert asked and not kernel.past
 
 
-def failing(refuses: Callable[[int, int], bool], code: int, monkeypatch: Any) -> list[int]:
-    plain, found = os.preadv, [0]
-
-    def preadv(descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        if refuses(len(buffers[0]), flags):
-            found[0] += 1
-            raise OSError(code, os.strerror(code))
-        return plain(descriptor, buffers, offset, flags)
-
-    monkeypatch.setattr(os, "preadv", preadv)
-    return found
-
-
 def of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whose files the system does not say what is cached."""
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

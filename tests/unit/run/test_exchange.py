@@ -16,8 +16,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._exchange import Connection, Key, Offered, Peer, Server, client
-from ckpt_core._exchange.server import _Handler  # pyright: ignore[reportPrivateUsage]
+from ckpt_core._exchange import Connection, Key, Offered, Peer, Server
 from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
 from ckpt_core._run.tiers.peers import Offers
 from ckpt_core._saved.checkpoint import NativeCheckpoint
@@ -149,18 +148,6 @@ def test_a_server_that_is_away(tmp_path: Path):
     server.close()
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1"):
         fetched(server, 0)
-
-
-def test_a_peer_may_hang_up_between_two_files(served: tuple[Server, Path]):
-    """It does when the one that fetches writes a large file for longer than connections may rest."""
-    assert _Handler.timeout > client.IDLE_SECS / 2
-    connection = Connection(Peer("127.0.0.1", served[0].port), SECRET)
-    for _ in range(2):
-        assert b"".join(connection.pieces(*KEY, 0)) == b"record"
-        for one in [*served[0]._listener._open]:
-            one.shutdown(socket.SHUT_RDWR)
-        connection._used -= client.IDLE_SECS
-    connection.close()
 
 
 @pytest.mark.parametrize("answers", [False, True])
