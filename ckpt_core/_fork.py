@@ -20,20 +20,10 @@ class _Home:
 HOME = _Home()
 
 
-def around_forks(
-    *,
-    before: Callable[[], object] | None = None,
-    after_in_parent: Callable[[], object] | None = None,
-    after_in_child: Callable[[], object] | None = None,
-) -> None:
+def around_forks(**calls: Callable[[], object]) -> None:
     """``os.register_at_fork``; nothing on Windows, where no process is forked."""
     if hasattr(os, "register_at_fork"):
-        chosen = {
-            "before": before,
-            "after_in_parent": after_in_parent,
-            "after_in_child": after_in_child,
-        }
-        os.register_at_fork(**{name: call for name, call in chosen.items() if call is not None})
+        os.register_at_fork(**calls)
 
 
 def forked() -> ForkedProcess:

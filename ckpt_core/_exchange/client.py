@@ -1,26 +1,17 @@
-"""Fetches files of a part from the process that has it.
-
-At its port may answer anything: another program that has got it since, or one that means ill. So what is read is
-bounded in bytes and in time: the head of an answer, and each block of a file.
-"""
+"""Fetches files of a part from the process that has it."""
 
 from __future__ import annotations
 
 import http.client
-import io
 import time
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from ckpt_core._options import MIB
 
 BLOCK_BYTES = 4 * MIB
 IDLE_SECS = 30.0
 """Maximum time in which a connection moves no byte, on either side."""
-_TIMES_IDLE = 10
-"""The head of an answer, and each block, may take so many times as long, however often a byte comes."""
-_MOST_HEAD_BYTES = 64 * 1024
-"""Maximum size of the head of an answer, which has about 150 bytes."""
 _MOST_REASON = 100
 """Maximum length of what is repeated of a refusal."""
 
@@ -58,7 +49,6 @@ class Connection:
         self._peer = peer
         self._headers = {"Authorization": authorization(secret)}
         self._http = http.client.HTTPConnection(peer.address, peer.port, timeout=idle_secs)
-        self._http.response_class = _Answer
 
     def say_done(self, step: int, token: str, writer: int) -> None:
         """Tells the peer that this process needs no more of a part; raises as ``pieces``."""
@@ -76,7 +66,7 @@ class Connection:
             if time.monotonic() - self._used > IDLE_SECS / 2:
                 self._http.close()  # what came was being written: the peer may have hung up meanwhile
             self._http.request("GET", f"/{step}/{token}/{writer}/{position}", headers=self._headers)
-            answer = cast(_Answer, self._http.getresponse())
+            answer = self._http.getresponse()
             if answer.status != 200:
                 answer.close()  # whatever else it says
                 self._http.close()
@@ -88,7 +78,6 @@ class Connection:
                 raise Lacking(text) if lacks else ConnectionError(text)
             missing = answer.length or 0
             while missing:
-                answer.expect(self._block_bytes)
                 data = answer.read(min(self._block_bytes, missing))
                 if not data:
                     raise ConnectionError(
@@ -105,46 +94,3 @@ class Connection:
     def close(self) -> None:
         """Closes it."""
         self._http.close()
-
-
-class _Answer(http.client.HTTPResponse):
-    """An answer of which no more is read, and for no longer, than ``expect`` says; at first its head."""
-
-    def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp.close()
-        self._bounded = _Bounded(sock.makefile("rb", buffering=0))
-        self._most_secs = _TIMES_IDLE * (sock.gettimeout() or IDLE_SECS)
-        self.fp = io.BufferedReader(self._bounded)
-        self.expect(0)
-
-    def expect(self, size_bytes: int) -> None:
-        """So many bytes may come next, beside a head."""
-        self._bounded.left_bytes = size_bytes + _MOST_HEAD_BYTES
-        self._bounded.until = time.monotonic() + self._most_secs
-
-
-class _Bounded(io.RawIOBase):
-    """The bytes that come from a peer, up to a number and a time."""
-
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-        self.left_bytes = 0
-        self.until = 0.0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        if time.monotonic() > self.until:
-            raise TimeoutError("timed out: it sends, but too slowly")
-        if self.left_bytes <= 0:
-            raise ConnectionError("it answers more than this protocol has")
-        count = self._raw.readinto(memoryview(buffer)[: self.left_bytes])
-        self.left_bytes -= count or 0
-        return count
-
-    def close(self) -> None:
-        if not self.closed:
-            self._raw.close()
-        super().close()

@@ -28,10 +28,8 @@ from ckpt_core._exchange.client import IDLE_SECS, authorization
 from ckpt_core._platform import NO_LINK, READ
 
 _MOST_CONNECTIONS = 32
-"""Further ones are refused, and their processes try another source, or later; connections that have not shown the secret are closed for them."""
+"""Further ones are refused, and their processes try another source, or later."""
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
-_MOST_HEAD_BYTES = 4096
-"""Maximum length of a request, which has about 250."""
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
 """Errors of ``open_plain`` that say that a file is not there, or is none; others, that it cannot be read now."""
 _POLL_SECS = 0.5
@@ -117,7 +115,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.served = served
         self.last_used = time.monotonic()
         self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
-        self._open: dict[Any, None] = {}  # the oldest first
+        self._open = set[Any]()
         self.in_use: set[Any] = set()  # those that showed the secret
         self._lock = threading.Lock()
         self._ended = False
@@ -125,19 +123,10 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
-            if len(self._open) >= _MOST_CONNECTIONS:
-                self._end_a_stranger()
             if self._ended or len(self._open) >= _MOST_CONNECTIONS:
                 return False
-            self._open[request] = None
+            self._open.add(request)
         return True
-
-    def _end_a_stranger(self) -> None:
-        """Ends the oldest connection that has not shown the secret, so that none can hold a place for long."""
-        unproven = next((one for one in self._open if one not in self.in_use), None)
-        if unproven is not None:
-            del self._open[unproven]
-            _wake(unproven)
 
     def use(self, request: Any) -> None:
         """Notes that a connection is one of the job."""
@@ -147,7 +136,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._open.pop(request, None)
+            self._open.discard(request)
             if request in self.in_use:
                 self.in_use.discard(request)
                 self.last_used = time.monotonic()
@@ -175,32 +164,6 @@ def _wake(connection: socket.socket) -> None:
         pass  # it is closed already
 
 
-class _Head:
-    """The lines of requests, of bounded length; a request has no body. The standard library takes 6 MiB of them
-    before anybody has shown a secret.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._left = _MOST_HEAD_BYTES
-
-    def begin(self) -> None:
-        """Another request may come."""
-        self._left = _MOST_HEAD_BYTES
-
-    def readline(self, most: int) -> bytes:
-        """The next line; raises ConnectionError if the request is longer than one of this job."""
-        line = self._file.readline(min(most, self._left + 1))
-        self._left -= len(line)
-        if self._left < 0:
-            raise ConnectionError(f"a request of more than {_MOST_HEAD_BYTES} bytes")
-        return line
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "ckpt", ""
@@ -210,13 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.rfile: Any = _Head(self.rfile)
         self._key: Key | None = None
         self._offered: Offered | None = None
-
-    def handle_one_request(self) -> None:
-        self.rfile.begin()
-        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answers one request."""

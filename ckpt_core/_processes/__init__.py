@@ -234,7 +234,7 @@ class Round:
             listed = time.monotonic()
             values = self._arrived(client, tag)
             now = time.monotonic()
-            _absent[tag] = absent = self._others_than(values)
+            _absent[tag] = absent = [n for n in range(self.processes.count) if n not in values]
             if not absent:
                 return [Said.parse(values[process]) for process in range(self.processes.count)]
             waited_secs = now - began
@@ -257,7 +257,8 @@ class Round:
             found = wire.wait_for(client, wire.answer_key(tag), wait_secs)
             if found is not None:
                 return found
-            absent = self._others_than(self._arrived(client, tag)) or [0]
+            there = self._arrived(client, tag)
+            absent = [n for n in range(self.processes.count) if n not in there] or [0]
             if left_secs <= _REPORT_SECS:
                 found = wire.try_get(client, wire.answer_key(tag))  # it came after the wait
                 if found is None:
@@ -269,9 +270,6 @@ class Round:
     def _arrived(self, client: Any, tag: str) -> dict[int, str]:
         """Process -> value, for the processes that have arrived."""
         return {int(name): text for name, text in wire.listing(client, wire.values_folder(tag))}
-
-    def _others_than(self, values: Mapping[int, str]) -> list[int]:
-        return [process for process in range(self.processes.count) if process not in values]
 
     def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
         logger.warning(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -19,34 +17,25 @@ from ckpt_core._processes import Processes, preemption_service_listens, preempti
 
 _NEXT_SAVE_SECS = 10.0
 """So long after the signal a loop goes on for the next save, if the last step was declined just before it."""
-_SEEN_BEFORE = [True]
-"""Stack, one entry per nested handler call: True if every listener so far had seen the signal."""
-_heard: set[int] = set()
-"""Signals that somebody has listened for."""
 
 
 class StopSignal:
-    """Records SIGTERM (or the given signals) and calls the handler that was installed before. ``listen`` installs the
-    handler, in the main thread only (a rule of Python). If there was no handler before, the first signal is only recorded, so
-    that the run can save and exit; the second one ends the process. Several listening objects form a chain and act as one: a
-    signal counts as the first one while any of them has seen none. A forked child gets the earlier handlers; there, and after
-    ``close``, ours only calls the previous one. With ``passes_on`` each signal raises SIGTERM here, for which somebody else
-    listens, and none ends the process.
+    """Records SIGTERM (or the given signals) and calls the handler that was installed before. ``listen`` installs the one
+    handler of all objects, in the main thread only (a rule of Python). If there was no handler before, the first signal is only
+    recorded, so that the run can save and exit; the second one ends the process. A signal counts as the first one while any
+    listening object has seen none. A forked child gets the earlier handlers. With ``passes_on`` each signal raises SIGTERM here,
+    for which somebody else listens, and none ends the process.
     """
 
     def __init__(self, names: Sequence[str] = ("SIGTERM",), *, passes_on: bool = False) -> None:
-        self._numbers = [signal.Signals[name] for name in names]
-        self._passes_on = passes_on
-        self._previous: dict[int, Any] = {}
-        self._native: dict[int, int] = {}
-        self._pid = os.getpid()
-        self._closed = False
-        self._warned_of_thread = False
+        self.numbers = [signal.Signals[name] for name in names]
+        self.passes_on = passes_on
+        self._closed = self._warned_of_thread = False
         self.noticed_at: float | None = None  # time.monotonic() of the first signal
 
     def listen(self) -> None:
-        """Installs the handlers, unless installed or closed; warns once outside the main thread."""
-        if self._closed or self._previous:
+        """Installs the handler, unless installed or closed; warns once outside the main thread."""
+        if self._closed or self in _listeners:
             return
         if threading.current_thread() is not threading.main_thread():
             if not self._warned_of_thread:
@@ -54,147 +43,75 @@ class StopSignal:
                 logger.warning(
                     "%s will not be noticed: Python lets only the main thread listen, and this is "
                     "%r. Make the Checkpointer, or ask should_stop once, there",
-                    ", ".join(number.name for number in self._numbers),
+                    ", ".join(number.name for number in self.numbers),
                     threading.current_thread().name,
                 )
             return
-        _heard.update(self._numbers)
-        for number in self._numbers:
-            native = _native_handler(number)
-            self._previous[number] = signal.signal(number, self._on_signal)
-            # If the native handler changed, the earlier one was not Python's own dispatcher: keep
-            # it, because Python does not know it and cannot call it.
-            if native not in (_DEFAULT, _IGNORE, _native_handler(number)):
-                self._native[number] = native
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        chain = self.chain(number)
-        listening = [listener for listener in chain if listener._is_active()]
-        # Only a signal that every listener has already seen ends the process: a listener left open
-        # by an earlier run must not end a run that began to listen later. _SEEN_BEFORE carries this
-        # through foreign handlers that lie between two of our listeners.
-        seen_before = (
-            all([listener.noticed_at is not None for listener in listening]) and _SEEN_BEFORE[-1]
-        )
-        for listener in listening:
-            if listener.noticed_at is None:
-                listener.noticed_at = time.monotonic()
-        if any([listener._passes_on for listener in listening]):
-            seen_before = (
-                False  # the others of the run know of it, and this one must not be missing
-            )
-            signal.raise_signal(signal.SIGTERM)
-        first = chain[-1]
-        previous = first._previous.get(number, signal.SIG_DFL)
-        if number in first._native:  # jax's preemption service, installed without Python
-            _call_native(first._native[number], number)
-        elif callable(previous):
-            _SEEN_BEFORE.append(seen_before)
-            try:
-                previous(number, frame)
-            finally:
-                _SEEN_BEFORE.pop()
-        elif (
-            previous == signal.SIG_DFL
-            and seen_before
-            and (listening or self._is_installed(number) or os.getpid() != first._pid)
-        ):
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        elif listening:
-            name = signal.Signals(number).name
-            logger.warning("%s: the run is asked to stop after the next save", name)
-
-    def chain(self, number: int) -> list[StopSignal]:
-        """This listener and the ones it replaced, newest first; may include closed ones."""
-        chain: list[StopSignal] = [self]
-        while number not in chain[-1]._native:
-            owner = getattr(chain[-1]._previous.get(number), "__self__", None)
-            if not isinstance(owner, StopSignal):
-                break
-            chain.append(owner)
-        return chain
-
-    def _is_active(self) -> bool:
-        # A forked child, such as a data worker, never saves; where the user's handler calls this one, it is still there, and
-        # the signal ends the child as usual.
-        return not self._closed and os.getpid() == self._pid
-
-    def _is_installed(self, number: int) -> bool:
-        """Whether Python calls this handler directly: a closed one that only a later handler calls must not end the process."""
-        # == and not `is`: each access creates a new bound method.
-        return signal.getsignal(number) == self._on_signal
+        _listeners.append(self)
+        for number in self.numbers:
+            if signal.getsignal(number) is not _on_signal:
+                _previous.setdefault(number, []).append(signal.signal(number, _on_signal))
 
     def close(self) -> None:
-        """Restores the earlier handlers. Outside of the main thread, or if a later handler still calls this one, it stays
-        installed and only calls the previous handler.
+        """Restores the earlier handlers if nobody listens any more. Outside of the main thread, or if a later handler calls ours,
+        it stays installed and only calls the previous one.
         """
         self._closed = True
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number, previous in list(self._previous.items()):
-            if self._is_installed(number):
-                signal.signal(number, previous)
-                if number in self._native:
-                    ctypes.pythonapi.PyOS_setsig(number, ctypes.c_void_p(self._native[number]))
-                del self._previous[number]
+        if self in _listeners:
+            _listeners.remove(self)
+        if threading.current_thread() is threading.main_thread():
+            _restore([number for number in self.numbers if not _listening(number)])
 
 
-class _Blocked(threading.local):
-    """The signals that a thread blocked before it began to fork; None if it does not."""
-
-    mask: set[Any] | None = None
-
-
-_blocked = _Blocked()
+_listeners: list[StopSignal] = []
+_previous: dict[int, list[Any]] = {}
+"""The handlers in whose places ours was installed, the first one first: a program may install its own over ours, and we again."""
+_calls: dict[int, list[bool]] = {}
+"""Of a signal, the handlers that are just being called, each maybe by the one after it: whether all listeners had seen it before."""
 
 
-def _listeners() -> dict[int, StopSignal]:
-    """Those that Python calls when a signal comes, by its number."""
-    owners = {
-        number: getattr(signal.getsignal(number), "__self__", None) for number in tuple(_heard)
-    }
-    return {number: one for number, one in owners.items() if isinstance(one, StopSignal)}
+def _listening(number: int) -> list[StopSignal]:
+    return [one for one in _listeners if number in one.numbers]
 
 
-def _before_fork() -> None:
-    """Python forgets a signal that reaches a child before it has begun: whoever ends his workers by one would wait for ever."""
-    if listening := _listeners():
-        # Asked first: a handler that raises in the second call would leave nobody who knows what to restore.
-        _blocked.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        signal.pthread_sigmask(signal.SIG_BLOCK, listening)
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    listening, earlier, calls = _listening(number), _previous[number], _calls.setdefault(number, [])
+    again = calls[-1] if calls else all([one.noticed_at is not None for one in listening])
+    if not calls:
+        for one in listening:
+            one.noticed_at = one.noticed_at or time.monotonic()
+        if any([one.passes_on for one in listening]):
+            again = False  # the others of the run know of it, and this one must not be missing
+            signal.raise_signal(signal.SIGTERM)
+    previous = earlier[max(0, len(earlier) - 1 - len(calls))]
+    if callable(previous):
+        calls.append(again)
+        try:
+            previous(number, frame)
+        finally:
+            calls.pop()
+    elif previous == signal.SIG_DFL and again and signal.getsignal(number) is _on_signal:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    elif listening:
+        name = signal.Signals(number).name
+        logger.warning("%s: the run is asked to stop after the next save", name)
 
 
-def _after_fork() -> None:
-    mask, _blocked.mask = _blocked.mask, None
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+def _restore(numbers: Iterable[int]) -> None:
+    """Puts the earlier handlers back where ours is the one that is installed."""
+    for number in numbers:
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, _previous[number].pop())
 
 
 def _begin_child() -> None:
-    """The earlier handlers of a child: it never saves, and one of ours does not end what waits for a lock."""
-    try:
-        for number, newest in _listeners().items():
-            for one in newest.chain(number):
-                one.close()
-    finally:
-        _after_fork()
+    """The earlier handlers of a child, such as a data worker: it never saves."""
+    _listeners.clear()
+    _restore([*_previous])
 
 
-around_forks(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_child)
-
-_DEFAULT, _IGNORE = 0, 1
-
-
-def _native_handler(number: int) -> int:
-    """Address of the installed signal handler, whether Python or native code installed it."""
-    get = ctypes.pythonapi.PyOS_getsig
-    get.restype = ctypes.c_void_p
-    return get(number) or _DEFAULT
-
-
-def _call_native(address: int, number: int) -> None:
-    ctypes.CFUNCTYPE(None, ctypes.c_int)(address)(number)
+around_forks(after_in_child=_begin_child)
 
 
 class Preemption:

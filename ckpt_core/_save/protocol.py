@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,25 +107,22 @@ class PreparedSave:
         self._token = job.token or secrets.token_hex(16)
         self._attempt: Attempt | None = None
         self._agreeing = False
-        self._claims: dict[str, object] = {}
+        self._begun = threading.Lock()  # taken once, by ``run`` or ``undo``
 
     def run(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
-        me = object()
+        if not self._begun.acquire(blocking=False):
+            return
         try:
-            # after an exception of a signal handler, a lock would not say who has taken it
-            if self._claims.setdefault("by", me) is me:
-                write = self._write_and_commit
-                write() if self._around is None else self._around(write)
+            write = self._write_and_commit
+            write() if self._around is None else self._around(write)
         except BaseException:
-            if self._claims.get("by") is me:
-                self._give_back()
+            self._give_back()
             raise
 
     def undo(self) -> bool:
         """Removes the attempt's directory, unless ``run`` was called; whether it will never run."""
-        me = object()
-        undone = self._claims.setdefault("by", me) is me
+        undone = self._begun.acquire(blocking=False)
         if undone:
             self._give_back()
         return undone

@@ -301,12 +301,18 @@ def doctor(
         typer.Option("--devices", help="Ask jax for its devices, too; takes them for a moment."),
     ] = False,
     mib: Annotated[int, typer.Option("--mib", min=1, help="Write and read so much.")] = 64,
+    state_bytes: Annotated[
+        str, typer.Option("--state-bytes", help="Of a step, such as 16GB: says how many fit.")
+    ] = "1GiB",
     as_json: Json = False,
 ) -> None:
-    """Look for what most often goes wrong: versions, file system, speed, locks, clock. The exit code is 1 if found."""
-    from ckpt_core.cli import _doctor
+    """Look for what most often goes wrong: a real save, versions, file system, speed, locks, clock. The exit code is 1 if found."""
+    from ckpt_core.cli import _doctor, _plan
 
-    raise typer.Exit(_doctor.doctor(directory, devices=devices, mib=mib, as_json=as_json))
+    step_bytes = _plan.bytes_of(state_bytes)
+    raise typer.Exit(
+        _doctor.doctor(directory, devices=devices, mib=mib, step_bytes=step_bytes, as_json=as_json)
+    )
 
 
 @app.command()

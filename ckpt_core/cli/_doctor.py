@@ -28,8 +28,10 @@ from ckpt_core.cli._steps import steps_in, strays_as_text
 from ckpt_core.cli._text import console, print_json, size
 
 
-def doctor(directory: str, *, devices: bool, mib: int, as_json: bool) -> int:
-    """Prints findings, with ``devices`` also of jax' devices, after ``mib`` MiB were written and read; returns 1 if one is a problem."""
+def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json: bool) -> int:
+    """Prints findings, with ``devices`` also of jax' devices, after ``mib`` MiB were written and read, and how many steps of
+    ``step_bytes`` fit; returns 1 if one is a problem.
+    """
     text, local = resolve(directory)
     versions = _doctor.installed()
     findings = _doctor.of_versions(versions, _doctor.floors())
@@ -51,7 +53,7 @@ def doctor(directory: str, *, devices: bool, mib: int, as_json: bool) -> int:
         }
         print_json(content)
     else:
-        _print(facts, place, findings)
+        _print(facts, place, findings, step_bytes)
     return 1 if any(finding.level == "problem" for finding in findings) else 0
 
 
@@ -104,7 +106,10 @@ def _devices() -> list[str]:
 
 
 def _print(
-    facts: dict[str, Any], place: Disk | _doctor.Store | None, findings: list[_doctor.Finding]
+    facts: dict[str, Any],
+    place: Disk | _doctor.Store | None,
+    findings: list[_doctor.Finding],
+    step_bytes: int,
 ) -> None:
     out = console()
 
@@ -120,9 +125,13 @@ def _print(
         line("devices", "; ".join(facts["devices"]))
     match place:
         case Disk():
-            free = "unknown" if place.free_bytes is None else size(place.free_bytes)
+            room = "unknown"
+            if place.free_bytes is not None:
+                steps = place.free_bytes // step_bytes
+                room = f"{size(place.free_bytes)} ({steps:,} steps of {size(step_bytes)})"
             kind = place.mounted_by or place.file_system or sys.platform
-            line("disk", f"{place.directory}: {kind}, {free} free")
+            inodes = "" if place.free_inodes is None else f", {place.free_inodes:,} inodes"
+            line("disk", f"{place.directory}: {kind}, free: {room}{inodes}")
             cached = ", from memory" if place.reads_cached else ""
             line("speed", f"{_rates(place)}{cached}; fsync {place.sync_secs * 1e3:.1f} ms")
         case _doctor.Store():

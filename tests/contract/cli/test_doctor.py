@@ -19,8 +19,8 @@ pytest.importorskip("typer")
 
 
 def test_a_directory(call, tmp_path: Path) -> None:
-    code, out, err = call("doctor", tmp_path, "--mib", 1, "--devices")
-    assert (code, err) == (0, "") and "cpu 0" in out
+    code, out, err = call("doctor", tmp_path, "--mib", 1, "--devices", "--state-bytes", "1KiB")
+    assert (code, err) == (0, "") and "cpu 0" in out and "steps of 1.0 KiB" in out
     assert "fsync" in out and "jax " in out and str(tmp_path) in out
     reported = json.loads(call("doctor", tmp_path / "not" / "yet", "--mib", 1, "--json")[1])
     assert reported["place"]["directory"] == str(tmp_path)

@@ -30,9 +30,9 @@ def test_names_that_clients_use(module: str) -> None:
 
 @pytest.mark.parametrize("module", ["ckpt_orbax", "ckpt_orbax.args", "ckpt_orbax.v1"])
 def test_any_other_name_is_refused(module: str) -> None:
-    with pytest.raises(AttributeError, match="docs/moving_from_orbax"):
+    with pytest.raises(AttributeError, match="docs/api/orbax"):
         getattr(importlib.import_module(module), "NoSuchName")  # noqa: B009
-    with pytest.raises(ImportError, match="docs/moving_from_orbax"):
+    with pytest.raises(ImportError, match="docs/api/orbax"):
         exec(f"from {module} import NoSuchName")
     with pytest.raises(ImportError, match=r"Instead: ckpt_core\.writer"):
         exec("from ckpt_orbax.v1 import partial")
