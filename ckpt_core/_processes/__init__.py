@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,14 +158,16 @@ class Round:
         """Runs ``work`` on every process and blocks until all have; returns its result here. If one fails, all raise. ``judge``
         on process 0 sees what ``report`` makes of each result, and may refuse it by raising.
         """
+        if self.processes.count == 1:
+            return work()
         result, error, text = None, None, ""
         try:
             result = work()
-            text = report(result) if self.processes.count > 1 else ""
+            text = report(result)
         except BaseException as caught:
             error = caught
         try:
-            self.decide(text, judge if self.processes.count > 1 else lambda _: None, error=error)
+            self.decide(text, judge, error=error)
         finally:
             error = None  # its traceback refers to this frame
         return result

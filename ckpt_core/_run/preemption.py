@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -63,6 +64,7 @@ class StopSignal:
             _restore([number for number in self.numbers if not _listening(number)])
 
 
+_PID = os.getpid()
 _listeners: list[StopSignal] = []
 _previous: dict[int, list[Any]] = {}
 """The handlers in whose places ours was installed, the first one first: a program may install its own over ours, and we again."""
@@ -90,7 +92,11 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
             previous(number, frame)
         finally:
             calls.pop()
-    elif previous == signal.SIG_DFL and again and signal.getsignal(number) is _on_signal:
+    elif (
+        previous == signal.SIG_DFL
+        and again
+        and (signal.getsignal(number) is _on_signal or os.getpid() != _PID)
+    ):
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     elif listening:

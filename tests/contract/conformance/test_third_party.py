@@ -22,7 +22,7 @@ AUTHOR = HERE / "third_party"
 FAULTS = [
     ("alias", "the_snapshot_is_of_the_call", "the snapshot differs at beads"),
     ("commit", "committedness_is_kept", "rows/0 was uncommitted and came back committed"),
-    ("creep", "what_fails_later_leaves_no_mixture", "differs at moves"),
+    ("creep", "what_fails_later_names_what_was_set", "differs at moves"),
     ("cut", "goes_on_bit_for_bit", "training after the restore differs at step 0"),
     ("cut", "training_resumes_exactly", "differs at step 2, outcome"),
     ("forget", "in_a_new_process", "training in a new process differs at after/rows/0"),

@@ -165,7 +165,7 @@ def test_the_grace_period(tmp_path: Path, stopped: str) -> None:
 # ---- in processes that signals end ---------------------------------------------------------------
 
 BEGINNING = """
-import ctypes, gc, os, signal, sys, time, warnings
+import gc, os, signal, sys, time, warnings
 gc.disable()  # collecting garbage must not be needed
 warnings.simplefilter("ignore")
 import numpy as np
@@ -270,24 +270,6 @@ with opened("a") as checkpointer:
     assert forked() == -signal.SIGTERM
     signal.raise_signal(signal.SIGTERM)
     assert checkpointer.should_stop
-""",
-        *("", 0),
-    ),
-    # jax's preemption service has one of these: without it processes could not agree
-    "a handler that Python does not know still hears it": (
-        """
-heard = []
-native = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
-ctypes.CDLL(None).signal(int(signal.SIGTERM), native)
-assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-checkpointer = opened("a")
-assert not checkpointer.should_stop
-signal.raise_signal(signal.SIGTERM)
-assert heard == [signal.SIGTERM] and checkpointer.should_stop
-signal.raise_signal(signal.SIGTERM)
-checkpointer.close()
-signal.raise_signal(signal.SIGTERM)
-assert len(heard) == 3
 """,
         *("", 0),
     ),
