@@ -24,7 +24,7 @@ SUMS = {
     "lines of tests": 62_657,
     "lines of tests that import private names": 9_632,
     "files of tests": 432,
-    "words of pages": 22_003,
+    "words of pages": 21_999,
     "sentences of pages above 35 words": 0,
 }
 
