@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
-from ckpt_core._background.priority import give_way, set_nice
+from ckpt_core._background.threads import give_way, set_nice
 from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME, forked
 

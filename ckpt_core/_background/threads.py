@@ -1,13 +1,18 @@
-"""A small pool of worker threads, all daemons: the interpreter ends though one waits for a disk that hangs."""
+"""Worker threads and their CPU priority. All are daemons: the interpreter ends though one waits for a disk that hangs."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from ckpt_core._platform import LINUX
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -81,3 +86,51 @@ def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name
     with Workers(min(threads, len(things)), name) as workers:
         jobs = [workers.submit(lambda thing=thing: function(thing)) for thing in things]
         return [job.result() for job in jobs]
+
+
+# ---- priority, on Linux, where each thread has its own ---------------------------------------------
+
+# Nobody may raise a priority again without CAP_SYS_NICE or a limit (RLIMIT_NICE) that admits it. A save has a thread of its
+# own, so its priority ends with it. The threads of TensorStore outlive it: they are lowered at the start of each save, and keep
+# that where it is not permitted to raise them.
+
+_LOWEST_NICE = 19
+_POOL_NAME = "ts_pool_worker"
+"""Name of TensorStore's threads, which read, compress, write and fsync."""
+
+
+def give_way() -> int:
+    """Gives this thread and TensorStore's the lowest priority; returns the nice value that this one had."""
+    nice = os.getpriority(os.PRIO_PROCESS, 0) if LINUX else _LOWEST_NICE
+    set_nice(threading.get_native_id(), _LOWEST_NICE)
+    return nice
+
+
+def set_nice(thread: int | None, nice: int) -> None:
+    """Sets the nice value of TensorStore's threads, and of the thread with this native id if one is given, as far as
+    permitted.
+    """
+    try:
+        threads = os.listdir("/proc/self/task") if LINUX else []
+    except OSError:
+        threads = []
+    if not threads:
+        _say_that_it_has_no_effect()
+    for name in threads:
+        if int(name) == thread or _is_of_pool(name):
+            with contextlib.suppress(OSError):  # it has ended, or may not be raised
+                os.setpriority(os.PRIO_PROCESS, int(name), nice)
+
+
+@functools.cache  # once for each process
+def _say_that_it_has_no_effect() -> None:
+    logging.getLogger("ckpt_core").warning(
+        "Options.background_priority='low' has no effect on this system, where threads have no priority of their own or "
+        "/proc does not show them: background saves take cores as the training step does"
+    )
+
+
+def _is_of_pool(name: str) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/comm", "rb") as file:
+        return file.read().strip() == _POOL_NAME.encode()
+    return False

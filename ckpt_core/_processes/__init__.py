@@ -23,7 +23,6 @@ from ckpt_core._processes.jobs import coordinator_host as coordinator_host
 from ckpt_core._processes.jobs import join_from_environment as join_from_environment
 from ckpt_core._processes.jobs import preemption_service_listens as preemption_service_listens
 from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
-from ckpt_core._processes.tables import Table as Table
 from ckpt_core._processes.wire import NotTogether as NotTogether
 from ckpt_core._processes.wire import Said
 

@@ -22,7 +22,6 @@ from ckpt_core._errors import (
 )
 from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
-from ckpt_core._processes import Table
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight, wait_for_others
 from ckpt_core._run.lineage import Lineage
@@ -34,6 +33,7 @@ from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered
 from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_they_meet
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
+from ckpt_core._run.tiers.tables import Table
 from ckpt_core._run.tiers.verdict import (
     Misfit,
     State,

@@ -38,8 +38,9 @@ from ckpt_core._exchange import (
 from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
-from ckpt_core._processes import Processes, Round, Table, coordinator_host
+from ckpt_core._processes import Processes, Round, coordinator_host
 from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
+from ckpt_core._run.tiers.tables import Table
 
 _CALL = "open local steps"
 _SECRET_BYTES = 32

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ckpt_core._processes import Table
 from ckpt_core._processes.wire import Said
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
@@ -21,6 +20,7 @@ from ckpt_core._run.tiers.judge import (
     judge,
 )
 from ckpt_core._run.tiers.save import Tables, combine_offers, offer_of
+from ckpt_core._run.tiers.tables import Table
 from ckpt_core._save.coverage import Holding
 from tests.support.counted_service import Keys
 
