@@ -7,7 +7,6 @@ core imports no framework: if the object exists, its framework is already import
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,9 +114,6 @@ class _StatefulOfProcessAdapter:
 
     def get_state(self, obj: Stateful, /) -> Any:
         return obj.get_state()
-
-    def get_position(self, obj: Stateful, /) -> Any:
-        return copy.deepcopy(obj.get_state())  # it may be what the object still changes
 
     def set_state(self, obj: Stateful, state: Any, /) -> None:
         obj.set_state(state)

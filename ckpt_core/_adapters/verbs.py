@@ -23,10 +23,10 @@ class ChecksState(Protocol):
 
 @runtime_checkable
 class HasPosition(Protocol):
-    """Has a state that is cheap to get, to which a failed restore sets the object back."""
+    """Can say cheaply where it stands, by which two saves are compared."""
 
     def get_position(self, obj: Any, /) -> Any:
-        """The current position, in a form that ``set_state`` accepts."""
+        """The current position."""
         ...
 
 

@@ -251,22 +251,26 @@ class Round:
 
     def _fetch(self, client: Any, tag: str) -> str:
         """On the other processes: blocks until process 0 answers."""
-        began = time.monotonic()
+        began, report_secs = time.monotonic(), _REPORT_SECS
         while True:
             left_secs = began + self.timeout_secs - time.monotonic()
-            wait_secs = max(0.0, min(left_secs, _REPORT_SECS))
+            wait_secs = max(0.0, min(left_secs, _LOOK_SECS))
             found = wire.wait_for(client, wire.answer_key(tag), wait_secs)
             if found is not None:
                 return found
+            waited_secs = time.monotonic() - began
+            if left_secs > _LOOK_SECS and waited_secs < report_secs:
+                continue
+            report_secs = waited_secs + _REPORT_SECS
             there = self._arrived(client, tag)
             absent = [n for n in range(self.processes.count) if n not in there] or [0]
-            if left_secs <= _REPORT_SECS:
+            if left_secs <= _LOOK_SECS:
                 found = wire.try_get(client, wire.answer_key(tag))  # it came after the wait
                 if found is None:
                     raise self._timed_out(client, tag, absent)
                 return found
             if absent[0] == 0:  # once it has arrived, it says itself which others are late
-                self._report(client, tag, time.monotonic() - began, [0])
+                self._report(client, tag, waited_secs, [0])
 
     def _arrived(self, client: Any, tag: str) -> dict[int, str]:
         """Process -> value, for the processes that have arrived."""

@@ -118,7 +118,9 @@ def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int])
     for key, text in known.items():
         tag, _, index = key.rpartition(":/")
         if tag and f"{tag}.answer" not in known and index.isdigit() and int(index) in absent:
-            found.append(f"process {index} waits at {tag!r}, to {Said.parse(text).call}")
+            said = Said.parse(text)
+            waits = f"process {index} waits at {tag!r}, to {said.call}"
+            found.append(waits if said.failed < 0 else said.text)
     where = ", ".join(sorted(found)[:5])
     return where and f"; meanwhile {where}: all processes must make the same calls, in one order"
 

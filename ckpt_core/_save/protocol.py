@@ -97,7 +97,7 @@ class Snapshot:
 
 class PreparedSave:
     """A save after its snapshot, made by ``prepare_save`` on the caller's thread. It is either run once, perhaps by another thread, or
-    undone; later calls do nothing. The processes agree three times: before writing, after writing, and after the commit by process 0.
+    undone; later calls do nothing. The processes agree four times: that they save the same, that they see one attempt, after writing, and after the commit by process 0.
     """
 
     def __init__(self, job: SaveJob, around: Around | None = None) -> None:
