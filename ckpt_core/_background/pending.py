@@ -133,8 +133,6 @@ class Pending:
         if note not in getattr(error, "__notes__", ()):  # an interrupted call has added it already
             error.add_note(note)
         try:
-            # No function call between these two lines: a signal handler could raise there, and the
-            # error would be marked as reported without being raised.
             self._error = self.unreported = None
             raise error
         finally:
@@ -157,7 +155,6 @@ class Pending:
             return self._value
         for_the_next = _copied(error)
         try:
-            # no call before `raise`, see raise_unreported
             self._error, self.unreported = for_the_next, None
             raise error
         finally:

@@ -16,7 +16,6 @@ from ckpt_core._doctor.store import Store
 from ckpt_core._doctor.versions import is_older, numbers
 from ckpt_core._platform import WINDOWS
 
-PROBLEM = "problem"
 _LOW_BYTES = 2**30
 _LOW_INODES = 10_000
 _SLOW_SYNC_SECS = 0.1

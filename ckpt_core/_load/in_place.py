@@ -22,8 +22,7 @@ class InPlace:
     """Sets the live objects of one restore. An array that is set while others are still being read frees the old array that it
     replaces. Memory therefore holds one state plus one batch of the other, at most ``limit_bytes`` and 128 MiB. The price: if
     the restore fails midway, the object holds parts of two states; ``give_up`` then deletes its new arrays, so that jax refuses
-    to train on the mix. Objects that were set as a whole stay, and the error names them. Every change is noted before it is made: a
-    signal handler may raise between any two lines.
+    to train on the mix. Objects that were set as a whole stay, and the error names them.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -277,14 +277,9 @@ class Round:
         return {int(name): text for name, text in wire.listing(client, wire.values_folder(tag))}
 
     def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
-        logger.warning(
-            "process %d has waited %.0f s for processes %s at %r%s",
-            self.processes.index,
-            waited_secs,
-            absent,
-            tag,
-            _calls_of_absent(client, absent),
-        )
+        me, calls = self.processes.index, _calls_of_absent(client, absent)
+        text = f"process {me} has waited {waited_secs:.0f} s for processes {absent} at {tag!r}"
+        logger.warning("%s%s", text, calls)
 
     def _timed_out(self, client: Any, tag: str, absent: list[int]) -> BarrierTimeout:
         return BarrierTimeout(

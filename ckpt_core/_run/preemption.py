@@ -67,9 +67,9 @@ class StopSignal:
 _PID = os.getpid()
 _listeners: list[StopSignal] = []
 _previous: dict[int, list[Any]] = {}
-"""The handlers in whose places ours was installed, the first one first: a program may install its own over ours, and we again."""
+"""The handlers in whose places ours was installed, also again over a later one; the first one first."""
 _calls: dict[int, list[bool]] = {}
-"""Of a signal, the handlers that are just being called, each maybe by the one after it: whether all listeners had seen it before."""
+"""Of a signal, for each handler that is being called, whether all listeners had seen it before."""
 
 
 def _listening(number: int) -> list[StopSignal]:

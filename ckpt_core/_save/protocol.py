@@ -131,7 +131,12 @@ class PreparedSave:
         snapshot, index = self.snapshot, self._job.processes.index
         with snapshot.operation.failing("save_failed", "beginning"), aborting(self.abort):
             if index == 0 and self._attempt is None and snapshot.refusal is None:
-                self._begin_later()
+                try:
+                    self.begin()
+                except Exception as error:
+                    if self._job.processes.count == 1:
+                        raise
+                    snapshot.refusal = error
             self._agreeing = True
             attempt = self._agree_to_start()
             write = snapshot.write(self._token)
@@ -154,15 +159,6 @@ class PreparedSave:
         self._attempt = job.backend.begin(
             job.target, overwrite=job.overwrite, durable=job.options.durable, token=self._token
         )
-
-    def _begin_later(self) -> None:
-        """Begins the attempt on the thread that writes."""
-        try:
-            self.begin()
-        except Exception as error:
-            if self._job.processes.count == 1:
-                raise
-            self.snapshot.refusal = error
 
     def _agree_to_start(self) -> Attempt:
         """Agreement 1: all processes save the same, into the attempt that process 0 began, which each

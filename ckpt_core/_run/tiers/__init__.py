@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt_core import _load
@@ -236,38 +236,39 @@ class Tiers:
             if strict_latest and (newer := self._of_another_number(newest)):
                 raise CheckpointError(newer)
             failures: list[tuple[int, CheckpointError]] = []
-            for step, local_first in reversed(candidates):
-                try:
-                    restored = restore(step, local_first)
-                    self._say_newer(step, misfit)
-                    return restored
-                except Misfit as error:
-                    if strict_latest or not counts_as(error, Misfit, self._alone):
-                        raise
-                    misfit = misfit or error
-                except (CheckpointCorrupt, CheckpointNotFound) as error:
-                    # as all processes take it: where they failed for different reasons, they must not go different ways
-                    if counts_as(error, CheckpointNotFound, self._alone):
-                        listed = {found for found, _ in list_steps()}
-                        if step in listed:
+            with _noting(failures):
+                for step, local_first in reversed(candidates):
+                    try:
+                        restored = restore(step, local_first)
+                        self._say_newer(step, misfit)
+                        return restored
+                    except Misfit as error:
+                        if strict_latest or not counts_as(error, Misfit, self._alone):
                             raise
-                        logger.info("%s: step %d was deleted meanwhile", self.directory, step)
-                        if look < _LOOKS - 1 and max(listed, default=-1) > candidates[-1][0]:
-                            break  # newer ones took its place, and an older one is not the newest
-                        continue
-                    if strict_latest or not counts_as(error, CheckpointCorrupt, self._alone):
-                        raise
-                    failures.append((step, error))
-                    damaged(step)
-                    _warn(f"{self.directory}: step {step} is damaged and skipped: {error}")
-            else:
-                if misfit is not None:
-                    raise misfit
-                if failures:
-                    raise _none_loads(self.directory, failures)
-                if not candidates:
-                    self._say_newer(-1, None)
-                    return None
+                        misfit = misfit or error
+                    except (CheckpointCorrupt, CheckpointNotFound) as error:
+                        # as all processes take it: where they failed for different reasons, they must not go different ways
+                        if counts_as(error, CheckpointNotFound, self._alone):
+                            listed = {found for found, _ in list_steps()}
+                            if step in listed:
+                                raise
+                            logger.info("%s: step %d was deleted meanwhile", self.directory, step)
+                            if look < _LOOKS - 1 and max(listed, default=-1) > candidates[-1][0]:
+                                break  # newer ones took its place, and an older one is not the newest
+                            continue
+                        if strict_latest or not counts_as(error, CheckpointCorrupt, self._alone):
+                            raise
+                        failures.append((step, error))
+                        damaged(step)
+                        _warn(f"{self.directory}: step {step} is damaged and skipped: {error}")
+                else:
+                    if misfit is not None:
+                        raise misfit
+                    if failures:
+                        raise _none_loads(self.directory, failures)
+                    if not candidates:
+                        self._say_newer(-1, None)
+                        return None
         raise CheckpointNotFound(
             f"{self.directory}: the steps in it are deleted faster than they can be read: does its "
             "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"
@@ -287,6 +288,19 @@ def _warn(message: str, level: int = 6) -> None:
     """Warns the caller of Checkpointer: past restore_newest, the method and its in_turn wrapper."""
     logger.warning(message)
     warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
+@contextlib.contextmanager
+def _noting(failures: Sequence[tuple[int, Exception]]) -> Generator[None]:
+    """Adds to what the block raises what failed restores noted: which objects they have set."""
+    try:
+        yield
+    except Exception as error:
+        noted = getattr(error, "__notes__", ())
+        for note in {note: None for _, one in failures for note in getattr(one, "__notes__", ())}:
+            if note not in noted:
+                error.add_note(note)
+        raise
 
 
 def _none_loads(directory: str, failures: list[tuple[int, CheckpointError]]) -> CheckpointCorrupt:

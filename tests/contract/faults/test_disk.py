@@ -310,8 +310,7 @@ UNSYNCED = r"""
 #include <sys/syscall.h>
 #include <unistd.h>
 int fsync(int file) {
-  struct stat found;
-  if (fstat(file, &found) == 0 && S_ISDIR(found.st_mode)) { errno = EINVAL; return -1; }
+  struct stat found; if (fstat(file, &found) == 0 && S_ISDIR(found.st_mode)) { errno = EINVAL; return -1; }
   return syscall(SYS_fsync, file);
 }
 """

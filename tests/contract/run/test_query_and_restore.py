@@ -234,16 +234,30 @@ def test_a_damaged_newest_step_is_skipped(place, kind):
     assert {name: place.read(name) for name in place.names()} == before
 
 
+class Reader:
+    per_process = True
+
+    def get_state(self):
+        return {"at": 1}
+
+    def set_state(self, state):
+        pass
+
+
 def test_all_steps_damaged(place):
-    write(place, 1, 2)
+    reader = Reader()
+    with open_at(place) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state=state(step), reader=reader)
     place.damage(1)
     place.damage(2)
     with (
         pytest.warns(RuntimeWarning, match="damaged and skipped"),
         pytest.raises(ckpt.CheckpointCorrupt, match="none of the steps 2, 1") as caught,
     ):
-        open_at(place).restore_latest(state=state(0))
+        open_at(place).restore_latest(state=state(0), reader=reader)
     assert caught.value.leaf == "w"
+    assert "reader was set before" in "".join(caught.value.__notes__)
 
 
 def test_mismatch_is_raised_even_with_older_steps(place):

@@ -164,12 +164,6 @@ def test_each_byte_is_read_once_and_past_the_cache(saved: Path, tree: Any, kerne
     assert not kernel.through and not kernel.asked
 
 
-def test_what_is_in_the_cache_is_read_from_there(saved: Path, tree: Any, kernel: Kernel):
-    kernel.has = lambda file, offset: True
-    assert_same(ckpt.load(saved, options=PAST), tree)
-    assert sum(kernel.through) > SAVED_BYTES and not kernel.past
-
-
 def test_regions_casts_and_parts(
     saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch, kernel: Kernel
 ):
@@ -189,13 +183,6 @@ def test_regions_casts_and_parts(
     assert_same(ckpt.load(saved, options=unverified), tree)
     assert not kernel.through
     assert_same(ckpt.load(saved, as_numpy=True, options=PAST)["host"], tree["host"])
-
-
-def test_compressed_chunks(saved: Path, tree: Any, kernel: Kernel):
-    path = saved.parent / "compressed"
-    ckpt.save(path, tree, options=ckpt.Options(compression="zstd"), overwrite=True)
-    assert_same(ckpt.load(path, options=PAST), tree)
-    assert not kernel.past  # TensorStore reads them
 
 
 def test_tensors_of_a_file(saved: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel):
