@@ -90,9 +90,7 @@ def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name
 
 # ---- priority, on Linux, where each thread has its own ---------------------------------------------
 
-# Nobody may raise a priority again without CAP_SYS_NICE or a limit (RLIMIT_NICE) that admits it. A save has a thread of its
-# own, so its priority ends with it. The threads of TensorStore outlive it: they are lowered at the start of each save, and keep
-# that where it is not permitted to raise them.
+# A save's priority ends with its thread. TensorStore's threads outlive it, and stay low where nothing permits to raise them.
 
 _LOWEST_NICE = 19
 _POOL_NAME = "ts_pool_worker"

@@ -259,8 +259,9 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
             "as it is. Name that, or remove the link"
         )
     if os.path.lexists(path) and kind_at(path) != "directory":
+        what = "a file" if os.path.exists(path) else "a link that leads nowhere"
         raise CheckpointExists(
-            f"{path} is a file: a checkpoint is a directory; choose another path"
+            f"{path} is {what}: a checkpoint is a directory; choose another path"
         )
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):

@@ -16,7 +16,6 @@ from ckpt_core._doctor.store import Store
 from ckpt_core._doctor.versions import is_older, numbers
 from ckpt_core._platform import WINDOWS
 
-_LOW_BYTES = 2**30
 _LOW_INODES = 10_000
 _SLOW_SYNC_SECS = 0.1
 _SLOW_BYTES_PER_SEC = 50e6
@@ -62,8 +61,8 @@ def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> list
     return found
 
 
-def of_disk(disk: Disk) -> list[Finding]:
-    """What a file system lacks."""
+def of_disk(disk: Disk, step_bytes: int) -> list[Finding]:
+    """What a file system lacks for steps of this size."""
     if WINDOWS:
         text = "on Windows, checkpoints in directories are read, and saved to object stores only (s3://, gs://)"
         return [Finding("note", "disk", text), *_of_clock(disk.clock_ahead_secs)]
@@ -72,7 +71,7 @@ def of_disk(disk: Disk) -> list[Finding]:
     def add(level: Literal["problem", "note"], about: str, text: str) -> None:
         found.append(Finding(level, about, text))
 
-    if disk.free_bytes is not None and disk.free_bytes < _LOW_BYTES:
+    if disk.free_bytes is not None and disk.free_bytes < step_bytes:
         add("problem", "disk", f"{disk.free_bytes / 2**20:.0f} MiB are free: saves will fail")
     if disk.free_inodes is not None and disk.free_inodes < _LOW_INODES:
         add("problem", "disk", f"{disk.free_inodes} more files can be made: saves will fail")

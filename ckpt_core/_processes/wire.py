@@ -79,9 +79,8 @@ class Said(NamedTuple):
 
 
 def failure_of(everyone: Sequence[Said]) -> Said | None:
-    """The error that all raise, None if there is none. An interrupt comes first, since its process agrees on nothing more. Then
-    comes an error that says nothing of the checkpoint: no older one may be taken instead. A checkpoint that one process no longer
-    found was deleted, and what others miss of it is no damage.
+    """The error that all raise: an interrupt first, as its process agrees on nothing more; then what says nothing of the
+    checkpoint, so that no older one is taken; then one that is not found, of which others may miss files.
     """
     failed = [one for one in everyone if one.failed >= 0]
     order = ("CheckpointNotFound", "CheckpointCorrupt")

@@ -86,17 +86,14 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
             again = False  # the others of the run know of it, and this one must not be missing
             signal.raise_signal(signal.SIGTERM)
     previous = earlier[max(0, len(earlier) - 1 - len(calls))]
+    ends = signal.getsignal(number) is _on_signal or os.getpid() != _PID
     if callable(previous):
         calls.append(again)
         try:
             previous(number, frame)
         finally:
             calls.pop()
-    elif (
-        previous == signal.SIG_DFL
-        and again
-        and (signal.getsignal(number) is _on_signal or os.getpid() != _PID)
-    ):
+    elif previous == signal.SIG_DFL and again and ends:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     elif listening:

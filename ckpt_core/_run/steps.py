@@ -158,7 +158,7 @@ class Steps:
             for name in listing.directories(step)[:1]:
                 try:
                     record = self._record(name)
-                except (CheckpointCorrupt, NewerFormat):
+                except (CheckpointCorrupt, NewerFormat, PermissionError):
                     found[step] = "?", None, 0.0
                     continue
                 parent = Identity(*record.parent) if record and record.parent else None

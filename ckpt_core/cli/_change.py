@@ -69,7 +69,10 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
             continue
         try:
             _copy_one(ours.path(step), theirs.new_path(step))
-        except CheckpointCorrupt as error:  # the newer steps are those that a restore wants
+        except (
+            CheckpointCorrupt,
+            PermissionError,
+        ) as error:  # the newer steps are those that a restore wants
             out.print(one_line(str(error)), markup=False, soft_wrap=True)
             damaged = True
     if strays:

@@ -41,7 +41,7 @@ def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json:
         "cpus": os.cpu_count(),
         "versions": versions,
     }
-    place, more = _place(text, local, mib * MIB)
+    place, more = _place(text, local, mib * MIB, step_bytes)
     findings += more
     if devices:
         facts["devices"] = _devices()
@@ -58,7 +58,7 @@ def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json:
 
 
 def _place(
-    path: str, local: bool, probe_bytes: int
+    path: str, local: bool, probe_bytes: int, step_bytes: int
 ) -> tuple[Disk | _doctor.Store | None, list[_doctor.Finding]]:
     """What was measured where checkpoints are; None if it cannot be written to."""
     on_disk = path.startswith(ROOTS)
@@ -72,7 +72,7 @@ def _place(
         finding = _doctor.Finding("problem", "disk" if on_disk else "store", f"{path}: {error}")
         return None, [finding]
     if isinstance(place, Disk):
-        found = _doctor.of_disk(place) + _doctor.of_missing(path, place.directory)
+        found = _doctor.of_disk(place, step_bytes) + _doctor.of_missing(path, place.directory)
         there = traces(path, OWNER_FILE, {}) if os.path.isdir(path) else []
     else:
         found, there = _doctor.of_store(place), []

@@ -185,12 +185,13 @@ def summary(info: CheckpointInfo) -> dict[str, Any]:
 def _row(steps: Steps, step: int) -> dict[str, Any] | None:
     """The facts of a step; None if it was deleted meanwhile."""
     path = steps.path(step)
-    found: dict[str, Any] = {"step": step, "inodes": _files(path), "problem": None}
+    found: dict[str, Any] = {"step": step, "inodes": {}, "problem": None}
     try:
+        found["inodes"] = _files(path)
         return found | summary(describe_opened(steps.open(step)))
     except CheckpointNotFound:
         return None
-    except (CheckpointCorrupt, NewerFormat) as error:
+    except (CheckpointCorrupt, NewerFormat, PermissionError) as error:
         on_disk = sum(found["inodes"].values()) or None
         return found | {"path": path, "disk_bytes": on_disk, "problem": str(error)}
 

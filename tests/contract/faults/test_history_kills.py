@@ -31,7 +31,7 @@ from tests.contract.faults.history_scenarios import (
     tree,
 )
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:.*another save of step")]
 _QUICK_KILLS = 3
 THIRD = 7
 

@@ -48,8 +48,8 @@ GOOD = Disk(
     ],
 )
 def test_what_is_made_of_a_disk(change: dict[str, Any], level: str, reported: str) -> None:
-    assert _doctor.of_disk(GOOD) == []
-    (finding,) = _doctor.of_disk(dataclasses.replace(GOOD, **change))
+    assert _doctor.of_disk(GOOD, 2**30) == []
+    (finding,) = _doctor.of_disk(dataclasses.replace(GOOD, **change), 2**30)
     assert finding.level == level and reported in finding.text
 
 
