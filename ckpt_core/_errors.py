@@ -296,6 +296,15 @@ def counts_as(error: BaseException, cls: type[Exception], alone: bool) -> bool:
     return kind == cls.__name__ or (isinstance(known, type) and issubclass(known, cls))
 
 
+SET = "set before the restore failed"  # in the note that names the objects
+
+
+def has_set(error: BaseException | None) -> bool:
+    """Whether a restore that failed with this error, or with its cause, has set an object."""
+    notes = getattr(error, "__notes__", ())
+    return any(SET in one for one in notes) or (error is not None and has_set(error.__cause__))
+
+
 _OF_TARGET = "_ckpt_of_target"
 
 

@@ -90,8 +90,7 @@ def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name
 
 # ---- priority, on Linux, where each thread has its own ---------------------------------------------
 
-# A save's priority ends with its thread. TensorStore's threads outlive it, and stay low where nothing permits to raise them.
-
+# A save's priority ends with its thread. TensorStore's threads outlive it, and stay low where none may raise them.
 _LOWEST_NICE = 19
 _POOL_NAME = "ts_pool_worker"
 """Name of TensorStore's threads, which read, compress, write and fsync."""

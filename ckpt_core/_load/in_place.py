@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ckpt_core._errors import CheckpointError, drop_locals, mark_of_target
+from ckpt_core._errors import SET, CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._options import MIB
@@ -103,8 +103,8 @@ class InPlace:
             error.add_note(f"ckpt: cleaning up after the failed restore failed, too: {failure}")
         if self._set:
             error.add_note(
-                f"ckpt: {', '.join(self._set)} {'was' if len(self._set) == 1 else 'were'} set before the restore failed, or "
-                "while it did: restore into it again, or create it again, before it is used"
+                f"ckpt: {', '.join(self._set)} {'was' if len(self._set) == 1 else 'were'} {SET}, or while it did: restore again, "
+                "or create it again"
             )
         if self._begun:
             drop_locals(error)  # a caller that keeps the error must not keep the old arrays alive

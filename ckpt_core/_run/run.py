@@ -415,8 +415,12 @@ class Run:
         if local_first is None:
             asked = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
             local_first = bool(asked)
-        with self._handing_no_damage_on():
-            restored, token = self.tiers.restore(step, local_first, targets, request)
+        try:
+            with self._handing_no_damage_on():
+                restored, token = self.tiers.restore(step, local_first, targets, request)
+        except BaseException as error:
+            self._unread.failed(targets, error)
+            raise
         self._unread.watch(restored, targets, request.rules.unexpected)
         self._trail = history.restored(self._trail, Identity(step, token))
         self._lineage = ""  # the next save begins from here

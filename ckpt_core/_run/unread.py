@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
-import re
 import weakref
 from collections.abc import Mapping, Set
 from typing import Any
 
 from ckpt_core import _adapters
-from ckpt_core._errors import RestoredValueIgnored
+from ckpt_core._errors import RestoredValueIgnored, has_set
 from ckpt_core._items import Files, Json, names_a_form
 from ckpt_core._operation import logger
 from ckpt_core._processes import Processes
@@ -35,8 +33,7 @@ class UnreadValues:
         self._asked: set[str] = set()
         self._placed: dict[str, weakref.ref[Any]] = {}
         """Item -> the object into which it was restored."""
-        self._known: set[str] = set()
-        """Names of all items that were saved, or are in the steps that were restored."""
+        self._half: Set[str] = frozenset()  # items of a restore that failed with objects set
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
         """Notes which items a restore returned instead of setting in place, and which it left out. With
@@ -44,7 +41,7 @@ class UnreadValues:
         """
         # Keep no reference to the result itself: it holds every restored array.
         self._step, self._read = restored.step, restored.read_items
-        self._known |= restored.saved_items
+        self._half = frozenset()
         self._returned = {name for name, target in targets.items() if _comes_back(target)}
         self._left_out = restored.saved_items - set(targets) if unexpected == "error" else set()
         self._asked = self._returned | self._left_out
@@ -52,6 +49,11 @@ class UnreadValues:
         for name in targets.keys() - self._returned:
             with contextlib.suppress(TypeError):  # of a class without weak references
                 self._placed[name] = weakref.ref(targets[name])
+
+    def failed(self, targets: Mapping[str, Any], error: BaseException) -> None:
+        """Notes that a restore failed, maybe when it had set objects. All processes ask each other: it may have on one alone."""
+        self._half |= set(targets if has_set(error) else ())
+        self._asked |= set(targets)
 
     def asks(self, items: Mapping[str, Any]) -> bool:
         """Whether ``check`` could raise on any process, some of which may have read what others have not."""
@@ -70,13 +72,16 @@ class UnreadValues:
 
     def check(self, items: Mapping[str, Any]) -> None:
         """Raises RestoredValueIgnored if an item is saved that the restore left out, or returned without anybody reading it."""
-        if not self._known.issuperset(items):
-            self._say_if_misspelt(items)
-            self._known.update(items)
         self._returned -= self._read
         for name, value in items.items():
             if isinstance(value, Files | Json):
                 continue  # constants and files, which each program makes anew
+            if name in self._half:
+                raise RestoredValueIgnored(
+                    f"the last restore of item {name!r} failed or was interrupted when it had set objects: "
+                    "restore again before you save, or begin anew with another Checkpointer",
+                    item=name,
+                )
             if name in self._returned:
                 raise RestoredValueIgnored(
                     f"item {name!r} was restored from step {self._step}, and its value was never read. It "
@@ -98,21 +103,6 @@ class UnreadValues:
                 self._say_if_another(name, value)
                 with contextlib.suppress(Exception):  # what is wrong with it the save itself raises
                     self._compare(name, value, adapter)
-
-    def _say_if_misspelt(self, items: Mapping[str, Any]) -> None:
-        """Warns if an item has a new name that is nearly that of one which is missing; other numbers are other items."""
-        missing = self._known.difference(items)
-        for name in items.keys() - self._known:
-            for close in difflib.get_close_matches(name, missing, n=1, cutoff=0.8):
-                if re.sub(r"\d+", "0", name) != re.sub(r"\d+", "0", close):
-                    logger.warning(
-                        "an item %r is saved, which no step has so far, and no item %r, which earlier steps have: a restore "
-                        "of %s= does not find it in this step. If it is the same one, write save(..., %s=...)",
-                        name,
-                        close,
-                        close,
-                        close,
-                    )
 
     def _say_if_another(self, name: str, pipeline: Any) -> None:
         """Warns, once, if a pipeline was restored and another one is saved in its place."""

@@ -17,11 +17,11 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 # What the house weighs. These numbers only fall.
 SUMS = {
     "lines of ckpt_core": 45_763,
-    "characters of ckpt_core": 1_919_397,
+    "characters of ckpt_core": 1_919_391,
     "lines of the integrations": 14_616,
     "characters of the integrations": 574_305,
     "files of both": 349,
-    "lines of tests": 62_657,
+    "lines of tests": 62_632,
     "lines of tests that import private names": 9_619,
     "files of tests": 432,
     "words of pages": 21_999,

@@ -211,34 +211,6 @@ def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
 # Names of items
 
 
-@pytest.mark.parametrize("restores", [False, True])
-def test_an_item_that_is_misspelt(tmp_path: Path, caplog: pytest.LogCaptureFixture, restores: bool):
-    with runs(tmp_path) as run:
-        run.save(0, model=state(0), layer_1=state(0))
-        if not restores:
-            run.save(1, modle=state(1), layer_2=state(0))
-    if restores:
-        with runs(tmp_path) as run:
-            assert run.restore_latest(model=state(1), layer_1=state(1))["model"]["w"].size  # pyright: ignore
-            run.save(1, modle=state(1), layer_2=state(0))
-            run.save(2, modle=state(1), layer_2=state(0))
-    key = "If it is the same one, write save(..., %s=...)"
-    said = logged(key, caplog)
-    assert said.text.count("'modle'") == 1 and "layer" not in said.text
-    call = said.after("write ").replace("...,", "5,").replace("=...", "=state(5)")
-    caplog.clear()
-    with runs(tmp_path) as run:
-        earlier = run.restore(0, model=state(0), layer_1=state(0))
-        assert len([earlier["model"], earlier["layer_1"]]) == 2
-        eval(f"run.{call}", {"run": run, "state": state})
-        run.save(6, model=state(6), models=state(6))  # beside it: another one
-        assert "is saved, which no step has" not in caplog.text
-    with runs(tmp_path) as run:
-        assert np.array_equal(
-            run.restore_latest(model=state(0), models=state(0))["model"]["w"], state(6)["w"]
-        )  # pyright: ignore
-
-
 # Options
 
 

@@ -251,13 +251,16 @@ def test_all_steps_damaged(place):
             checkpointer.save(step, state=state(step), reader=reader)
     place.damage(1)
     place.damage(2)
+    last = open_at(place)
     with (
         pytest.warns(RuntimeWarning, match="damaged and skipped"),
         pytest.raises(ckpt.CheckpointCorrupt, match="none of the steps 2, 1") as caught,
     ):
-        open_at(place).restore_latest(state=state(0), reader=reader)
+        last.restore_latest(state=state(0), reader=reader)
     assert caught.value.leaf == "w"
     assert "reader was set before" in "".join(caught.value.__notes__)
+    with pytest.raises(ckpt.RestoredValueIgnored, match="restore again before you save"):
+        last.save(3, state=state(3), reader=reader)
 
 
 def test_mismatch_is_raised_even_with_older_steps(place):
