@@ -16,8 +16,8 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 45_763,
-    "characters of ckpt_core": 1_919_391,
+    "lines of ckpt_core": 45_760,
+    "characters of ckpt_core": 1_919_324,
     "lines of the integrations": 14_616,
     "characters of the integrations": 574_305,
     "files of both": 349,

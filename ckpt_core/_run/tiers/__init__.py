@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt_core import _load
@@ -236,7 +236,7 @@ class Tiers:
             if strict_latest and (newer := self._of_another_number(newest)):
                 raise CheckpointError(newer)
             failures: list[tuple[int, CheckpointError]] = []
-            with _noting(failures):
+            try:
                 for step, local_first in reversed(candidates):
                     try:
                         restored = restore(step, local_first)
@@ -269,6 +269,9 @@ class Tiers:
                     if not candidates:
                         self._say_newer(-1, None)
                         return None
+            except Exception as error:
+                _note(error, failures)
+                raise
         raise CheckpointNotFound(
             f"{self.directory}: the steps in it are deleted faster than they can be read: does its "
             "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"
@@ -290,17 +293,11 @@ def _warn(message: str, level: int = 6) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
-@contextlib.contextmanager
-def _noting(failures: Sequence[tuple[int, Exception]]) -> Generator[None]:
-    """Adds to what the block raises what failed restores noted: which objects they have set."""
-    try:
-        yield
-    except Exception as error:
-        noted = getattr(error, "__notes__", ())
-        for note in {note: None for _, one in failures for note in getattr(one, "__notes__", ())}:
-            if note not in noted:
-                error.add_note(note)
-        raise
+def _note(error: Exception, failures: Sequence[tuple[int, Exception]]) -> None:
+    """Adds to an error what failed restores noted: which objects they have set."""
+    for note in {note: None for _, one in failures for note in getattr(one, "__notes__", ())}:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def _none_loads(directory: str, failures: list[tuple[int, CheckpointError]]) -> CheckpointCorrupt:
