@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from ckpt_orbax._refused import not_offered
 
@@ -24,6 +25,11 @@ def process_count() -> int:
 def is_primary_host(primary_host: int | None) -> bool:
     """Whether this process is ``primary_host``; True in every process for None."""
     return primary_host is None or primary_host == process_index()
+
+
+def is_jax_distributed_client_initialized() -> bool:
+    """Whether this process takes part in ``jax.distributed``."""
+    return jax.distributed.is_initialized()
 
 
 def sync_global_processes(
@@ -45,8 +51,6 @@ def sync_global_processes(
             "call it in all of them, without processes=",
         )
     if process_count() > 1:
-        from jax.experimental import multihost_utils
-
         multihost_utils.sync_global_devices(name)
 
 
@@ -54,8 +58,6 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
     """``in_tree`` of the source process (0 by default), in all processes."""
     if process_count() == 1:
         return in_tree
-    from jax.experimental import multihost_utils
-
     return multihost_utils.broadcast_one_to_all(in_tree, is_source=is_source)
 
 
@@ -71,8 +73,6 @@ def fully_replicated_host_local_array_to_global_array(arr: jax.Array) -> jax.Arr
 
 def reached_preemption(step: int) -> bool:
     """Whether jax's preemption service says to save this step and stop; False without it."""
-    from jax.experimental import multihost_utils
-
     try:
         return bool(multihost_utils.reached_preemption_sync_point(step))
     except RuntimeError:
@@ -82,6 +82,7 @@ def reached_preemption(step: int) -> bool:
 __all__ = [
     "broadcast_one_to_all",
     "fully_replicated_host_local_array_to_global_array",
+    "is_jax_distributed_client_initialized",
     "is_primary_host",
     "process_count",
     "process_index",

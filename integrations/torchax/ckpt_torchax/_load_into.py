@@ -43,9 +43,8 @@ def load_into(
     Tensors that are JAX arrays already are set in place; tensors on the CPU are moved.
 
     Args:
-        path: path of a checkpoint, of one item in it, or of a ``.safetensors``,
-            ``.safetensors.index.json`` or ``.pt`` file; the
-            last becomes a checkpoint in the system's temporary folder first.
+        path: path of a checkpoint, of one item in it, or of a ``.safetensors``, ``.safetensors.index.json`` or ``.pt``
+            file; the last becomes a checkpoint in the system's temporary folder first.
         module: a module, usually on the meta device.
         shardings: where arrays go, as for ``ckpt_core.load``: a Sharding, a Mesh, a dict by name, or a
             function of (name, leaf). By default as saved if the devices allow, else on the default device.
@@ -74,7 +73,6 @@ def load_into(
     _refuse_unknown_buffers(inside, buffers or {})
     _modules.refuse_meta_buffers(inside, buffers)
     chosen = _by_name(shardings) if isinstance(shardings, Mapping) else shardings
-    given = {name: _modules.tensor_at(inside, name) for name in buffers or {}}
     _put_buffers(inside, buffers or {})
     is_file, source = str(path).endswith(FILES), path
     try:
@@ -97,8 +95,6 @@ def load_into(
             )
         _modules.set_state(inside, filling.state)
     except BaseException as error:
-        for name, buffer in given.items():
-            _modules.put(inside, name, buffer)
         if path is not source:
             error.add_note(f"{path} was a copy of {source}")
         raise
