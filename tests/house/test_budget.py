@@ -18,8 +18,8 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 SUMS = {
     "lines of ckpt_core": 45_760,
     "characters of ckpt_core": 1_919_324,
-    "lines of the integrations": 14_616,
-    "characters of the integrations": 574_305,
+    "lines of the integrations": 14_613,
+    "characters of the integrations": 574_225,
     "files of both": 349,
     "lines of tests": 62_632,
     "lines of tests that import private names": 9_619,
