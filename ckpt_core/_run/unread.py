@@ -41,17 +41,17 @@ class UnreadValues:
         """
         # Keep no reference to the result itself: it holds every restored array.
         self._step, self._read = restored.step, restored.read_items
-        self._half = frozenset()
+        self._half = self._half - set(targets)
         self._returned = {name for name, target in targets.items() if _comes_back(target)}
         self._left_out = restored.saved_items - set(targets) if unexpected == "error" else set()
-        self._asked = self._returned | self._left_out
+        self._asked = self._returned | self._left_out | self._half
         self._placed = {}
         for name in targets.keys() - self._returned:
             with contextlib.suppress(TypeError):  # of a class without weak references
                 self._placed[name] = weakref.ref(targets[name])
 
     def failed(self, targets: Mapping[str, Any], error: BaseException) -> None:
-        """Notes that a restore failed, maybe when it had set objects. All processes ask each other: it may have on one alone."""
+        """Notes that a restore failed. The processes ask each other: it may have set objects on one."""
         self._half |= set(targets if has_set(error) else ())
         self._asked |= set(targets)
 
