@@ -51,7 +51,7 @@ class UnreadValues:
                 self._placed[name] = weakref.ref(targets[name])
 
     def failed(self, targets: Mapping[str, Any], error: BaseException) -> None:
-        """Notes that a restore failed. The processes ask each other: it may have set objects on one."""
+        """Notes that a restore failed. The processes ask each other: objects may be set on one."""
         self._half |= set(targets if has_set(error) else ())
         self._asked |= set(targets)
 
