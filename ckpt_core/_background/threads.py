@@ -54,7 +54,11 @@ class Workers:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:  # nobody waits for the jobs that are queued
+        self.end(drop=error is not None)
+
+    def end(self, *, drop: bool) -> None:
+        """Blocks until the threads have ended; with ``drop`` without the jobs that no thread has begun."""
+        if drop:
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._jobs.get_nowait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -18,11 +18,6 @@ class Attempt(Protocol):
         ...
 
     @property
-    def data_path(self) -> str:
-        """Directory or URL to which its data files are written."""
-        ...
-
-    @property
     def data_prefix(self) -> str:
         """Beginning of the name of each data file, by which it is known as one of this attempt."""
         ...
@@ -33,12 +28,16 @@ class Attempt(Protocol):
         """
         ...
 
-    def read(self, name: str) -> bytes:
-        """The content of a file that this process wrote, or another one with ``passing``."""
+    def write_data(self, name: str, parts: Iterable[bytes]) -> None:
+        """Writes a file of any size; ``name`` is relative to ``path``, and in an object store to the checkpoint. Any thread may call it."""
         ...
 
-    def crc32(self, name: str) -> int:
-        """CRC-32 of the content that ``read`` gives."""
+    def read(self, name: str) -> bytes:
+        """The content of a file that this process wrote, or another one with ``until_commit``."""
+        ...
+
+    def take(self, name: str) -> bytes:
+        """``read`` of a file that is not needed any more."""
         ...
 
     def small_files(self) -> Mapping[str, bytes]:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import re
 import time
-import zlib
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -158,7 +157,7 @@ class StoreAttempt:
         replaced: Iterable[str] = (),
         before: bytes | None = None,
     ) -> None:
-        self._target = self.data_path = target
+        self._target = target
         self._keys = keys
         self._token = token
         self._version = version  # of ``ckpt.json`` at the start; None in a process that joined
@@ -196,8 +195,10 @@ class StoreAttempt:
             raise FileNotFoundError(f"{self._target}/{name}")
         return found
 
-    def crc32(self, name: str) -> int:
-        return zlib.crc32(self.read(name))
+    def write_data(self, name: str, parts: Iterable[bytes]) -> None:
+        self._keys.put(name, b"".join(parts))
+
+    take = read
 
     def small_files(self) -> Mapping[str, bytes]:
         return self._held

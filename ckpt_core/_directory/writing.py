@@ -7,7 +7,6 @@ import errno
 import functools
 import os
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
@@ -24,6 +23,7 @@ from ckpt_core._directory.syscalls import (
 from ckpt_core._errors import VISIBLE, CheckpointExists
 from ckpt_core._platform import FOLDER, WINDOWS, of_tasks
 
+_BUFFER_BYTES = 256 * 1024
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
 
@@ -92,7 +92,7 @@ class LocalAttempt:
         self, target: str, temporary: str, *, overwrite: bool, durable: bool, created: list[str]
     ) -> None:
         self._target = target
-        self.path = self.data_path = temporary
+        self.path = temporary
         self.data_prefix = ""
         self._overwrite = overwrite
         self._durable = durable
@@ -103,14 +103,17 @@ class LocalAttempt:
         self._replaced: str | None = None  # path to which the commit moves the old checkpoint
 
     def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
+        self.write_data(name, (data,))
+
+    def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         full = os.path.join(self.path, name)
         if "/" in name:
             os.makedirs(os.path.dirname(full), exist_ok=True)
         try:
-            with open(full, "xb", buffering=0) as file:
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
+            with open(full, "xb", buffering=_BUFFER_BYTES) as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
                 if self._durable:
                     sync_file(file.fileno())
         except OSError as error:
@@ -122,9 +125,10 @@ class LocalAttempt:
         with open(os.path.join(self.path, name), "rb") as file:
             return file.read()
 
-    def crc32(self, name: str) -> int:
-        with open(os.path.join(self.path, name), "rb") as file:
-            return zlib.crc32(file.read())
+    def take(self, name: str) -> bytes:
+        data = self.read(name)
+        os.unlink(os.path.join(self.path, name))
+        return data
 
     def small_files(self) -> Mapping[str, bytes]:
         return {}

@@ -25,7 +25,7 @@ from ckpt_core._storage import ArrayToWrite, backend_of
 from ckpt_core.arguments import check_flags
 
 if TYPE_CHECKING:
-    from ckpt_core._save.dedup_links import Links
+    from ckpt_core._save.unchanged import Links
 
 
 _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")

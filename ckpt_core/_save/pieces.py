@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._background.threads import Workers
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME
-from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._layout.regions import whole
 from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
@@ -30,17 +30,14 @@ from ckpt_core._save.job import (
 )
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle
 from ckpt_core._save.prepare import plan_item, prepare_item
-from ckpt_core._save.uploads import Uploads
 from ckpt_core._save.write import Write
-from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, Upload, new_context
+from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import format_path
 from ckpt_core._tree.grow import GrownTree
 from ckpt_core.arguments import answering
 
 _SMALL_ADD_BYTES = 8 * MIB
-"""What is added in smaller pieces waits in memory: each commit writes nodes of the index again."""
-_WAITING_BYTES = 64 * MIB
-"""So much waits at most, in all items together."""
+"""What is added in smaller pieces waits in memory, until it fills a file."""
 
 
 @answering
@@ -242,9 +239,6 @@ class PieceTree:
 
     def __init__(self, first: PreparedItem) -> None:
         self.first = first
-        self.waiting: list[ArrayToWrite] = []  # small arrays that are not written yet
-        self.checksums: dict[str, tuple[int, ...]] = {}  # of the chunks that are written
-        self.upload: Upload | None = None  # of the item's database, into an object store
         self._grown = GrownTree()
         self._paths: dict[str, str] = {}  # array name -> path
         self._texts: dict[str, str] = {}
@@ -308,11 +302,8 @@ class _PieceWrite(Write):
     def __init__(self, job: SaveJob, attempt: Attempt, token: str, operation: Operation) -> None:
         super().__init__(job, job.fields, [], token, operation)
         self._attempt = attempt
-        self._context = new_context(durable=job.options.durable)
-        if not job.local:
-            self._uploads = Uploads(job, attempt, [], self._context, self._operation)
+        self._workers = Workers(self.files_at_once, "ckpt-write")
         self._trees: dict[str, PieceTree] = {}
-        self._waiting_bytes = 0
 
     def refuse(self, item: PreparedItem) -> None:
         """Raises UnsupportedLeaf if an item, or a part of one, does not go together with what is there."""
@@ -326,53 +317,29 @@ class _PieceWrite(Write):
     def take(self, item: PreparedItem) -> None:
         """Writes an item or a part of one, or copies its arrays if they are small."""
         if item.plan is None:
-            self.written_bytes += self._start_item(self._attempt, item, [])
+            self.written_bytes += self._start_item(self._attempt, item, self._workers)
             self._items.append(item)
             return
         tree = self._trees.get(item.name)
         if tree is None:
             tree = self._trees[item.name] = PieceTree(item)
             self._items.append(item)
+            # a later part may be compressed, if this one is not
+            compressed = self._job.options.compression is not None
+            self._writer(self._attempt, item, self._workers, compressed=compressed)
         arrays = item.landed().arrays
         tree.add(item)
         self.put(item.name, arrays)
 
     def put(self, name: str, arrays: Sequence[ArrayToWrite]) -> None:
         """Writes arrays of an item that was taken, or copies them if they are small."""
-        tree = self._trees[name]
         added_bytes = sum(array.size_bytes for array in arrays)
         self.written_bytes += added_bytes
-        if added_bytes > _SMALL_ADD_BYTES:
-            self._write(tree, arrays)
-            return
-        tree.waiting += map(_copied, arrays)
-        self._waiting_bytes += added_bytes
-        if self._waiting_bytes > _WAITING_BYTES:
-            self._write_waiting()
-
-    def _write_waiting(self) -> None:
-        for tree in self._trees.values():
-            arrays, tree.waiting = tree.waiting, []
-            if arrays:
-                self._write(tree, arrays)
-        self._waiting_bytes = 0
-
-    def _write(self, tree: PieceTree, arrays: Iterable[ArrayToWrite]) -> None:
-        """Writes arrays into the item's database; blocks until they need not be in memory any more."""
-        database, most = self._database(self._attempt, tree.first), self._job.options.max_host_bytes
-        if self._uploads is not None:
-            most = min(most, UPLOAD_BYTES)
-            if tree.upload is None:  # a later part may be compressed, if this one is not
-                compressed = self._job.options.compression is not None
-                tree.upload = self._uploads.begin(tree.first, database, compressed=compressed)
-            database = tree.upload.database
-        writer = ArrayWriter(database, 0, 1, self._context, max_host_bytes=most, upload=tree.upload)
-        try:
-            tree.checksums |= writer.put(tuple(arrays))
-            writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
+        if added_bytes <= _SMALL_ADD_BYTES:
+            self._writers[name].put(arrays, _SMALL_ADD_BYTES)
+        else:
+            self._writers[name].put(arrays)
+            self._writers[name].settle()
 
     def finish(self) -> None:
         """Writes what waits and all metadata, and commits."""
@@ -384,14 +351,10 @@ class _PieceWrite(Write):
         whole = {name: tree.whole(self._job) for name, tree in self._trees.items()}
         if isinstance(rules, Mapping):
             refuse_idle(rules, [(name, item.record.paths) for name, item in whole.items()])
-        self._write_waiting()
         self._items[:] = [whole.get(item.name, item) for item in self._items]
-        for item in whole.values():
-            data = dump_checksums(self._trees[item.name].checksums)
-            self._attempt.write(f"{item.folder}/{CHECKSUM_DIRECTORY}/process_0", data)
-        self._describe(self._attempt)
-        if self._uploads is not None:
-            self._uploads.send_indices()
+        with self._workers:
+            self._describe(self._attempt)
+            self._settle(self._attempt, self._workers)
         self.commit(self._attempt)
 
     def set_metadata(self, metadata: Any) -> None:
@@ -400,12 +363,5 @@ class _PieceWrite(Write):
 
     def undo(self) -> None:
         """Waits for what is on its way, and removes everything that is not committed."""
-        for tree in self._trees.values():
-            if tree.upload is not None:
-                tree.upload.abandon()
+        self._workers.end(drop=True)
         self._attempt.abort()
-
-
-def _copied(array: ArrayToWrite) -> ArrayToWrite:
-    pieces = tuple((region, np.array(values, order="C")) for region, values in array.pieces)
-    return replace(array, pieces=pieces, source=None)

@@ -23,9 +23,9 @@ from ckpt_core._format.record import FileRecord, ItemRecord, dump_json
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS
-from ckpt_core._save.dedup_links import Links
 from ckpt_core._save.job import PreparedItem, SaveJob
 from ckpt_core._save.plan_digest import text_of_text
+from ckpt_core._save.unchanged import Links
 from ckpt_core._tree import NONE
 
 NOTES: tuple[str, ...] = ("metadata", "data.json")

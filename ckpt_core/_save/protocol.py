@@ -140,9 +140,8 @@ class PreparedSave:
             self._agreeing = True
             attempt = self._agree_to_start()
             write = snapshot.write(self._token)
-            # with several processes, each also sends the digests of its files to process 0
-            digests = write.digests.extend
-            snapshot.on_all("written", lambda: write.own_part(attempt), report=str, judge=digests)
+            passed = write.passed.extend
+            snapshot.on_all("written", lambda: write.own_part(attempt), report=str, judge=passed)
             commit = (lambda: write.commit(attempt)) if index == 0 else (lambda: None)
             snapshot.on_all("committed", commit)
         self._attempt = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Iterator, Sequence
 
+from ckpt_core._background.threads import Workers
 from ckpt_core._directory import Attempt
+from ckpt_core._errors import CheckpointError
 from ckpt_core._format import orbax_write
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
-from ckpt_core._format.packed import pack
+from ckpt_core._format.packed import pack, unpack
 from ckpt_core._format.part import Part
 from ckpt_core._format.record import (
     RECORD_FILE,
@@ -21,23 +25,16 @@ from ckpt_core._format.record import (
 )
 from ckpt_core._lazy import jax
 from ckpt_core._operation import Operation
-from ckpt_core._save.dedup_links import Linked
-from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
+from ckpt_core._options import MIB
 from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob
 from ckpt_core._save.plain_items import write_sources
-from ckpt_core._save.uploads import Uploads
-from ckpt_core._storage import (
-    UPLOAD_BYTES,
-    ArrayWriter,
-    Location,
-    NewDatabase,
-    add,
-    merge,
-    new_context,
-)
+from ckpt_core._storage import INDEX_FILE, ArrayWriter, Rows, encode_index, joined
 
-_FILES_UNDER_WAY = 4
-"""Number of data files on their way to an object store at once."""
+_FILES_AT_ONCE = 4
+"""Number of data files that are written at once."""
+_UPLOADED_FILE_BYTES = 32 * MIB
+"""Maximum size of a data file in an object store, since it is in memory as a whole."""
+_MOST_PASSED_BYTES = 4096 * MIB
 _OF_METRICS = "metrics", "json"
 """Name and form of an item whose values stand where Orbax looks for metrics, too."""
 
@@ -63,22 +60,23 @@ class Write:
         self.written_bytes = 0
         self.part: Part | None = None  # of the step; in a local directory of several processes
         self._began = time.monotonic()
-        self._described: dict[str, FileRecord] = {}  # digests that are known already
-        self.digests: list[str] = []  # on process 0: what ``own_part`` gave on each process
+        self.files: dict[str, FileRecord] = {}  # that are written, by path in the checkpoint
+        self.passed: list[str] = []  # on process 0: what ``own_part`` gave on each process
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
-        self._linked: list[Linked] = []
-        self._checksums: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._uploads: Uploads | None = None  # into an object store
+        self._writers: dict[str, ArrayWriter] = {}  # by item
+        self._rows: dict[str, Rows] = {}  # by item; on process 0 of all processes
 
     def own_part(self, attempt: Attempt) -> str:
-        """Writes what this process has; gives the digests of its files, if there are other processes."""
+        """Writes what this process has, and passes the rest to process 0; returns what that is compared with."""
         self.write_own(attempt)
-        if self._job.writers.count == 1:
-            return ""  # make_durable() digests all files
-        index, local = self._job.writers.index, self._job.local
-        sent = {} if self._uploads is None else self._uploads.files
-        return digest_own(attempt, self._items, index, local, self._context, sent)
+        if self._job.writers.index == 0:
+            return ""
+        files = [[name, *_numbers(file)] for name, file in self.files.items()]
+        passed = {name: rows.dump() for name, rows in self._rows.items()}
+        data = pack({"": json.dumps(files).encode()} | passed)
+        attempt.write(_passed(self._job.writers.index), data, until_commit=True)
+        return f"{len(data)} {zlib.crc32(data)}"
 
     def commit(self, attempt: Attempt) -> None:
         """On process 0: makes the checkpoint durable, then visible, if the guard finds in between that this run still owns the directory."""
@@ -94,136 +92,152 @@ class Write:
     def write_own(self, attempt: Attempt) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
         self._operation.phase = "waiting for arrays on their way to the host"
-        # merge() needs the same context: TensorStore copies index entries only within one context
-        self._context = new_context(durable=self._job.options.durable)
         self._items[:] = [item.landed() for item in self._items]
-        if not self._job.local:
-            self._uploads = Uploads(self._job, attempt, self._items, self._context, self._operation)
         self._operation.phase = "writing arrays"
-        writers: list[ArrayWriter] = []
-        try:
-            written = sum(self._start_item(attempt, item, writers) for item in self._items)
+        with Workers(self.files_at_once, "ckpt-write") as workers:
+            written = sum(self._start_item(attempt, item, workers) for item in self._items)
+            self._operation.total_bytes = written
             if self._job.writers.index == 0:
-                self._describe(attempt)  # meanwhile TensorStore writes the arrays
-            # uploads report by themselves
-            watch = self._progress(attempt, written) if self._job.local else None
-            for writer in writers:
-                writer.finish(watch)
-            if self._uploads is not None:
-                self._uploads.send_indices()
-        except BaseException:
-            for writer in writers:
-                writer.abort()
-            raise
+                self._describe(attempt)  # meanwhile the workers write the arrays
+            self._settle(attempt, workers)
         self.written_bytes = written
 
-    def _progress(self, attempt: Attempt, total_bytes: int) -> Callable[[], None]:
-        """A function that sends a progress event from the sizes of the files; called now and then while arrays are written."""
-        operation, process = self._operation, self._job.writers.index
-        operation.total_bytes = total_bytes
-        linked_bytes = sum(linked.size_bytes for linked in self._linked)
+    @property
+    def files_at_once(self) -> int:
+        """How many threads write, of which each has a chunk in memory, or a file on its way to an object store."""
+        options = self._job.options
+        held_bytes = options.chunk_bytes if self._job.local else self._file_bytes
+        return max(1, min(_FILES_AT_ONCE, options.max_host_bytes // held_bytes))
 
-        def watch() -> None:
-            if operation.listener is None and not operation.asked:
-                return
-            # TensorStore reports no progress, so take it from the sizes of the files
-            try:
-                sizes = own_data(attempt, self._items, process)
-            except FileNotFoundError:  # TensorStore has just given a file its final name
-                return
-            operation.done_bytes = min(total_bytes, sum(sizes.values()) - linked_bytes)
-            operation.tell_progress(operation.done_bytes)
+    @property
+    def _file_bytes(self) -> int:
+        size_bytes = self._job.options.target_data_file_bytes
+        return size_bytes if self._job.local else min(size_bytes, _UPLOADED_FILE_BYTES)
 
-        return watch
-
-    def _start_item(self, attempt: Attempt, item: PreparedItem, writers: list[ArrayWriter]) -> int:
-        """Starts writing an item's arrays, and writes its checksums or state files; gives the number of bytes that this
-        process writes. Adds to ``writers`` the started writer of a pytree's arrays, which the caller must finish or abort.
-        """
+    def _start_item(self, attempt: Attempt, item: PreparedItem, workers: Workers) -> int:
+        """Starts to write an item's arrays, or writes its files; returns the number of bytes that this process writes."""
         for name, data in item.state_files.items():
-            attempt.write(f"{item.folder}/{name}", data)
+            self._write(attempt, f"{item.folder}/{name}", data)
         if item.record.form != "tree":
             copied = write_sources(item, attempt, self._job, self._links)
-            self._described |= copied
+            self.files |= copied
             sizes = (file.size_bytes for file in copied.values())
             return sum(map(len, item.state_files.values())) + sum(sizes)
-        arrays, linked = item.arrays, None
-        if self._links is not None:
-            linked = self._links.link(item, attempt.path, self._context)
-        options = self._job.options
-        # all pytrees are written at the same time, so they share max_host_bytes
-        trees = sum(one.record.form == "tree" for one in self._items)
-        database, most = self._database(attempt, item), options.max_host_bytes
-        upload = None
-        if self._uploads is not None:
-            upload = self._uploads.begin(item, database, compressed=item.record.compressed)
-            database = upload.database
-        writer = ArrayWriter(
-            database,
-            self._job.writers.index,
-            self._job.writers.count,
-            self._context,
-            max_host_bytes=(most if upload is None else min(most, UPLOAD_BYTES)) // trees,
-            upload=upload,
-            write_file=(lambda name, data: attempt.write(item.folder + name, data))
-            if self._job.local
-            else None,
-        )
-        writers.append(writer)
-        if linked is not None:
-            self._linked.append(linked)
+        arrays = item.arrays
+        writer = self._writer(attempt, item, workers, compressed=item.record.compressed)
+        if self._links is not None and (linked := self._links.link(item, attempt.path)):
+            self.files |= linked.files
+            writer.take_over(linked.places)
+            writer.checksums |= linked.checksums
             arrays = linked.to_write(arrays)
-            for child, runs in linked.runs.items():
-                writer.take_over(child, runs)
-        checksums = writer.put(arrays) | ({} if linked is None else linked.checksums)
-        self._checksums[item.name] = checksums
-        name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{self._job.writers.index}"
-        attempt.write(name, dump_checksums(checksums))
+        writer.put(arrays)
+        writer.start()
         return sum(array.size_bytes for array in arrays)
 
-    def _database(self, attempt: Attempt, item: PreparedItem) -> NewDatabase:
-        place = Location(attempt.data_path, self._job.local, staged=not self._job.local)
-        size_bytes = self._job.options.target_data_file_bytes
-        if not self._job.local:
-            size_bytes = min(size_bytes, UPLOAD_BYTES // _FILES_UNDER_WAY)
-        return NewDatabase(place / item.folder, attempt.data_prefix, size_bytes)
+    def _writer(
+        self, attempt: Attempt, item: PreparedItem, workers: Workers, *, compressed: bool
+    ) -> ArrayWriter:
+        """The writer of the item's arrays. All trees are written at the same time, so they share ``max_host_bytes``."""
+        trees = sum(one.record.form == "tree" for one in self._items)
+        index = self._job.writers.index
+        writer = self._writers[item.name] = ArrayWriter(
+            lambda name, parts: attempt.write_data(f"{item.folder}/{name}", parts),
+            workers,
+            f"ocdbt.process_{index}/d/{attempt.data_prefix}",
+            first=index == 0,
+            compressed=compressed,
+            file_bytes=self._file_bytes,
+            max_host_bytes=self._job.options.max_host_bytes // max(1, trees),
+        )
+        return writer
+
+    def _settle(self, attempt: Attempt, workers: Workers) -> None:
+        """Blocks until all arrays are in files; writes their checksums, and of one process alone the indexes."""
+        for writer in self._writers.values():
+            writer.settle(self._tell_progress)
+        for item in self._items:
+            writer = self._writers.get(item.name)
+            if writer is None:
+                continue
+            self.files |= {f"{item.folder}/{name}": file for name, file in writer.files.items()}
+            self._rows[item.name] = writer.rows
+            if self._job.writers.count == 1:
+                self._write_index(attempt, f"{item.folder}/", writer.rows, workers)
+            name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{self._job.writers.index}"
+            self._write(attempt, name, dump_checksums(writer.checksums))
+
+    def _tell_progress(self) -> None:
+        done_bytes = sum(writer.done_bytes for writer in self._writers.values())
+        self._operation.done_bytes = done_bytes
+        self._operation.tell_progress(done_bytes)
+
+    def _write(self, attempt: Attempt, name: str, data: bytes) -> None:
+        attempt.write(name, data)
+        self.files[name] = FileRecord.of(data)
+
+    def _write_index(
+        self, attempt: Attempt, folder: str, rows: Rows, workers: Workers, below: str = ""
+    ) -> None:
+        """Writes the index of arrays below a folder, which ends with a slash or is empty."""
+        if rows.keys:
+            path = f"d/{attempt.data_prefix}{secrets.token_hex(16)}"
+            nodes, manifest = encode_index(rows, path, below)
+            writing = workers.submit(lambda: attempt.write_data(folder + path, (nodes,)))
+            self._write(attempt, folder + INDEX_FILE, manifest)
+            self.files[folder + path] = FileRecord.of(nodes)
+            writing.result()
 
     def make_durable(self, attempt: Attempt) -> None:
-        """On process 0: merges all databases, writes the record, fsyncs everything. Only
+        """On process 0: joins what all processes have written, writes the record, fsyncs everything. Only
         the rename is then missing to make the checkpoint visible.
         """
         job = self._job
         self._operation.phase = "joining, describing and syncing files"
-        for item in self._items:
-            if item.record.form == "tree" and job.writers.count > 1:
-                self._merge(attempt, item)
-        if job.flat:
-            self._index_at_top(attempt)
+        with Workers(1, "ckpt-write") as workers:
+            if job.writers.count > 1:
+                self._join(attempt, workers)
+            if job.flat:  # Orbax looks there for a tree without a name
+                (item,) = self._items
+                rows = self._rows.get(item.name, Rows())
+                self._write_index(attempt, "", rows, workers, below=f"{item.folder}/")
         record = self._record(attempt)
         if self._links is not None:
+            checksums = {name: writer.checksums for name, writer in self._writers.items()}
             self._links.prepare(
-                job.target, attempt.path, self._items, self._checksums, record.files
+                job.target, attempt.path, self._items, self._rows, checksums, self.files
             )
         attempt.make_durable(RECORD_FILE, dump_record(record))
 
-    def _merge(self, attempt: Attempt, item: PreparedItem) -> None:
-        """On process 0: joins all processes' databases of an item."""
-        if self._uploads is not None:
-            self._uploads.take_indices(item)
-        merge(self._database(attempt, item), self._job.writers.count, self._context)
-        if self._uploads is not None:
-            self._uploads.send_merged(item)
-
-    def _index_at_top(self, attempt: Attempt) -> None:
-        """On process 0: a second index of the only item, where Orbax looks for a tree without a name."""
-        (item,) = self._items
-        if item.plan is not None and len(item.texts) < len(item.names):  # text has no database
-            database = self._database(attempt, item)
-            top = replace(database, location=Location(attempt.data_path, local=True))
-            add(top, [database], self._context)
+    def _join(self, attempt: Attempt, workers: Workers) -> None:
+        """On process 0: takes what the other processes passed, and writes the indexes of all arrays."""
+        dumped = {name: [rows.dump()] for name, rows in self._rows.items()}
+        for process, said in list(enumerate(self.passed))[1:]:
+            name = _passed(process)
+            try:
+                data = attempt.take(name)
+            except FileNotFoundError:
+                data = b""
+            if said != f"{len(data)} {zlib.crc32(data)}":
+                raise _unseen(attempt, name, "the same")
+            parts = unpack(data, _MOST_PASSED_BYTES)
+            for path, *numbers, is_data in json.loads(parts.pop("")):
+                self.files[path] = FileRecord(*numbers, data=bool(is_data))
+            for item, rows in parts.items():
+                dumped[item].append(rows)
+        known_bytes = {name: file.size_bytes for name, file in self.files.items()}
+        present = attempt.files(known_bytes=known_bytes)
+        for name, size_bytes in known_bytes.items():
+            if present.get(name) != size_bytes:
+                raise _unseen(attempt, name, f"{size_bytes} bytes")
+        for name in present.keys() - self.files.keys():
+            self.files[name] = FileRecord.of(attempt.read(name))
+        for item in self._items:
+            if item.name in dumped:
+                rows = self._rows[item.name] = joined(dumped[item.name])
+                self._write_index(attempt, f"{item.folder}/", rows, workers)
 
     def _record(self, attempt: Attempt) -> Record:
-        files, within = self._files(attempt), dict(attempt.small_files())
+        files, within = dict(self.files), dict(attempt.small_files())
         for item in self._items:  # states of other processes, each of which would be a file to sync
             for name, data in item.others.items():
                 within[f"{item.folder}/{name}"] = data
@@ -253,30 +267,26 @@ class Write:
             shared=self._fields.shared,
         )
 
-    def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
-        """On process 0: size and digest of every file, those of other processes included."""
-        known = {name: entry for linked in self._linked for name, entry in linked.files.items()}
-        known |= self._described
-        if self._uploads is not None:
-            known |= self._uploads.files
-        if self._job.writers.count == 1:
-            sizes = attempt.files(
-                known_bytes={name: file.size_bytes for name, file in known.items()}
-            )
-            if all(size <= WHOLE_DIGEST_BYTES or name in known for name, size in sizes.items()):
-                return {
-                    name: known.get(name) or FileRecord(size, attempt.crc32(name))
-                    for name, size in sizes.items()
-                }
-        local = self._job.local
-        return digest_all(attempt, self._items, self.digests, known, local, self._context)
-
     def _describe(self, attempt: Attempt) -> None:
         """On process 0: writes the metadata files, which do not depend on array data."""
-        files = dict(metadata_files(self._job, self._fields, self._items))
-        for name, data in files.items():
-            attempt.write(name, data)
-        self._described |= {name: FileRecord.of(data) for name, data in files.items()}
+        for name, data in metadata_files(self._job, self._fields, self._items):
+            self._write(attempt, name, data)
+
+
+def _passed(process: int) -> str:
+    """Name of the file that a process passes to process 0."""
+    return f"ckpt.passed_{process}"
+
+
+def _numbers(file: FileRecord) -> tuple[int, int, int]:
+    return file.size_bytes, file.crc32, int(file.data)
+
+
+def _unseen(attempt: Attempt, name: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{attempt.path}: the process that wrote {name} left {what} there, and process 0 does not see it: do all "
+        "processes see the same files at once?"
+    )
 
 
 def metadata_files(

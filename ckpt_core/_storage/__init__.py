@@ -1,10 +1,9 @@
 """The only package that imports TensorStore: writes and reads the OCDBT database of an item.
 
-``location`` says where a database or an object lies and how it is opened; ``writer`` fills databases, and joins those
-of several processes; ``new_nodes`` encodes a database of many small values at once; ``database`` decodes the index of one and finds file and offset of each value; ``arrays`` reads
-files and objects, of which the index gives the ranges, and arrays through TensorStore; ``past_cache`` reads files without the page cache; ``digests`` determines which bytes of a file its digest
-covers; ``bounds`` rejects input that would abort the process; ``upload`` brings a database that was built in memory
-to an object store; ``failures`` translates TensorStore's errors.
+``location`` says where a database or an object lies and how it is opened; ``writer`` writes data files; ``encode`` makes the index that
+leads to them, and ``database`` decodes one; ``arrays`` reads files and objects, of which the index gives the ranges, and arrays through
+TensorStore; ``past_cache`` reads files without the page cache; ``digests`` determines which bytes of a file its digest covers; ``bounds``
+rejects input that would abort the process; ``failures`` translates TensorStore's errors.
 """
 
 from ckpt_core._storage._tensorstore import StoreContext as StoreContext
@@ -26,20 +25,17 @@ from ckpt_core._storage.database import read_index as read_index
 from ckpt_core._storage.digests import crc32_of as crc32_of
 from ckpt_core._storage.digests import outside_of_blocks as outside_of_blocks
 from ckpt_core._storage.digests import ranges_in_blocks as ranges_in_blocks
+from ckpt_core._storage.encode import Rows as Rows
+from ckpt_core._storage.encode import encode_index as encode_index
+from ckpt_core._storage.encode import joined as joined
 from ckpt_core._storage.location import INDEX_FILE as INDEX_FILE
 from ckpt_core._storage.location import KeyValues as KeyValues
 from ckpt_core._storage.location import Location as Location
-from ckpt_core._storage.location import NewDatabase as NewDatabase
 from ckpt_core._storage.location import backend_of as backend_of
 from ckpt_core._storage.location import counters as counters
 from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
 from ckpt_core._storage.past_cache import PastCache as PastCache
-from ckpt_core._storage.upload import UPLOAD_BYTES as UPLOAD_BYTES
-from ckpt_core._storage.upload import Upload as Upload
-from ckpt_core._storage.writer import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
 from ckpt_core._storage.writer import ArrayToWrite as ArrayToWrite
 from ckpt_core._storage.writer import ArrayWriter as ArrayWriter
-from ckpt_core._storage.writer import KeyRun as KeyRun
-from ckpt_core._storage.writer import add as add
-from ckpt_core._storage.writer import merge as merge
+from ckpt_core._storage.writer import Place as Place

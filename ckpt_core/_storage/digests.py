@@ -1,7 +1,6 @@
 """Digests of data files, which cover the bytes outside of all checksummed blocks.
 
-A save and ``verify`` both get the ranges here: with different ones, ``verify`` would report false
-damage.
+``verify`` gets the ranges here; a save computes them as it writes.
 """
 
 from __future__ import annotations
@@ -14,25 +13,12 @@ from ckpt_core._errors import name_file
 from ckpt_core._layout.ranges import gaps
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import StoreContext
-from ckpt_core._storage.database import Index, read_index
+from ckpt_core._storage.database import read_index
 from ckpt_core._storage.location import Location
 
 _AT_ONCE_BYTES = 4 * MIB
 
 Ranges = list[tuple[int, int]]
-StoredValues = list[tuple[int, int, str]]
-"""(offset, size, key) of values in a data file, ascending."""
-
-
-def values_in_files(index: Index) -> dict[str, StoredValues]:
-    """Data file -> the values in it."""
-    found: dict[str, StoredValues] = {}
-    for key, (file, offset, size_bytes, _) in index.places.items():
-        if file:
-            found.setdefault(file, []).append((offset, size_bytes, key))
-    for values in found.values():
-        values.sort()
-    return found
 
 
 def ranges_in_blocks(
@@ -41,16 +27,13 @@ def ranges_in_blocks(
     """Data file, relative to the checkpoint -> (offset, size) of everything in it that block checksums cover,
     for the database in ``folder``; ``manifest`` is the content of its manifest, if the caller has read that.
     """
-    index = read_index(checkpoint / folder, context, manifest=manifest)
-    return {
-        f"{folder}/{file}": [(offset, size) for offset, size, key in values if not is_metadata(key)]
-        for file, values in values_in_files(index).items()
-    }
-
-
-def is_metadata(key: str) -> bool:
-    """Whether a key is that of an array's metadata, which no block checksum covers."""
-    return key.endswith("zarr.json")
+    found: dict[str, Ranges] = {}
+    for key, (file, offset, size_bytes, _) in read_index(
+        checkpoint / folder, context, manifest=manifest
+    ).places.items():
+        if file and not key.endswith("zarr.json"):
+            found.setdefault(f"{folder}/{file}", []).append((offset, size_bytes))
+    return {file: sorted(ranges) for file, ranges in found.items()}
 
 
 def outside_of_blocks(size_bytes: int, in_blocks: Iterable[tuple[int, int]]) -> Ranges:

@@ -17,7 +17,6 @@ from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._directory.mounted_files import Done, MountedFiles
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME, forked
-from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import Options
 from ckpt_core._platform import ROOTS
 from ckpt_core._storage._tensorstore import StoreContext, ts
@@ -31,14 +30,9 @@ from ckpt_core._storage.failures import (
 )
 
 _CACHE_BYTES = 100_000_000
-NODE_BYTES = 64 * 1024
-"""Maximum B+tree node (about 600 keys): small, so that partial loads read few nodes."""
 INDEX_FILE = "manifest.ocdbt"
 """The file of a database that leads to all others."""
 _STAGED = "memory_key_value_store#staged"
-_LANES = "0123456789abcdef"
-"""The digits with which TensorStore's random names begin; see ``NewDatabase.lanes``."""
-_LANE_DRIVERS = ("s3", "gcs")
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
 """About a minute in all; by default it would be a quarter of an hour."""
 _STALLS = {
@@ -48,17 +42,7 @@ _STALLS = {
 """A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which
 reads these at its first request, would wait for ever. It takes it in no other way."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
-"""More threads than cores write no faster, and would slow the training step down."""
-
-
-def _lane(driver: str, digit: str) -> str:
-    """Name of the resource by which one lane of a store has one request at a time."""
-    return f"{driver}_request_concurrency#lane{digit}"
-
-
-_ONE_AT_A_TIME = {
-    _lane(driver, digit): {"limit": 1} for driver in _LANE_DRIVERS for digit in _LANES
-}
+"""More threads than cores read no faster, and would slow the training step down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +51,11 @@ class Location:
 
     path: str  # absolute, or a URL (``memory://``, ``s3://``, ``gs://``); no trailing slash
     local: bool  # in a file system; False for the path of a mounted bucket
-    staged: bool = False  # in memory: a database before its upload, or a manifest from the record
+    staged: bool = False  # in memory: a manifest from the record
     storage_options: Mapping[str, Any] | None = field(default=None, hash=False)  # of a store
 
     def __truediv__(self, name: str) -> Location:
         return replace(self, path=f"{self.path.rstrip('/')}/{name}")
-
-    @property
-    def sends(self) -> bool:
-        """Whether TensorStore sends what it writes there: neither a mount nor memory, which would keep it."""
-        return not (self.local or self.staged or self.path.startswith((*ROOTS, "memory://")))
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location; CheckpointError if the path is not valid UTF-8."""
@@ -159,9 +138,9 @@ def _process_wide() -> Any:
     return ts.Context({"memory_key_value_store": {}})
 
 
-def new_context(*, durable: bool = True) -> StoreContext:
-    """A new TensorStore context for one save or load; ForkedProcess in a forked child. All arrays of a save share one, because each
-    context opens the database again. The next save needs another: the cache may have data of a directory that was replaced meanwhile.
+def new_context() -> StoreContext:
+    """A new TensorStore context for one load; ForkedProcess in a forked child. All arrays of a load share one, because each
+    context opens the database again. The next load needs another: the cache may have data of a directory that was replaced meanwhile.
     """
     HOME.is_used = True
     if os.getpid() != HOME.pid:
@@ -169,13 +148,9 @@ def new_context(*, durable: bool = True) -> StoreContext:
     settings = {
         "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
         "file_io_concurrency": {"limit": _IO_THREADS},
-        "file_io_sync": durable,
-        # one process writes a database, and not every file system locks
-        "file_io_locking": {"mode": "none"},
         "s3_request_retries": _RETRIES,
         "gcs_request_retries": _RETRIES,
         _STAGED: {},
-        **_ONE_AT_A_TIME,
     }
     return functools.cache(lambda: ts.Context(settings, _process_wide()))
 
@@ -191,70 +166,6 @@ def database_spec(location: Location, manifest: Location | None = None) -> dict[
     """Spec of the OCDBT database at a location, for reading; ``manifest`` is where its manifest is, if elsewhere."""
     spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
     return spec if manifest in (None, location) else {**spec, "manifest": manifest.spec()}
-
-
-@dataclass(frozen=True, slots=True)
-class NewDatabase:
-    """An OCDBT database that is being written; values of up to 100 bytes stand in its index."""
-
-    location: Location  # in an object store: memory, from which ``Upload`` takes it, or the index
-    prefix: str  # begins the name of each data file and node
-    target_data_file_bytes: int  # size at which TensorStore begins another data file
-    values_in: str = ""  # folder of the data files in the database; empty, or ends with ``/``
-    manifest: str = ""  # folder of the manifest, if not the database's own
-    sent_to: Location | None = None  # gets data files while written; None: beside the index
-
-    def of_process(self, process: int, process_count: int) -> NewDatabase:
-        """The database that one process writes, which ``merge`` joins with the others; a single process writes the
-        item's own. In memory, only the manifests differ: data files are uploaded under the names that they have there.
-        """
-        folder = f"ocdbt.process_{process}"
-        if process_count == 1:
-            return replace(self, values_in=f"{folder}/")
-        if self.location.staged:
-            return replace(self, values_in=f"{folder}/", manifest=f"{folder}/")
-        return replace(self, location=self.location / folder)
-
-    def spec(self) -> dict[str, Any]:
-        """TensorStore's spec, for writing."""
-        manifest = self.location / self.manifest if self.manifest else None
-        spec = database_spec(self.location, manifest)
-        if self.sent_to is not None:
-            spec["base"] = self._base(self.sent_to)
-        return {
-            **spec,
-            "value_data_prefix": f"{self.values_in}d/{self.prefix}",
-            "btree_node_data_prefix": f"d/{self.prefix}",
-            "version_tree_node_data_prefix": f"d/{self.prefix}",
-            "target_data_file_size": self.target_data_file_bytes,
-            "config": {
-                "max_inline_value_bytes": INLINE_BYTES,
-                "max_decoded_node_bytes": NODE_BYTES,
-                "manifest_kind": "single",
-            },
-            "assume_config": True,
-        }
-
-    def _base(self, store: Location) -> dict[str, Any]:
-        """The index in memory, and over it the data files in a store."""
-        folder = f"{self.values_in}d/"
-        base = (store / folder).spec()
-        layers: list[Any] = [{"base": self.location.spec()}]
-        for lane in self.lanes():
-            shared = _lane(base["driver"], lane[-1])
-            own = (
-                {**base, shared.partition("#")[0]: shared}
-                if base["driver"] in _LANE_DRIVERS
-                else base
-            )
-            layers.append({"base": own, "prefix": lane, "strip_prefix": len(folder)})
-        return {"driver": "kvstack", "layers": layers}
-
-    def lanes(self) -> list[str]:
-        """Beginnings of the names of data files; for each of them ``sent_to`` has one request at a time. TensorStore reports the first request
-        that fails, while others are on their way, and tells nothing of those. In a lane, an answer comes when all requests before it have ended.
-        """
-        return [f"{self.values_in}d/{self.prefix}{digit}" for digit in _LANES]
 
 
 def counters() -> dict[str, float]:

@@ -1,49 +1,39 @@
-"""Writes the arrays of an item into its OCDBT database."""
+"""Writes the arrays of an item into data files, and notes what the item's index has to say."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
 import secrets
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpt_core._background.threads import Workers
-from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
-from ckpt_core._layout.chunks import chunk_count, chunk_key, chunk_parts
-from ckpt_core._layout.regions import Region, region_slices, whole
+from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
+from ckpt_core._format.record import FileRecord
+from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
+from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._layout.writers import INLINE_BYTES
-from ckpt_core._options import codec_parts
-from ckpt_core._storage._tensorstore import StoreContext, ts
-from ckpt_core._storage.failures import settled
-from ckpt_core._storage.location import INDEX_FILE, NewDatabase, database_spec
-from ckpt_core._storage.new_nodes import encode_index, place
-from ckpt_core._storage.upload import Upload
+from ckpt_core._options import KIB, codec_parts
+from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage.encode import Rows
 from ckpt_core._tree.leaves import LeafSpec
 
 _WATCH_SECS = 0.1
-SMALL_LEAF_BYTES = 256 * 1024
-"""Up to this size it is faster to write an array's chunks as plain keys than to open the array."""
-_MANY_ARRAYS = 512
-_TINY_LEAF_BYTES = 16 * 1024
-"""So many arrays up to this size are written as a database of their own: TensorStore takes 5 us to queue a value."""
-_VALUES_FOLDER = "ocdbt.values"
-"""The database of many small values beside large ones, whose index is taken over; in the folder of the process."""
-_FILE_BYTES = 16 * 1024 * 1024
-_FILES_AT_ONCE = 3
-"""Its data files have that size, and so many of them are written and synced at once."""
+_COPIED_BYTES = 16 * KIB
+"""It is faster to copy arrays up to this size than to keep, and free at once, thousands of them."""
+_ALIGNMENT_BYTES = 64
+"""Values in data files begin at a multiple of it, so that they can be mapped."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
-WriteFile = Callable[[str, bytes], None]
-KeyRun = tuple[bytes, bytes]
-"""First and last key of a contiguous run of keys."""
+Place = tuple[str, int, int]
+"""Path of a data file, offset and size of a value in it."""
 
 
 @dataclass(slots=True)
@@ -58,309 +48,216 @@ class ArrayToWrite:
     codec: str | None = None
     source: Any = None  # weak reference to the ``jax.Array`` that the values were copied from
 
-    @property
-    def stored(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str | None]:
-        """Stored dtype and shape, chunk shape, codec."""
-        return self.spec.stored_dtype, self.spec.stored_shape, self.chunk, self.codec
+
+class _Chunk(NamedTuple):
+    """A chunk that waits to be written."""
+
+    key: str
+    values: np.ndarray[Any, Any]  # a view, of any order
+    in_chunk: Region
+    array: ArrayToWrite
+
+    def stored(self) -> np.ndarray[Any, Any]:
+        return whole_chunk(self.values, self.in_chunk, self.array.chunk)
 
 
 class ArrayWriter:
-    """Writes this process's arrays of one item; nothing is durable before ``finish``. A transaction keeps its values in memory
-    until it is committed, so a save larger than ``max_host_bytes`` is split into several; ``upload`` gets each. ``write_file``
-    (None in an object store) writes a file, durable if the context is, at a path relative to the item that begins with a slash.
+    """Writes this process's arrays of one item, in the threads of ``workers``. ``write`` writes a file, durable if the save is, at a path
+    relative to the item; data files have paths that start with ``prefix``. After ``settle``, ``rows``, ``checksums`` and ``files`` say what is where.
     """
 
     def __init__(
         self,
-        item: NewDatabase,
-        process: int,
-        process_count: int,
-        context: StoreContext,
+        write: Callable[[str, Iterable[Any]], object],
+        workers: Workers,
+        prefix: str,
         *,
+        first: bool,  # also writes what describes the arrays, which is the same on all processes
+        compressed: bool,  # whether any array of the item is
+        file_bytes: int,
         max_host_bytes: int,
-        upload: Upload | None = None,
-        write_file: WriteFile | None = None,
     ) -> None:
-        self._database = item.of_process(process, process_count)
-        self._spec = self._database.spec()
-        self._location = item.location
-        self._write_file = write_file
-        self._empty = True
-        self._context = context()
-        self._upload = upload
+        self._write = write
+        self._workers = workers
+        self._prefix = prefix
+        self._first = first
+        self._compressed = compressed
+        self._file_bytes = file_bytes
         self._limit_bytes = max_host_bytes
-        self._first = process == 0
-        self._store: Any = ts.KvStore.open(self._spec, context=self._context).result()
-        self._held_bytes = 0
-        self._committing: deque[tuple[Any, int]] = deque()
-        # nothing has an end in a store, if it is not given one
-        self._timeout_secs = None if upload is None else upload.timeout_secs
-        self._begin()
+        self._described: dict[bytes, int] = {}  # zarr.json -> position of the value
+        self._batch: list[tuple[int, bytes | _Chunk, bool]] = []  # position, content, is a chunk
+        self._batch_bytes = self._copied_bytes = 0
+        self._jobs: list[Future[None]] = []
+        self._done_bytes: dict[int, int] = {}  # of each data file
+        self.rows = Rows()
+        self.checksums: dict[str, tuple[int, ...]] = {}  # of the blocks of each chunk, by key
+        self.files: dict[str, FileRecord] = {}  # data files, by path in the item
 
-    def _begin(self) -> None:
-        self._transaction: Any = ts.Transaction(atomic=True)
-        self._keys: Any = self._store.with_transaction(self._transaction)
-        self._writes: list[Any] = []
+    @property
+    def done_bytes(self) -> int:
+        """The bytes of arrays in files that are written."""
+        return sum(self._done_bytes.copy().values())
 
-    def take_over(self, child: str, runs: Sequence[KeyRun]) -> None:
-        """Queues copies of index entries, for these runs of keys, from a database in the directory ``child`` below; copies no data."""
-        doing = f"taking over {child}"
-        spec = database_spec(self._database.location / child)
-        source = settled(ts.KvStore.open(spec, context=self._context), doing)
-        self._empty = False
-        for first, last in runs:
-            taken = ts.KvStore.KeyRange(first, last + b"\0")
-            settled(source.experimental_copy_range_to(self._keys, taken), doing)
-
-    def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, tuple[int, ...]]:
-        """Starts writing arrays and gives chunk key -> checksums of its blocks; their values must not change until ``finish``.
-        Many small ones are written when it returns. Clears the ``pieces`` of small arrays, which are written or copied.
+    def put(self, arrays: Iterable[ArrayToWrite], copied_bytes: int = _COPIED_BYTES) -> None:
+        """Begins to write arrays. Those of at most ``copied_bytes`` are copied, and lose their ``pieces``; the values of others must
+        not change until ``settle``.
         """
-        checksums: dict[str, tuple[int, ...]] = {}
-        many: list[ArrayToWrite] = []
-        if len(arrays) >= _MANY_ARRAYS and (many := self._many_of(arrays)):
-            alone = self._empty and len(many) == len(arrays)
-            checksums = self._put_many(many, alone=alone)
-            if alone:
-                return checksums
-        large: list[ArrayToWrite] = []
-        copied: list[ArrayToWrite] = []
-        known: dict[Any, tuple[bytes, str | None]] = {}  # id(spec) hashes faster than the spec
-        chosen = {array.name for array in many}
+        known: dict[Any, tuple[int, str | None]] = {}  # id(spec) hashes faster than the spec
+        keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:
-            if array.name in chosen:
-                continue
-            name, spec, chunk, codec = array.name, array.spec, array.chunk, array.codec
-            layout = known.get((id(spec), chunk, codec))
-            if layout is None:
-                layout = known[id(spec), chunk, codec] = layout_of(*array.stored)
-            metadata, only_key = layout
-            prefix = f"{name}/" if name else ""
-            if self._first:
-                # the metadata is the same on all processes
-                self._keys[f"{prefix}zarr.json"] = metadata
-                if self._upload is not None:
-                    self._upload.metadata[f"{prefix}zarr.json"] = metadata
-            if array.size_bytes > SMALL_LEAF_BYTES or codec is not None:
-                self._put_large(array)
-                large.append(array)
-                continue
-            for key, values in _chunks(array, prefix, only_key):
-                data = values.tobytes()
-                # A plain key takes 11 us, an opened array 110 us.
-                self._make_room(len(data))
-                self._keys[key] = data
-                checksums[key] = (crc_of(data),)
-            copied.append(array)
-        self.start()
-        # Freeing thousands of values takes time: do it while TensorStore writes.
-        for array in copied:
-            array.pieces = ()
-        # Compute the checksums of large arrays while TensorStore writes them.
-        for array in large:
-            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
-                checksums[key] = checksum_chunk(values)
-        return checksums
-
-    def _many_of(self, arrays: Sequence[ArrayToWrite]) -> list[ArrayToWrite]:
-        """The small ones, if they are many; none if few, or too large together to be in memory at once."""
-        if self._write_file is None:
-            return []
-        small = [
-            array
-            for array in arrays
-            if array.size_bytes <= _TINY_LEAF_BYTES and array.codec is None
-        ]
-        fits = sum(array.size_bytes for array in small) <= self._limit_bytes
-        return small if len(small) >= _MANY_ARRAYS and fits else []
-
-    def _put_many(
-        self, arrays: Sequence[ArrayToWrite], *, alone: bool
-    ) -> dict[str, tuple[int, ...]]:
-        """Writes a database of small arrays: this one, if it holds no others, else one that it takes over."""
-        checksums: dict[str, tuple[int, ...]] = {}
-        keys: list[str] = []
-        which: list[int] = []
-        values: list[bytes] = []
-        described: dict[bytes, int] = {}  # arrays of one layout have one zarr.json
-        known: dict[Any, tuple[int, str | None]] = {}
-        for array in arrays:
-            name, spec, chunk = array.name, array.spec, array.chunk
-            layout = known.get((id(spec), chunk))
-            if layout is None:
-                metadata, only_key = layout_of(*array.stored)
-                where = described.setdefault(metadata, len(values))
-                if where == len(values) and self._first:
-                    values.append(metadata)
-                layout = known[id(spec), chunk] = where, only_key
-            where, only_key = layout
-            prefix = f"{name}/" if name else ""
-            for key, part in _chunks(array, prefix, only_key):
-                data = part.tobytes()
-                keys.append(key)
-                which.append(len(values))
-                values.append(data)
-                checksums[key] = (crc_of(data),)
+            alike = id(array.spec), array.chunk, array.codec
+            if alike not in known:
+                known[alike] = self._describe(array)
+            described, only_key = known[alike]
+            prefix = f"{array.name}/" if array.name else ""
             if self._first:
                 keys.append(f"{prefix}zarr.json")
-                which.append(where)
-            array.pieces = ()
-        if keys:
-            self._write_database(keys, which, values, alone=alone)
-        return checksums
+                which.append(described)
+            copied = array.codec is None and array.size_bytes <= copied_bytes
+            for key, values, in_chunk in _chunks(array, prefix, only_key):
+                keys.append(key)
+                checksums[key] = ()
+                chunk = _Chunk(key, values, in_chunk, array)
+                if copied:
+                    stored = values if values.shape == array.chunk else chunk.stored()
+                    data = stored.tobytes()
+                    small = len(data) <= BLOCK_BYTES
+                    checksums[key] = (crc_of(data),) if small else checksum_chunk(stored)
+                    which.append(self._place(data, True))
+                    self._copied_bytes += len(data)
+                else:
+                    size_bytes = math.prod(array.chunk) * values.itemsize
+                    which.append(self._queue(chunk, size_bytes, True))
+            if copied:
+                array.pieces = ()
+                if self._copied_bytes > self._limit_bytes:
+                    self.settle()
 
-    def _write_database(
-        self, keys: list[str], which: list[int], values: list[bytes], *, alone: bool
-    ) -> None:
-        write = self._write_file
-        assert write is not None
-        below, inside = self._database.location.path[len(self._location.path) :], ""
-        child = f"{self._database.values_in}{_VALUES_FOLDER}"
-        if alone:
-            inside = self._database.values_in
-        else:
-            below += f"/{child}"
-        name = f"d/{self._database.prefix}"
-        placed = place(values, min(_FILE_BYTES, self._database.target_data_file_bytes))
-        paths = [f"{inside}{name}{secrets.token_hex(16)}" for _ in placed.sizes_of_files]
-        nodes_path = f"{name}{secrets.token_hex(16)}"
-        encoded = [key.encode(errors="surrogateescape") for key in keys]
-
-        def write_values(file: int) -> None:
-            write(f"{below}/{paths[file]}", placed.content(file))
-
-        with Workers(_FILES_AT_ONCE - 1, "ckpt-values") as workers:
-            others = range(1, len(paths))
-            writing = [workers.submit(functools.partial(write_values, file)) for file in others]
-            if paths:
-                write_values(0)
-            nodes, manifest = encode_index(
-                encoded, which, placed, paths, nodes_path, secrets.token_bytes(16), time.time_ns()
-            )
-            write(f"{below}/{nodes_path}", nodes)
-            write(f"{below}/{INDEX_FILE}", manifest)
-            for one in writing:
-                one.result()
-        if not alone:
-            self.take_over(child, [(min(encoded), max(encoded))])
-
-    def _put_large(self, array: ArrayToWrite) -> None:
-        """Queues the regions of an array, which TensorStore references without a copy; compressed data is in memory until it is committed."""
-        name = array.name
-        store: Any = ts.open(
-            {
-                "driver": "zarr3",
-                "kvstore": {**self._spec, "path": f"{name}/" if name else ""},
-                "metadata": zarr_metadata(*array.stored),
-                "store_data_equal_to_fill_value": True,
-            },
-            open=True,
-            assume_metadata=True,
-            context=self._context,
-        ).result()
-        pieces = array.pieces
-        if array.codec is not None and array.size_bytes > self._limit_bytes:
-            pieces = tuple(_by_chunks(pieces, array.chunk))
-        for region, values in pieces:
-            self._make_room(values.nbytes)
-            # No copy is needed, because the caller does not change the values before finish().
-            part = store.with_transaction(self._transaction)[region_slices(region)]
-            write = functools.partial(part.write, can_reference_source_data_indefinitely=True)
-            # One call in C: TensorStore crashes now and then if a signal handler raises between the
-            # two, so that nobody waits for a write that has begun.
-            self._writes.extend(map(write, (values,)))
-
-    def _make_room(self, size_bytes: int) -> None:
-        if self._held_bytes and self._held_bytes + size_bytes > self._limit_bytes:
-            self.start()
-            self._wait(0 if self._upload is None else self._upload.overlap)
-            self._begin()
-            self._held_bytes = 0
-        self._held_bytes += size_bytes
+    def take_over(self, places: Mapping[str, Place]) -> None:
+        """Adds chunks that stand in files already: key -> place."""
+        rows, numbers = self.rows, dict[str, int]()
+        for key, (path, offset, size_bytes) in places.items():
+            if path not in numbers:
+                numbers[path] = len(rows.paths)
+                rows.paths.append(path)
+            rows.keys.append(key)
+            rows.which.append(position := rows.add())
+            rows.put(position, numbers[path], offset, size_bytes)
 
     def start(self) -> None:
-        """Starts the commit of the queued writes; does not wait for it."""
-        for write in self._writes:
-            settled(write.copy, "writing arrays")
-        self._committing.append((self._transaction.commit_async(), self._held_bytes))
+        """Begins to write what was put; does not wait for it."""
+        if self._batch:
+            batch, self._batch, self._batch_bytes = self._batch, [], 0
+            number = len(self.rows.paths)
+            self.rows.paths.append(self._prefix + secrets.token_hex(16))
+            self._jobs.append(self._workers.submit(functools.partial(self._job, number, batch)))
 
-    def finish(self, watch: Callable[[], None] | None = None) -> None:
-        """Blocks until all started writes are in the database, and durable if the context is; calls ``watch`` about every 0.1 s meanwhile."""
-        while watch is not None and self._committing:
-            with contextlib.suppress(TimeoutError):
-                self._committing[-1][0].exception(timeout=_WATCH_SECS)
-                break
+    def settle(self, watch: Callable[[], None] = lambda: None) -> None:
+        """Blocks until all that was put is in files; calls ``watch`` about every 0.1 s meanwhile."""
+        self.start()
+        while wait(self._jobs, _WATCH_SECS, FIRST_EXCEPTION).not_done:
             watch()
-        self._wait(0)
+            if any(job.done() and job.exception() for job in self._jobs):
+                break
+        for job in self._jobs:
+            job.result()
+        self._jobs, self._copied_bytes = [], 0
 
-    def _wait(self, most: int) -> None:
-        """Blocks until at most so many transactions are being committed."""
-        while len(self._committing) > most:
-            committing, size_bytes = self._committing[0]
-            settled(committing, f"{self._location.path}: writing arrays", self._timeout_secs)
-            self._committing.popleft()
-            if self._upload is not None:
-                self._upload.committed(size_bytes)
+    def _describe(self, array: ArrayToWrite) -> tuple[int, str | None]:
+        """Position of the ``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
+        shape, chunk = array.spec.stored_shape, array.chunk
+        metadata = zarr_json(array.spec.stored_dtype, shape, chunk, array.codec)
+        if self._first and metadata not in self._described:
+            self._described[metadata] = self._place(metadata, False)
+        return self._described.get(metadata, -1), chunk_key(
+            (0,) * len(shape)
+        ) if chunk == shape else None
 
-    def abort(self) -> None:
-        """Drops the queued writes; blocks until running ones and uploads have ended."""
-        # a write that has begun goes on in a thread of TensorStore, in the transaction
-        self._settle([write.copy for write in self._writes])
-        self._transaction.abort()
-        # the newest may have been started, and its future lost to a signal handler's exception
-        self._settle([self._transaction.future, *(future for future, _ in self._committing)])
-        if self._upload is not None:
-            self._upload.abandon()
+    def _place(self, data: bytes, is_chunk: bool) -> int:
+        """Stores bytes, in the index if they are few; returns the position of the value."""
+        few = len(data) <= INLINE_BYTES
+        return self.rows.add(data) if few else self._queue(data, len(data), is_chunk)
 
-    def _settle(self, futures: Iterable[Any]) -> None:
-        """Blocks until all have ended, well or not."""
-        for future in futures:
-            with contextlib.suppress(TimeoutError):
-                future.exception(timeout=self._timeout_secs)
+    def _queue(self, content: bytes | _Chunk, size_bytes: int, is_chunk: bool) -> int:
+        if self._batch_bytes and self._batch_bytes + size_bytes > self._file_bytes:
+            self.start()
+        self._batch_bytes += size_bytes + -size_bytes % _ALIGNMENT_BYTES
+        position = self.rows.add()
+        self._batch.append((position, content, is_chunk))
+        return position
+
+    def _job(self, number: int, batch: Sequence[tuple[int, bytes | _Chunk, bool]]) -> None:
+        """Writes a data file. Its digest is of what no block checksum covers; the checksums of compressed chunks cover no stored byte."""
+        crc = size_bytes = array_bytes = 0
+
+        def parts() -> Iterator[Any]:
+            nonlocal crc, size_bytes, array_bytes
+            for position, content, is_chunk in batch:
+                start = size_bytes
+                pieces = self._pieces(content) if isinstance(content, _Chunk) else (content,)
+                for piece in pieces:
+                    if self._compressed or not is_chunk:
+                        crc = zlib.crc32(piece, crc)
+                    size_bytes += len(piece)
+                    yield piece
+                self.rows.put(position, number, start, size_bytes - start)
+                array_bytes += (size_bytes - start) * is_chunk
+                if padding := bytes(-size_bytes % _ALIGNMENT_BYTES):
+                    crc = zlib.crc32(padding, crc)
+                    size_bytes += len(padding)
+                    yield padding
+
+        path = self.rows.paths[number]
+        self._write(path, parts())
+        self.files[path] = FileRecord(size_bytes, crc, data=not self._compressed)
+        self._done_bytes[number] = array_bytes
+
+    def _pieces(self, chunk: _Chunk) -> Iterator[Any]:
+        """The stored bytes of a chunk. A view that is not contiguous is copied block by block."""
+        values, array = chunk.stored(), chunk.array
+        if array.codec is not None:
+            self.checksums[chunk.key] = checksum_chunk(values)
+            yield _encoded(values, array.spec.stored_dtype, array.codec)
+            return
+        crcs: list[int] = []
+        for block in blocks(values.shape, values.itemsize):
+            data = bytes_of(values[block.start : block.stop] if values.shape else values)
+            crcs.append(crc_of(data))
+            yield data
+        self.checksums[chunk.key] = tuple(crcs)
 
 
 def _chunks(
     array: ArrayToWrite, prefix: str, only_key: str | None
-) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
-    """Key and stored values of every chunk in an array's pieces; ``only_key`` if the array has one chunk."""
-    pieces = array.pieces
-    if only_key is not None and len(pieces) == 1 and pieces[0][1].shape == array.chunk:
-        return ((prefix + only_key, pieces[0][1]),)
-    return stored_chunks(array.name, pieces, array.chunk)
+) -> Iterator[tuple[str, np.ndarray[Any, Any], Region]]:
+    """Key of every chunk in an array's pieces, its values, and their region in it; ``only_key`` if the array has one chunk."""
+    for region, values in array.pieces:
+        if only_key is not None and values.shape == array.chunk:
+            yield prefix + only_key, values, region
+            continue
+        for key, part in keyed_parts(region, array.chunk):
+            yield prefix + key, values[region_slices(part.in_region)], part.in_chunk
 
 
-def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piece]:
-    """The pieces, cut at chunk boundaries."""
-    for region, values in pieces:
-        for part in chunk_parts(region, chunk):
-            cut = tuple(
-                (begin + start, begin + stop)
-                for (begin, _), (start, stop) in zip(region, part.in_region, strict=True)
-            )
-            yield cut, values[region_slices(part.in_region)]
+def _encoded(values: np.ndarray[Any, Any], dtype: str, codec: str) -> bytes:
+    """A chunk compressed by TensorStore, as its readers expect it."""
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "memory"},
+        "metadata": zarr_metadata(dtype, values.shape, values.shape, codec),
+        "store_data_equal_to_fill_value": True,
+    }
+    array: Any = ts.open(spec, create=True, context=ts.Context()).result()
+    array.write(values).result()
+    return array.kvstore[chunk_key((0,) * values.ndim)]
 
 
-def merge(item: NewDatabase, process_count: int, context: StoreContext) -> None:
-    """Creates the item's database from those of all processes, without copying data; called on process 0, after all have written.
-    It takes the context with which this process wrote: TensorStore copies index entries only between databases of one context.
-    """
-    processes = range(process_count)
-    add(item, (item.of_process(process, process_count) for process in processes), context)
-
-
-def add(item: NewDatabase, children: Iterable[NewDatabase], context: StoreContext) -> None:
-    """Adds what databases in folders of an item's database hold, without copying data; creates it if need be."""
-    doing = "merging the processes' databases"
-    parent = settled(ts.KvStore.open(item.spec(), context=context()), doing)
-    transaction: Any = ts.Transaction(atomic=True)
-    target = parent.with_transaction(transaction)
-    for database in children:
-        child = settled(ts.KvStore.open(database.spec(), context=context()), doing)
-        settled(child.experimental_copy_range_to(target), doing)
-    settled(transaction.commit_async(), doing)
-
-
-_ALIGNMENT = 64
+@functools.lru_cache(4096)
+def zarr_json(
+    dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
+) -> bytes:
+    """The content of an array's ``zarr.json``."""
+    return json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
 
 
 def zarr_metadata(
@@ -412,17 +309,3 @@ def _fill_value(dtype: str) -> Any:
     if dtype.startswith("complex"):
         return [0.0, 0.0]
     return 0 if dtype.startswith(("int", "uint")) else 0.0
-
-
-@functools.lru_cache(4096)
-def layout_of(
-    dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
-) -> tuple[bytes, str | None]:
-    """``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
-    metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
-    # Values are stored in the order of their keys, an array's chunks before its zarr.json. Pad that
-    # with blanks, so that the next array begins at a multiple of 64 bytes and can be mapped.
-    size = math.prod(chunk) * np.dtype(_numpy_name(dtype)).itemsize
-    count = chunk_count(whole(shape), chunk) if size > INLINE_BYTES else 0
-    metadata += b" " * (-(len(metadata) + count * size) % _ALIGNMENT)
-    return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None

@@ -1,80 +1,95 @@
-"""The files of an OCDBT database of many small values, encoded at once. Pure.
+"""The index of an OCDBT database: nodes and manifest, encoded at once from columns of numpy. Pure.
 
-TensorStore takes 5 us to queue a value, and builds the index of a transaction on one thread; here both are columns of
-numpy. The format is that of ``database``, which decodes it.
+The format is that of ``database``, which decodes it.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import secrets
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import crc32c
 import numpy as np
 import zstandard
 
+from ckpt_core._format.packed import pack, unpack
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._storage.database import FRAME_BYTES, MANIFEST_MAGIC, NODE_MAGIC
-from ckpt_core._storage.location import NODE_BYTES
 
-ALIGNMENT_BYTES = 64
-"""Values in data files begin at a multiple of it, so that they can be mapped."""
+NODE_BYTES = 64 * 1024
+"""Maximum size of a node (about 600 keys): small, so that partial loads read few of them."""
 _ENTRY_BYTES = 12
 """What an entry of a node takes about besides its key and its inline value."""
 _ZSTD = 1
 _ARITY_LOG2 = 4
+_MOST_ROWS_BYTES = 2**32
 
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Where values stand: in data files, or inline."""
+@dataclass
+class Rows:
+    """What an index says. Several keys may have one value."""
 
-    values: Sequence[bytes]
-    sizes_bytes: _Numbers
-    files: _Numbers  # for each value the position of its data file; -1: inline
-    offsets: _Numbers  # in that file
-    sizes_of_files: tuple[int, ...]
+    keys: list[str] = field(default_factory=list[str])
+    which: list[int] = field(default_factory=list[int])  # for each key the position of its value
+    inline: list[bytes] = field(default_factory=list[bytes])  # of each value; empty if in a file
+    files: list[int] = field(default_factory=list[int])  # position of its path; -1: inline
+    offsets: list[int] = field(default_factory=list[int])  # in that file
+    sizes: list[int] = field(default_factory=list[int])  # in bytes
+    paths: list[str] = field(default_factory=list[str])  # relative to the database
 
-    def content(self, file: int) -> bytes:
-        """The bytes of a data file."""
-        inside = np.flatnonzero(self.files == file).tolist()
-        values = self.values
-        if not (self.sizes_bytes[inside] % ALIGNMENT_BYTES).any():
-            return b"".join([values[position] for position in inside])
-        padded = (-(-self.sizes_bytes[inside] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES).tolist()
-        return b"".join(
-            [
-                values[position].ljust(size, b"\0")
-                for position, size in zip(inside, padded, strict=True)
-            ]
+    def add(self, value: bytes = b"") -> int:
+        """Adds a value that stands in the index, or one for ``put``; returns its position."""
+        self.inline.append(value)
+        self.files.append(-1)
+        self.offsets.append(0)
+        self.sizes.append(len(value))
+        return len(self.files) - 1
+
+    def put(self, position: int, file: int, offset: int, size_bytes: int) -> None:
+        """Notes where a value stands."""
+        self.files[position] = file
+        self.offsets[position] = offset
+        self.sizes[position] = size_bytes
+
+    def dump(self) -> bytes:
+        """The rows as a file of their own, for the process that makes the index of all."""
+        numbers = np.array(self.which + self.files + self.offsets + self.sizes, "<i8")
+        texts = json.dumps([self.keys, self.paths]).encode()
+        return pack({"texts": texts, "numbers": numbers.tobytes(), "inline": b"".join(self.inline)})
+
+
+def joined(dumped: Iterable[bytes]) -> Rows:
+    """All rows of these dumps."""
+    rows = Rows()
+    for data in dumped:
+        part = unpack(data, _MOST_ROWS_BYTES)
+        keys, paths = json.loads(part["texts"])
+        numbers = np.frombuffer(part["numbers"], "<i8").tolist()
+        count = (len(numbers) - len(keys)) // 3
+        values, names = len(rows.files), len(rows.paths)
+        rows.keys += keys
+        rows.which += [values + position for position in numbers[: len(keys)]]
+        files, offsets, sizes = (
+            numbers[len(keys) + count * column :][:count] for column in range(3)
         )
-
-
-def place(values: Sequence[bytes], most_file_bytes: int) -> Placed:
-    """Places values in data files of about ``most_file_bytes``, one after the other; small ones inline."""
-    sizes = np.fromiter(map(len, values), np.int64, len(values))
-    padded = np.where(sizes > INLINE_BYTES, -(-sizes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, 0)
-    starts = np.cumsum(padded) - padded
-    outside = padded > 0
-    numbers, files = np.unique(starts[outside] // most_file_bytes, return_inverse=True)
-    first = np.searchsorted(files, np.arange(len(numbers)))
-    begins = starts[outside][first]
-    ends = [*begins[1:].tolist(), int(padded.sum())]
-    of_value, offsets = np.full(len(values), -1), np.zeros(len(values), np.int64)
-    of_value[outside] = files
-    offsets[outside] = starts[outside] - begins[files]
-    return Placed(
-        values,
-        sizes,
-        of_value,
-        offsets,
-        tuple((np.array(ends) - begins).tolist() if len(begins) else ()),
-    )
+        start = 0
+        for file, size in zip(files, sizes, strict=True):
+            end = start + (size if file < 0 else 0)
+            rows.inline.append(part["inline"][start:end])
+            start = end
+        rows.files += [file if file < 0 else names + file for file in files]
+        rows.offsets += offsets
+        rows.sizes += sizes
+        rows.paths += paths
+    return rows
 
 
 class Node(NamedTuple):
@@ -88,30 +103,25 @@ class Node(NamedTuple):
     values_bytes: int
 
 
-def encode_index(
-    keys: Sequence[bytes],
-    which: Sequence[int],
-    placed: Placed,
-    paths: Sequence[str],
-    node_path: str,
-    uuid: bytes,
-    unix_ns: int,
-) -> tuple[bytes, bytes]:
-    """The nodes of an index, and the manifest that leads to them. The keys, at least one, are in any order, and no two are equal; ``which``
-    has for each the position of its value. Paths are relative to the database, which TensorStore knows by the 16 random bytes of ``uuid``.
+def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, bytes]:
+    """The nodes of an index of at least one key, to be stored at ``node_path``, and the manifest that leads to them. The keys are in any
+    order, and no two are equal. The paths in the rows are relative to ``below``, which is empty or ends with a slash.
     """
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    keys = [keys[position] for position in order]
-    chosen = np.array(which, np.int64)[order]
-    sizes, files = placed.sizes_bytes[chosen], placed.files[chosen]
-    offsets, inline = placed.offsets[chosen], files < 0
+    encoded = [key.encode(errors="surrogateescape") for key in rows.keys]
+    order = sorted(range(len(encoded)), key=encoded.__getitem__)
+    keys = [encoded[position] for position in order]
+    chosen = np.array(rows.which, np.int64)[order]
+    sizes, files, offsets = (
+        np.array(column, np.int64)[chosen] for column in (rows.sizes, rows.files, rows.offsets)
+    )
+    inline = files < 0
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    names = [path.encode(errors="surrogateescape") for path in paths]
+    names = [(below + path).encode(errors="surrogateescape") for path in rows.paths]
     stored, level = bytearray(), list[Node]()
     for part in _parts(lengths + np.where(inline, sizes, 0) + _ENTRY_BYTES):
         there = ~inline[part]
         used, files_in_node = np.unique(files[part][there], return_inverse=True)
-        values = [placed.values[position] for position in chosen[part][~there].tolist()]
+        values = [rows.inline[position] for position in chosen[part][~there].tolist()]
         payload = b"".join(
             [
                 b"\0",
@@ -136,14 +146,14 @@ def encode_index(
     (root,) = level
     manifest = b"".join(
         [
-            uuid,
+            secrets.token_bytes(16),  # by which TensorStore knows the database
             _numbers([0, INLINE_BYTES, NODE_BYTES, _ARITY_LOG2, _ZSTD]),
             bytes(4),  # the level of zstd
             table,
             b"\1\1",  # one version, of generation 1
             bytes([height]),
             *_references([root]),
-            struct.pack("<Q", unix_ns),
+            struct.pack("<Q", time.time_ns()),
             b"\0",  # no nodes of older versions
         ]
     )

@@ -1,13 +1,15 @@
 """Finds leaves that did not change since the last step, and hard-links their data files.
 
 Each step's directory contains links to all files that it needs, so that any other step can be
-deleted. ``dedup_origins`` decides which files are worth linking, and where the links go.
+deleted. A file of which less than 4/5 is still needed is not linked: its arrays are written anew, so that unneeded
+bytes do not accumulate.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -27,14 +29,17 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, stored_chunks
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, keyed_parts
+from ckpt_core._layout.ranges import gaps
 from ckpt_core._layout.regions import whole
 from ckpt_core._operation import logger
-from ckpt_core._options import KIB
-from ckpt_core._save.dedup_origins import LEAST_FILE_BYTES, Origins
+from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem
-from ckpt_core._storage import ArrayToWrite, DataFiles, Extent, KeyRun, Location, StoreContext
+from ckpt_core._storage import ArrayToWrite, DataFiles, Location, Place, Rows, crc32_of
 from ckpt_core._tree.leaves import LeafSpec
 
+LINKED_DIRECTORY = "ocdbt.linked"
+LEAST_FILE_BYTES = 1 * MIB
+"""Smaller files are written anew, which costs no more; a damaged one then damages one step only."""
 _THREADS = min(4, os.cpu_count() or 1)
 _FIRST_LOOK_BYTES = 64 * KIB
 """Compare this much of a chunk first: a changed array usually differs there already."""
@@ -55,7 +60,8 @@ class _SavedStep:
 
     path: str
     arrays: dict[str, dict[str, _SavedArray]]  # item -> array name -> array
-    checksums: dict[str, dict[str, tuple[int, ...]]]  # item -> chunk key -> checksums of its blocks
+    rows: Mapping[str, Rows]  # item -> where its values stand
+    checksums: Mapping[str, Mapping[str, tuple[int, ...]]]  # item -> chunk key -> of its blocks
     identities: dict[str, FileIdentity]  # by path in the step
     files: Mapping[str, FileRecord]  # by path in the step
 
@@ -64,21 +70,17 @@ class _SavedStep:
 class Linked:
     """The result of linking one item."""
 
-    names: frozenset[str]  # the arrays with linked chunks, which are not written
-    bare: frozenset[str]  # those of them that still need their metadata (``zarr.json``) written
-    runs: dict[str, list[KeyRun]]  # child database -> keys that the item's database takes over
-    checksums: dict[str, tuple[int, ...]]  # of the blocks of the linked chunks, by key
-    files: dict[str, FileRecord]  # linked files with valid digests, by path in the checkpoint
-    size_bytes: int  # of all linked files
+    names: frozenset[str]  # the arrays whose chunks need not be written
+    places: dict[str, Place]  # of those chunks, by key
+    checksums: dict[str, tuple[int, ...]]  # of their blocks, by key
+    files: dict[str, FileRecord]  # by path in the checkpoint
 
     def to_write(self, arrays: Iterable[ArrayToWrite]) -> list[ArrayToWrite]:
-        """The arrays that must still be written; for a ``bare`` one, only its metadata."""
-        rest = (
+        """The arrays with what must still be written, which is at least what describes them."""
+        return [
             replace(array, pieces=(), size_bytes=0) if array.name in self.names else array
             for array in arrays
-            if array.name not in self.names or array.name in self.bare
-        )
-        return list(rest)
+        ]
 
 
 class Links:
@@ -89,15 +91,14 @@ class Links:
         self._next: _SavedStep | None = None
         self._changing: set[tuple[str, str]] = set()
 
-    def link(self, item: PreparedItem, target: str, context: StoreContext) -> Linked | None:
+    def link(self, item: PreparedItem, target: str) -> Linked | None:
         """Links an item's unchanged arrays into the checkpoint ``target``. None if there are none, or if files cannot be
         linked (another file system; the last step was deleted, replaced or changed): the save then writes everything.
         """
         if self._last is None or item.name not in self._last.arrays:
             return None
         try:
-            linker = _ItemLinker(self._last, item, self._changing, context)
-            return linker.link(f"{target}/{item.folder}")
+            return _ItemLinker(self._last, item, self._changing).link(f"{target}/{item.folder}")
         except (OSError, CheckpointCorrupt) as error:
             logger.debug("%s: everything is written anew: %s", target, error)
             return None
@@ -119,7 +120,8 @@ class Links:
         path: str,
         written_at: str,
         items: Iterable[PreparedItem],
-        checksums: dict[str, dict[str, tuple[int, ...]]],
+        rows: Mapping[str, Rows],
+        checksums: Mapping[str, Mapping[str, tuple[int, ...]]],
         files: Mapping[str, FileRecord],
     ) -> None:
         """Remembers a step that is in the temporary directory ``written_at`` and is about to be committed to ``path``."""
@@ -131,7 +133,8 @@ class Links:
             for item in items
             if item.record.form == "tree"
         }
-        self._next = _SavedStep(path, arrays, checksums, identify(written_at, files), files)
+        identities = identify(written_at, files)
+        self._next = _SavedStep(path, arrays, rows, checksums, identities, files)
 
     def forget(self) -> None:
         """Called when damage was found in a step: the next save links nothing and writes all."""
@@ -148,53 +151,73 @@ class _ItemLinker:
     """
 
     def __init__(
-        self,
-        last: _SavedStep,
-        item: PreparedItem,
-        changing: set[tuple[str, str]],
-        context: StoreContext,
+        self, last: _SavedStep, item: PreparedItem, changing: set[tuple[str, str]]
     ) -> None:
-        prefix = f"{item.folder}/"
+        self._last = last
         self._saved = last.arrays[item.name]
         self._checksums = last.checksums[item.name]
         self._item = item
         self._changing = changing
-        self._context = context
-        self._location = Location(f"{last.path}/{item.folder}", True)
-        self._identities = {
-            name.removeprefix(prefix): identity
-            for name, identity in last.identities.items()
-            if name.startswith(prefix)
+        self._folder = f"{last.path}/{item.folder}"
+        rows = last.rows[item.name]
+        self._places: dict[str, Place] = {
+            key: (rows.paths[rows.files[at]], rows.offsets[at], rows.sizes[at])
+            for key, at in zip(rows.keys, rows.which, strict=True)
+            if rows.files[at] >= 0 and key in self._checksums
         }
-        self._files = {name: last.files[prefix + name] for name in self._identities}
 
     def link(self, target: str) -> Linked | None:
         """Links unchanged arrays into the item's directory ``target``; None if there are none."""
         candidates = {array.name: array for array in self._item.arrays if self._may_be_same(array)}
-        if not candidates:
-            return None
-        origins = Origins(self._location, self._files, self._context)
         keys = {name: _keys(array) for name, array in candidates.items()}
-        chosen = origins.worth_linking(keys)
-        with contextlib.closing(DataFiles(self._location)) as data:
-            same = _filter_in_threads(
-                lambda name: self._is_same(candidates[name], origins, data), chosen
-            )
-        if len(same) < len(chosen):
-            chosen = origins.worth_linking({name: keys[name] for name in same})
+        keys = {name: its for name, its in keys.items() if all(key in self._places for key in its)}
+        chosen = self._worth_linking(keys)
         if not chosen:
             return None
-        plan = origins.plan({name: keys[name] for name in chosen})
-        link_files(self._location.path, target, plan.links, self._identities)
+        with contextlib.closing(DataFiles(Location(self._folder, True))) as data:
+            same = _filter_in_threads(lambda name: self._is_same(candidates[name], data), chosen)
+        if len(same) < len(chosen):
+            chosen = self._worth_linking({name: keys[name] for name in same})
+        if not chosen:
+            return None
+        return self._linked(
+            target, frozenset(chosen), [key for name in chosen for key in keys[name]]
+        )
+
+    def _worth_linking(self, keys: Mapping[str, Sequence[str]]) -> list[str]:
+        chunks = {name: [self._places[key] for key in its_keys] for name, its_keys in keys.items()}
         prefix = f"{self._item.folder}/"
-        crcs = self._checksums
+        sizes = {
+            name.removeprefix(prefix): file.size_bytes for name, file in self._last.files.items()
+        }
+        return worth_linking(chunks, sizes)
+
+    def _linked(self, target: str, names: frozenset[str], keys: Sequence[str]) -> Linked:
+        """Links the files of these chunks."""
+        prefix, kept = f"{self._item.folder}/", {*keys}
+        new = {
+            path: f"{LINKED_DIRECTORY}/d/{os.path.basename(path)}"
+            for path in {self._places[key][0] for key in keys}
+        }
+        identities = {path: self._last.identities[prefix + path] for path in new}
+        link_files(self._folder, target, new, identities)
+        dropped = {path for key, (path, _, _) in self._places.items() if key not in kept}
+        live: dict[str, list[tuple[int, int]]] = {}
+        for key in keys:
+            path, offset, size_bytes = self._places[key]
+            live.setdefault(path, []).append((offset, size_bytes))
+        files: dict[str, FileRecord] = {}
+        for path, link in new.items():
+            file = self._last.files[prefix + path]
+            if file.data and path in dropped:  # its digest also covers what is not needed any more
+                outside = gaps(file.size_bytes, live[path])
+                file = replace(file, crc32=crc32_of(f"{target}/{link}", outside))
+            files[prefix + link] = file
         return Linked(
-            frozenset(chosen),
-            plan.bare,
-            plan.runs,
-            {key: crcs[key] for name in chosen for key in keys[name]},
-            {prefix + name: record for name, record in plan.files.items()},
-            plan.size_bytes,
+            names,
+            {key: (new[self._places[key][0]], *self._places[key][1:]) for key in keys},
+            {key: self._checksums[key] for key in keys},
+            files,
         )
 
     def _may_be_same(self, array: ArrayToWrite) -> bool:
@@ -214,7 +237,7 @@ class _ItemLinker:
         """Whether it is the same jax array object: weak references to one object are identical."""
         return array.source is not None and array.source is self._saved[array.name].source
 
-    def _is_same(self, array: ArrayToWrite, origins: Origins, data: DataFiles) -> bool:
+    def _is_same(self, array: ArrayToWrite, data: DataFiles) -> bool:
         """Whether the array has the values that the last step saved. The same object is compared by checksums:
         on CPU a ``jax.Array`` can share the memory of a numpy array, which the user may write to. Another
         object, which a jitted function may have passed through, is compared with the file byte by byte.
@@ -222,22 +245,23 @@ class _ItemLinker:
         chunks = stored_chunks(array.name, array.pieces, array.chunk)
         if self._is_object(array):
             return all(checksum_chunk(values) == self._checksums.get(key) for key, values in chunks)
-        if all(_equals(origins.extent(key), bytes_of(values), data) for key, values in chunks):
+        if all(_equals(self._places[key], bytes_of(values), data) for key, values in chunks):
             return True
         self._changing.add((self._item.name, array.name))
         return False
 
 
-def _equals(extent: Extent, values: np.ndarray[Any, Any], data: DataFiles) -> bool:
+def _equals(place: Place, values: np.ndarray[Any, Any], data: DataFiles) -> bool:
     """Whether a chunk in a file has exactly these bytes; stops reading at the first difference."""
-    if extent.size_bytes != values.size:
+    path, offset, size_bytes = place
+    if size_bytes != values.size:
         return False
     start, step = 0, _FIRST_LOOK_BYTES
     buffer = np.empty(min(BLOCK_BYTES, values.size), np.uint8)
     while start < values.size:
         part = values[start : start + step]
         there = buffer[: part.size]
-        if data.read(extent.file, extent.offset + start, there) < part.size:
+        if data.read(path, offset + start, there) < part.size:
             return False
         if not np.array_equal(_words(there), _words(part)):
             return False
@@ -261,3 +285,25 @@ def _filter_in_threads(holds: Callable[[str], bool], names: Sequence[str]) -> li
     """The names for which ``holds`` is true; it is called in parallel threads."""
     found = run_each(holds, names, _THREADS, "ckpt-compare")
     return [name for name, held in zip(names, found, strict=True) if held]
+
+
+def worth_linking(
+    chunks: Mapping[str, Sequence[Place]], sizes_bytes: Mapping[str, int]
+) -> list[str]:
+    """Names of the arrays with files of at least 1 MiB that are needed to 4/5 or more; ``chunks`` has the places of
+    each. Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
+    """
+    chosen = {name: {path for path, _, _ in places} for name, places in chunks.items()}
+    while True:
+        live = Counter[str]()
+        for name in chosen:
+            for path, _, size_bytes in chunks[name]:
+                live[path] += size_bytes
+        poor = {
+            path
+            for path, live_bytes in live.items()
+            if sizes_bytes[path] < LEAST_FILE_BYTES or 5 * live_bytes < 4 * sizes_bytes[path]
+        }
+        if not poor:
+            return list(chosen)
+        chosen = {name: files for name, files in chosen.items() if not files & poor}
