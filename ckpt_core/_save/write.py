@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -76,7 +77,7 @@ class Write:
         passed = {name: rows.dump() for name, rows in self._rows.items()}
         data = pack({"": json.dumps(files).encode()} | passed)
         attempt.write(_passed(self._job.writers.index), data, until_commit=True)
-        return f"{len(data)} {zlib.crc32(data)}"
+        return digest_of(data)
 
     def commit(self, attempt: Attempt) -> None:
         """On process 0: makes the checkpoint durable, then visible, if the guard finds in between that this run still owns the directory."""
@@ -94,12 +95,16 @@ class Write:
         self._operation.phase = "waiting for arrays on their way to the host"
         self._items[:] = [item.landed() for item in self._items]
         self._operation.phase = "writing arrays"
-        with Workers(self.files_at_once, "ckpt-write") as workers:
-            written = sum(self._start_item(attempt, item, workers) for item in self._items)
-            self._operation.total_bytes = written
-            if self._job.writers.index == 0:
-                self._describe(attempt)  # meanwhile the workers write the arrays
-            self._settle(attempt, workers)
+        try:
+            with Workers(self.files_at_once, "ckpt-write") as workers:
+                written = sum(self._start_item(attempt, item, workers) for item in self._items)
+                self._operation.total_bytes = written
+                if self._job.writers.index == 0:
+                    self._describe(attempt)  # meanwhile the workers write the arrays
+                self._settle(attempt, workers)
+        finally:
+            for array in itertools.chain(*(item.arrays for item in self._items)):
+                array.pieces = ()  # an error's traceback may refer to this save
         self.written_bytes = written
 
     @property
@@ -217,7 +222,7 @@ class Write:
                 data = attempt.take(name)
             except FileNotFoundError:
                 data = b""
-            if said != f"{len(data)} {zlib.crc32(data)}":
+            if said != digest_of(data):
                 raise _unseen(attempt, name, "the same")
             parts = unpack(data, _MOST_PASSED_BYTES)
             for path, *numbers, is_data in json.loads(parts.pop("")):
@@ -276,6 +281,11 @@ class Write:
 def _passed(process: int) -> str:
     """Name of the file that a process passes to process 0."""
     return f"ckpt.passed_{process}"
+
+
+def digest_of(passed: bytes) -> str:
+    """Size and CRC-32, by which process 0 knows that it has read what was passed."""
+    return f"{len(passed)} {zlib.crc32(passed)}"
 
 
 def _numbers(file: FileRecord) -> tuple[int, int, int]:

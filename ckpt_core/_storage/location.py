@@ -63,11 +63,7 @@ class Location:
             path = self.path.rstrip("/") + "/"
             return {"driver": "memory", "path": path, "memory_key_value_store": _STAGED}
         if self.path.startswith(ROOTS):
-            if any("\udc80" <= character <= "\udcff" for character in self.path):
-                raise CheckpointError(
-                    f"{self.path!r} is no UTF-8, and TensorStore, which writes and reads the arrays, takes "
-                    "no other paths: give the directory another name"
-                )
+            refuse_path(self.path)
             return {"driver": "file", "path": self.path.rstrip("/") + "/"}
         for name, value in _STALLS.items():
             os.environ.setdefault(name, value)
@@ -76,6 +72,15 @@ class Location:
         if spec["driver"] == "s3":
             return spec | _s3_server(chosen)
         return spec | _google(chosen) if spec["driver"] == "gcs" else spec
+
+
+def refuse_path(path: str) -> None:
+    """Raises CheckpointError if TensorStore cannot take a path of a file system, since it is not valid UTF-8."""
+    if any("\udc80" <= character <= "\udcff" for character in path):
+        raise CheckpointError(
+            f"{path!r} is no UTF-8, and TensorStore, which reads compressed arrays, takes no other paths: give the "
+            "directory another name"
+        )
 
 
 def open_store(location: Location, context: StoreContext) -> Any:

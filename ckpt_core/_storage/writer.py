@@ -179,9 +179,9 @@ class ArrayWriter:
         return self.rows.add(data) if few else self._queue(data, len(data), is_chunk)
 
     def _queue(self, content: bytes | _Chunk, size_bytes: int, is_chunk: bool) -> int:
-        if self._batch_bytes and self._batch_bytes + size_bytes > self._file_bytes:
+        if is_chunk and self._batch_bytes + size_bytes > self._file_bytes:
             self.start()
-        self._batch_bytes += size_bytes + -size_bytes % _ALIGNMENT_BYTES
+        self._batch_bytes += size_bytes * is_chunk
         position = self.rows.add()
         self._batch.append((position, content, is_chunk))
         return position

@@ -167,7 +167,7 @@ def test_damage_in_a_store_is_still_damage(server: Server) -> None:
     found = [name for name in server.names() if name.startswith("run/1/state/ocdbt.process_0/d/")]
     largest = max(found, key=lambda name: len(server.objects[name][1]))
     generation, data = server.objects[largest]
-    server.objects[largest] = generation, data[:100] + b"\xff" + data[101:]
+    server.objects[largest] = generation, data[:-1000] + b"\xff" + data[-999:]
     with pytest.raises(ckpt.CheckpointCorrupt):
         ckpt.load(f"{server.root}/run/1")
     reader = ckpt.Checkpointer(f"{server.root}/run", read_only=True)

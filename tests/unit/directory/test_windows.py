@@ -157,7 +157,6 @@ def test_paths_of_windows_are_those_that_tensorstore_takes(
     drives = ("/", "C:/", "c:/")
     monkeypatch.setattr(location, "ROOTS", drives)
     assert Location(*found).spec() == {"driver": "file", "path": expected + "/"}
-    assert not Location(*found).sends
 
 
 def test_a_backslash_is_refused_elsewhere(tmp_path: Path) -> None:

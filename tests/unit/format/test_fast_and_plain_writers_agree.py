@@ -1,6 +1,6 @@
 """The fast paths and the ordinary ones write and read the same bits.
 
-Small arrays are written as plain keys or through TensorStore's driver; regions are read by the index
+Small arrays are copied before they are written, others are not; regions are read by the index
 from local files, through TensorStore's key-values as from an object store, or by its zarr driver.
 """
 
@@ -26,7 +26,8 @@ from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import Want
 from ckpt_core._saved.checkpoint import Checkpoint, SavedItem
 from ckpt_core._saved.opening import open_checkpoint
-from ckpt_core._storage import Location, new_context, open_array, read_region, writer
+from ckpt_core._storage import Location, new_context, open_array, read_region
+from ckpt_core._storage.writer import ArrayWriter
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.testing import assert_same, strategies
 
@@ -94,7 +95,7 @@ def same(one: Iterator[Read], other: Iterator[Read]) -> None:
 @given(
     strategies.pytrees(ARRAYS, max_leaves=6),
     SETTINGS,
-    st.sampled_from(["keys", "arrays", "nodes"]),
+    st.sampled_from([0, 2**14, 2**30]),
     st.booleans(),
     st.data(),
 )
@@ -103,16 +104,13 @@ def test_all_paths_agree(
     tmp_path_factory: pytest.TempPathFactory,
     tree: Any,
     chosen: Options,
-    written_as: str,
+    copied_bytes: int,
     checksums: bool,
     data: st.DataObject,
 ):
     path = tmp_path_factory.mktemp("paths") / "step"
     with pytest.MonkeyPatch.context() as patch:
-        if written_as == "arrays":
-            patch.setattr(writer, "SMALL_LEAF_BYTES", -1)
-        if written_as == "nodes":
-            patch.setattr(writer, "_MANY_ARRAYS", 1)
+        patch.setattr(ArrayWriter.put, "__defaults__", (copied_bytes,))
         ckpt.save(path, tree, options=chosen)
     opened = open_checkpoint(path)
     remote = replace(opened, location=Location(f"file://{path}", False))

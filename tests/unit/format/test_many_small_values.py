@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpt_core as ckpt
-from ckpt_core._storage import Location, new_context, read_index
-from ckpt_core._storage.new_nodes import encode_index, place
+from ckpt_core._storage import Location, Rows, encode_index, joined, new_context, read_index
 from ckpt_core.testing import assert_same
 from tests.support.units import KIB
 
@@ -48,16 +48,26 @@ class Database:
         self.url = "memory://test_many_small_values"
         self.files: Any = ts.KvStore.open(f"{self.url}/", context=self.context()).result()
         self.files.delete_range(ts.KvStore.KeyRange()).result()
-        placed = place(values, most_file_bytes)
-        paths = [f"below/d/{number}" for number in range(len(placed.sizes_of_files))]
-        nodes, manifest = encode_index(keys, which, placed, paths, "d/nodes", bytes(range(16)), 1)
-        for number, path in enumerate(paths):
-            content = placed.content(number)
-            assert len(content) == placed.sizes_of_files[number]
-            self.files.write(path, content).result()
+        rows, contents = Rows([*map(os.fsdecode, keys)], which), list[bytes]()
+        for value in values:
+            if len(value) <= 100:
+                rows.add(value)
+                continue
+            if not contents or len(contents[-1]) + len(value) > most_file_bytes:
+                rows.paths.append(f"d/{len(contents)}")
+                contents.append(b"")
+            contents[-1] = contents[-1].ljust(-(-len(contents[-1]) // 64) * 64, b"\0")
+            rows.put(rows.add(), len(contents) - 1, len(contents[-1]), len(value))
+            contents[-1] += value
+        half = len(keys) // 2  # as if two processes had written them
+        others = replace(rows, keys=rows.keys[half:], which=rows.which[half:])
+        rows = replace(rows, keys=rows.keys[:half], which=rows.which[:half])
+        nodes, manifest = encode_index(joined([rows.dump(), others.dump()]), "d/nodes", "below/")
+        for number, content in enumerate(contents):
+            self.files.write(f"below/d/{number}", content).result()
         self.files.write("d/nodes", nodes).result()
         self.files.write("manifest.ocdbt", manifest).result()
-        self.sizes = placed.sizes_of_files
+        self.files_count = len(contents)
         spec = {"driver": "ocdbt", "base": f"{self.url}/"}
         self.store: Any = ts.KvStore.open(spec, context=self.context()).result()
 
@@ -117,7 +127,7 @@ def test_a_node_lists_only_the_files_that_its_values_are_in() -> None:
     keys = [f"w{number}/c/0".encode() for number in range(4000)]
     values = [number.to_bytes(2, "big") * 60 for number in range(4000)]
     database = Database(keys, [*range(4000)], values, 64)
-    assert len(database.sizes) == 4000
+    assert database.files_count == 4000
     assert len(database.files.read("d/nodes").result().value) < 4000 * 30
     assert database.by_ckpt() == dict(zip(keys, values, strict=True))
 
@@ -138,32 +148,15 @@ def _tree(count: int) -> dict[str, Any]:
     return {f"l{n}/é" if n % 3 else f"l{n}": kinds[n % len(kinds)](n) for n in range(count)}
 
 
-def _own_databases(step: Path) -> list[str]:
-    """Where ckpt wrote databases of small values, below the item."""
-    return sorted(str(file.parent.relative_to(step)) for file in step.rglob("manifest.ocdbt"))
-
-
 def test_thousands_of_leaves_of_all_kinds_come_back(tmp_path: Path) -> None:
     tree = _tree(3000)
     ckpt.save(tmp_path / "a", tree)
-    assert _own_databases(tmp_path / "a" / "state") == ["."]
     assert_same(ckpt.load(tmp_path / "a"), tree)
     assert ckpt.verify(tmp_path / "a").ok
     # arrays that are alike have one zarr.json
     files = [*(tmp_path / "a" / "state" / "ocdbt.process_0" / "d").iterdir()]
     stored = sum(np.asarray(v).nbytes for v in tree.values() if isinstance(v, np.ndarray))
     assert len(files) == 1 and files[0].stat().st_size < stored * 1.1 + 64 * KIB
-
-
-def test_beside_large_ones_they_are_a_database_that_is_taken_over(tmp_path: Path) -> None:
-    tree = _tree(1500) | {"big": jnp.arange(10**6, dtype=jnp.float32), "middle": np.arange(20_000)}
-    ckpt.save(tmp_path / "a", tree)
-    state = tmp_path / "a" / "state"
-    assert _own_databases(state) == [".", "ocdbt.process_0/ocdbt.values"]
-    assert_same(ckpt.load(tmp_path / "a"), tree)
-    assert ckpt.verify(tmp_path / "a").ok
-    kept = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{state}/"}).result()
-    assert len(kept.list().result()) == len(read_index(Location(str(state), True), new_context()))
 
 
 def test_a_file_of_small_values_is_linked_by_the_next_step_and_its_damage_found(
@@ -191,7 +184,6 @@ def test_orbax_reads_them(tmp_path: Path) -> None:
     tree = {f"w{n}": np.arange(n % 90, dtype=np.float32) for n in range(700)}
     arrays = {name: jnp.asarray(value) for name, value in tree.items()}
     ckpt.save(tmp_path / "a", {**arrays, "big": jnp.ones(10**6)})
-    assert len(_own_databases(tmp_path / "a" / "state")) == 2, "fewer are left to TensorStore"
     with ocp.StandardCheckpointer() as reader:
         back = reader.restore(tmp_path / "a" / "state")
     for name, value in tree.items():  # by numpy: jax would compile a program for each of 90 shapes

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._save.digests import digest_all
+from ckpt_core._format.packed import pack
+from ckpt_core._save.write import Write, digest_of
 
 
-def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ["", "passed", "size", "file"])
+def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path, wrong: str) -> None:
     attempt = PosixBackend().begin(str(tmp_path / "one"), overwrite=False, durable=False, token="t")
     attempt.write("state/a", b"1234")
-    attempt.write("state/b", b"12")
-    told = json.dumps([["state/a", 4, 7, 0]])
-    found = digest_all(attempt, [], [told], {}, True, None)
-    assert (found["state/a"].crc32, found["state/b"].size_bytes) == (7, 2)
-    for size, name, text in ((5, "state/a", "sees 4 bytes"), (4, "state/c", "does not see it")):
-        wrong = json.dumps([[name, size, 7, 0]])
-        with pytest.raises(ckpt.CheckpointError, match=text):
-            digest_all(attempt, [], [told, wrong], {}, True, None)
+    name, size = "state/c" if wrong == "file" else "state/a", 5 if wrong == "size" else 4
+    passed = pack({"": json.dumps([[name, size, 7, 0]]).encode()})
+    attempt.write("ckpt.passed_1", passed)
+    write: Any = SimpleNamespace(files={}, passed=["", digest_of(passed)], _rows={}, _items=[])
+    write.passed[1] += "1" * (wrong == "passed")
+    if wrong:
+        with pytest.raises(ckpt.CheckpointError, match="do all processes see the same files"):
+            Write._join(write, attempt, None)
+    else:
+        Write._join(write, attempt, None)
+        assert write.files["state/a"].crc32 == 7 and not (tmp_path / "ckpt.passed_1").exists()
     attempt.abort()

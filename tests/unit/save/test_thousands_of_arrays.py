@@ -6,16 +6,17 @@ import gc
 import os
 import resource
 import weakref
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._background.threads import Workers
 from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._layout.regions import whole
-from ckpt_core._save import digests, write
-from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, NewDatabase, new_context
+from ckpt_core._storage import ArrayToWrite, ArrayWriter
 from ckpt_core._tree.leaves import describe
 from tests.support import seams
 from tests.support.units import MIB
@@ -39,42 +40,42 @@ def arrays(count: int = COUNT, elements: int = 256) -> list[ArrayToWrite]:
     return found
 
 
-def writer(path, max_host_bytes: int = 2**30) -> ArrayWriter:
-    database = NewDatabase(Location(str(path), True), "", 2**30)
-    return ArrayWriter(database, 0, 1, new_context(), max_host_bytes=max_host_bytes)
+def writer(workers: Workers, written: list[bytes], max_host_bytes: int = 2**30) -> ArrayWriter:
+    def write(_: str, parts: Iterable[bytes]) -> None:
+        written.append(b"".join(parts))
+
+    sizes = {"file_bytes": 2**30, "max_host_bytes": max_host_bytes}
+    return ArrayWriter(write, workers, "d/", first=True, compressed=False, **sizes)
 
 
-@pytest.fixture
-def parts(monkeypatch) -> list[ArrayWriter]:
-    """One entry for every part of a save that is handed to TensorStore."""
-    started: list[ArrayWriter] = []
-    seams.at(monkeypatch, (ArrayWriter, "start"), before=started.append)
-    return started
-
-
-def test_what_was_copied_is_let_go_while_it_is_being_written(tmp_path):
+def test_what_was_copied_is_let_go_while_it_is_being_written():
     many = arrays()
     values = [weakref.ref(array.pieces[0][1]) for array in many]
-    ours = writer(tmp_path / "item")
-    ours.put(many)
-    assert not any(value() is not None for value in values)
-    ours.finish()
+    with Workers(1, "test") as workers:
+        ours = writer(workers, [])
+        ours.put(many)
+        assert not any(value() is not None for value in values)
+        ours.settle()
 
 
 @pytest.mark.parametrize(("limit_bytes", "expected"), [(8 * MIB, 1), (3 * MIB, 2)])
-def test_a_transaction_is_not_larger_than_the_limit(tmp_path, parts, limit_bytes, expected):
+def test_no_more_is_copied_than_the_limit(limit_bytes, expected):
     """They have 3.9 MiB together."""
-    ours = writer(tmp_path / "item", limit_bytes)
-    ours.put(arrays())
-    ours.finish()
-    assert len(parts) == expected
+    written: list[bytes] = []
+    with Workers(1, "test") as workers:
+        ours = writer(workers, written, limit_bytes)
+        ours.put(arrays())
+        ours.settle()
+    assert len(written) == expected
 
 
-def test_the_items_of_a_save_share_the_limit(tmp_path, parts):
+def test_the_items_of_a_save_share_the_limit(tmp_path, monkeypatch):
     """Their arrays are on the way at the same time."""
+    started: list[ArrayWriter] = []
+    seams.at(monkeypatch, (ArrayWriter, "put"), before=lambda ours, *_: started.append(ours))
     options = ckpt.Options(max_host_bytes=8 * MIB)
     ckpt.save(tmp_path / "c", one=tree(3), other=tree(3), options=options)
-    assert [ours._limit_bytes for ours in parts] == [4 * MIB] * 2
+    assert [ours._limit_bytes for ours in started] == [4 * MIB] * 2
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -83,13 +84,14 @@ def test_the_directory_is_left_as_it_was_when_a_file_of_small_values_fails(
 ):
     """Of the values, the nodes, and the manifest."""
     ckpt.save(tmp_path / "c", {"w": np.arange(3)})
-    names = list[str]()
-    put = LocalAttempt, "write"
-    seams.at(monkeypatch, put, before=seams.fail(), nth=nth)
-    seams.at(monkeypatch, put, before=lambda _, name, *__: names.append(name))
+
+    def fail(_: LocalAttempt, name: str, *__: object) -> None:
+        if {1: "process_0/d/", 2: "state/d/", 3: "manifest.ocdbt"}[nth] in name:
+            raise OSError(28, "No space left")
+
+    seams.at(monkeypatch, (LocalAttempt, "write_data"), before=fail)
     with pytest.raises(OSError, match="No space left"):
         ckpt.save(tmp_path / "c", tree(600), overwrite=True)
-    assert ("manifest.ocdbt" in names[-1], "/d/" in names[-1]) == (nth == 3, nth < 3)
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
     np.testing.assert_array_equal(ckpt.load(tmp_path / "c")["w"], np.arange(3))
 
@@ -137,10 +139,8 @@ def test_a_load_that_an_index_stops_leaves_no_file_open(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("text", [{"config": "{}"}, {"n": 3, "s": "x"}, {}])
-def test_a_large_item_beside_one_without_arrays(tmp_path, monkeypatch, text):
+def test_a_large_item_beside_one_without_arrays(tmp_path, text):
     """Items of text alone have no array database; a large item beside them must not look for one."""
-    for module in (write, digests):
-        monkeypatch.setattr(module, "WHOLE_DIGEST_BYTES", 1000)  # what is large, in bytes
     state = {"w": np.arange(1 << 18, dtype=np.float32)}
     ckpt.save(tmp_path / "a", model=state, notes=text)
     loaded = ckpt.load(tmp_path / "a")
