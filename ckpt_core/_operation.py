@@ -56,8 +56,7 @@ class Event:
             ``delete_failed``.
         path: path or URL of the checkpoint.
         step: step number in a Checkpointer's directory, else None.
-        bytes: array bytes that this process wrote or read; in a progress event, so far. A compressed save stays at 0
-            until TensorStore writes what it has compressed, in memory.
+        bytes: array bytes that this process wrote or read; in a progress event, so far; compressed ones as stored.
         total_bytes: in a progress event, the final value of ``bytes``; else 0.
         secs: seconds since the save or restore was called.
         error: the error, in the ``*_failed`` events.

@@ -8,12 +8,13 @@ import zlib
 from dataclasses import replace
 from typing import Any
 
-from ckpt_core._directory import read_run_metadata
+from ckpt_core._directory import crc32_of, read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
+from ckpt_core._layout.ranges import gaps
 from ckpt_core._layout.regions import whole
 from ckpt_core._load.non_tree import sizes_of
 from ckpt_core._options import MIB, Options, checked_options
@@ -31,18 +32,16 @@ from ckpt_core._saved import (
 )
 from ckpt_core._storage import (
     INDEX_FILE,
-    crc32_of,
     new_context,
-    outside_of_blocks,
-    ranges_in_blocks,
+    read_index,
 )
-from ckpt_core._storage.digests import Ranges
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.arguments import answering
 
 _MOST_REST_BYTES = 1024 * MIB
 """Limit of the bytes outside of arrays in a data file, if more than half of the file is arrays."""
+Ranges = list[tuple[int, int]]
 _READ_AT_TOP = frozenset({INDEX_FILE, COMMIT_FILE, "checkpoint", "metadata", "orbax.checkpoint"})
 """Files of a checkpoint without named items, which Orbax or its users' programs look for in the directory itself."""
 
@@ -248,7 +247,11 @@ def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ran
             continue
         try:
             manifest = opened.read_file(f"{item.directory}/{INDEX_FILE}")
-            found |= ranges_in_blocks(opened.location, item.directory, new_context(), manifest)
+            place = opened.location / item.directory
+            for key, extent in read_index(place, new_context(), manifest=manifest).items():
+                if extent.file and not key.endswith("zarr.json"):
+                    file = f"{item.directory}/{extent.file}"
+                    found.setdefault(file, []).append((extent.offset, extent.size_bytes))
         except CheckpointCorrupt as error:
             problems.append(Problem(f"{item.directory}/manifest.ocdbt", str(error)))
     return found
@@ -271,10 +274,10 @@ def _check_file(
         return f"has {size} bytes, and can have {opened.record.most_bytes(name)} at most"
     if not opened.location.local or name in opened.record.small_files:
         data = opened.read_unverified(name, expected.size_bytes)
-        ranges = outside_of_blocks(size, covered) if expected.data else [(0, size)]
+        ranges = gaps(size, covered) if expected.data else [(0, size)]
         crc = None if data is None else zlib.crc32(b"".join(data[a:b] for a, b in ranges))
     else:
-        ranges = outside_of_blocks(size, covered) if expected.data else [(0, size)]
+        ranges = gaps(size, covered) if expected.data else [(0, size)]
         rest = sum(stop - start for start, stop in ranges)
         if rest > max(_MOST_REST_BYTES, size // 2) and not opened.record.is_users(name):
             return f"has {rest} bytes that belong to no array: they were not read"

@@ -7,6 +7,7 @@ ckpt renames or deletes.
 
 from ckpt_core._directory.backend import Attempt as Attempt
 from ckpt_core._directory.backend import Backend as Backend
+from ckpt_core._directory.bounded_read import crc32_of as crc32_of
 from ckpt_core._directory.bounded_read import read_pieces as read_pieces
 from ckpt_core._directory.gather import Scratch as Scratch
 from ckpt_core._directory.gather import SourceFile as SourceFile

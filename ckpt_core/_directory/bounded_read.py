@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._platform import READ, WINDOWS
@@ -164,3 +165,22 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 def _corrupt(path: str, name: str, what: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(f"{path} {what}", file=name)
+
+
+def crc32_of(path: str, ranges: Iterable[tuple[int, int]]) -> int:
+    """CRC-32 of ranges of a file, each ``(start, stop)``; reads 4 MiB at a time."""
+    crc = 0
+    with open(os.fspath(path), "rb", buffering=0) as file:
+        for start, stop in ranges:
+            file.seek(start)
+            while start < stop:
+                try:
+                    data = file.read(min(stop - start, _PIECE_BYTES))
+                except OSError as error:
+                    name_file(error, path)
+                    raise
+                if not data:
+                    break
+                crc = zlib.crc32(data, crc)
+                start += len(data)
+    return crc

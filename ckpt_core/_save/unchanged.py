@@ -20,6 +20,7 @@ from ckpt_core._background.threads import run_each
 from ckpt_core._directory import (
     FileIdentity,
     SourceFile,
+    crc32_of,
     identify,
     link_files,
     link_same,
@@ -34,7 +35,7 @@ from ckpt_core._layout.regions import whole
 from ckpt_core._operation import logger
 from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem
-from ckpt_core._storage import ArrayToWrite, DataFiles, Location, Place, Rows, crc32_of
+from ckpt_core._storage import ArrayToWrite, DataFiles, Location, Place, Rows
 from ckpt_core._tree.leaves import LeafSpec
 
 LINKED_DIRECTORY = "ocdbt.linked"

@@ -2,7 +2,7 @@
 
 ``location`` says where a database or an object lies and how it is opened; ``writer`` writes data files; ``encode`` makes the index that
 leads to them, and ``database`` decodes one; ``arrays`` reads files and objects, of which the index gives the ranges, and arrays through
-TensorStore; ``past_cache`` reads files without the page cache; ``digests`` determines which bytes of a file its digest covers; ``bounds``
+TensorStore; ``past_cache`` reads files without the page cache; ``bounds``
 rejects input that would abort the process; ``failures`` translates TensorStore's errors.
 """
 
@@ -22,9 +22,6 @@ from ckpt_core._storage.bounds import refuse_file as refuse_file
 from ckpt_core._storage.bounds import refuse_without_memory as refuse_without_memory
 from ckpt_core._storage.database import Extent as Extent
 from ckpt_core._storage.database import read_index as read_index
-from ckpt_core._storage.digests import crc32_of as crc32_of
-from ckpt_core._storage.digests import outside_of_blocks as outside_of_blocks
-from ckpt_core._storage.digests import ranges_in_blocks as ranges_in_blocks
 from ckpt_core._storage.encode import Rows as Rows
 from ckpt_core._storage.encode import encode_index as encode_index
 from ckpt_core._storage.encode import joined as joined
