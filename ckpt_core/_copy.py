@@ -33,19 +33,14 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
         raise CheckpointCorrupt(f"{opened.path} was not copied: {report.problems[0]}")
     text, local = resolve(target)
     backend = backend_of(local)
-    attempt = backend.begin(text, overwrite=False, durable=True, token=opened.record.token)
-    try:
+    token = opened.record.token
+    with backend.begin(text, overwrite=False, durable=True, token=token) as attempt:
         with opened.held():
-            copied_bytes = sum(
-                _copy_file(opened, name, attempt, text, local) for name in opened.record.files
-            )
+            copied_bytes = sum(_copy_file(opened, name, attempt) for name in opened.record.files)
         small = attempt.small_files()
         record = replace(opened.record, packed=pack(small) if small else b"")
         attempt.make_durable(RECORD_FILE, dump_record(record))
         attempt.commit()
-    except BaseException:
-        attempt.abort()
-        raise
     return copied_bytes
 
 
@@ -56,9 +51,7 @@ def same_save(one: str, other: str) -> bool:
     return known and both[0].attempt == both[1].attempt
 
 
-def _copy_file(
-    opened: NativeCheckpoint, name: str, attempt: Attempt, target: str, local: bool
-) -> int:
+def _copy_file(opened: NativeCheckpoint, name: str, attempt: Attempt) -> int:
     """Copies one file; returns its size."""
     expected = opened.record.files[name]
     data = opened.read_unverified(name, expected.size_bytes)
@@ -68,8 +61,8 @@ def _copy_file(
         or not (expected.data or zlib.crc32(data) == expected.crc32)
     ):
         raise CheckpointCorrupt(f"{opened.path}: {name} changed while it was copied", file=name)
-    if local or "/d/" not in name or opened.record.is_users(name):
+    if "/d/" not in name or opened.record.is_users(name):
         attempt.write(name, data)
     else:  # its name is random, and no other save has it
-        backend_of(local).put(target, name, data)
+        attempt.write_data(name, (data,))
     return len(data)

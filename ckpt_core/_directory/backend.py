@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from ckpt_core._directory.locks import Claim
 
 
 class Attempt(Protocol):
-    """One attempt to write one checkpoint; readers see nothing before ``commit``."""
+    """One attempt to write one checkpoint; readers see nothing before ``commit``. A ``with`` block aborts it if it raises."""
 
-    @property
-    def path(self) -> str:
-        """Directory or URL to which the small files of this attempt are written."""
-        ...
+    path: str
+    """Directory or URL to which the small files of this attempt are written."""
+    data_prefix: str
+    """Beginning of the name of each data file, by which it is known as one of this attempt."""
 
-    @property
-    def data_prefix(self) -> str:
-        """Beginning of the name of each data file, by which it is known as one of this attempt."""
-        ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.abort()
 
     def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
         """Writes a small file; ``name`` is relative to ``path``. With ``until_commit`` another process reads it

@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
+from ckpt_core._directory.backend import Attempt
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, name_apart
 from ckpt_core._format.packed import STAGING as STAGING
@@ -145,7 +146,7 @@ def tidying() -> Generator[None]:
         logger.warning("what nobody needs any more cannot be deleted: %s", error)
 
 
-class StoreAttempt:
+class StoreAttempt(Attempt):
     """One attempt; see ``Attempt``."""
 
     def __init__(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
+from ckpt_core._directory.backend import Attempt
 from ckpt_core._directory.bounded_read import read_beginning
 from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.syscalls import (
@@ -85,7 +86,7 @@ def superseded(parent: str, beside: list[hidden_names.Hidden], but: str = "") ->
     return [path for path in paths if path != but and os.path.lexists(path)]
 
 
-class LocalAttempt:
+class LocalAttempt(Attempt):
     """One attempt; see ``Attempt``."""
 
     def __init__(

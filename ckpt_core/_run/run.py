@@ -48,7 +48,7 @@ from ckpt_core._run.retention import Retention
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, PreparedSave, RecordFields, Snapshot, make_job, take
+from ckpt_core._save import Links, RecordFields, Save, make_job, take
 
 
 class Run:
@@ -252,24 +252,24 @@ class Run:
     ) -> None:
         """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
         tier = self._local
-        persistent: PreparedSave | None = None
-        snapshots: list[Snapshot] = []
+        persistent: Save | None = None
+        saves: list[Save] = []
         writes: list[tuple[InFlight, str, Callable[[], None], InFlight | None]] = []
         if tier is not None:
-            snapshot, work = self._prepare_local(tier, what, plan)
-            snapshots.append(snapshot)
-            writes.append((tier.in_flight, snapshot.job.target, work, None))
+            save, work = self._prepare_local(tier, what, plan)
+            saves.append(save)
+            writes.append((tier.in_flight, save.job.target, work, None))
         if persists:
             persistent = self._prepare_persistent(what, call, plan)
-            snapshots.append(persistent.snapshot)
+            saves.append(persistent)
             # what replaces a step goes first, and the local save waits for it
             at = 0 if plan.persisted else len(writes)
-            path, after = persistent.snapshot.job.target, tier and tier.in_flight
+            path, after = persistent.job.target, tier and tier.in_flight
             writes.insert(at, (self._persistent, path, persistent.run, after))
         low = self._asynchronous and self._options.background_priority == "low"
         try:
             # where local directories take every save, the caller does not wait for the other disk
-            take(what.items, snapshots, copy, persistent if tier is None else None)
+            take(what.items, saves, copy, persistent if tier is None else None)
             self._decision.save_began(what.step)
             if persists and self._persists is not None:
                 self._persists.save_began(what.step)
@@ -286,15 +286,15 @@ class Run:
                 identity = Identity(what.step, what.token)
                 self._outcomes.append(lambda trail: history.doubted(trail, identity))
             if tier is not None and tier.in_flight.step != what.step:  # it has not started
-                snapshots[0].refuse(error)
+                saves[0].refuse(error)
             raise
         if not self._asynchronous:
             settle_all(self.saves)
 
     def _prepare_local(
         self, local: LocalTier, what: StepToSave, plan: Plan
-    ) -> tuple[Snapshot, Callable[[], None]]:
-        """The snapshot of the local save, and what then writes it."""
+    ) -> tuple[Save, Callable[[], None]]:
+        """The local save, and what then writes it."""
 
         def replaced_first() -> None:
             what.decided.wait()
@@ -302,7 +302,7 @@ class Run:
                 raise NotReplaced(f"step {what.step} was not replaced in {self.directory.path}")
 
         # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
-        snapshot, work = local.prepare(what, replaced_first if plan.persisted else None)
+        save, work = local.prepare(what, replaced_first if plan.persisted else None)
 
         identity = Identity(what.step, what.token)  # what waits for the next call holds no arrays
 
@@ -319,9 +319,9 @@ class Run:
                 what.ended()
             self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
 
-        return snapshot, save_and_note
+        return save, save_and_note
 
-    def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> PreparedSave:
+    def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> Save:
         trail, directory, path = self._trail, self.directory, self._steps.new_path(what.step)
         if plan.replaces:  # it may have another name
             path = self.on_first("find a step", lambda: self._steps.path(what.step))
@@ -339,7 +339,7 @@ class Run:
             token=what.token,
             parent=what.parent,
         )
-        return PreparedSave(job, lambda write: self._write(what, trail, plan, write))
+        return Save(job, lambda write: self._write(what, trail, plan, write))
 
     def _write(self, what: StepToSave, trail: Trail, plan: Plan, write: Callable[[], None]) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""

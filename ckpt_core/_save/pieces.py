@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._background.threads import Workers
-from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME
 from ckpt_core._layout.regions import whole
@@ -107,17 +105,12 @@ class CheckpointWriter:
             raise CheckpointError(
                 f"{self._job.target}: a writer is for one with block: make another"
             )
-        target, options = self._job.target, self._job.options
-        operation = Operation("save", target, None, options.report_secs, options.on_event)
-        self._operation = operation
-        operation.happened("save_started")
-        try:
-            with operation.failing("save_failed", "beginning"):
-                self._writing = _begin(self._job, operation)
-        except BaseException:
-            if self._writing is not None:
-                self._writing.undo()
-            raise
+        writing = _PieceWrite(self._job)
+        self._operation = writing.operation
+        writing.operation.happened("save_started")
+        with writing.operation.failing("save_failed", "beginning"):
+            writing.begin()
+            self._writing = writing
         return self
 
     def add(self, name: str, tree: Any, /) -> None:
@@ -223,17 +216,6 @@ def _given_up(path: str) -> CheckpointError:
     )
 
 
-def _begin(job: SaveJob, operation: Operation) -> _PieceWrite:
-    token = secrets.token_hex(16)
-    durable = job.options.durable
-    attempt = job.backend.begin(job.target, overwrite=job.overwrite, durable=durable, token=token)
-    try:
-        return _PieceWrite(job, attempt, token, operation)
-    except BaseException:
-        attempt.abort()
-        raise
-
-
 class PieceTree:
     """The parts of one item that were added so far."""
 
@@ -299,16 +281,22 @@ def taken(item: str, where: str) -> UnsupportedLeaf:
 class _PieceWrite(Write):
     """Writes pieces of items into one attempt, then commits it."""
 
-    def __init__(self, job: SaveJob, attempt: Attempt, token: str, operation: Operation) -> None:
-        super().__init__(job, job.fields, [], token, operation)
-        self._attempt = attempt
+    def __init__(self, job: SaveJob) -> None:
+        super().__init__(job)
         self._workers = Workers(self.files_at_once, "ckpt-write")
         self._trees: dict[str, PieceTree] = {}
+
+    def begin(self) -> None:
+        """Begins the attempt."""
+        job = self.job
+        self.attempt = job.backend.begin(
+            job.target, overwrite=job.overwrite, durable=job.options.durable, token=self.token
+        )
 
     def refuse(self, item: PreparedItem) -> None:
         """Raises UnsupportedLeaf if an item, or a part of one, does not go together with what is there."""
         tree = self._trees.get(item.name)
-        known = tree is not None or any(item.name == other.name for other in self._items)
+        known = tree is not None or any(item.name == other.name for other in self.items)
         if tree is not None and item.plan is not None:
             tree.refuse(item)
         elif known:
@@ -317,16 +305,16 @@ class _PieceWrite(Write):
     def take(self, item: PreparedItem) -> None:
         """Writes an item or a part of one, or copies its arrays if they are small."""
         if item.plan is None:
-            self.written_bytes += self._start_item(self._attempt, item, self._workers)
-            self._items.append(item)
+            self.written_bytes += self._start_item(item, self._workers)
+            self.items.append(item)
             return
         tree = self._trees.get(item.name)
         if tree is None:
             tree = self._trees[item.name] = PieceTree(item)
-            self._items.append(item)
+            self.items.append(item)
             # a later part may be compressed, if this one is not
-            compressed = self._job.options.compression is not None
-            self._writer(self._attempt, item, self._workers, compressed=compressed)
+            compressed = self.job.options.compression is not None
+            self._writer(item, self._workers, compressed=compressed)
         arrays = item.landed().arrays
         tree.add(item)
         self.put(item.name, arrays)
@@ -343,25 +331,25 @@ class _PieceWrite(Write):
 
     def finish(self) -> None:
         """Writes what waits and all metadata, and commits."""
-        if not self._items:
+        if not self.items:
             raise CheckpointError(
-                f"{self._job.target}: nothing was added, so there is nothing to save"
+                f"{self.job.target}: nothing was added, so there is nothing to save"
             )
-        rules = self._job.options.compression
-        whole = {name: tree.whole(self._job) for name, tree in self._trees.items()}
+        rules = self.job.options.compression
+        whole = {name: tree.whole(self.job) for name, tree in self._trees.items()}
         if isinstance(rules, Mapping):
             refuse_idle(rules, [(name, item.record.paths) for name, item in whole.items()])
-        self._items[:] = [whole.get(item.name, item) for item in self._items]
+        self.items[:] = [whole.get(item.name, item) for item in self.items]
         with self._workers:
-            self._describe(self._attempt)
-            self._settle(self._attempt, self._workers)
-        self.commit(self._attempt)
+            self._describe()
+            self._settle(self._workers)
+        self.commit()
 
     def set_metadata(self, metadata: Any) -> None:
         """What the record will hold."""
-        self._fields = replace(self._fields, metadata=metadata)
+        self.fields = replace(self.fields, metadata=metadata)
 
     def undo(self) -> None:
         """Waits for what is on its way, and removes everything that is not committed."""
         self._workers.end(drop=True)
-        self._attempt.abort()
+        self.attempt.abort()

@@ -43,94 +43,96 @@ _OF_METRICS = "metrics", "json"
 class Write:
     """One process's part in one save, and on process 0 what makes a checkpoint of all. It brings the arrays of ``items`` to the host, in place."""
 
-    def __init__(
-        self,
-        job: SaveJob,
-        fields: RecordFields,
-        items: list[PreparedItem],
-        token: str,
-        operation: Operation,
-        snapshot_secs: float = 0.0,
-    ) -> None:
-        self._job = job
-        self._fields = fields
-        self._items = items
-        self._token = token
-        self._operation = operation
-        self._snapshot_secs = snapshot_secs
+    attempt: Attempt  # in which this process writes
+
+    def __init__(self, job: SaveJob) -> None:
+        options = job.options
+        self.job = job
+        self.operation = Operation(
+            "save", job.target, job.step, options.report_secs, options.on_event
+        )
+        self.token = job.token or secrets.token_hex(16)
+        self.fields = job.fields  # later a copy that the caller cannot change
+        self.items: list[PreparedItem] = []
+        self.blocking_secs = 0.0  # the snapshot's
         self.written_bytes = 0
         self.part: Part | None = None  # of the step; in a local directory of several processes
         self._began = time.monotonic()
         self.files: dict[str, FileRecord] = {}  # that are written, by path in the checkpoint
-        self.passed: list[str] = []  # on process 0: what ``own_part`` gave on each process
+        self.passed: list[str] = []  # on process 0: what ``pass_own`` gave on each process
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
         self._writers: dict[str, ArrayWriter] = {}  # by item
         self._rows: dict[str, Rows] = {}  # by item; on process 0 of all processes
 
-    def own_part(self, attempt: Attempt) -> str:
+    def pass_own(self) -> str:
         """Writes what this process has, and passes the rest to process 0; returns what that is compared with."""
-        self.write_own(attempt)
-        if self._job.writers.index == 0:
+        self.write_own()
+        if self.job.writers.index == 0:
             return ""
         files = [[name, *_numbers(file)] for name, file in self.files.items()]
         passed = {name: rows.dump() for name, rows in self._rows.items()}
         data = pack({"": json.dumps(files).encode()} | passed)
-        attempt.write(_passed(self._job.writers.index), data, until_commit=True)
+        self.attempt.write(_passed(self.job.writers.index), data, until_commit=True)
         return digest_of(data)
 
-    def commit(self, attempt: Attempt) -> None:
+    def commit(self) -> None:
         """On process 0: makes the checkpoint durable, then visible, if the guard finds in between that this run still owns the directory."""
-        self.make_durable(attempt)
-        self._operation.phase = "committing"
+        self.make_durable()
+        self.operation.phase = "committing"
         # directly before the commit, so that another run has little time to claim the directory
-        if self._job.guard is not None:
-            self._job.guard.check()
-        attempt.commit()
+        if self.job.guard is not None:
+            self.job.guard.check()
+        self.attempt.commit()
         if self._links is not None:
             self._links.committed()  # the next save may link files of this one
 
-    def write_own(self, attempt: Attempt) -> None:
+    def land(self) -> None:
+        """Blocks until the arrays are on the host."""
+        self.operation.phase = "waiting for arrays on their way to the host"
+        self.items[:] = [item.landed() for item in self.items]
+
+    def write_own(self) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
-        self._operation.phase = "waiting for arrays on their way to the host"
-        self._items[:] = [item.landed() for item in self._items]
-        self._operation.phase = "writing arrays"
+        self.land()
+        self.operation.phase = "writing arrays"
+        self._began = time.monotonic()
         try:
             with Workers(self.files_at_once, "ckpt-write") as workers:
-                written = sum(self._start_item(attempt, item, workers) for item in self._items)
-                self._operation.total_bytes = written
-                if self._job.writers.index == 0:
-                    self._describe(attempt)  # meanwhile the workers write the arrays
-                self._settle(attempt, workers)
+                written = sum(self._start_item(item, workers) for item in self.items)
+                self.operation.total_bytes = written
+                if self.job.writers.index == 0:
+                    self._describe()  # meanwhile the workers write the arrays
+                self._settle(workers)
         finally:
-            for array in itertools.chain(*(item.arrays for item in self._items)):
+            for array in itertools.chain(*(item.arrays for item in self.items)):
                 array.pieces = ()  # an error's traceback may refer to this save
         self.written_bytes = written
 
     @property
     def files_at_once(self) -> int:
         """How many threads write, of which each has a chunk in memory, or a file on its way to an object store."""
-        options = self._job.options
-        held_bytes = options.chunk_bytes if self._job.local else self._file_bytes
+        options = self.job.options
+        held_bytes = options.chunk_bytes if self.job.local else self._file_bytes
         return max(1, min(_FILES_AT_ONCE, options.max_host_bytes // held_bytes))
 
     @property
     def _file_bytes(self) -> int:
-        size_bytes = self._job.options.target_data_file_bytes
-        return size_bytes if self._job.local else min(size_bytes, _UPLOADED_FILE_BYTES)
+        size_bytes = self.job.options.target_data_file_bytes
+        return size_bytes if self.job.local else min(size_bytes, _UPLOADED_FILE_BYTES)
 
-    def _start_item(self, attempt: Attempt, item: PreparedItem, workers: Workers) -> int:
+    def _start_item(self, item: PreparedItem, workers: Workers) -> int:
         """Starts to write an item's arrays, or writes its files; returns the number of bytes that this process writes."""
         for name, data in item.state_files.items():
-            self._write(attempt, f"{item.folder}/{name}", data)
+            self._write(f"{item.folder}/{name}", data)
         if item.record.form != "tree":
-            copied = write_sources(item, attempt, self._job, self._links)
+            copied = write_sources(item, self.attempt, self.job, self._links)
             self.files |= copied
             sizes = (file.size_bytes for file in copied.values())
             return sum(map(len, item.state_files.values())) + sum(sizes)
         arrays = item.arrays
-        writer = self._writer(attempt, item, workers, compressed=item.record.compressed)
-        if self._links is not None and (linked := self._links.link(item, attempt.path)):
+        writer = self._writer(item, workers, compressed=item.record.compressed)
+        if self._links is not None and (linked := self._links.link(item, self.attempt.path)):
             self.files |= linked.files
             writer.take_over(linked.places)
             writer.checksums |= linked.checksums
@@ -139,123 +141,119 @@ class Write:
         writer.start()
         return sum(array.size_bytes for array in arrays)
 
-    def _writer(
-        self, attempt: Attempt, item: PreparedItem, workers: Workers, *, compressed: bool
-    ) -> ArrayWriter:
+    def _writer(self, item: PreparedItem, workers: Workers, *, compressed: bool) -> ArrayWriter:
         """The writer of the item's arrays. All trees are written at the same time, so they share ``max_host_bytes``."""
-        trees = sum(one.record.form == "tree" for one in self._items)
-        index = self._job.writers.index
+        trees = sum(one.record.form == "tree" for one in self.items)
+        index = self.job.writers.index
         writer = self._writers[item.name] = ArrayWriter(
-            lambda name, parts: attempt.write_data(f"{item.folder}/{name}", parts),
+            lambda name, parts: self.attempt.write_data(f"{item.folder}/{name}", parts),
             workers,
-            f"ocdbt.process_{index}/d/{attempt.data_prefix}",
+            f"ocdbt.process_{index}/d/{self.attempt.data_prefix}",
             first=index == 0,
             compressed=compressed,
             file_bytes=self._file_bytes,
-            max_host_bytes=self._job.options.max_host_bytes // max(1, trees),
+            max_host_bytes=self.job.options.max_host_bytes // max(1, trees),
         )
         return writer
 
-    def _settle(self, attempt: Attempt, workers: Workers) -> None:
+    def _settle(self, workers: Workers) -> None:
         """Blocks until all arrays are in files; writes their checksums, and of one process alone the indexes."""
         for writer in self._writers.values():
             writer.settle(self._tell_progress)
-        for item in self._items:
+        for item in self.items:
             writer = self._writers.get(item.name)
             if writer is None:
                 continue
             self.files |= {f"{item.folder}/{name}": file for name, file in writer.files.items()}
             self._rows[item.name] = writer.rows
-            if self._job.writers.count == 1:
-                self._write_index(attempt, f"{item.folder}/", writer.rows, workers)
-            name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{self._job.writers.index}"
-            self._write(attempt, name, dump_checksums(writer.checksums))
+            if self.job.writers.count == 1:
+                self._write_index(f"{item.folder}/", writer.rows, workers)
+            name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{self.job.writers.index}"
+            self._write(name, dump_checksums(writer.checksums))
 
     def _tell_progress(self) -> None:
         done_bytes = sum(writer.done_bytes for writer in self._writers.values())
-        self._operation.done_bytes = done_bytes
-        self._operation.tell_progress(done_bytes)
+        self.operation.done_bytes = done_bytes
+        self.operation.tell_progress(done_bytes)
 
-    def _write(self, attempt: Attempt, name: str, data: bytes) -> None:
-        attempt.write(name, data)
+    def _write(self, name: str, data: bytes) -> None:
+        self.attempt.write(name, data)
         self.files[name] = FileRecord.of(data)
 
-    def _write_index(
-        self, attempt: Attempt, folder: str, rows: Rows, workers: Workers, below: str = ""
-    ) -> None:
+    def _write_index(self, folder: str, rows: Rows, workers: Workers, below: str = "") -> None:
         """Writes the index of arrays below a folder, which ends with a slash or is empty."""
         if rows.keys:
-            path = f"d/{attempt.data_prefix}{secrets.token_hex(16)}"
+            path = f"d/{self.attempt.data_prefix}{secrets.token_hex(16)}"
             nodes, manifest = encode_index(rows, path, below)
-            writing = workers.submit(lambda: attempt.write_data(folder + path, (nodes,)))
-            self._write(attempt, folder + INDEX_FILE, manifest)
+            writing = workers.submit(lambda: self.attempt.write_data(folder + path, (nodes,)))
+            self._write(folder + INDEX_FILE, manifest)
             self.files[folder + path] = FileRecord.of(nodes)
             writing.result()
 
-    def make_durable(self, attempt: Attempt) -> None:
+    def make_durable(self) -> None:
         """On process 0: joins what all processes have written, writes the record, fsyncs everything. Only
         the rename is then missing to make the checkpoint visible.
         """
-        job = self._job
-        self._operation.phase = "joining, describing and syncing files"
+        job = self.job
+        self.operation.phase = "joining, describing and syncing files"
         with Workers(1, "ckpt-write") as workers:
             if job.writers.count > 1:
-                self._join(attempt, workers)
+                self._join(workers)
             if job.flat:  # Orbax looks there for a tree without a name
-                (item,) = self._items
+                (item,) = self.items
                 rows = self._rows.get(item.name, Rows())
-                self._write_index(attempt, "", rows, workers, below=f"{item.folder}/")
-        record = self._record(attempt)
+                self._write_index("", rows, workers, below=f"{item.folder}/")
+        record = self._record()
         if self._links is not None:
             checksums = {name: writer.checksums for name, writer in self._writers.items()}
             self._links.prepare(
-                job.target, attempt.path, self._items, self._rows, checksums, self.files
+                job.target, self.attempt.path, self.items, self._rows, checksums, self.files
             )
-        attempt.make_durable(RECORD_FILE, dump_record(record))
+        self.attempt.make_durable(RECORD_FILE, dump_record(record))
 
-    def _join(self, attempt: Attempt, workers: Workers) -> None:
+    def _join(self, workers: Workers) -> None:
         """On process 0: takes what the other processes passed, and writes the indexes of all arrays."""
         dumped = {name: [rows.dump()] for name, rows in self._rows.items()}
         for process, said in list(enumerate(self.passed))[1:]:
             name = _passed(process)
             try:
-                data = attempt.take(name)
+                data = self.attempt.take(name)
             except FileNotFoundError:
                 data = b""
             if said != digest_of(data):
-                raise _unseen(attempt, name, "the same")
+                raise _unseen(self.attempt, name, "the same")
             parts = unpack(data, _MOST_PASSED_BYTES)
             for path, *numbers, is_data in json.loads(parts.pop("")):
                 self.files[path] = FileRecord(*numbers, data=bool(is_data))
             for item, rows in parts.items():
                 dumped[item].append(rows)
         known_bytes = {name: file.size_bytes for name, file in self.files.items()}
-        present = attempt.files(known_bytes=known_bytes)
+        present = self.attempt.files(known_bytes=known_bytes)
         for name, size_bytes in known_bytes.items():
             if present.get(name) != size_bytes:
-                raise _unseen(attempt, name, f"{size_bytes} bytes")
+                raise _unseen(self.attempt, name, f"{size_bytes} bytes")
         for name in present.keys() - self.files.keys():
-            self.files[name] = FileRecord.of(attempt.read(name))
-        for item in self._items:
+            self.files[name] = FileRecord.of(self.attempt.read(name))
+        for item in self.items:
             if item.name in dumped:
                 rows = self._rows[item.name] = joined(dumped[item.name])
-                self._write_index(attempt, f"{item.folder}/", rows, workers)
+                self._write_index(f"{item.folder}/", rows, workers)
 
-    def _record(self, attempt: Attempt) -> Record:
-        files, within = dict(self.files), dict(attempt.small_files())
-        for item in self._items:  # states of other processes, each of which would be a file to sync
+    def _record(self) -> Record:
+        files, within = dict(self.files), dict(self.attempt.small_files())
+        for item in self.items:  # states of other processes, each of which would be a file to sync
             for name, data in item.others.items():
                 within[f"{item.folder}/{name}"] = data
                 files[f"{item.folder}/{name}"] = FileRecord.of(data)
         return Record(
-            items={item.name: item.record for item in self._items},
+            items={item.name: item.record for item in self.items},
             files=files,
-            token=self._token,
-            single=self._fields.single,
-            metadata=self._fields.metadata,
-            metrics=dict(self._fields.metrics),
+            token=self.token,
+            single=self.fields.single,
+            metadata=self.fields.metadata,
+            metrics=dict(self.fields.metrics),
             versions=library_versions(),
-            settings=dict(self._fields.settings),
+            settings=dict(self.fields.settings),
             topology={
                 "process_count": jax.process_count(),
                 "device_count": jax.device_count(),
@@ -263,19 +261,19 @@ class Write:
             },
             created_unix_secs=time.time(),
             durations={
-                "snapshot_secs": round(self._snapshot_secs, 6),
+                "snapshot_secs": round(self.blocking_secs, 6),
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
             packed=pack(within) if within else b"",
             part=self.part,
-            parent=self._job.parent,
-            shared=self._fields.shared,
+            parent=self.job.parent,
+            shared=self.fields.shared,
         )
 
-    def _describe(self, attempt: Attempt) -> None:
+    def _describe(self) -> None:
         """On process 0: writes the metadata files, which do not depend on array data."""
-        for name, data in metadata_files(self._job, self._fields, self._items):
-            self._write(attempt, name, data)
+        for name, data in metadata_files(self.job, self.fields, self.items):
+            self._write(name, data)
 
 
 def _passed(process: int) -> str:

@@ -22,7 +22,6 @@ from ckpt_core._options import MIB
 from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._run.tiers.verdict import State, cause_of
-from ckpt_core._save.protocol import aborting
 from ckpt_core._verify import verify_part
 
 _VERIFY_BYTES = 256 * MIB
@@ -53,10 +52,9 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
             f"{RECORD_FILE}: another part than that of process {key.writer} of step {key.step}",
             file=RECORD_FILE,
         )
-    attempt = target.backend.begin(
+    with target.backend.begin(
         target.path, overwrite=True, durable=target.durable, token=key.token
-    )
-    with aborting(attempt.abort):
+    ) as attempt:
         for position, name in enumerate(record.beside, 1):
             content = _bounded(pieces(position), record.files[name].size_bytes, name)
             write_pieces(os.path.join(attempt.path, name), content, durable=target.durable)

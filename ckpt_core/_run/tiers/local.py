@@ -43,7 +43,7 @@ from ckpt_core._run.tiers.verdict import (
     unread_of,
     vote,
 )
-from ckpt_core._save import SaveJob, Snapshot
+from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
 
 T = TypeVar("T")
@@ -301,8 +301,8 @@ class LocalTier:
 
     def prepare(
         self, what: StepToSave, replaced_first: Callable[[], None] | None = None
-    ) -> tuple[Snapshot, Callable[[], None]]:
-        """A snapshot, which the caller takes; and what then commits it and deletes old steps."""
+    ) -> tuple[LocalSave, Callable[[], None]]:
+        """A save, whose snapshot the caller takes; and what then runs it and deletes old steps."""
         folders = self._folders
         path = folders.own.new_path(what.step)
         folders.claim_again_if_emptied()
@@ -342,7 +342,7 @@ class LocalTier:
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
             self._opened.pop(what.step, None)
             try:
-                saved = save.write_and_commit()
+                save.run()
             except BaseException as error:
                 alone = self._processes.count == 1
                 stands = not save.may_have_replaced or (alone and not is_visible(error))
@@ -353,9 +353,9 @@ class LocalTier:
                 self._leave_others()
             self._has_saved = True
             if folders.is_mine():
-                self._retain(what.step, saved, path)
+                self._retain(what.step, save.saved, path)
 
-        return save.snapshot, save_and_retain
+        return save, save_and_retain
 
     def _leave_others(self) -> None:
         """After the first save: steps of another number of processes are not needed any more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import threading
@@ -17,8 +16,7 @@ from ckpt_core._run.tiers.judge import CopyState, judge_copies
 from ckpt_core._run.tiers.tables import Table
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.coverage import Holding, group_of, holding_of, serves_of, share, with_states
-from ckpt_core._save.protocol import Snapshot, aborting
-from ckpt_core._save.write import Write
+from ckpt_core._save.one_save import Save
 
 _COPY_STATES: tuple[CopyState, ...] = ("off", "idle", "busy", "done")
 
@@ -91,10 +89,9 @@ def combine_offers(offers: Sequence[Sequence[Any]], tables: Tables) -> dict[str,
     return {name: value for name, value in answer.items() if value}
 
 
-class LocalSave:
-    """One save of all processes, each into its own directory: all commit, or none. The caller takes the snapshot, a
-    background thread runs ``write_and_commit``. The processes agree three times: that they save the same; that all have made
-    their files durable and still own their directories; and that all have committed.
+class LocalSave(Save):
+    """One save of all processes, each into its own directory: all commit, or none. The processes agree three times: that they save the
+    same; that all have made their files durable and still own their directories; and that all have committed.
     """
 
     def __init__(
@@ -108,89 +105,58 @@ class LocalSave:
         # called once the files are written; blocks until another tier has replaced its copy of the step, else raises NotReplaced
         replaced_first: Callable[[], None] | None = None,
     ) -> None:
-        self._job = job
+        super().__init__(job, call="save locally")
         self._lease = lease
         self._committed = committed
         self._copied = copied
         self._tables = tables
         self._replaced_first = replaced_first
-        self.snapshot = Snapshot(job, "save locally")
-        self._all_wrote = False
+        self.saved = Saved(self.token)  # what all agreed on
         self.may_have_replaced = False  # a process may have put the step in an older one's place
 
-    def write_and_commit(self) -> Saved:
-        """Blocks until all processes have committed; returns what they agreed on. If one process fails before the commits,
-        all raise and nothing of the step remains.
-        """
-        snapshot = self.snapshot
-        with snapshot.operation.failing("save_failed", "beginning"):
-            saved = self._agree_to_start()
-            write = snapshot.write(saved.token)
-            write.part = saved.part
-            snapshot.on_all("committed", lambda: self._write(write, saved))
-        snapshot.operation.committed(write.written_bytes, snapshot.blocking_secs)
-        return saved
+    def start(self) -> None:
+        if self.job.processes.count > 1:
+            self.saved = self._agree_to_start()
+            self.token, self.part = self.saved.token, self.saved.part
+
+    def write_part(self) -> str:
+        self._lease.take()
+        self.begin()
+        assert self._begun is not None
+        self.attempt = self._begun
+        self.write_own()
+        self.make_durable()
+        if self._replaced_first is not None:
+            self._replaced_first()
+        self._lease.check()
+        return ""
+
+    def commit_part(self) -> None:
+        self.may_have_replaced = True
+        self.attempt.commit()
+        self._committed(self.saved)
 
     def _agree_to_start(self) -> Saved:
-        """Agreement 1: all processes save the same; what they hold, and what is copied."""
-        job, snapshot = self._job, self.snapshot
-        assert job.token is not None
-        if job.processes.count == 1:
-            return Saved(job.token)
-
-        token, copied = job.token, list[Any]()
+        """What all processes agree on, before anything is written."""
+        job, token, copied = self.job, self.token, list[Any]()
 
         def offer() -> list[Any]:
             copied[:] = self._copied()  # once the arrays are on the host
-            return offer_of(token, holding_of(snapshot.items), copied)
+            return offer_of(token, holding_of(self.items), copied)
 
         settings = {
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
         tables, index, count = self._tables, job.processes.index, job.processes.count
-        answer = snapshot.agree(settings, offer, lambda offers: combine_offers(offers, tables))
+        answer = self.agree(settings, offer, lambda offers: combine_offers(offers, tables))
         states = answer.get("states", {})
         groups = functools.partial(tables.groups.row, answer["groups"])
         if blocks := answer.get("blocks"):
             states = json.loads(tables.states.row(blocks, group_of(index, count, groups)) or "{}")
-        snapshot.items = with_states(snapshot.items, states)
+        self.items = with_states(self.items, states)
         serves = serves_of(index, groups)
         part = Part(index, count, serves)
-        token = answer.get("token", job.token)
+        token = answer.get("token", token)
         protected = (copied[1], copied[2]) if "protected" in answer else None
         return Saved(token, part, "copies" in answer, protected)
-
-    def _write(self, write: Write, saved: Saved) -> None:
-        """Writes and commits this process's part; agreement 2 is right before the commit."""
-        job, written = self._job, self.snapshot.on_all
-        try:
-            self._lease.take()
-            attempt = job.backend.begin(
-                job.target, overwrite=True, durable=job.options.durable, token=saved.token
-            )
-            with aborting(attempt.abort):
-                write.write_own(attempt)
-                write.make_durable(attempt)
-                if self._replaced_first is not None:
-                    self._replaced_first()
-                self._all_wrote = True
-                written("written", self._lease.check)
-                self.may_have_replaced = True
-                attempt.commit()
-            self._committed(saved)
-        except BaseException as error:
-            if not self._all_wrote:
-                self._send_failure(error)
-            raise
-
-    def _send_failure(self, error: BaseException) -> None:
-        """Reports an error in agreement 2, where the other processes wait for this one."""
-        if self._job.processes.count > 1:
-            with contextlib.suppress(BaseException):  # the caller raises the error itself
-                self.snapshot.on_all("written", functools.partial(_raise, error))
-
-
-def _raise(error: BaseException) -> None:
-    # no closure: its cell would be in a circle with the error's traceback, which holds the arrays
-    raise error
