@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import pytest
 
 Act = Callable[..., object]
-"""Called with the arguments of the product's method, the object first: an attempt, of ``write`` a ``Write`` and an
-attempt, of ``agreement`` a ``Round``, the value and the judge."""
+"""Called with the arguments of the product's method, the object first: an attempt, of ``write`` a ``Write``, of
+``agreement`` a ``Round``, the value and the judge."""
 Point = Literal["write", "record", "commit", "agreement", "begin", "note", "delete"]
 POINTS: dict[Point, list[tuple[type, str]]] = {
     "write": [(Write, "write_own")],
@@ -89,7 +89,7 @@ def at(
 def below(place: str | Path) -> Callable[..., bool]:
     """Whether an attempt writes below this directory or URL: for ``write``, ``record`` and ``commit``."""
     start = f"{place}/"
-    return lambda *found: any(getattr(one, "path", "").startswith(start) for one in found)
+    return lambda one, *_: getattr(one, "attempt", one).path.startswith(start)
 
 
 def names(file: str) -> Callable[..., bool]:
