@@ -8,11 +8,11 @@ import logging
 import os
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ckpt_core._errors import drop_locals
 from ckpt_core._platform import LINUX
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def _do(result: Future[Any], work: Callable[[], Any]) -> None:
     try:
         result.set_result(work())
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # which hold arrays
+        drop_locals(error)
         result.set_exception(error)
     finally:
         del result, work  # the error's traceback refers to this frame

@@ -144,11 +144,11 @@ class Write:
     def _writer(self, item: PreparedItem, workers: Workers, *, compressed: bool) -> ArrayWriter:
         """The writer of the item's arrays. All trees are written at the same time, so they share ``max_host_bytes``."""
         trees = sum(one.record.form == "tree" for one in self.items)
-        index = self.job.writers.index
+        index, attempt = self.job.writers.index, self.attempt
         writer = self._writers[item.name] = ArrayWriter(
-            lambda name, parts: self.attempt.write_data(f"{item.folder}/{name}", parts),
+            lambda name, parts: attempt.write_data(f"{item.folder}/{name}", parts),
             workers,
-            f"ocdbt.process_{index}/d/{self.attempt.data_prefix}",
+            f"ocdbt.process_{index}/d/{attempt.data_prefix}",
             first=index == 0,
             compressed=compressed,
             file_bytes=self._file_bytes,
