@@ -12,7 +12,7 @@ from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._options import Options, checked_options
 from ckpt_core._save.job import NOTHING, RecordFields, SaveJob, collect_items, make_job, save_job
-from ckpt_core._save.one_save import Save, prepare_save, take
+from ckpt_core._save.protocol import Save, prepare_save, take
 from ckpt_core._save.unchanged import Links as Links
 
 __all__ = [

@@ -2,8 +2,7 @@
 
 ``location`` says where a database or an object lies and how it is opened; ``writer`` writes data files; ``encode`` makes the index that
 leads to them, and ``database`` decodes one; ``arrays`` reads files and objects, of which the index gives the ranges, and arrays through
-TensorStore; ``past_cache`` reads files without the page cache; ``bounds``
-rejects input that would abort the process; ``failures`` translates TensorStore's errors.
+TensorStore; ``past_cache`` reads files without the page cache; ``bounds`` rejects input that would abort the process.
 """
 
 from ckpt_core._storage._tensorstore import StoreContext as StoreContext

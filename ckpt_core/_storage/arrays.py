@@ -24,9 +24,15 @@ from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB
 from ckpt_core._platform import READ
-from ckpt_core._storage._tensorstore import StoreContext, ts
+from ckpt_core._storage._tensorstore import (
+    StoreContext,
+    answered,
+    failure,
+    is_shorter,
+    ts,
+    unreadable,
+)
 from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
-from ckpt_core._storage.failures import answered, failure, is_shorter, unreadable
 from ckpt_core._storage.location import Location, database_spec, range_of
 from ckpt_core._storage.past_cache import PastCache
 

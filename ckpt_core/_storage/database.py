@@ -23,10 +23,9 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import decompress, most_bytes
 from ckpt_core._options import MIB
-from ckpt_core._storage._tensorstore import StoreContext, ts
+from ckpt_core._storage._tensorstore import StoreContext, answered, ts, unreadable
 from ckpt_core._storage.arrays import DataFiles
 from ckpt_core._storage.bounds import refuse_file
-from ckpt_core._storage.failures import answered, unreadable
 from ckpt_core._storage.location import INDEX_FILE, Location, range_of
 
 _MOST_DECODED_BYTES = 128 * MIB

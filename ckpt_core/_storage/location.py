@@ -19,14 +19,15 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME, forked
 from ckpt_core._options import Options
 from ckpt_core._platform import ROOTS
-from ckpt_core._storage._tensorstore import StoreContext, ts
-from ckpt_core._storage.failures import (
+from ckpt_core._storage._tensorstore import (
+    StoreContext,
     answered,
     carried_out,
     failure,
     refusal,
     refused_oddly,
     settled,
+    ts,
 )
 
 _CACHE_BYTES = 100_000_000
@@ -202,7 +203,7 @@ _LISTINGS = 12
 
 class KeyValues:
     """Keys and values below one location of an object store. Every call blocks, each request at most ``timeout_secs`` with its
-    repetitions. OSError if the store refused or did not answer (see ``failures.refusal``), CheckpointError for any other failure.
+    repetitions. OSError if the store refused or did not answer (see ``refusal``), CheckpointError for any other failure.
     """
 
     def __init__(self, location: Location, timeout_secs: float = Options.timeout_secs) -> None:

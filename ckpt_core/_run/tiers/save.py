@@ -12,11 +12,18 @@ from typing import Any, NamedTuple
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.part import Part
 from ckpt_core._run.lease import Lease
+from ckpt_core._run.tiers.coverage import (
+    Holding,
+    group_of,
+    holding_of,
+    serves_of,
+    share,
+    with_states,
+)
 from ckpt_core._run.tiers.judge import CopyState, judge_copies
 from ckpt_core._run.tiers.tables import Table
 from ckpt_core._save import RecordFields, SaveJob
-from ckpt_core._save.coverage import Holding, group_of, holding_of, serves_of, share, with_states
-from ckpt_core._save.one_save import Save
+from ckpt_core._save.protocol import Save
 
 _COPY_STATES: tuple[CopyState, ...] = ("off", "idle", "busy", "done")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt_core._processes.wire import Said
+from ckpt_core._run.tiers.coverage import Holding
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     LocalParts,
@@ -21,7 +22,6 @@ from ckpt_core._run.tiers.judge import (
 )
 from ckpt_core._run.tiers.save import Tables, combine_offers, offer_of
 from ckpt_core._run.tiers.tables import Table
-from ckpt_core._save.coverage import Holding
 from tests.support.counted_service import Keys
 
 HOST_PROCESSES = 4

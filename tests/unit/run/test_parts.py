@@ -18,6 +18,11 @@ from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import choose_address, networks_of
 from ckpt_core._format.part import Part, contains, runs_of
 from ckpt_core._layout.chunks import chunk_count, chunk_parts
+from ckpt_core._run.tiers.coverage import (
+    MOST_STATE_BYTES,
+    Holding,
+    share,
+)
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     Judgement,
@@ -31,11 +36,6 @@ from ckpt_core._run.tiers.judge import (
     parse_judgement,
 )
 from ckpt_core._run.tiers.verdict import State, judge_failure, vote
-from ckpt_core._save.coverage import (
-    MOST_STATE_BYTES,
-    Holding,
-    share,
-)
 
 INDICES = st.sets(st.integers(0, 40))
 
