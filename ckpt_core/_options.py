@@ -67,8 +67,7 @@ class Options:
         background_priority: ``"low"``: on Linux, the threads of background saves and uploads take a core only while
             nothing else wants it, also while somebody waits for the save. Slows training less where its
             threads, or those of a data pipeline, take all cores; the save then takes longer, and as long as they do
-            not pause perhaps very long. TensorStore's threads, which all saves share, are lowered too; a
-            process that may not raise priorities (CAP_SYS_NICE) cannot undo that while they live.
+            not pause perhaps very long. Blosc compresses in threads of TensorStore, which keep their priority.
             ``"normal"``: the priority of the caller.
         broadcast: if several processes hold the same region of an array, one of them reads and
             verifies it and sends it to the others over the interconnect of the devices; all

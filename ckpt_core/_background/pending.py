@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
-from ckpt_core._background.threads import give_way, set_nice
+from ckpt_core._background.threads import give_way
 from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME, forked
 
@@ -74,13 +74,9 @@ class Pending:
     def _run(self) -> None:
         # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
         self._caller_left.wait(_HEAD_START_SECS)
-        if not self._low:
-            self._run_here()
-            return
-        nice = give_way()
+        if self._low:
+            give_way()
         self._run_here()
-        if not any(one._low and not one.ended for one in list(unfinished)):
-            set_nice(None, nice)
 
     def _do(self) -> None:
         self._ident = threading.get_ident()

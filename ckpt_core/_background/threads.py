@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ckpt_core._errors import drop_locals
 from ckpt_core._platform import LINUX
 
+_LOWEST_NICE = 19
 T = TypeVar("T")
 R = TypeVar("R")
 Job = tuple["Future[Any]", Callable[[], Any]]
@@ -94,46 +95,17 @@ def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name
         return [job.result() for job in jobs]
 
 
-# ---- priority, on Linux, where each thread has its own ---------------------------------------------
-
-# A save's priority ends with its thread. TensorStore's threads outlive it, and stay low where none may raise them.
-_LOWEST_NICE = 19
-_POOL_NAME = "ts_pool_worker"
-"""Name of TensorStore's threads, which read, compress, write and fsync."""
-
-
-def give_way() -> int:
-    """Gives this thread and TensorStore's the lowest priority; returns the nice value that this one had."""
-    nice = os.getpriority(os.PRIO_PROCESS, 0) if LINUX else _LOWEST_NICE
-    set_nice(threading.get_native_id(), _LOWEST_NICE)
-    return nice
-
-
-def set_nice(thread: int | None, nice: int) -> None:
-    """Sets the nice value of TensorStore's threads, and of the thread with this native id if one is given, as far as
-    permitted.
-    """
-    try:
-        threads = os.listdir("/proc/self/task") if LINUX else []
-    except OSError:
-        threads = []
-    if not threads:
+def give_way() -> None:
+    """Gives this thread, and those that it starts, the lowest priority: on Linux, where each thread has its own."""
+    if LINUX:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_NICE)
+    else:
         _say_that_it_has_no_effect()
-    for name in threads:
-        if int(name) == thread or _is_of_pool(name):
-            with contextlib.suppress(OSError):  # it has ended, or may not be raised
-                os.setpriority(os.PRIO_PROCESS, int(name), nice)
 
 
 @functools.cache  # once for each process
 def _say_that_it_has_no_effect() -> None:
     logging.getLogger("ckpt_core").warning(
-        "Options.background_priority='low' has no effect on this system, where threads have no priority of their own or "
-        "/proc does not show them: background saves take cores as the training step does"
+        "Options.background_priority='low' has no effect on this system, where threads have no priority of their own: "
+        "background saves take cores as the training step does"
     )
-
-
-def _is_of_pool(name: str) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/comm", "rb") as file:
-        return file.read().strip() == _POOL_NAME.encode()
-    return False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import zstandard
 
 from ckpt_core._background.threads import Workers
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
@@ -240,7 +241,10 @@ def _chunks(
 
 
 def _encoded(values: np.ndarray[Any, Any], dtype: str, codec: str) -> bytes:
-    """A chunk compressed by TensorStore, as its readers expect it."""
+    """A compressed chunk, as TensorStore reads it."""
+    name, _, level = codec_parts(codec)
+    if name == "zstd":
+        return zstandard.ZstdCompressor(level).compress(bytes_of(values))
     spec = {
         "driver": "zarr3",
         "kvstore": {"driver": "memory"},

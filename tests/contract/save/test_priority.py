@@ -10,53 +10,34 @@ import pytest
 from tests.support import forked
 from tests.support.children import environment
 
-# In a process of its own: the threads of TensorStore that other tests started would be lowered, too.
 CHILD = """
-import json, os, sys, threading
+import json, os, sys
 import numpy as np
 import ckpt_core as ckpt
+from ckpt_core._directory.posix import LocalAttempt
 from tests.support import seams
 
 path = sys.argv[1]
-state = {"w": np.zeros(2**20, np.float32)}
 base = os.getpriority(os.PRIO_PROCESS, 0)
-found = []
-
-def of_pool():
-    for name in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{name}/comm") as file:
-            if file.read().startswith("ts_pool"):
-                yield os.getpriority(os.PRIO_PROCESS, int(name))
-
-def look(*_):
-    found.append([os.getpriority(os.PRIO_PROCESS, 0) - base, max(of_pool(), default=base) - base])
-    gate.wait(60)
-
-seams.at(None, "commit", before=look)
-gate = threading.Event()
-gate.set()
 told = {}
-ckpt.save(path + "/first", state)  # starts TensorStore's threads
+
+def look(_, name, *__):
+    told.setdefault(now, set()).add(os.getpriority(os.PRIO_PROCESS, 0) - base)
+
+seams.at(None, (LocalAttempt, "write_data"), before=look)
 for priority in ("normal", "low"):
     options = ckpt.Options(background_priority=priority)
-    for way in ("function", "save_async", "Checkpointer"):
-        found.clear()
-        place = f"{path}/{priority}-{way}"
-        if way == "function":
-            ckpt.save(place, state, options=options)
+    for way in ("save", "save_async", "Checkpointer"):
+        now = f"{priority} {way}"
+        state = {"w": np.zeros(2**20, np.float32)}
+        if way == "save":
+            ckpt.save(f"{path}/{now}", state, options=options)
+        elif way == "save_async":
+            ckpt.save_async(f"{path}/{now}", state, options=options).result()
         else:
-            gate.clear()
-            if way == "save_async":
-                wait = ckpt.save_async(place, state, options=options).result
-            else:
-                run = ckpt.Checkpointer(place, options=options)
+            with ckpt.Checkpointer(f"{path}/{now}", options=options) as run:
                 run.save(0, state)
-                wait = run.close
-            while not found:
-                gate.wait(0.01)
-            gate.set()
-            wait()
-        told[f"{priority} {way}"] = list(found)
+told = {name: list(found) for name, found in told.items()}
 print(json.dumps([told, os.getpriority(os.PRIO_PROCESS, 0) - base, 19 - base]))
 """
 
@@ -67,8 +48,5 @@ def test_only_the_threads_of_a_background_save_give_way(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told, caller, low = json.loads(done.stdout)
     assert caller == 0
-    assert told.pop("low save_async")[0] == told.pop("low Checkpointer")[0] == [low, low]
-    assert [own for own, _ in told.pop("low function")] == [0]
-    assert len(told) == 3 and all(
-        own == 0 for name, every in told.items() if name.startswith("normal") for own, _ in every
-    )
+    assert told.pop("low save_async") == told.pop("low Checkpointer") == [low]
+    assert len(told) == 4 and all(found == [0] for found in told.values())
