@@ -29,7 +29,7 @@ def start_daemon(work: Callable[[], object], name: str) -> threading.Thread:
 
 
 class Workers:
-    """A thread pool for the duration of a ``with`` block, which waits for the threads at its end. Where no thread can start,
+    """A thread pool for the duration of a ``with`` block, which waits for the threads at its end, or of several. Where no thread can start,
     as for a save that an ``atexit`` handler begins, ``submit`` makes each call itself.
     """
 
@@ -42,14 +42,16 @@ class Workers:
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Queues a call of ``work``."""
         job: Job = Future(), work
-        with contextlib.suppress(RuntimeError):
-            while len(self._threads) < self._count:
-                worker = start_daemon(self._work, f"{self._name}-{len(self._threads)}")
+        if len(self._threads) < self._count:
+            name = f"{self._name}-{len(self._threads)}"
+            worker = threading.Thread(target=self._work, name=name, daemon=True)
+            with contextlib.suppress(RuntimeError):
+                worker.start()
                 self._threads.append(worker)
-        if self._threads:
-            self._jobs.put(job)
-        else:
-            _do(*job)
+        self._jobs.put(job)
+        if not self._threads:
+            self._jobs.put(None)
+            self._work()
         return job[0]
 
     def __enter__(self) -> Workers:
@@ -68,21 +70,17 @@ class Workers:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join()
+        self._threads = []
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            _do(*job)
-            del job
-
-
-def _do(result: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        result.set_result(work())
-    except BaseException as error:
-        drop_locals(error)
-        result.set_exception(error)
-    finally:
-        del result, work  # the error's traceback refers to this frame
+            result, work = job
+            try:
+                result.set_result(work())
+            except BaseException as error:
+                drop_locals(error)
+                result.set_exception(error)
+            del job, result, work  # the error's traceback refers to this frame
 
 
 def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:

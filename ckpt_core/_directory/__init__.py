@@ -54,4 +54,5 @@ from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.syscalls import kind_at as kind_at
 from ckpt_core._directory.traces import Trace as Trace
 from ckpt_core._directory.traces import traces as traces
+from ckpt_core._directory.writing import refuse_path as refuse_path
 from ckpt_core._directory.writing import remove_empty as remove_empty

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, Self
 
 from ckpt_core._directory.locks import Claim
+from ckpt_core._format.record import FileRecord
 
 
 class Attempt(Protocol):
@@ -24,7 +25,7 @@ class Attempt(Protocol):
         if error is not None:
             self.abort()
 
-    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
         """Writes a small file; ``name`` is relative to ``path``. With ``until_commit`` another process reads it
         before the commit, and an object store deletes it then.
         """

@@ -18,7 +18,7 @@ from ckpt_core._directory.backend import Attempt
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, name_apart
 from ckpt_core._format.packed import STAGING as STAGING
-from ckpt_core._format.record import load_record
+from ckpt_core._format.record import FileRecord, load_record
 
 logger = logging.getLogger("ckpt_core")
 
@@ -173,7 +173,7 @@ class StoreAttempt(Attempt):
         self._passes = False
         self._deciding = False
 
-    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
         if until_commit:
             self._passes = True
             self._keys.put(apart(self._token, PASSING + name), data)
@@ -186,6 +186,7 @@ class StoreAttempt(Attempt):
             self._apart[name] = data
         else:
             self._held[name] = data
+        return FileRecord.of(data)
 
     def read(self, name: str) -> bytes:
         for files in (self._held, self._apart):

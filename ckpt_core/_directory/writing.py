@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
@@ -21,7 +22,8 @@ from ckpt_core._directory.syscalls import (
     sync_file,
     unless_absent,
 )
-from ckpt_core._errors import VISIBLE, CheckpointExists
+from ckpt_core._errors import VISIBLE, CheckpointError, CheckpointExists
+from ckpt_core._format.record import FileRecord
 from ckpt_core._platform import FOLDER, WINDOWS, of_tasks
 
 _BUFFER_BYTES = 256 * 1024
@@ -35,14 +37,16 @@ class Writing:
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
         if WINDOWS:
             raise cannot_write(path)
+        if not path.isascii():
+            refuse_path(path)
         parent, name = os.path.split(path)
         beside = hidden_names.of(parent, name)
+        temporary = hidden_names.make(hidden_names.TEMPORARY, parent, name)
         aside = leftovers.replaced(path) if beside else None
         if aside is not None:  # a replacement was interrupted between its two renames
             os.rename(aside, path)
         _refuse_if_occupied(path, overwrite)
         created = make_directories(parent, durable)
-        temporary = hidden_names.make(hidden_names.TEMPORARY, parent, name)
         attempt = LocalAttempt(
             path, temporary, overwrite=overwrite, durable=durable, created=created
         )
@@ -103,8 +107,9 @@ class LocalAttempt(Attempt):
         self._identity: tuple[int, int] | None = None  # device and inode, set by commit()
         self._replaced: str | None = None  # path to which the commit moves the old checkpoint
 
-    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
         self.write_data(name, (data,))
+        return FileRecord(len(data), zlib.crc32(data))
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         full = os.path.join(self.path, name)
@@ -295,6 +300,15 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
         )
     if not overwrite:
         raise _exists(path)
+
+
+def refuse_path(path: str) -> None:
+    """Raises CheckpointError if TensorStore cannot take a path of a file system, since it is not valid UTF-8."""
+    if any("\udc80" <= character <= "\udcff" for character in path):
+        raise CheckpointError(
+            f"{path!r} is no UTF-8, and TensorStore, which reads compressed arrays, takes no other paths: give the "
+            "directory another name"
+        )
 
 
 def _holds_something(path: str) -> bool:

@@ -21,7 +21,7 @@ from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._options import Options, refuse_args, refuse_arguments, unnamed
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
-from ckpt_core._storage import ArrayToWrite, backend_of, refuse_path
+from ckpt_core._storage import ArrayToWrite, backend_of
 from ckpt_core.arguments import check_flags
 
 if TYPE_CHECKING:
@@ -167,7 +167,6 @@ def make_job(
     HOME.is_used = True
     if os.getpid() != HOME.pid:
         raise forked()
-    refuse_path(target)
     if options.flat and not (local and fields.single):
         what = "named items" if local else "a bucket"
         raise RefusedArgument(

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._background.threads import Workers
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME
 from ckpt_core._layout.regions import whole
@@ -283,7 +282,6 @@ class _PieceWrite(Write):
 
     def __init__(self, job: SaveJob) -> None:
         super().__init__(job)
-        self._workers = Workers(self.files_at_once, "ckpt-write")
         self._trees: dict[str, PieceTree] = {}
 
     def begin(self) -> None:
@@ -305,16 +303,14 @@ class _PieceWrite(Write):
     def take(self, item: PreparedItem) -> None:
         """Writes an item or a part of one, or copies its arrays if they are small."""
         if item.plan is None:
-            self.written_bytes += self._start_item(item, self._workers)
+            self.written_bytes += self._start_item(item)
             self.items.append(item)
             return
         tree = self._trees.get(item.name)
         if tree is None:
             tree = self._trees[item.name] = PieceTree(item)
             self.items.append(item)
-            # a later part may be compressed, if this one is not
-            compressed = self.job.options.compression is not None
-            self._writer(item, self._workers, compressed=compressed)
+            self._writer(item)
         arrays = item.landed().arrays
         tree.add(item)
         self.put(item.name, arrays)
@@ -342,7 +338,7 @@ class _PieceWrite(Write):
         self.items[:] = [whole.get(item.name, item) for item in self.items]
         with self._workers:
             self._describe()
-            self._settle(self._workers)
+            self._settle()
         self.commit()
 
     def set_metadata(self, metadata: Any) -> None:

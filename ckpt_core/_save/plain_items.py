@@ -150,8 +150,7 @@ def write_sources(
             found[name] = FileRecord(size, crc)
         else:
             data = b"".join(pieces_of(source))
-            attempt.write(name, data)
-            found[name] = FileRecord.of(data)
+            found[name] = attempt.write(name, data)
     if item.scratch is not None:
         item.scratch.close()
     return found

@@ -61,11 +61,9 @@ class Save(Write):
         with self.operation.failing("save_failed", "beginning"):
             self.start()
             self._on_all("written", self.write_part, report=str, judge=self.passed.extend)
-            self._on_all("committed", self.commit_part)
+            self._on_all("committed", self.commit)
         self._begun = None
         self.operation.committed(self.written_bytes, self.blocking_secs)
-
-    # ---- what differs where each process has a directory
 
     def start(self) -> None:
         """Agreement 1: all processes save the same, into the attempt that process 0 began; CheckpointError
@@ -95,17 +93,6 @@ class Save(Write):
         path, self.token = self.agree(settings, offer)
         self.attempt = begun or job.backend.join(job.target, path, durable=job.options.durable)
         self._on_all("seen", self._refuse_unseen)
-
-    def write_part(self) -> str:
-        """Writes what this process has; what it returns goes to ``passed`` on process 0."""
-        return self.pass_own()
-
-    def commit_part(self) -> None:
-        """Makes what was written visible."""
-        if self.job.processes.index == 0:
-            self.commit()
-
-    # ---- what both have
 
     def begin(self) -> None:
         """Claims the target, and begins the attempt."""
@@ -138,7 +125,8 @@ class Save(Write):
         self._agreeing = True
         try:
             if self.refusal is None:
-                self.land()  # the values of arrays are compared
+                self.operation.phase = "waiting for arrays on their way to the host"
+                self.items[:] = [item.landed() for item in self.items]  # their values are compared
                 offered = offer()
         except Exception as error:
             self.refusal = error  # the other processes wait for this one: it reports the error to them, then raises
@@ -157,11 +145,13 @@ class Save(Write):
         done then with their parts; ``reporting`` goes to ``Round.all``.
         """
         self._agreeing = True
+        if self.job.processes.count == 1:
+            work()
+            return
 
         def noted() -> Any:
             found = work()
-            if self.job.processes.count > 1:
-                self.operation.phase = f"waiting until all processes have {moment} their parts"
+            self.operation.phase = f"waiting until all processes have {moment} their parts"
             return found
 
         self._round.all(noted, **reporting)

@@ -8,6 +8,7 @@ bytes do not accumulate.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -160,16 +161,22 @@ class _ItemLinker:
         self._item = item
         self._changing = changing
         self._folder = f"{last.path}/{item.folder}"
-        rows = last.rows[item.name]
-        self._places: dict[str, Place] = {
-            key: (rows.paths[rows.files[at]], rows.offsets[at], rows.sizes[at])
-            for key, at in zip(rows.keys, rows.which, strict=True)
-            if rows.files[at] >= 0 and key in self._checksums
-        }
+
+    @functools.cached_property
+    def _places(self) -> dict[str, Place]:
+        """Key of each chunk in a file -> where it stands."""
+        rows, found = self._last.rows[self._item.name], dict[str, Place]()
+        for key, position in zip(rows.keys, rows.which, strict=True):
+            file, offset, size_bytes = rows.places[3 * position : 3 * position + 3]
+            if file >= 0 and key in self._checksums:
+                found[key] = rows.paths[file], offset, size_bytes
+        return found
 
     def link(self, target: str) -> Linked | None:
         """Links unchanged arrays into the item's directory ``target``; None if there are none."""
         candidates = {array.name: array for array in self._item.arrays if self._may_be_same(array)}
+        if not candidates:
+            return None
         keys = {name: _keys(array) for name, array in candidates.items()}
         keys = {name: its for name, its in keys.items() if all(key in self._places for key in its)}
         chosen = self._worth_linking(keys)

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckpt_core._background.threads import Workers
 from ckpt_core._directory import Attempt
@@ -59,13 +59,19 @@ class Write:
         self.part: Part | None = None  # of the step; in a local directory of several processes
         self._began = time.monotonic()
         self.files: dict[str, FileRecord] = {}  # that are written, by path in the checkpoint
-        self.passed: list[str] = []  # on process 0: what ``pass_own`` gave on each process
+        self.passed: list[str] = []  # on process 0: what ``write_part`` gave on each process
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
         self._writers: dict[str, ArrayWriter] = {}  # by item
         self._rows: dict[str, Rows] = {}  # by item; on process 0 of all processes
+        in_store = min(options.target_data_file_bytes, _UPLOADED_FILE_BYTES)
+        self._file_bytes = options.target_data_file_bytes if job.local else in_store
+        # each thread has a chunk in memory, or a file on its way to an object store
+        held_bytes = options.chunk_bytes if job.local else in_store
+        threads = max(1, min(_FILES_AT_ONCE, options.max_host_bytes // held_bytes))
+        self._workers = Workers(threads, "ckpt-write")
 
-    def pass_own(self) -> str:
+    def write_part(self) -> str:
         """Writes what this process has, and passes the rest to process 0; returns what that is compared with."""
         self.write_own()
         if self.job.writers.index == 0:
@@ -78,6 +84,8 @@ class Write:
 
     def commit(self) -> None:
         """On process 0: makes the checkpoint durable, then visible, if the guard finds in between that this run still owns the directory."""
+        if self.job.processes.index > 0:
+            return
         self.make_durable()
         self.operation.phase = "committing"
         # directly before the commit, so that another run has little time to claim the directory
@@ -87,51 +95,38 @@ class Write:
         if self._links is not None:
             self._links.committed()  # the next save may link files of this one
 
-    def land(self) -> None:
-        """Blocks until the arrays are on the host."""
-        self.operation.phase = "waiting for arrays on their way to the host"
-        self.items[:] = [item.landed() for item in self.items]
-
     def write_own(self) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
-        self.land()
+        self.operation.phase = "waiting for arrays on their way to the host"
+        self.items[:] = [item.landed() for item in self.items]
         self.operation.phase = "writing arrays"
         self._began = time.monotonic()
         try:
-            with Workers(self.files_at_once, "ckpt-write") as workers:
-                written = sum(self._start_item(item, workers) for item in self.items)
+            with self._workers:
+                written = sum(map(self._start_item, self.items))
                 self.operation.total_bytes = written
-                if self.job.writers.index == 0:
-                    self._describe()  # meanwhile the workers write the arrays
-                self._settle(workers)
+                self._describe()  # meanwhile the workers write the arrays
+                self._settle()
         finally:
             for array in itertools.chain(*(item.arrays for item in self.items)):
                 array.pieces = ()  # an error's traceback may refer to this save
         self.written_bytes = written
 
-    @property
-    def files_at_once(self) -> int:
-        """How many threads write, of which each has a chunk in memory, or a file on its way to an object store."""
-        options = self.job.options
-        held_bytes = options.chunk_bytes if self.job.local else self._file_bytes
-        return max(1, min(_FILES_AT_ONCE, options.max_host_bytes // held_bytes))
+    def _describe(self) -> None:
+        """On process 0: writes the metadata files, which do not depend on array data."""
+        if self.job.writers.index == 0:
+            self._write(dict(metadata_files(self.job, self.fields, self.items)))
 
-    @property
-    def _file_bytes(self) -> int:
-        size_bytes = self.job.options.target_data_file_bytes
-        return size_bytes if self.job.local else min(size_bytes, _UPLOADED_FILE_BYTES)
-
-    def _start_item(self, item: PreparedItem, workers: Workers) -> int:
+    def _start_item(self, item: PreparedItem) -> int:
         """Starts to write an item's arrays, or writes its files; returns the number of bytes that this process writes."""
-        for name, data in item.state_files.items():
-            self._write(f"{item.folder}/{name}", data)
+        self._write({f"{item.folder}/{name}": data for name, data in item.state_files.items()})
         if item.record.form != "tree":
             copied = write_sources(item, self.attempt, self.job, self._links)
             self.files |= copied
             sizes = (file.size_bytes for file in copied.values())
             return sum(map(len, item.state_files.values())) + sum(sizes)
         arrays = item.arrays
-        writer = self._writer(item, workers, compressed=item.record.compressed)
+        writer = self._writer(item)
         if self._links is not None and (linked := self._links.link(item, self.attempt.path)):
             self.files |= linked.files
             writer.take_over(linked.places)
@@ -141,54 +136,53 @@ class Write:
         writer.start()
         return sum(array.size_bytes for array in arrays)
 
-    def _writer(self, item: PreparedItem, workers: Workers, *, compressed: bool) -> ArrayWriter:
+    def _writer(self, item: PreparedItem) -> ArrayWriter:
         """The writer of the item's arrays. All trees are written at the same time, so they share ``max_host_bytes``."""
         trees = sum(one.record.form == "tree" for one in self.items)
         index, attempt = self.job.writers.index, self.attempt
         writer = self._writers[item.name] = ArrayWriter(
             lambda name, parts: attempt.write_data(f"{item.folder}/{name}", parts),
-            workers,
+            self._workers,
             f"ocdbt.process_{index}/d/{attempt.data_prefix}",
             first=index == 0,
-            compressed=compressed,
             file_bytes=self._file_bytes,
             max_host_bytes=self.job.options.max_host_bytes // max(1, trees),
         )
         return writer
 
-    def _settle(self, workers: Workers) -> None:
+    def _settle(self) -> None:
         """Blocks until all arrays are in files; writes their checksums, and of one process alone the indexes."""
-        for writer in self._writers.values():
-            writer.settle(self._tell_progress)
+        alone, index = self.job.writers.count == 1, self.job.writers.index
         for item in self.items:
-            writer = self._writers.get(item.name)
-            if writer is None:
+            if item.name not in self._writers:
                 continue
-            self.files |= {f"{item.folder}/{name}": file for name, file in writer.files.items()}
+            writer = self._writers[item.name]
             self._rows[item.name] = writer.rows
-            if self.job.writers.count == 1:
-                self._write_index(f"{item.folder}/", writer.rows, workers)
-            name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{self.job.writers.index}"
-            self._write(name, dump_checksums(writer.checksums))
+            if writer.compresses:  # the index waits for the sizes
+                writer.settle(self._tell_progress)
+            if alone:
+                self._write_index(f"{item.folder}/", writer.rows)
+            writer.settle(self._tell_progress)
+            self.files |= {f"{item.folder}/{name}": file for name, file in writer.files.items()}
+            name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{index}"
+            self._write({name: dump_checksums(writer.checksums)})
 
     def _tell_progress(self) -> None:
         done_bytes = sum(writer.done_bytes for writer in self._writers.values())
-        self.operation.done_bytes = done_bytes
-        self.operation.tell_progress(done_bytes)
+        self.operation.done_bytes = min(done_bytes, self.operation.total_bytes)
+        self.operation.tell_progress(self.operation.done_bytes)
 
-    def _write(self, name: str, data: bytes) -> None:
-        self.attempt.write(name, data)
-        self.files[name] = FileRecord.of(data)
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        self.files |= {name: self.attempt.write(name, data) for name, data in files.items()}
 
-    def _write_index(self, folder: str, rows: Rows, workers: Workers, below: str = "") -> None:
+    def _write_index(self, folder: str, rows: Rows, below: str = "") -> None:
         """Writes the index of arrays below a folder, which ends with a slash or is empty."""
         if rows.keys:
             path = f"d/{self.attempt.data_prefix}{secrets.token_hex(16)}"
             nodes, manifest = encode_index(rows, path, below)
-            writing = workers.submit(lambda: self.attempt.write_data(folder + path, (nodes,)))
-            self._write(folder + INDEX_FILE, manifest)
-            self.files[folder + path] = FileRecord.of(nodes)
-            writing.result()
+            self.attempt.write_data(folder + path, (nodes,))
+            self.files[folder + path] = FileRecord(len(nodes), zlib.crc32(nodes))
+            self.files[folder + INDEX_FILE] = self.attempt.write(folder + INDEX_FILE, manifest)
 
     def make_durable(self) -> None:
         """On process 0: joins what all processes have written, writes the record, fsyncs everything. Only
@@ -196,13 +190,11 @@ class Write:
         """
         job = self.job
         self.operation.phase = "joining, describing and syncing files"
-        with Workers(1, "ckpt-write") as workers:
-            if job.writers.count > 1:
-                self._join(workers)
-            if job.flat:  # Orbax looks there for a tree without a name
-                (item,) = self.items
-                rows = self._rows.get(item.name, Rows())
-                self._write_index("", rows, workers, below=f"{item.folder}/")
+        if job.writers.count > 1:
+            self._join()
+        if job.flat:  # Orbax looks there for a tree without a name
+            (item,) = self.items
+            self._write_index("", self._rows.get(item.name, Rows()), below=f"{item.folder}/")
         record = self._record()
         if self._links is not None:
             checksums = {name: writer.checksums for name, writer in self._writers.items()}
@@ -211,7 +203,7 @@ class Write:
             )
         self.attempt.make_durable(RECORD_FILE, dump_record(record))
 
-    def _join(self, workers: Workers) -> None:
+    def _join(self) -> None:
         """On process 0: takes what the other processes passed, and writes the indexes of all arrays."""
         dumped = {name: [rows.dump()] for name, rows in self._rows.items()}
         for process, said in list(enumerate(self.passed))[1:]:
@@ -237,10 +229,11 @@ class Write:
         for item in self.items:
             if item.name in dumped:
                 rows = self._rows[item.name] = joined(dumped[item.name])
-                self._write_index(f"{item.folder}/", rows, workers)
+                self._write_index(f"{item.folder}/", rows)
 
     def _record(self) -> Record:
-        files, within = dict(self.files), dict(self.attempt.small_files())
+        files = dict(self.files)
+        within = {} if self.job.local else dict(self.attempt.small_files())
         for item in self.items:  # states of other processes, each of which would be a file to sync
             for name, data in item.others.items():
                 within[f"{item.folder}/{name}"] = data
@@ -269,11 +262,6 @@ class Write:
             parent=self.job.parent,
             shared=self.fields.shared,
         )
-
-    def _describe(self) -> None:
-        """On process 0: writes the metadata files, which do not depend on array data."""
-        for name, data in metadata_files(self.job, self.fields, self.items):
-            self._write(name, data)
 
 
 def _passed(process: int) -> str:

@@ -10,6 +10,7 @@ import json
 import secrets
 import struct
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,35 +36,20 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass
 class Rows:
-    """What an index says. Several keys may have one value."""
+    """What an index says. Several keys may have one value. No tuples, for the garbage collector's sake: there may be a million."""
 
     keys: list[str] = field(default_factory=list[str])
     which: list[int] = field(default_factory=list[int])  # for each key the position of its value
     inline: list[bytes] = field(default_factory=list[bytes])  # of each value; empty if in a file
-    files: list[int] = field(default_factory=list[int])  # position of its path; -1: inline
-    offsets: list[int] = field(default_factory=list[int])  # in that file
-    sizes: list[int] = field(default_factory=list[int])  # in bytes
+    # of each value three numbers: position of its file in ``paths`` or -1, offset there, bytes
+    places: array[int] = field(default_factory=lambda: array("q"))
     paths: list[str] = field(default_factory=list[str])  # relative to the database
-
-    def add(self, value: bytes = b"") -> int:
-        """Adds a value that stands in the index, or one for ``put``; returns its position."""
-        self.inline.append(value)
-        self.files.append(-1)
-        self.offsets.append(0)
-        self.sizes.append(len(value))
-        return len(self.files) - 1
-
-    def put(self, position: int, file: int, offset: int, size_bytes: int) -> None:
-        """Notes where a value stands."""
-        self.files[position] = file
-        self.offsets[position] = offset
-        self.sizes[position] = size_bytes
 
     def dump(self) -> bytes:
         """The rows as a file of their own, for the process that makes the index of all."""
-        numbers = np.array(self.which + self.files + self.offsets + self.sizes, "<i8")
-        texts = json.dumps([self.keys, self.paths]).encode()
-        return pack({"texts": texts, "numbers": numbers.tobytes(), "inline": b"".join(self.inline)})
+        texts = json.dumps([self.keys, self.paths, self.which]).encode()
+        places, inline = np.array(self.places, "<i8").tobytes(), b"".join(self.inline)
+        return pack({"texts": texts, "places": places, "inline": inline})
 
 
 def joined(dumped: Iterable[bytes]) -> Rows:
@@ -71,23 +57,15 @@ def joined(dumped: Iterable[bytes]) -> Rows:
     rows = Rows()
     for data in dumped:
         part = unpack(data, _MOST_ROWS_BYTES)
-        keys, paths = json.loads(part["texts"])
-        numbers = np.frombuffer(part["numbers"], "<i8").tolist()
-        count = (len(numbers) - len(keys)) // 3
-        values, names = len(rows.files), len(rows.paths)
+        keys, paths, which = json.loads(part["texts"])
         rows.keys += keys
-        rows.which += [values + position for position in numbers[: len(keys)]]
-        files, offsets, sizes = (
-            numbers[len(keys) + count * column :][:count] for column in range(3)
-        )
-        start = 0
-        for file, size in zip(files, sizes, strict=True):
-            end = start + (size if file < 0 else 0)
-            rows.inline.append(part["inline"][start:end])
-            start = end
-        rows.files += [file if file < 0 else names + file for file in files]
-        rows.offsets += offsets
-        rows.sizes += sizes
+        rows.which += [len(rows.inline) + position for position in which]
+        places = np.frombuffer(part["places"], "<i8").reshape(-1, 3).copy()
+        inside = places[:, 0] < 0
+        ends = np.cumsum(np.where(inside, places[:, 2], 0)).tolist()
+        rows.inline += [part["inline"][a:b] for a, b in itertools.pairwise([0, *ends])]
+        places[~inside, 0] += len(rows.paths)
+        rows.places.extend(places.ravel().tolist())
         rows.paths += paths
     return rows
 
@@ -111,9 +89,8 @@ def encode_index(rows: Rows, node_path: str, below: str = "") -> tuple[bytes, by
     order = sorted(range(len(encoded)), key=encoded.__getitem__)
     keys = [encoded[position] for position in order]
     chosen = np.array(rows.which, np.int64)[order]
-    sizes, files, offsets = (
-        np.array(column, np.int64)[chosen] for column in (rows.sizes, rows.files, rows.offsets)
-    )
+    places = np.array(rows.places, np.int64).reshape(-1, 3)[chosen]
+    files, offsets, sizes = (places[:, column] for column in range(3))
     inline = files < 0
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     names = [(below + path).encode(errors="surrogateescape") for path in rows.paths]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
+from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend, refuse_path
 from ckpt_core._directory.mounted_files import Done, MountedFiles
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME, forked
@@ -73,15 +73,6 @@ class Location:
         if spec["driver"] == "s3":
             return spec | _s3_server(chosen)
         return spec | _google(chosen) if spec["driver"] == "gcs" else spec
-
-
-def refuse_path(path: str) -> None:
-    """Raises CheckpointError if TensorStore cannot take a path of a file system, since it is not valid UTF-8."""
-    if any("\udc80" <= character <= "\udcff" for character in path):
-        raise CheckpointError(
-            f"{path!r} is no UTF-8, and TensorStore, which reads compressed arrays, takes no other paths: give the "
-            "directory another name"
-        )
 
 
 def open_store(location: Location, context: StoreContext) -> Any:

@@ -9,19 +9,19 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
 
 from ckpt_core._background.threads import Workers
-from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
+from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, stored_chunks, whole_chunk
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._layout.writers import INLINE_BYTES
-from ckpt_core._options import KIB, codec_parts
+from ckpt_core._options import KIB, MIB, codec_parts
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.encode import Rows
 from ckpt_core._tree.leaves import LeafSpec
@@ -29,8 +29,13 @@ from ckpt_core._tree.leaves import LeafSpec
 _WATCH_SECS = 0.1
 _COPIED_BYTES = 16 * KIB
 """It is faster to copy arrays up to this size than to keep, and free at once, thousands of them."""
+_COPIED_FILE_BYTES = 16 * MIB
+"""Size of a data file of copied values."""
 _ALIGNMENT_BYTES = 64
 """Values in data files begin at a multiple of it, so that they can be mapped."""
+_PADDING = bytes(_ALIGNMENT_BYTES)
+_DESCRIBED_BYTES = 64 * KIB
+"""By so much a data file may be larger than wanted, for what describes its arrays."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 Place = tuple[str, int, int]
@@ -62,9 +67,21 @@ class _Chunk(NamedTuple):
         return whole_chunk(self.values, self.in_chunk, self.array.chunk)
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What the next data file of a kind will hold."""
+
+    limit_bytes: int
+    file: int = -1  # position of its path
+    # position of each value, its content, and whether that is a chunk, whose checksums cover it
+    contents: list[tuple[int, bytes | _Chunk, bool]] = field(default_factory=list[Any])
+    size_bytes: int = 0
+
+
 class ArrayWriter:
     """Writes this process's arrays of one item, in the threads of ``workers``. ``write`` writes a file, durable if the save is, at a path
-    relative to the item; data files have paths that start with ``prefix``. After ``settle``, ``rows``, ``checksums`` and ``files`` say what is where.
+    relative to the item; data files have paths that start with ``prefix``. After ``settle``, ``rows``, ``checksums`` and ``files`` say
+    what is where; ``rows`` do at once, unless the writer ``compresses``.
     """
 
     def __init__(
@@ -74,7 +91,6 @@ class ArrayWriter:
         prefix: str,
         *,
         first: bool,  # also writes what describes the arrays, which is the same on all processes
-        compressed: bool,  # whether any array of the item is
         file_bytes: int,
         max_host_bytes: int,
     ) -> None:
@@ -82,22 +98,17 @@ class ArrayWriter:
         self._workers = workers
         self._prefix = prefix
         self._first = first
-        self._compressed = compressed
-        self._file_bytes = file_bytes
         self._limit_bytes = max_host_bytes
         self._described: dict[bytes, int] = {}  # zarr.json -> position of the value
-        self._batch: list[tuple[int, bytes | _Chunk, bool]] = []  # position, content, is a chunk
-        self._batch_bytes = self._copied_bytes = 0
+        self._copies = _Batch(min(file_bytes, _COPIED_FILE_BYTES))
+        self._views = _Batch(file_bytes + _DESCRIBED_BYTES)
+        self._copied_bytes = 0  # since the last ``settle``
         self._jobs: list[Future[None]] = []
-        self._done_bytes: dict[int, int] = {}  # of each data file
+        self.compresses = False
+        self.done_bytes = 0  # in files that are written; about, as threads add to it
         self.rows = Rows()
         self.checksums: dict[str, tuple[int, ...]] = {}  # of the blocks of each chunk, by key
         self.files: dict[str, FileRecord] = {}  # data files, by path in the item
-
-    @property
-    def done_bytes(self) -> int:
-        """The bytes of arrays in files that are written."""
-        return sum(self._done_bytes.copy().values())
 
     def put(self, arrays: Iterable[ArrayToWrite], copied_bytes: int = _COPIED_BYTES) -> None:
         """Begins to write arrays. Those of at most ``copied_bytes`` are copied, and lose their ``pieces``; the values of others must
@@ -106,33 +117,40 @@ class ArrayWriter:
         known: dict[Any, tuple[int, str | None]] = {}  # id(spec) hashes faster than the spec
         keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:
-            alike = id(array.spec), array.chunk, array.codec
-            if alike not in known:
-                known[alike] = self._describe(array)
-            described, only_key = known[alike]
-            prefix = f"{array.name}/" if array.name else ""
+            name, spec, chunk, codec = array.name, array.spec, array.chunk, array.codec
+            copied = codec is None and array.size_bytes <= copied_bytes
+            batch = self._copies if copied else self._views
+            layout = known.get((id(spec), chunk, codec))
+            if layout is None:
+                layout = known[id(spec), chunk, codec] = self._described_in(batch, array)
+            described, only_key = layout
+            prefix = f"{name}/" if name else ""
             if self._first:
                 keys.append(f"{prefix}zarr.json")
                 which.append(described)
-            copied = array.codec is None and array.size_bytes <= copied_bytes
-            for key, values, in_chunk in _chunks(array, prefix, only_key):
+            if not copied:
+                self.compresses = self.compresses or codec is not None
+                for key, values, in_chunk in _chunks(array, prefix):
+                    size_bytes = math.prod(chunk) * values.itemsize
+                    checksums[key] = ()  # until it is written
+                    keys.append(key)
+                    which.append(self._add(batch, _Chunk(key, values, in_chunk, array), size_bytes))
+                continue
+            stored: Iterable[tuple[str, np.ndarray[Any, Any]]]
+            if only_key is not None and len(array.pieces) == 1:
+                stored = ((prefix + only_key, array.pieces[0][1]),)
+            else:
+                stored = stored_chunks(name, array.pieces, chunk)
+            for key, values in stored:
+                data = values.tobytes()
+                small = len(data) <= BLOCK_BYTES
+                checksums[key] = (crc_of(data),) if small else checksum_chunk(values)
                 keys.append(key)
-                checksums[key] = ()
-                chunk = _Chunk(key, values, in_chunk, array)
-                if copied:
-                    stored = values if values.shape == array.chunk else chunk.stored()
-                    data = stored.tobytes()
-                    small = len(data) <= BLOCK_BYTES
-                    checksums[key] = (crc_of(data),) if small else checksum_chunk(stored)
-                    which.append(self._place(data, True))
-                    self._copied_bytes += len(data)
-                else:
-                    size_bytes = math.prod(array.chunk) * values.itemsize
-                    which.append(self._queue(chunk, size_bytes, True))
-            if copied:
-                array.pieces = ()
-                if self._copied_bytes > self._limit_bytes:
-                    self.settle()
+                which.append(self._add(batch, data, len(data)))
+                self._copied_bytes += len(data)
+            array.pieces = ()
+            if self._copied_bytes > self._limit_bytes:
+                self.settle()
 
     def take_over(self, places: Mapping[str, Place]) -> None:
         """Adds chunks that stand in files already: key -> place."""
@@ -142,16 +160,14 @@ class ArrayWriter:
                 numbers[path] = len(rows.paths)
                 rows.paths.append(path)
             rows.keys.append(key)
-            rows.which.append(position := rows.add())
-            rows.put(position, numbers[path], offset, size_bytes)
+            rows.which.append(len(rows.inline))
+            rows.inline.append(b"")
+            rows.places.extend((numbers[path], offset, size_bytes))
 
     def start(self) -> None:
         """Begins to write what was put; does not wait for it."""
-        if self._batch:
-            batch, self._batch, self._batch_bytes = self._batch, [], 0
-            number = len(self.rows.paths)
-            self.rows.paths.append(self._prefix + secrets.token_hex(16))
-            self._jobs.append(self._workers.submit(functools.partial(self._job, number, batch)))
+        for batch in (self._copies, self._views):
+            self._start(batch)
 
     def settle(self, watch: Callable[[], None] = lambda: None) -> None:
         """Blocks until all that was put is in files; calls ``watch`` about every 0.1 s meanwhile."""
@@ -164,56 +180,70 @@ class ArrayWriter:
             job.result()
         self._jobs, self._copied_bytes = [], 0
 
-    def _describe(self, array: ArrayToWrite) -> tuple[int, str | None]:
-        """Position of the ``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
-        shape, chunk = array.spec.stored_shape, array.chunk
-        metadata = zarr_json(array.spec.stored_dtype, shape, chunk, array.codec)
+    def _described_in(self, batch: _Batch, array: ArrayToWrite) -> tuple[int, str | None]:
+        """Position of the ``zarr.json`` of an array, which is in the batch if it is new; and the key of its chunk if it has only one."""
+        shape, dtype = array.spec.stored_shape, array.spec.stored_dtype
+        metadata, only_key = layout_of(dtype, shape, array.chunk, array.codec)
         if self._first and metadata not in self._described:
-            self._described[metadata] = self._place(metadata, False)
-        return self._described.get(metadata, -1), chunk_key(
-            (0,) * len(shape)
-        ) if chunk == shape else None
+            self._described[metadata] = self._add(batch, metadata, len(metadata), False)
+        return self._described.get(metadata, -1), only_key
 
-    def _place(self, data: bytes, is_chunk: bool) -> int:
-        """Stores bytes, in the index if they are few; returns the position of the value."""
-        few = len(data) <= INLINE_BYTES
-        return self.rows.add(data) if few else self._queue(data, len(data), is_chunk)
-
-    def _queue(self, content: bytes | _Chunk, size_bytes: int, is_chunk: bool) -> int:
-        if is_chunk and self._batch_bytes + size_bytes > self._file_bytes:
-            self.start()
-        self._batch_bytes += size_bytes * is_chunk
-        position = self.rows.add()
-        self._batch.append((position, content, is_chunk))
+    def _add(
+        self, batch: _Batch, content: bytes | _Chunk, size_bytes: int, is_chunk: bool = True
+    ) -> int:
+        """Adds a value to the next file, or to the index if it is small; returns its position."""
+        rows, position = self.rows, len(self.rows.inline)
+        if size_bytes <= INLINE_BYTES and isinstance(content, bytes):
+            rows.inline.append(content)
+            rows.places.extend((-1, 0, size_bytes))
+            return position
+        if is_chunk and batch.size_bytes + size_bytes > batch.limit_bytes:
+            self._start(batch)
+        if not batch.contents:
+            batch.file = len(rows.paths)
+            rows.paths.append(self._prefix + secrets.token_hex(16))
+        rows.inline.append(b"")
+        rows.places.extend((batch.file, batch.size_bytes, size_bytes))
+        batch.contents.append((position, content, is_chunk))
+        batch.size_bytes += size_bytes + -size_bytes % _ALIGNMENT_BYTES
         return position
 
-    def _job(self, number: int, batch: Sequence[tuple[int, bytes | _Chunk, bool]]) -> None:
-        """Writes a data file. Its digest is of what no block checksum covers; the checksums of compressed chunks cover no stored byte."""
-        crc = size_bytes = array_bytes = 0
+    def _start(self, batch: _Batch) -> None:
+        if batch.contents:
+            job = functools.partial(self._write_file, batch.file, batch.contents)
+            batch.contents, batch.size_bytes = [], 0
+            self._jobs.append(self._workers.submit(job))
+
+    def _write_file(
+        self, number: int, contents: Sequence[tuple[int, bytes | _Chunk, bool]]
+    ) -> None:
+        """Job: writes a data file. Its digest is of what no block checksum covers: of all, if chunks are compressed."""
+        compressed = any(isinstance(one, _Chunk) and one.array.codec for _, one, _ in contents)
+        crc = size_bytes = 0
 
         def parts() -> Iterator[Any]:
-            nonlocal crc, size_bytes, array_bytes
-            for position, content, is_chunk in batch:
+            nonlocal crc, size_bytes
+            for position, content, is_chunk in contents:
                 start = size_bytes
-                pieces = self._pieces(content) if isinstance(content, _Chunk) else (content,)
-                for piece in pieces:
-                    if self._compressed or not is_chunk:
-                        crc = zlib.crc32(piece, crc)
-                    size_bytes += len(piece)
-                    yield piece
-                self.rows.put(position, number, start, size_bytes - start)
-                array_bytes += (size_bytes - start) * is_chunk
-                if padding := bytes(-size_bytes % _ALIGNMENT_BYTES):
+                for part in (content,) if isinstance(content, bytes) else self._parts(content):
+                    if compressed or not is_chunk:
+                        crc = zlib.crc32(part, crc)
+                    size_bytes += len(part)
+                    yield part
+                if compressed:
+                    self.rows.places[3 * position + 1] = start
+                    self.rows.places[3 * position + 2] = size_bytes - start
+                if padding := _PADDING[: -size_bytes % _ALIGNMENT_BYTES]:
                     crc = zlib.crc32(padding, crc)
                     size_bytes += len(padding)
                     yield padding
 
         path = self.rows.paths[number]
         self._write(path, parts())
-        self.files[path] = FileRecord(size_bytes, crc, data=not self._compressed)
-        self._done_bytes[number] = array_bytes
+        self.files[path] = FileRecord(size_bytes, crc, data=not compressed)
+        self.done_bytes += size_bytes
 
-    def _pieces(self, chunk: _Chunk) -> Iterator[Any]:
+    def _parts(self, chunk: _Chunk) -> Iterator[Any]:
         """The stored bytes of a chunk. A view that is not contiguous is copied block by block."""
         values, array = chunk.stored(), chunk.array
         if array.codec is not None:
@@ -228,14 +258,9 @@ class ArrayWriter:
         self.checksums[chunk.key] = tuple(crcs)
 
 
-def _chunks(
-    array: ArrayToWrite, prefix: str, only_key: str | None
-) -> Iterator[tuple[str, np.ndarray[Any, Any], Region]]:
-    """Key of every chunk in an array's pieces, its values, and their region in it; ``only_key`` if the array has one chunk."""
+def _chunks(array: ArrayToWrite, prefix: str) -> Iterator[tuple[str, np.ndarray[Any, Any], Region]]:
+    """Key of every chunk in an array's pieces, its values, and their region in it."""
     for region, values in array.pieces:
-        if only_key is not None and values.shape == array.chunk:
-            yield prefix + only_key, values, region
-            continue
         for key, part in keyed_parts(region, array.chunk):
             yield prefix + key, values[region_slices(part.in_region)], part.in_chunk
 
@@ -244,7 +269,7 @@ def _encoded(values: np.ndarray[Any, Any], dtype: str, codec: str) -> bytes:
     """A compressed chunk, as TensorStore reads it."""
     name, _, level = codec_parts(codec)
     if name == "zstd":
-        return zstandard.ZstdCompressor(level).compress(bytes_of(values))
+        return zstandard.ZstdCompressor(level).compress(bytes_of(values).data)
     spec = {
         "driver": "zarr3",
         "kvstore": {"driver": "memory"},
@@ -257,11 +282,12 @@ def _encoded(values: np.ndarray[Any, Any], dtype: str, codec: str) -> bytes:
 
 
 @functools.lru_cache(4096)
-def zarr_json(
+def layout_of(
     dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
-) -> bytes:
-    """The content of an array's ``zarr.json``."""
-    return json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
+) -> tuple[bytes, str | None]:
+    """``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
+    metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
+    return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None
 
 
 def zarr_metadata(

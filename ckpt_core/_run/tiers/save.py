@@ -138,7 +138,7 @@ class LocalSave(Save):
         self._lease.check()
         return ""
 
-    def commit_part(self) -> None:
+    def commit(self) -> None:
         self.may_have_replaced = True
         self.attempt.commit()
         self._committed(self.saved)

@@ -51,13 +51,15 @@ class Database:
         rows, contents = Rows([*map(os.fsdecode, keys)], which), list[bytes]()
         for value in values:
             if len(value) <= 100:
-                rows.add(value)
+                rows.inline.append(value)
+                rows.places.extend((-1, 0, len(value)))
                 continue
             if not contents or len(contents[-1]) + len(value) > most_file_bytes:
                 rows.paths.append(f"d/{len(contents)}")
                 contents.append(b"")
             contents[-1] = contents[-1].ljust(-(-len(contents[-1]) // 64) * 64, b"\0")
-            rows.put(rows.add(), len(contents) - 1, len(contents[-1]), len(value))
+            rows.inline.append(b"")
+            rows.places.extend((len(contents) - 1, len(contents[-1]), len(value)))
             contents[-1] += value
         half = len(keys) // 2  # as if two processes had written them
         others = replace(rows, keys=rows.keys[half:], which=rows.which[half:])

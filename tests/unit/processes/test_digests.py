@@ -22,12 +22,13 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path, wrong: str
     name, size = "state/c" if wrong == "file" else "state/a", 5 if wrong == "size" else 4
     passed = pack({"": json.dumps([[name, size, 7, 0]]).encode()})
     attempt.write("ckpt.passed_1", passed)
-    write: Any = SimpleNamespace(files={}, passed=["", digest_of(passed)], _rows={}, _items=[])
+    parts = ["", digest_of(passed)]
+    write: Any = SimpleNamespace(files={}, passed=parts, _rows={}, items=[], attempt=attempt)
     write.passed[1] += "1" * (wrong == "passed")
     if wrong:
         with pytest.raises(ckpt.CheckpointError, match="do all processes see the same files"):
-            Write._join(write, attempt, None)
+            Write._join(write)
     else:
-        Write._join(write, attempt, None)
+        Write._join(write)
         assert write.files["state/a"].crc32 == 7 and not (tmp_path / "ckpt.passed_1").exists()
     attempt.abort()

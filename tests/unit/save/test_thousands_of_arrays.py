@@ -45,7 +45,7 @@ def writer(workers: Workers, written: list[bytes], max_host_bytes: int = 2**30) 
         written.append(b"".join(parts))
 
     sizes = {"file_bytes": 2**30, "max_host_bytes": max_host_bytes}
-    return ArrayWriter(write, workers, "d/", first=True, compressed=False, **sizes)
+    return ArrayWriter(write, workers, "d/", first=True, **sizes)
 
 
 def test_what_was_copied_is_let_go_while_it_is_being_written():
