@@ -151,11 +151,11 @@ class LocalAttempt(Attempt):
         if self._durable:
             for directory, _, _ in os.walk(self.path, topdown=False, onerror=unless_absent):
                 if directory != self.path:
-                    sync_directory(directory)
+                    sync_directory(directory, durable=True)
         # The record comes last: a directory without it is not a checkpoint.
         self.write(record_name, record)
         if self._durable:
-            sync_directory(self.path)
+            sync_directory(self.path, durable=True)
 
     def commit(self) -> None:
         status = os.lstat(self.path)
@@ -358,13 +358,17 @@ def is_synced(path: str) -> bool:
     return True
 
 
-def sync_directory(path: str) -> None:
+def sync_directory(path: str, *, durable: bool = False) -> None:
+    """Fsyncs a directory. Some network file systems cannot, with EINVAL, which only a ``durable`` checkpoint raises."""
     descriptor = os.open(path, FOLDER)
     try:
         sync_file(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot fsync directories
+        if error.errno != errno.EINVAL:
             raise
+        if durable:
+            what = "directories cannot be synced here, so that a power cut could lose a checkpoint: save with Options(durable=False)"
+            raise OSError(errno.EINVAL, what, path) from error
     finally:
         os.close(descriptor)
 

@@ -39,7 +39,6 @@ def test_a_save_of_ckpt_reports_what_it_was(tmp_path: Path):
         ckpt.load(tmp_path / "one")
     assert metrics.values["load"]["5_inventory/load_total_gb"] == one["5_inventory/save_total_gb"]
     assert metrics.values["load"]["3_load_breakdown/total_s"][0] > 0
-    assert one["6_tensorstore/kvstore_file_bytes_written_diff"][0] >= 256 * 256 * 4
     assert set(one) >= {"0_basics/time_s", "7_memory/jax_live_arrays_count_delta"}
     assert list(metrics.values) == ["both", "one", "two", "load"]
 
