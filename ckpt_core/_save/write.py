@@ -64,10 +64,11 @@ class Write:
         self._links = job.links if alone else None
         self._writers: dict[str, ArrayWriter] = {}  # by item
         self._rows: dict[str, Rows] = {}  # by item; on process 0 of all processes
-        in_store = min(options.target_data_file_bytes, _UPLOADED_FILE_BYTES)
-        self._file_bytes = options.target_data_file_bytes if job.local else in_store
+        self._file_bytes, held_bytes = options.target_data_file_bytes, options.chunk_bytes
+        if not job.local:
+            self._file_bytes = min(self._file_bytes, _UPLOADED_FILE_BYTES)
+            held_bytes = max(self._file_bytes, held_bytes)
         # each thread has a chunk in memory, or a file on its way to an object store
-        held_bytes = options.chunk_bytes if job.local else in_store
         threads = max(1, min(_FILES_AT_ONCE, options.max_host_bytes // held_bytes))
         self._workers = Workers(threads, "ckpt-write")
 
