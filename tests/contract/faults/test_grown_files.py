@@ -88,11 +88,12 @@ def test_readers_name_the_file_or_do_without_it(outcomes: dict[str, dict[str, An
 
 
 def test_a_grown_data_file_is_refused_though_what_was_saved_is_there(
-    outcomes: dict[str, dict[str, Any]],
+    steps: Path, outcomes: dict[str, dict[str, Any]]
 ):
     data = [name for name in outcomes if name.startswith("state/") and "/d/" in name]
-    assert data
-    for name in data:
+    described = [name for name in data if (steps / "1" / name).stat().st_size < 1000]
+    assert len(described) < len(data)
+    for name in {*data} - {*described}:  # what describes arrays is for Orbax
         for reader in ("load", "as_numpy"):
             assert f"has {GROWN_BYTES} bytes" in outcomes[name][reader], outcomes[name]
 

@@ -14,17 +14,16 @@ CHILD = """
 import json, os, sys
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory.posix import LocalAttempt
 from tests.support import seams
 
 path = sys.argv[1]
 base = os.getpriority(os.PRIO_PROCESS, 0)
 told = {}
 
-def look(_, name, *__):
+def look(*_):
     told.setdefault(now, set()).add(os.getpriority(os.PRIO_PROCESS, 0) - base)
 
-seams.at(None, (LocalAttempt, "write_data"), before=look)
+seams.at(None, "commit", before=look)
 for priority in ("normal", "low"):
     options = ckpt.Options(background_priority=priority)
     for way in ("save", "save_async", "Checkpointer"):

@@ -18,9 +18,10 @@ from ckpt_core._format.record import load_record
 from ckpt_core._processes import Processes
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import open_run_directory
+from ckpt_core._run.tiers import coverage
 from ckpt_core._run.tiers.local import LocalTier
 from ckpt_core._run.tiers.save import StepToSave
-from ckpt_core._save import RecordFields, coverage, take
+from ckpt_core._save import RecordFields, take
 from ckpt_core._verify import verify_part
 from tests.support.counted_service import Service, run_all
 
