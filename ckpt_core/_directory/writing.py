@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import os
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -104,6 +105,7 @@ class LocalAttempt(Attempt):
         self._created = created
         self.superseded: list[str] = []
         """Old checkpoints of this name, deleted after the commit."""
+        self._making = threading.Lock()  # of directories: two threads would both try
         self._identity: tuple[int, int] | None = None  # device and inode, set by commit()
         self._replaced: str | None = None  # path to which the commit moves the old checkpoint
 
@@ -114,7 +116,8 @@ class LocalAttempt(Attempt):
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         full = os.path.join(self.path, name)
         if "/" in name:
-            os.makedirs(os.path.dirname(full), exist_ok=True)
+            with self._making:
+                os.makedirs(os.path.dirname(full), exist_ok=True)
         try:
             with open(full, "xb", buffering=_BUFFER_BYTES) as file:
                 for part in parts:

@@ -134,7 +134,7 @@ class Write:
             writer.checksums |= linked.checksums
             arrays = linked.to_write(arrays)
         writer.put(arrays)
-        writer.start()
+        writer.start()  # meanwhile this thread goes on
         return sum(array.size_bytes for array in arrays)
 
     def _writer(self, item: PreparedItem) -> ArrayWriter:
@@ -158,6 +158,7 @@ class Write:
             if item.name not in self._writers:
                 continue
             writer = self._writers[item.name]
+            writer.start()
             self._rows[item.name] = writer.rows
             if writer.compresses:  # the index waits for the sizes
                 writer.settle(self._tell_progress)

@@ -72,7 +72,6 @@ class _Batch:
     """What the next data file of a kind will hold."""
 
     limit_bytes: int
-    file: int = -1  # position of its path
     # position of each value, its content, and whether that is a chunk, whose checksums cover it
     contents: list[tuple[int, bytes | _Chunk, bool]] = field(default_factory=list[Any])
     size_bytes: int = 0
@@ -81,7 +80,7 @@ class _Batch:
 class ArrayWriter:
     """Writes this process's arrays of one item, in the threads of ``workers``. ``write`` writes a file, durable if the save is, at a path
     relative to the item; data files have paths that start with ``prefix``. After ``settle``, ``rows``, ``checksums`` and ``files`` say
-    what is where; ``rows`` do at once, unless the writer ``compresses``.
+    what is where; ``rows`` do after ``start``, unless the writer ``compresses``.
     """
 
     def __init__(
@@ -165,9 +164,16 @@ class ArrayWriter:
             rows.places.extend((numbers[path], offset, size_bytes))
 
     def start(self) -> None:
-        """Begins to write what was put; does not wait for it."""
-        for batch in (self._copies, self._views):
-            self._start(batch)
+        """Begins to write what was put, into one file if it is not much; does not wait for it."""
+        copies, views = self._copies, self._views
+        if views.contents and views.size_bytes + copies.size_bytes <= views.limit_bytes:
+            for position, _, _ in copies.contents:
+                self.rows.places[3 * position + 1] += views.size_bytes
+            views.contents += copies.contents
+            views.size_bytes += copies.size_bytes
+            copies.contents, copies.size_bytes = [], 0
+        self._start(copies)
+        self._start(views)
 
     def settle(self, watch: Callable[[], None] = lambda: None) -> None:
         """Blocks until all that was put is in files; calls ``watch`` about every 0.1 s meanwhile."""
@@ -199,18 +205,19 @@ class ArrayWriter:
             return position
         if is_chunk and batch.size_bytes + size_bytes > batch.limit_bytes:
             self._start(batch)
-        if not batch.contents:
-            batch.file = len(rows.paths)
-            rows.paths.append(self._prefix + secrets.token_hex(16))
         rows.inline.append(b"")
-        rows.places.extend((batch.file, batch.size_bytes, size_bytes))
+        rows.places.extend((0, batch.size_bytes, size_bytes))
         batch.contents.append((position, content, is_chunk))
         batch.size_bytes += size_bytes + -size_bytes % _ALIGNMENT_BYTES
         return position
 
     def _start(self, batch: _Batch) -> None:
         if batch.contents:
-            job = functools.partial(self._write_file, batch.file, batch.contents)
+            number = len(self.rows.paths)
+            self.rows.paths.append(self._prefix + secrets.token_hex(16))
+            for position, _, _ in batch.contents:
+                self.rows.places[3 * position] = number
+            job = functools.partial(self._write_file, number, batch.contents)
             batch.contents, batch.size_bytes = [], 0
             self._jobs.append(self._workers.submit(job))
 
