@@ -21,13 +21,6 @@ R = TypeVar("R")
 Job = tuple["Future[Any]", Callable[[], Any]]
 
 
-def start_daemon(work: Callable[[], object], name: str) -> threading.Thread:
-    """A daemon thread that does ``work``. Raises RuntimeError if no thread can start."""
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    return thread
-
-
 class Workers:
     """A thread pool for the duration of a ``with`` block, which waits for the threads at its end, or of several. Where no thread can start,
     as for a save that an ``atexit`` handler begins, ``submit`` makes each call itself.

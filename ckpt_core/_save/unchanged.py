@@ -1,8 +1,7 @@
 """Finds leaves that did not change since the last step, and hard-links their data files.
 
-Each step's directory contains links to all files that it needs, so that any other step can be
-deleted. A file of which less than 4/5 is still needed is not linked: its arrays are written anew, so that unneeded
-bytes do not accumulate.
+Each step's directory contains links to all files that it needs, so that any other step can be deleted. If less than 4/5 of a
+file is needed, its arrays are written anew, so that unneeded bytes do not accumulate.
 """
 
 from __future__ import annotations
@@ -194,11 +193,8 @@ class _ItemLinker:
 
     def _worth_linking(self, keys: Mapping[str, Sequence[str]]) -> list[str]:
         chunks = {name: [self._places[key] for key in its_keys] for name, its_keys in keys.items()}
-        prefix = f"{self._item.folder}/"
-        sizes = {
-            name.removeprefix(prefix): file.size_bytes for name, file in self._last.files.items()
-        }
-        return worth_linking(chunks, sizes)
+        prefix, files = f"{self._item.folder}/", self._last.files
+        return worth_linking(chunks, lambda path: files[prefix + path].size_bytes)
 
     def _linked(self, target: str, names: frozenset[str], keys: Sequence[str]) -> Linked:
         """Links the files of these chunks."""
@@ -296,7 +292,7 @@ def _filter_in_threads(holds: Callable[[str], bool], names: Sequence[str]) -> li
 
 
 def worth_linking(
-    chunks: Mapping[str, Sequence[Place]], sizes_bytes: Mapping[str, int]
+    chunks: Mapping[str, Sequence[Place]], size_of: Callable[[str], int]
 ) -> list[str]:
     """Names of the arrays with files of at least 1 MiB that are needed to 4/5 or more; ``chunks`` has the places of
     each. Dropping one array may make the rest of a file not worth linking, so this repeats until nothing changes.
@@ -310,7 +306,7 @@ def worth_linking(
         poor = {
             path
             for path, live_bytes in live.items()
-            if sizes_bytes[path] < LEAST_FILE_BYTES or 5 * live_bytes < 4 * sizes_bytes[path]
+            if size_of(path) < LEAST_FILE_BYTES or 5 * live_bytes < 4 * size_of(path)
         }
         if not poor:
             return list(chosen)

@@ -41,7 +41,7 @@ _OF_METRICS = "metrics", "json"
 
 
 class Write:
-    """One process's part in one save, and on process 0 what makes a checkpoint of all. It brings the arrays of ``items`` to the host, in place."""
+    """One process's part in a save, and on process 0 what makes a checkpoint of all."""
 
     attempt: Attempt  # in which this process writes
 
@@ -77,14 +77,14 @@ class Write:
         self.write_own()
         if self.job.writers.index == 0:
             return ""
-        files = [[name, *_numbers(file)] for name, file in self.files.items()]
+        files = [[name, one.size_bytes, one.crc32, one.data] for name, one in self.files.items()]
         passed = {name: rows.dump() for name, rows in self._rows.items()}
         data = pack({"": json.dumps(files).encode()} | passed)
         self.attempt.write(_passed(self.job.writers.index), data, until_commit=True)
         return digest_of(data)
 
     def commit(self) -> None:
-        """On process 0: makes the checkpoint durable, then visible, if the guard finds in between that this run still owns the directory."""
+        """On process 0: makes the checkpoint durable, then visible, if this run still owns the directory."""
         if self.job.processes.index > 0:
             return
         self.make_durable()
@@ -217,8 +217,8 @@ class Write:
             if said != digest_of(data):
                 raise _unseen(self.attempt, name, "the same")
             parts = unpack(data, _MOST_PASSED_BYTES)
-            for path, *numbers, is_data in json.loads(parts.pop("")):
-                self.files[path] = FileRecord(*numbers, data=bool(is_data))
+            for path, *file in json.loads(parts.pop("")):
+                self.files[path] = FileRecord(*file)
             for item, rows in parts.items():
                 dumped[item].append(rows)
         known_bytes = {name: file.size_bytes for name, file in self.files.items()}
@@ -274,10 +274,6 @@ def _passed(process: int) -> str:
 def digest_of(passed: bytes) -> str:
     """Size and CRC-32, by which process 0 knows that it has read what was passed."""
     return f"{len(passed)} {zlib.crc32(passed)}"
-
-
-def _numbers(file: FileRecord) -> tuple[int, int, int]:
-    return file.size_bytes, file.crc32, int(file.data)
 
 
 def _unseen(attempt: Attempt, name: str, what: str) -> CheckpointError:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckpt_core._background.threads import start_daemon
 from ckpt_core._errors import CheckpointError
 from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
@@ -71,7 +70,9 @@ class Copier:
         self._now, self._state, self._moved = (step, token), "busy", time.monotonic()
         self._cancelled = cancelled = threading.Event()
         try:
-            self._thread = start_daemon(lambda: self._work(step, token, cancelled), "ckpt-partner")
+            work, given = self._work, (step, token, cancelled)
+            self._thread = threading.Thread(None, work, "ckpt-partner", given, daemon=True)
+            self._thread.start()
         except RuntimeError:  # the interpreter is about to end
             self._thread, self._state = None, "idle"
 

@@ -20,7 +20,7 @@ def test_worth_linking():
         "half": [("d/half", 0, 5 * MIB)],
         "both": [("d/half", 0, 10), ("d/b", 9 * MIB, 10)],
     }
-    assert sorted(worth_linking(arrays, sizes)) == ["most", "old", "tail"]
+    assert sorted(worth_linking(arrays, sizes.__getitem__)) == ["most", "old", "tail"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 35), st.integers(1, 3 * MIB)), max_size=60))
@@ -28,7 +28,7 @@ def test_whatever_is_linked_is_mostly_alive(parts):
     sizes = {f"d/{file}": 4 * MIB for file in range(36)}
     arrays = {str(i): [(f"d/{file}", 0, size)] for i, (file, size) in enumerate(parts)}
     alive: dict[str, int] = {}
-    for array in worth_linking(arrays, sizes):
+    for array in worth_linking(arrays, sizes.__getitem__):
         ((path, _, size),) = arrays[array]
         alive[path] = alive.get(path, 0) + size
     assert all(alive[path] >= 0.8 * sizes[path] for path in alive)
