@@ -25,9 +25,8 @@ Around = Callable[[Callable[[], None]], None]
 
 
 class Save(Write):
-    """One save of all processes, which detect a process that does another ``call``. After ``take`` it is either run once, perhaps by another
-    thread, or undone; later calls do nothing. The processes agree that they save the same, that they see one attempt, after writing, and
-    after the commit.
+    """One save of all processes. After ``take`` it is either run once, perhaps by another thread, or undone; later calls do nothing. The
+    processes agree that they save the same, that they see one attempt, after writing, and after the commit.
     """
 
     def __init__(self, job: SaveJob, around: Around | None = None, call: str = "save") -> None:
