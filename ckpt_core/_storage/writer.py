@@ -78,8 +78,8 @@ class _Batch:
 
 
 class ArrayWriter:
-    """Writes this process's arrays of one item, in the threads of ``workers``. ``write`` writes a file, durable if the save is, at a path
-    relative to the item; data files have paths that start with ``prefix``. After ``settle``, ``rows``, ``checksums`` and ``files`` say
+    """Writes this process's arrays of one item, in the threads of ``workers``. ``write`` writes a file at a path relative to the item;
+    those of data files start with ``prefix``. After ``settle``, ``rows``, ``checksums`` and ``files`` say
     what is where; ``rows`` do after ``start``, unless the writer ``compresses``.
     """
 

@@ -1,7 +1,7 @@
 """Arguments of single leaves; and Orbax's handlers of types, which are names for ckpt's own ways.
 
 ckpt stores each type of leaf in one way. A program that registers one of Orbax's handlers for the
-type that it is for changes nothing by it; a handler of its own is refused.
+type that it is for changes nothing by it; one of its own for arrays is refused.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ParamInfo(SimpleNamespace):
 
 
 class TypeHandler:
-    """Base of handlers of types; ckpt calls none of them, and refuses those of your own."""
+    """Base of handlers of types; ckpt calls none of them."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -123,15 +123,15 @@ def register_type_handler(
     func: Callable[[Any], bool] | None = None,
     override: bool = False,
 ) -> None:
-    """Accepts one of Orbax's handlers of arrays for ``jax.Array``, which is stored so anyhow.
+    """Accepts what changes nothing: Orbax's handlers of arrays, and those of types that ckpt refuses as leaves anyhow.
 
     Raises:
-        NotOffered: a handler of your own, or of another type.
+        NotOffered: a handler of your own for arrays.
     """
     own = type(handler) not in (ArrayHandler, SingleReplicaArrayHandler)
-    if own or not isinstance(ty, type) or not issubclass(ty, jax.Array):
+    if own and isinstance(ty, type) and issubclass(ty, jax.Array):
         raise not_offered(
-            f"register_type_handler({getattr(ty, '__name__', ty)}, {type(handler).__name__}())",
+            f"register_type_handler({ty.__name__}, {type(handler).__name__}())",
             "ckpt stores each type of leaf in one way, which Orbax reads",
             "an item of its own, with a CheckpointHandler of yours or with get_state() and set_state()",
         )

@@ -122,3 +122,12 @@ def test_a_failed_save_is_raised_and_not_listed(tmp_path):
         with pytest.raises(OSError, match="the disk is full"):
             manager.save(0, "something")
         assert manager.all_steps() == []
+
+
+def test_a_handler_of_a_type_that_is_no_leaf_may_be_registered(tmp_path):
+    handler = ocp.type_handlers.TypeHandler()
+    ocp.type_handlers.register_type_handler(type(object), handler, override=True)
+    with pytest.raises(ValueError, match="Unsupported type"):
+        ocp.StandardCheckpointer().save(tmp_path / "a", {"w": object})
+    with pytest.raises(ocp.NotOffered, match="one way"):
+        ocp.type_handlers.register_type_handler(type(jnp.ones(1)), handler)

@@ -69,15 +69,6 @@ def test_no_more_is_copied_than_the_limit(limit_bytes, expected):
     assert len(written) == expected
 
 
-def test_the_items_of_a_save_share_the_limit(tmp_path, monkeypatch):
-    """Their arrays are on the way at the same time."""
-    started: list[ArrayWriter] = []
-    seams.at(monkeypatch, (ArrayWriter, "put"), before=lambda ours, *_: started.append(ours))
-    options = ckpt.Options(max_host_bytes=8 * MIB)
-    ckpt.save(tmp_path / "c", one=tree(3), other=tree(3), options=options)
-    assert [ours._limit_bytes for ours in started] == [4 * MIB] * 2
-
-
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_the_directory_is_left_as_it_was_when_a_file_of_small_values_fails(
     tmp_path, monkeypatch, nth
