@@ -28,7 +28,7 @@ from ckpt_core._tree.leaves import LeafSpec
 
 _WATCH_SECS = 0.1
 _COPIED_BYTES = 16 * KIB
-"""It is faster to copy arrays up to this size than to keep, and free at once, thousands of them."""
+"""Copying arrays up to this size is faster than keeping and freeing thousands of them."""
 _COPIED_FILE_BYTES = 16 * MIB
 """Size of a data file of copied values."""
 _ALIGNMENT_BYTES = 64
