@@ -179,13 +179,7 @@ class LocalAttempt(Attempt):
         self._created = []
         old = self.superseded if self._replaced is None else [self._replaced, *self.superseded]
         if old:
-            try:
-                leftovers.discard(old)
-            except (
-                BaseException
-            ):  # of a signal handler: while this process lives, nobody else deletes them
-                leftovers.discard(old)
-                raise
+            leftovers.discard(old)
 
     def _put_in_place(self) -> None:
         """Renames the attempt to its target; a checkpoint there is moved to a hidden name."""
@@ -215,6 +209,10 @@ class LocalAttempt(Attempt):
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise _exists(self._target) from error
+            if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP):
+                error.add_note(
+                    f"if {self._target} is in a mounted bucket, give its gs:// or s3:// URL"
+                )
             raise
 
     def _keep_replaced(self) -> None:

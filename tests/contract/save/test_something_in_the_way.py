@@ -193,3 +193,13 @@ def test_saving_with_a_read_only_checkpointer(steps):
                 (ckpt.CheckpointError, ValueError, RuntimeError, OSError), match="read"
             ):
                 call()
+
+
+def test_a_mount_that_does_not_rename_asks_for_its_url(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(OSError) as caught:
+        ckpt.save(tmp_path / "a", {"w": 1})
+    assert "s3://" in caught.value.__notes__[0]

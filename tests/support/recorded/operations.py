@@ -47,18 +47,12 @@ def on_disk() -> Iterator[str]:
 
 def ordered(ops: list[Op], root: str) -> Iterator[str]:
     """Lines of operations; what is between two synced folders, removals or renames is by threads, and sorted by file."""
-    written = {op.path.removesuffix(".__lock") for op in ops if op.name in ("open", "write")}
+    written = {op.path for op in ops if op.name in ("open", "write")}
     files: dict[str, list[str]] = {}
-    pending: list[str] = []  # folders that TensorStore syncs once it has put a file in its place
     for op in ops:
         path, _, target = op.path.partition(" -> ")
-        own = target if op.name == "link" and target else path.removesuffix(".__lock")
-        if op.name == "rename" and own != path:
-            pending.append(os.path.dirname(path))
-            files.setdefault(own, []).append("renamed")
-        elif op.name == "fsync" and path in pending:
-            pending.remove(path)
-        elif _in_no_order(op.name, path) or (own in written and op.name not in ORDERED):
+        own = target if op.name == "link" and target else path
+        if _in_no_order(op.name, path) or (own in written and op.name not in ORDERED):
             size = op.name == "write" and "/d/" in path
             kib = f":{-(-op.written_bytes // 1024)}K" if size else ""
             files.setdefault(own, []).append(op.name + kib)
