@@ -132,7 +132,7 @@ def _two_steps(mortal: Mortal, url: str) -> None:
 def _dead_saves(mortal: Mortal, url: str) -> None:
     """A step; one that is committed and not copied; one that is not committed; one that is half deleted."""
     ckpt.save(f"{url}/1", tree(1))
-    for place, last in [("committed", "ckpt.json"), ("begun", "/d/")]:
+    for place, last in [("committed", "ckpt.json"), ("begun", ".owner")]:
         mortal.run("save", f"{url}/{place}", lambda request, last=last: _puts(request, last), True)
     assert value_at(f"{url}/committed/1") == 1 and value_at(f"{url}/begun/1") is None
     ckpt.save(f"{url}/2", tree(2))

@@ -77,7 +77,7 @@ report(told=told)
 
 
 DRAWN = re.compile(
-    r'(?<=\n)\??[A-Za-z0-9+/]{12}(?=\[|null|$)|(?<=[\n" ])[A-Za-z0-9+/]{10}(?=[" ])|\d{4,}'
+    r'(?<=\n)\??[A-Za-z0-9+/]{12}(?=\[|null|$)|(?<=[\n" ])[A-Za-z0-9+/]{10}(?=[" ])|(?<=save\n)\d{3}(?= )|\d{4,}'
 )
 """Digests, of machines too, and numbers: ports, sizes of files whose content is drawn, and their sums."""
 
