@@ -67,13 +67,6 @@ def git_sha() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def machine_of(environment: Mapping[str, Any]) -> str:
-    """Devices, processes, CPUs and file system, as the table names them."""
-    return "{devices} x {device_kind}, {processes} process(es), {cpus} CPUs, {file_system}".format(
-        **environment
-    )
-
-
 def warnings_about(environment: Mapping[str, Any]) -> list[str]:
     """Sentences about what makes measurements on this machine unreliable."""
     found: list[str] = []

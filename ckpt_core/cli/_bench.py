@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,15 +36,13 @@ def run(
     suite = load_suite(suite_file)
     _prepare_process(suite, settings.output if hlo_dump else None)
     from ckpt_core import _processes
-    from ckpt_core.bench import _baseline, run_suite
-    from ckpt_core.bench._jsonl import JsonLines
+    from ckpt_core.bench import _baseline, _tables, run_suite
     from ckpt_core.bench._machine import describe_environment
+    from ckpt_core.bench._results import JsonLines, read_result
     from ckpt_core.cli._progress import Progress
 
-    capture = _given(baseline_capture, suite.baseline_capture_path)
     baseline = _given(baseline, suite.baseline_path)
-    if baseline is not None:
-        _baseline.read_baseline(baseline)  # before the run, which may take an hour
+    earlier = read_result(baseline) if baseline else None  # the run may take an hour
     # Generators of the user are imported from the working directory.
     if "" not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -60,14 +59,18 @@ def run(
 
         result = run_suite(suite, settings, on_run)
     lines.finish(result)
-    comparison = baseline and _baseline.compare(result, baseline, threshold)
-    notices = _write_files(settings.output, result)
+    comparison = earlier and _baseline.compare(result, earlier, threshold)
+    notices = [f"results: {lines.path}", _tensorboard(settings.output, result)]
+    capture = _given(baseline_capture, suite.baseline_capture_path)
     if capture is not None:
-        notices.insert(0, f"baseline: {_baseline.capture_baseline(result, capture)}")
+        capture.mkdir(parents=True, exist_ok=True)
+        kept = capture / f"{result.environment['git_sha'] or 'unknown'}.jsonl"
+        notices.append(f"baseline: {shutil.copyfile(lines.path, kept)}")
     if as_json:
-        print((settings.output / "results.jsonl").read_text(encoding="utf-8"), end="")
+        print(lines.path.read_text(encoding="utf-8"), end="")
     else:
-        _print(result, comparison, notices)
+        changes = [_tables.comparison_document(comparison)] if comparison else []
+        print("\n".join([_tables.document(result), *changes, *notices]))
     return _code(result, comparison)
 
 
@@ -86,36 +89,19 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
         os.execve(sys.executable, arguments, {**os.environ, **STEADY_MEMORY})
 
 
-def _print(result: SuiteResult, comparison: Comparison | None, notices: list[str]) -> None:
-    from rich.console import Console
-
-    from ckpt_core.bench._tables import print_comparison, print_result
-
-    # Without a terminal, rich would assume 80 columns and truncate the table.
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    print_result(result, console)
-    if comparison is not None:
-        print_comparison(comparison, console)
-    for notice in notices:
-        console.print(notice, markup=False)
-
-
-def _write_files(output: Path, result: SuiteResult) -> list[str]:
-    """Writes TensorBoard's files; returns lines that say where all results are."""
+def _tensorboard(output: Path, result: SuiteResult) -> str:
+    """Writes TensorBoard's files; returns a line that says where they are."""
     from ckpt_core.bench._tensorboard import write_tensorboard
 
-    notices = [f"results: {output / 'results.jsonl'}"]
     try:
-        notices.append(f"tensorboard --logdir={write_tensorboard(output, result)}")
+        return f"tensorboard --logdir={write_tensorboard(output, result)}"
     except ModuleNotFoundError:
-        notices.append("TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')")
-    return notices
+        return "TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')"
 
 
 def _code(result: SuiteResult, comparison: Comparison | None) -> int:
     if result.interrupted:
         return INTERRUPTED
-    nothing_ran = not any(case.runs for case in result.cases)
-    if result.failed or nothing_ran:
+    if result.failed or all(case.skipped for case in result.cases):
         return FAILED
     return SLOWER if comparison is not None and comparison.worse else 0

@@ -30,12 +30,14 @@ def bench_run(
     baseline_capture: Annotated[
         Path | None,
         typer.Option(
-            "--baseline-capture", "--baseline-capture-path", help="Write <git sha>.json here."
+            "--baseline-capture", "--baseline-capture-path", help="Write <git sha>.jsonl here."
         ),
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", "--baseline-path", help="Compare with this file; 3 if worse."),
+        typer.Option(
+            "--baseline", "--baseline-path", help="Compare with this results.jsonl; 3 if worse."
+        ),
     ] = None,
     threshold: Annotated[
         float, typer.Option(min=0, help="How much worse is worse: 0.1 is ten percent.")
@@ -76,7 +78,8 @@ def bench_run(
 def bench_markdown(
     results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
 ) -> None:
-    """Print the tables of a run as Markdown, with ratios to the first case."""
-    from ckpt_core.bench._tables import markdown
+    """Print the tables of a run again, with ratios to the first case."""
+    from ckpt_core.bench._results import FILE, read_result
+    from ckpt_core.bench._tables import document
 
-    typer.echo(markdown(results / "results.jsonl" if results.is_dir() else results), nl=False)
+    typer.echo(document(read_result(results / FILE if results.is_dir() else results)), nl=False)

@@ -13,10 +13,9 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._data import abstract, total_bytes
+from ckpt_core.bench._data import abstract, check_equal, total_bytes
 from ckpt_core.bench.generators._save_load import data_of
-from ckpt_core.bench.libraries import library
+from ckpt_core.bench.libraries import installed
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class CheckpointerLoop(bench.BenchmarksGenerator):
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        state = data_of(context)
+        state, lib = data_of(context), installed(options.library)
         directory = _directory(context, options.use_local_directory)
         train = _training(options.trained)
         metrics, size = bench.Metrics(), total_bytes(state)
@@ -70,8 +69,7 @@ class CheckpointerLoop(bench.BenchmarksGenerator):
             raise ckpt.CheckpointError(f"restored step {step} of {steps}, wanted {saved}")
         if saved == options.train_steps - 1:
             check_equal(state, loaded)
-        durable = library(options.library).default_durability
-        notes = {"steps kept": str(len(steps)), "durable": durable}
+        notes = {"steps kept": str(len(steps)), "durable": lib.default_durability}
         return bench.TestResult(metrics=metrics, notes=notes)
 
 
@@ -112,10 +110,7 @@ _Manager = tuple[Any, Callable[[int, Any], Any], Callable[[Any], tuple[int | Non
 
 
 def _manager(directory: Path, options: Any) -> _Manager:
-    try:
-        return (_ours if options.library == "ckpt" else _orbax)(directory, options)
-    except ModuleNotFoundError as error:
-        raise bench.Skipped(f"{options.library} is not installed: {error}") from error
+    return (_ours if options.library == "ckpt" else _orbax)(directory, options)
 
 
 def _ours(directory: Path, options: Any) -> _Manager:
