@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointError
-from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig, PlainSpec
+from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._schema import ConfigError, nearest
 
@@ -25,10 +25,7 @@ def make_mesh(config: MeshConfig | None) -> Any:
     """The ``jax.sharding.Mesh`` of a configuration, None for None; ``Skipped`` if its axes do not fit the devices."""
     if config is None:
         return None
-    ici, dcn = (
-        [(degrees or {}).get(axis, 1) for axis in config.mesh_axes]
-        for degrees in (config.ici_parallelism, config.dcn_parallelism)
-    )
+    ici, dcn = config.degrees
     wanted, there = math.prod(ici) * math.prod(dcn), jax.device_count()
     if wanted != there:
         raise Skipped(f"the mesh {config.label} needs {wanted} devices, there are {there}")
@@ -61,8 +58,8 @@ def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
 def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, entry in spec.items():
-        if isinstance(entry, PlainSpec):
-            tree[name] = 0 if entry.kind == "int" else name
+        if isinstance(entry, str):
+            tree[name] = 0 if entry == "int" else name
         elif not isinstance(entry, ArraySpec):
             tree[name] = _generate(entry, rng)
         elif entry.count is None:

@@ -36,7 +36,7 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "devices": len(devices),
         "processes": jax.process_count(),
         "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        "load_average": os.getloadavg()[0],
         "machine": platform.machine(),
         "drops_page_cache": can_drop_page_cache(),
         "kernel": platform.release(),
@@ -89,7 +89,7 @@ def settle() -> Generator[None, None, None]:
     Measure inside: ``with bench.settle(), metrics.measure("save"): ...``. Otherwise the first fsync
     in the block would also write earlier data that the kernel still holds.
     """
-    _sync()
+    os.sync()
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -116,14 +116,9 @@ def can_drop_page_cache() -> bool:
     return hasattr(os, "posix_fadvise")
 
 
-def _sync() -> None:
-    if hasattr(os, "sync"):  # not on Windows
-        os.sync()
-
-
 def drop_page_cache(path: Path) -> None:
     """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk; see ``can_drop_page_cache``."""
-    _sync()  # dirty pages cannot be dropped
+    os.sync()  # dirty pages cannot be dropped
     if not can_drop_page_cache():
         return
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
