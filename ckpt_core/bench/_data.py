@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointError
+from ckpt_core._format.checksums import bytes_of
 from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._schema import ConfigError, nearest
@@ -176,8 +177,4 @@ def _same(one: Any, other: Any) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     # of bytes, NaN is equal to the same NaN, and -0.0 is not 0.0
-    return np.array_equal(_bytes_of(a), _bytes_of(b))
-
-
-def _bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return np.array_equal(bytes_of(a), bytes_of(b))

@@ -276,36 +276,33 @@ class ReshardingOptions(SaveLoadOptions):
 class Resharding(bench.BenchmarksGenerator):
     """Measures ``load`` onto another sharding than that of the save."""
 
+    def target(self, context: bench.TestContext) -> Any:
+        """The abstract tree to load onto."""
+        return jax.tree.map(lambda leaf: _turned(leaf, context.mesh), abstract(context.pytree))
+
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
-        path, sharding = (
-            context.options.reference_checkpoint_path,
-            context.options.reference_sharding_path,
-        )
-        if path is not None:
-            metrics = bench.Metrics()
-            _measure_load(metrics, context, Path(path), lambda: load_onto(path, sharding))
+        metrics, state = bench.Metrics(), context.pytree
+        reference = context.options.reference_checkpoint_path
+        if reference is not None:
+            sharding = context.options.reference_sharding_path
+            load = functools.partial(load_onto, reference, sharding)
+            _measure_load(metrics, context, Path(reference), load)
             return bench.TestResult(metrics=metrics)
-        if context.pytree is None or context.mesh is None:
+        if state is None or context.mesh is None:
             raise bench.Skipped(
                 "needs reference_checkpoint_path, or a checkpoint_config and a mesh_config"
             )
-        turned = jax.tree.map(lambda leaf: _turned(leaf, context.mesh), abstract(context.pytree))
-        return _save_then_load(context, turned, resharded=True)
-
-
-def _save_then_load(context: bench.TestContext, like: Any, *, resharded: bool) -> bench.TestResult:
-    """Saves the suite's arrays unmeasured, then measures a load onto the shardings of ``like``."""
-    state, lib = context.pytree, _library_of(context, sharded=True)
-    path, metrics = context.path / "ckpt", bench.Metrics()
-    lib.save(path, state)
-    loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
-    for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
-        if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
-            raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")
-    # A process can compare its own shards only: with several, not if the sharding changed.
-    if jax.process_count() == 1 or not resharded:
-        check_equal(state, loaded)
-    return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
+        lib, like = _library_of(context, sharded=True), self.target(context)
+        path = context.path / "ckpt"
+        lib.save(path, state)
+        loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
+        for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
+            if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
+                raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")
+        # A process can compare its own shards only: with several, not if the sharding changed.
+        if jax.process_count() == 1 or like == abstract(state):
+            check_equal(state, loaded)
+        return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
 
 
 def _turned(leaf: Any, mesh: Any) -> Any:
@@ -329,10 +326,8 @@ class LoadAndBroadcastOptions(ReshardingOptions):
 
 
 @bench.benchmark_options(LoadAndBroadcastOptions)
-class LoadAndBroadcast(bench.BenchmarksGenerator):
+class LoadAndBroadcast(Resharding):
     """Measures ``load`` of replicated arrays: one process reads each and sends it to the others."""
 
-    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
-        if context.pytree is None or context.mesh is None:
-            raise bench.Skipped("needs a checkpoint_config and a mesh_config")
-        return _save_then_load(context, abstract(context.pytree), resharded=False)
+    def target(self, context: bench.TestContext) -> Any:
+        return abstract(context.pytree)
