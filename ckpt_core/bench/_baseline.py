@@ -29,6 +29,7 @@ class Delta:
 class Comparison:
     """What changed: metrics that are worse first, then by the size of the change. ``missing``: cases that the baseline lacks."""
 
+    revision: str | None
     changed: tuple[Delta, ...]
     missing: tuple[str, ...]
 
@@ -63,7 +64,7 @@ def compare(now: SuiteResult, baseline: SuiteResult, threshold: float) -> Compar
                     tag = f"{operation}_{metric}"
                     changed.append(Delta(case.title, tag, *medians, change, beyond, worse))
     changed.sort(key=lambda delta: (not delta.worse, -abs(delta.change)))
-    return Comparison(tuple(changed), tuple(missing))
+    return Comparison(baseline.environment.get("git_sha"), tuple(changed), tuple(missing))
 
 
 def _change(metric: str, before: float, now: float) -> float:

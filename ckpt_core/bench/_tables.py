@@ -87,7 +87,8 @@ def comparison_document(comparison: Comparison) -> str:
         for delta in comparison.changed
     ]
     names = ("case", "metric", "before", "now", "worse by", "")
-    parts = ["**Against the baseline**", markdown_table(names, rows, ("case", "metric", ""))]
+    title = f"**Against the baseline {(comparison.revision or 'unknown')[:12]}**"
+    parts = [title, markdown_table(names, rows, ("case", "metric", ""))]
     parts += [f"not in the baseline: {title}" for title in comparison.missing]
     if comparison.worse:
         parts.append(
