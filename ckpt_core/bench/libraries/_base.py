@@ -125,9 +125,7 @@ class FlatLibrary(Library):
 
 
 def check_arrays(tree: Any) -> None:
-    """Raises ``Skipped`` if a leaf is not an array, or other processes hold a part of it."""
+    """Raises ``Skipped`` if a leaf is not an array."""
     for leaf in jax.tree.leaves(tree):
         if not hasattr(leaf, "dtype"):
             raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise Skipped("saves arrays of one process only")
