@@ -28,7 +28,6 @@ from ckpt_core._storage.location import INDEX_FILE as INDEX_FILE
 from ckpt_core._storage.location import KeyValues as KeyValues
 from ckpt_core._storage.location import Location as Location
 from ckpt_core._storage.location import backend_of as backend_of
-from ckpt_core._storage.location import counters as counters
 from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
 from ckpt_core._storage.past_cache import PastCache as PastCache

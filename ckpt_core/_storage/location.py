@@ -165,23 +165,6 @@ def database_spec(location: Location, manifest: Location | None = None) -> dict[
     return spec if manifest in (None, location) else {**spec, "manifest": manifest.spec()}
 
 
-def counters() -> dict[str, float]:
-    """TensorStore's metrics since the start of this process: name -> sum, without unused ones; ForkedProcess in a forked child."""
-    HOME.is_used = True
-    if os.getpid() != HOME.pid:
-        raise forked()
-    found: dict[str, float] = {}
-    for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
-        values = [
-            float(entry["value"])
-            for entry in metric["values"]
-            if isinstance(entry.get("value"), int | float)
-        ]
-        if values:
-            found[metric["name"].removeprefix("/tensorstore/")] = sum(values)
-    return found
-
-
 _OUT_OF_RANGE = "OUT_OF_RANGE"
 _NO_SUCH_KEY = ".ckpt-probe"
 _COUNTS = "/tensorstore/http/response_codes"

@@ -26,7 +26,6 @@ keys of the file.
 The rest of ckpt does not import this package, and importing it imports no jax: the command sets what jax reads first.
 """
 
-from ckpt_core.bench._baseline import Comparison as Comparison
 from ckpt_core.bench._config import SuiteConfig as SuiteConfig
 from ckpt_core.bench._config import load_suite as load_suite
 from ckpt_core.bench._config import parse_suite as parse_suite
@@ -45,7 +44,6 @@ from ckpt_core.bench._schema import ConfigError as ConfigError
 __all__ = [
     "BenchmarkOptions",
     "BenchmarksGenerator",
-    "Comparison",
     "ConfigError",
     "Metrics",
     "RunSettings",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -53,19 +53,12 @@ class ArraySpec:
     count: Positive | None = None
 
 
-@dataclass(frozen=True)
-class PlainSpec:
-    """A leaf that is not an array: ``int`` or ``str``."""
-
-    kind: str
-
-
 def _leaf(reader: Reader, given: Any, where: str) -> Any:
-    """An array, ``int``, ``str``, or a mapping of these."""
+    """An array, ``int`` or ``str`` for a leaf that is none, or a mapping of these."""
     if isinstance(given, str):
         if given not in ("int", "str"):
             reader.complain(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
-        return PlainSpec(given)
+        return given
     is_array = not isinstance(given, dict) or not given or {"dtype", "shape"} & set(given)
     if is_array or not all(isinstance(one, dict | str) for one in given.values()):
         return reader.make(where, given, ArraySpec)
@@ -103,8 +96,8 @@ class MeshConfig:
     """A mesh of devices; skipped unless the product of its axes is the number of devices."""
 
     mesh_axes: _Axes
-    ici_parallelism: _Degrees = field(default_factory=dict[str, int])
-    dcn_parallelism: _Degrees | None = None
+    ici_parallelism: _Degrees = None
+    dcn_parallelism: _Degrees = None
     allow_split_physical_axes: bool = False
     process_is_granule: bool = False
 
@@ -116,11 +109,18 @@ class MeshConfig:
                     yield f"{key}: the mesh_axes lack {axis!r}{nearest(axis, self.mesh_axes)}"
 
     @property
+    def degrees(self) -> tuple[list[int], list[int]]:
+        """The sizes of the axes within a slice, and over slices."""
+        ici, dcn = self.ici_parallelism or {}, self.dcn_parallelism or {}
+        return [ici.get(one, 1) for one in self.mesh_axes], [
+            dcn.get(one, 1) for one in self.mesh_axes
+        ]
+
+    @property
     def label(self) -> str:
         """``data=2 fsdp=4``."""
-        ici, dcn = self.ici_parallelism or {}, self.dcn_parallelism or {}
-        sizes = {a: ici.get(a, 1) * dcn.get(a, 1) for a in self.mesh_axes}
-        return " ".join(f"{axis}={size}" for axis, size in sizes.items())
+        named = zip(self.mesh_axes, *self.degrees, strict=True)
+        return " ".join(f"{axis}={ici * dcn}" for axis, ici, dcn in named)
 
 
 @dataclass(frozen=True)

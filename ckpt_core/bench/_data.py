@@ -1,4 +1,4 @@
-"""Makes what a case runs on: ``context.mesh``, and ``context.pytree`` of synthetic arrays or of a checkpoint."""
+"""What a case runs on: ``context.mesh``, and ``context.pytree`` of synthetic arrays or of a checkpoint; compares what was loaded with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
-from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig, PlainSpec
+from ckpt_core._errors import CheckpointError
+from ckpt_core._format.checksums import bytes_of
+from ckpt_core.bench._config import ArraySpec, CheckpointConfig, MeshConfig
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._schema import ConfigError, nearest
 
@@ -24,10 +26,7 @@ def make_mesh(config: MeshConfig | None) -> Any:
     """The ``jax.sharding.Mesh`` of a configuration, None for None; ``Skipped`` if its axes do not fit the devices."""
     if config is None:
         return None
-    ici, dcn = (
-        [(degrees or {}).get(axis, 1) for axis in config.mesh_axes]
-        for degrees in (config.ici_parallelism, config.dcn_parallelism)
-    )
+    ici, dcn = config.degrees
     wanted, there = math.prod(ici) * math.prod(dcn), jax.device_count()
     if wanted != there:
         raise Skipped(f"the mesh {config.label} needs {wanted} devices, there are {there}")
@@ -60,8 +59,8 @@ def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
 def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, entry in spec.items():
-        if isinstance(entry, PlainSpec):
-            tree[name] = 0 if entry.kind == "int" else name
+        if isinstance(entry, str):
+            tree[name] = 0 if entry == "int" else name
         elif not isinstance(entry, ArraySpec):
             tree[name] = _generate(entry, rng)
         elif entry.count is None:
@@ -100,46 +99,30 @@ def _put(tree: Any, mesh: Mesh | None) -> Any:
 
 def load_onto(path: str, sharding_path: str | None) -> Any:
     """A checkpoint, loaded onto the shardings in a file or onto those it was saved with. The file maps ``a.b.c`` to
-    ``{"shape", "dtype", "sharding": {"mesh": {"shape", "axes"}, "spec"}}``, as Orbax's framework writes it; ConfigError
-    if it does not fit the checkpoint.
+    ``{"sharding": {"mesh": {"shape", "axes"}, "spec"}}``, as Orbax's framework writes it; ConfigError if it lacks a leaf.
     """
     if sharding_path is None:
         return ckpt.load(path)
-    wanted = _wanted_shardings(sharding_path)
-    problems: list[str] = []
-    for leaf in (leaf for item in ckpt.inspect(path).items.values() for leaf in item.leaves):
-        name = leaf.path.replace("/", ".")
-        if name not in wanted and leaf.kind == "jax":
-            problems.append(f"lacks the leaf {name!r}{nearest(name, wanted)}")
-        elif name in wanted and wanted[name][:2] != (leaf.shape, leaf.dtype):
-            shape, dtype, _ = wanted[name]
-            saved = f"{leaf.dtype}{list(leaf.shape)}"
-            problems.append(f"{name}: wants {dtype}{list(shape)}, saved is {saved}")
-    if problems:
-        raise ConfigError(sharding_path, *problems)
-    return ckpt.load(path, sharding=lambda leaf, _: wanted[leaf.replace("/", ".")][2])
-
-
-def _wanted_shardings(file: str) -> dict[str, tuple[tuple[int, ...], str, NamedSharding]]:
-    """Shape, dtype and sharding of each leaf in a sharding file."""
     try:
-        return {
-            name: (
-                tuple(entry["shape"]),
-                str(jax.numpy.dtype(entry["dtype"])),
-                _named_sharding(entry["sharding"]),
-            )
-            for name, entry in json.loads(Path(file).read_text(encoding="utf-8")).items()
-        }
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ConfigError(file, f"is no sharding file: {error!r}") from error
+        described = json.loads(Path(sharding_path).read_text(encoding="utf-8"))
+        wanted = {name: _named_sharding(entry["sharding"]) for name, entry in described.items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(sharding_path, f"is no sharding file: {error!r}") from error
+
+    def sharding_of(leaf: str, _: object) -> NamedSharding:
+        name = leaf.replace("/", ".")
+        if name not in wanted:
+            raise ConfigError(sharding_path, f"lacks the leaf {name!r}{nearest(name, wanted)}")
+        return wanted[name]
+
+    return ckpt.load(path, sharding=sharding_of)
 
 
 def _named_sharding(described: Mapping[str, Any]) -> NamedSharding:
     shape, axes = described["mesh"]["shape"], described["mesh"]["axes"]
-    count, there = int(np.prod(shape)), jax.device_count()
+    count, there = math.prod(shape), jax.device_count()
     if there < count:
-        raise ConfigError("sharding", f"wants a mesh of {count} devices, there are {there}")
+        raise ValueError(f"it wants a mesh of {count} devices, there are {there}")
     spec = [tuple(entry) if isinstance(entry, list) else entry for entry in described["spec"]]
     mesh = Mesh(np.array(jax.devices()[:count]).reshape(shape), tuple(axes))
     return NamedSharding(mesh, PartitionSpec(*spec))
@@ -159,3 +142,39 @@ def abstract(tree: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
     return jax.tree.map(of, tree)
+
+
+def names_of(tree: Any) -> list[str]:
+    """A name for every leaf, in order."""
+    paths, _ = jax.tree.flatten_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+
+
+class WrongData(CheckpointError):
+    """The loaded values differ from the saved ones; the measured run fails."""
+
+
+def check_equal(expected: Any, found: Any) -> None:
+    """Compares the shards of two trees that this process holds, bit for bit; raises ``WrongData`` for the first leaf that differs."""
+    names, wanted, got = names_of(expected), jax.tree.leaves(expected), jax.tree.leaves(found)
+    if len(wanted) != len(got):
+        raise WrongData(f"loaded {len(got)} leaves, saved were {len(wanted)}")
+    for name, one, other in zip(names, wanted, got, strict=True):
+        if not _same(one, other):
+            raise WrongData(f"the loaded leaf {name!r} is not the one that was saved")
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, jax.Array) and not one.is_fully_addressable:
+        ours, theirs = (
+            {str(shard.index): shard.data for shard in array.addressable_shards}
+            for array in (one, other)
+        )
+        return one.shape == other.shape and all(
+            index in theirs and _same(data, theirs[index]) for index, data in ours.items()
+        )
+    a, b = np.asarray(one), np.asarray(other)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    # of bytes, NaN is equal to the same NaN, and -0.0 is not 0.0
+    return np.array_equal(bytes_of(a), bytes_of(b))

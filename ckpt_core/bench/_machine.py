@@ -36,7 +36,7 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "devices": len(devices),
         "processes": jax.process_count(),
         "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        "load_average": os.getloadavg()[0],
         "machine": platform.machine(),
         "drops_page_cache": can_drop_page_cache(),
         "kernel": platform.release(),
@@ -67,13 +67,6 @@ def git_sha() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def machine_of(environment: Mapping[str, Any]) -> str:
-    """Devices, processes, CPUs and file system, as the table names them."""
-    return "{devices} x {device_kind}, {processes} process(es), {cpus} CPUs, {file_system}".format(
-        **environment
-    )
-
-
 def warnings_about(environment: Mapping[str, Any]) -> list[str]:
     """Sentences about what makes measurements on this machine unreliable."""
     found: list[str] = []
@@ -96,7 +89,7 @@ def settle() -> Generator[None, None, None]:
     Measure inside: ``with bench.settle(), metrics.measure("save"): ...``. Otherwise the first fsync
     in the block would also write earlier data that the kernel still holds.
     """
-    _sync()
+    os.sync()
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -123,14 +116,9 @@ def can_drop_page_cache() -> bool:
     return hasattr(os, "posix_fadvise")
 
 
-def _sync() -> None:
-    if hasattr(os, "sync"):  # not on Windows
-        os.sync()
-
-
 def drop_page_cache(path: Path) -> None:
     """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk; see ``can_drop_page_cache``."""
-    _sync()  # dirty pages cannot be dropped
+    os.sync()  # dirty pages cannot be dropped
     if not can_drop_page_cache():
         return
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:

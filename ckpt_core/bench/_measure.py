@@ -44,8 +44,8 @@ class Metrics:
 
         Args:
             name: the name of the operation.
-            metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory``, ``tensorstore``
-                (the default: all of these), ``tracemalloc``.
+            metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory`` (the default: all
+                of these), ``tracemalloc``.
             nbytes: the bytes that the block moves, for the throughput.
         """
         self.values.setdefault(name, {})  # keeps operations in the order in which they begin

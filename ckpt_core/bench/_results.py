@@ -1,19 +1,26 @@
-"""The results of a suite as plain dataclasses: the input of every table, file and chart."""
+"""The results of a suite: plain dataclasses with their statistics, and results.jsonl, the file that holds them."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from ckpt_core.bench._tags import is_rate
+from ckpt_core._format.plain_json import strict_json
+from ckpt_core.bench._collectors import is_rate
+from ckpt_core.bench._schema import ConfigError
 
 Values = Mapping[str, Mapping[str, list[float]]]
+"""Operation -> metric -> values."""
 
 WARM_UP, TRACED, COUNTED = "warm-up", "traced", "counted"
+TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rss_peak_mb"
+FILE = "results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,7 @@ class Run:
     kind: str  # counted; or warm-up or traced, which the statistics leave out
     repeat: int
     started_unix_secs: float
-    # operation -> metric -> values, combined over all processes (see over_hosts)
-    values: Values = field(default_factory=dict[str, dict[str, list[float]]])
+    values: Values = field(default_factory=dict[str, dict[str, list[float]]])  # see over_hosts
     hosts: tuple[Values, ...] = ()  # the values of each process
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     error: str | None = None  # the exception in one line
@@ -79,9 +85,17 @@ class CaseResult:
     group: str
     generator: str = ""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    varying: Mapping[str, str] = field(default_factory=dict[str, str])
     runs: tuple[Run, ...] = ()
-    skipped: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The group and the label."""
+        return f"{self.group}: {self.label}"
+
+    @property
+    def skipped(self) -> str | None:
+        """Why it did not run, if it did not."""
+        return next((run.skipped for run in self.runs if run.skipped), None)
 
     @property
     def errors(self) -> list[str]:
@@ -91,29 +105,22 @@ class CaseResult:
     @property
     def notes(self) -> dict[str, str]:
         """The notes of the last run that has any."""
-        for run in reversed(self.runs):
-            if run.notes:
-                return dict(run.notes)
-        return {}
+        return next((dict(run.notes) for run in reversed(self.runs) if run.notes), {})
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs that the statistics are of."""
+        return [r for r in self.runs if r.kind == COUNTED and not r.error and not r.skipped]
 
     def by_operation(self) -> dict[str, dict[str, Summary]]:
         """Statistics of every metric over the counted runs: operation -> metric -> summary."""
-        counted = (run for run in self.runs if run.kind == COUNTED and run.error is None)
         return {
             operation: {
                 metric: _summarize([*chain(*values)]) for metric, values in sorted(metrics.items())
             }
-            for operation, metrics in collected(run.values for run in counted).items()
+            for operation, metrics in collected(run.values for run in self.counted).items()
             if metrics
         }
-
-    def metrics(self) -> list[tuple[str, str, Summary]]:
-        """The same as operation, metric and summary."""
-        return [
-            (operation, metric, summary)
-            for operation, metrics in self.by_operation().items()
-            for metric, summary in metrics.items()
-        ]
 
 
 @dataclass(frozen=True)
@@ -130,14 +137,6 @@ class SuiteResult:
         """The cases with at least one run that raised."""
         return [case for case in self.cases if case.errors]
 
-    @property
-    def groups(self) -> dict[str, list[CaseResult]]:
-        """Cases by the table they belong to, in order."""
-        found: dict[str, list[CaseResult]] = {}
-        for case in self.cases:
-            found.setdefault(case.group, []).append(case)
-        return found
-
 
 def collected(many: Iterable[Values]) -> dict[str, dict[str, list[list[float]]]]:
     """Operation -> metric -> the lists of values of all that have it, in their order."""
@@ -151,17 +150,78 @@ def collected(many: Iterable[Values]) -> dict[str, dict[str, list[list[float]]]]
 
 
 def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
-    """Combines processes: slowest time, lowest rate, most memory, sum of TensorStore's counts."""
+    """Combines processes: slowest time, lowest rate, most memory."""
     return {
         operation: {
-            metric: [_reduction(metric)(row) for row in zip(*values, strict=False)]
+            metric: [(min if is_rate(metric) else max)(row) for row in zip(*values, strict=False)]
             for metric, values in metrics.items()
         }
         for operation, metrics in collected(hosts).items()
     }
 
 
-def _reduction(metric: str) -> Callable[[Sequence[float]], float]:
-    if metric.startswith("6_tensorstore/"):
-        return sum
-    return min if is_rate(metric) else max
+class JsonLines:
+    """Writes a line for the environment, one for each run when it ends, so that a later crash does not lose it, and one for each case."""
+
+    def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        self.path = output / FILE
+        self.path.write_text("", encoding="utf-8")
+        self._write("environment", {"suite_name": suite_name, **environment})
+
+    def run(self, case: CaseResult, run: Run) -> None:
+        """One run, with the values of every process."""
+        self._write("run", {"label": case.label, "group": case.group, **asdict(run)})
+
+    def finish(self, result: SuiteResult) -> None:
+        """Writes the statistics of every case, and the record of the end."""
+        names = ("label", "group", "generator", "config", "notes", "skipped", "errors")
+        for case in result.cases:
+            statistics = {
+                operation: {metric: asdict(summary) for metric, summary in metrics.items()}
+                for operation, metrics in case.by_operation().items()
+            }
+            record = {"case": case.name, **{name: getattr(case, name) for name in names}}
+            self._write("case", record | {"statistics": statistics})
+        self._write("end", {"interrupted": result.interrupted, "failed": len(result.failed)})
+
+    def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(strict_json({"record": kind, **record}) + "\n")
+
+
+def read_result(path: Path) -> SuiteResult:
+    """The result that a file of JSON lines describes; if the run was killed, what had ended."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        # What follows the last newline is empty, or a line that a killed process did not finish.
+        return _result([json.loads(line) for line in lines[:-1]])
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), "there is no such file") from error
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(str(path), f"is no {FILE}: {error!r}") from error
+
+
+def _result(records: Sequence[Mapping[str, Any]]) -> SuiteResult:
+    environment = dict(records[0])
+    # Records of cases come last, in the order of the suite: that order is the order of the tables.
+    named = [one for kind in ("case", "run") for one in records if one["record"] == kind]
+    found = {one["case"]: CaseResult(one["case"], one["label"], one["group"]) for one in named}
+    for record in named:
+        if record["record"] == "run":
+            case = found[record["case"]]
+            found[case.name] = replace(case, runs=(*case.runs, _run(record)))
+    interrupted = records[-1].get("interrupted", True)
+    return SuiteResult(environment.pop("suite_name"), environment, (*found.values(),), interrupted)
+
+
+def _run(record: Mapping[str, Any]) -> Run:
+    found: dict[str, Any] = {one.name: record[one.name] for one in fields(Run)}
+    return Run(**found | {name: _numbers(found[name]) for name in ("values", "hosts")})
+
+
+def _numbers(value: Any) -> Any:
+    """The same with floats in place of the texts "NaN" and "Infinity": JSON lacks these numbers."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, list) else float(value)

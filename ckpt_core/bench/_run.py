@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core import _processes
-from ckpt_core._background.threads import start_daemon
 from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
@@ -132,9 +132,9 @@ class _Loop:
         from ckpt_core.bench._data import host_data, make_mesh
 
         for case in cases:
-            if case.result.skipped:
-                self._skip(case.result.name, case.result.skipped)
-        cases = [case for case in cases if not case.result.skipped]
+            if case.refused:
+                self._skip(case, case.refused)
+        cases = [case for case in cases if not case.refused]
         if not cases:
             return
         try:
@@ -142,7 +142,7 @@ class _Loop:
             put = host_data(cases[0].checkpoint)
         except Skipped as reason:
             for case in cases:
-                self._skip(case.result.name, str(reason))
+                self._skip(case, str(reason))
             return
         for case, kind, repeat in self._schedule(cases):
             if not self.found[case.result.name].skipped:
@@ -158,12 +158,12 @@ class _Loop:
             turn = number % len(cases)  # each round begins with another case
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
-    def _skip(self, name: str, reason: str) -> None:
-        run = Run(name, WARM_UP, 0, time.time(), skipped=reason)
-        self._keep(replace(self.found[name], skipped=reason), run)
+    def _skip(self, case: Case, reason: str) -> None:
+        self._keep(Run(case.result.name, WARM_UP, 0, time.time(), skipped=reason))
 
-    def _keep(self, result: CaseResult, run: Run) -> None:
-        self.found[result.name] = result
+    def _keep(self, run: Run) -> None:
+        result = self.found[run.case]
+        self.found[run.case] = result = replace(result, runs=(*result.runs, run))
         if self._listener is not None:
             self._listener(result, run)
 
@@ -190,12 +190,7 @@ class _Loop:
             kind = COUNTED if case.options.trace_every_repeat else TRACED
         started = time.time()
         answers = self._agree(_attempt(case, context, put))
-        run = _combined(Run(name, kind, repeat, started), answers)
-        if run.skipped is not None:
-            self._skip(name, run.skipped)
-        else:
-            result = self.found[name]
-            self._keep(replace(result, runs=(*result.runs, run)), run)
+        self._keep(_combined(Run(name, kind, repeat, started), answers))
         if self._suite.remove_repeated_dir:
             self._delete(directories)
 
@@ -210,6 +205,8 @@ class _Loop:
 
     def _agree(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """The answers of all processes. They meet in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
+        if self._processes.count == 1:
+            return [answer]
         together, text = self._processes.round("bench", AGREEMENT_SECS), json.dumps(answer)
         texts: Future[str] = Future()
 
@@ -219,10 +216,7 @@ class _Loop:
             except BaseException as error:
                 texts.set_exception(error)
 
-        if self._processes.count == 1:
-            exchange()
-        else:
-            start_daemon(exchange, "ckpt-bench-agree")
+        threading.Thread(target=exchange, name="ckpt-bench-agree", daemon=True).start()
         return json.loads(texts.result())
 
     def _delete(self, paths: list[Path]) -> None:

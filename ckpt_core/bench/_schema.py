@@ -150,7 +150,7 @@ class Reader:
         hints = get_type_hints(kind, include_extras=True)
         fields = {one.name: one for one in dataclasses.fields(kind) if one.name not in but}  # pyright: ignore
         refused: Mapping[str, str] = getattr(kind, "REFUSED", {})
-        meant = self.unknown(given, [*fields, *refused], f"{what} has no key")
+        self.unknown(given, [*fields, *refused], f"{what} has no key")
         prefix = f"{where}." if where else ""
         for name, reason in refused.items():
             if given.get(name):
@@ -159,7 +159,7 @@ class Reader:
         for name, one in fields.items():
             if name in given:
                 values[name] = self.value(prefix + name, given[name], hints[name])
-            elif one.default is one.default_factory and name not in meant:  # both are missing
+            elif one.default is one.default_factory:  # both are missing
                 self.complain(f"{what} lacks the key {name!r}")
         if len(self.problems) > before:
             return None
@@ -167,11 +167,11 @@ class Reader:
         self.problems += [f"{prefix}{text}" for text in getattr(made, "problems", list)()]
         return made
 
-    def unknown(self, given: Mapping[Any, Any], known: Iterable[str], complaint: str) -> set[str]:
-        """Complains about the keys that are not known; returns those that were probably meant."""
-        others = [key for key in given if key not in known]
-        self.problems += [f"{complaint} {key!r}{nearest(key, known)}" for key in others]
-        return {close for key in others for close in difflib.get_close_matches(str(key), known, 1)}
+    def unknown(self, given: Mapping[Any, Any], known: Iterable[str], complaint: str) -> None:
+        """Complains about the keys that are not known."""
+        for key in given:
+            if key not in known:
+                self.complain(f"{complaint} {key!r}{nearest(key, known)}")
 
 
 def _described(value: Any) -> str:

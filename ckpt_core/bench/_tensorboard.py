@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ckpt_core._event_file import EventFile
-from ckpt_core.bench._results import COUNTED, CaseResult, SuiteResult, collected
-from ckpt_core.bench._tables import RATE, TIME, markdown_table, number
+from ckpt_core.bench._results import CaseResult, SuiteResult, collected
+from ckpt_core.bench._tables import document, markdown_table, number
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:
     """Writes ``<output>/tensorboard`` and returns its path; each case has a run for each process."""
     root = output / "tensorboard"
     with closing(EventFile(root / "__suite__")) as file:
-        _text(file, "suite", f"# {result.suite_name}", *_suite_tables(result))
+        _text(file, "suite", document(result))
     for case in result.cases:
-        if case.by_operation():
+        if case.counted:
             _write_hosts(root, case)
             _write_summary(root / case.name / "__summary__", case)
     return root
@@ -33,10 +33,9 @@ def _text(file: EventFile, tag: str, *parts: str) -> None:
 
 def _write_hosts(root: Path, case: CaseResult) -> None:
     """Writes every value of every process; the step is the number of the value in its series."""
-    runs = [run for run in case.runs if run.kind == COUNTED and run.error is None]
-    for host in range(max((len(run.hosts) for run in runs), default=0)):
+    for host in range(max(len(run.hosts) for run in case.counted)):
         with closing(EventFile(root / case.name / f"host_{host}")) as file:
-            for operation, metrics in collected(run.hosts[host] for run in runs).items():
+            for operation, metrics in collected(run.hosts[host] for run in case.counted).items():
                 for metric, values in metrics.items():
                     for step, value in enumerate(chain(*values)):
                         file.scalar(f"{operation}_{metric}", value, step)
@@ -52,7 +51,7 @@ def _write_summary(directory: Path, case: CaseResult) -> None:
     with closing(EventFile(directory)) as file:
         file.summary(summary_v2.hparams_pb(plain, trial_id=case.name))
         for operation, metrics in case.by_operation().items():
-            rows: list[Sequence[Any]] = []
+            rows: list[tuple[str, ...]] = []
             for metric, s in metrics.items():
                 for name in ("min", "mean", "median", "max", "stddev"):
                     if (value := getattr(s, name)) is not None:
@@ -62,26 +61,8 @@ def _write_summary(directory: Path, case: CaseResult) -> None:
                     (metric, number(s.median), spread, number(s.min), number(s.max), str(s.n))
                 )
             names = ("metric", "median", "± 95 %", "min", "max", "n")
-            title = f"**{operation}** of {case.group}: {case.label}"
+            title = f"**{operation}** of {case.title}"
             _text(file, f"at_a_glance/{operation}", title, markdown_table(names, rows))
         facts = [*options.items(), *case.notes.items()]
-        _text(
-            file, "configuration", f"`{case.generator}`", markdown_table(("option", "value"), facts)
-        )
-
-
-def _suite_tables(result: SuiteResult) -> list[str]:
-    rows: list[Sequence[Any]] = []
-    for case in result.cases:
-        name = f"{case.group}: {case.label}"
-        for operation, metrics in case.by_operation().items():
-            if TIME in metrics:
-                rate = f"{metrics[RATE].median:.2f}" if RATE in metrics else ""
-                rows.append((name, operation, number(metrics[TIME].median), rate))
-        if case.skipped:
-            rows.append((name, f"skipped: {case.skipped}", "", ""))
-    names = ("case", "operation", "median s", "GB/s")
-    return [
-        markdown_table(names, rows),
-        markdown_table(("fact", "value"), list(result.environment.items())),
-    ]
+        table = markdown_table(("option", "value"), facts)
+        _text(file, "configuration", f"`{case.generator}`", table)

@@ -11,7 +11,7 @@ import typer
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core.cli._arguments import Json
-from ckpt_core.cli._bench_app import app as bench_app
+from ckpt_core.cli._bench import app as bench_app
 
 app = typer.Typer(
     name="ckpt",

@@ -1,15 +1,19 @@
-"""``ckpt bench run``: settings of the process, the run, and every output."""
+"""``ckpt bench``: its commands; they import what they need when they run, for ``_prepare_process`` must come before jax."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ckpt_core.bench import RunSettings, SuiteConfig, load_suite
+import typer
+
+from ckpt_core.cli._arguments import Json
 
 if TYPE_CHECKING:
+    from ckpt_core.bench import RunSettings, SuiteConfig
     from ckpt_core.bench._baseline import Comparison
     from ckpt_core.bench._results import CaseResult, Run, SuiteResult
 
@@ -21,58 +25,122 @@ FAILED, WRONG, SLOWER, INTERRUPTED = 1, 2, 3, 130
 STEADY_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
 
 
-def run(
-    suite_file: Path,
+app = typer.Typer(help="Benchmarks of ckpt and its peers.", no_args_is_help=True)
+
+
+@app.command("run")
+def bench_run(
+    suite: Annotated[Path, typer.Argument(help="A suite file (YAML).", dir_okay=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", "--output-directory", help="Where results go.")
+    ],
+    local_directory: Annotated[
+        Path | None, typer.Option(help="Local scratch space for benchmarks that use it.")
+    ] = None,
+    remove_repeated_dir: Annotated[
+        bool, typer.Option("--remove-repeated-dir", help="Delete what each run wrote.")
+    ] = False,
+    enable_hlo_dump: Annotated[
+        bool, typer.Option("--enable-hlo-dump", help="XLA's HLO into OUTPUT/hlo_dump.")
+    ] = False,
+    baseline_capture: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline-capture", "--baseline-capture-path", help="Write <git sha>.jsonl here."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline", "--baseline-path", help="Compare with this results.jsonl; 3 if worse."
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, help="How much worse is worse: 0.1 is ten percent.")
+    ] = 0.1,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the suite's num_repeats.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Cases whose label or group matches, such as '*orbax*'.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="So many local processes of jax.distributed, on CPUs.")
+    ] = 1,
+    as_json: Json = False,
+) -> None:
+    """Run a suite: print a table; write JSON lines and TensorBoard files to OUTPUT."""
+    if processes > 1:
+        from ckpt_core.cli import _spawn
+
+        raise typer.Exit(_spawn.run_processes(processes))
+    from ckpt_core.bench import RunSettings, load_suite
+
+    config = load_suite(suite)
+    _prepare_process(config, output if enable_hlo_dump else None)
+    settings = RunSettings(output, local_directory, remove_repeated_dir, repeats, only)
+    capture = baseline_capture or config.baseline_capture_path
+    baseline = baseline or (Path(config.baseline_path) if config.baseline_path else None)
+    raise typer.Exit(_run(config, settings, capture, baseline, threshold, as_json=as_json))
+
+
+@app.command("markdown")
+def bench_markdown(
+    results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
+) -> None:
+    """Print the tables of a run again, with ratios to the first case."""
+    from ckpt_core.bench._results import FILE, read_result
+    from ckpt_core.bench._tables import document
+
+    typer.echo(document(read_result(results / FILE if results.is_dir() else results)), nl=False)
+
+
+def _run(
+    config: SuiteConfig,
     settings: RunSettings,
-    *,
-    hlo_dump: bool,
-    baseline_capture: Path | None,
+    capture: str | Path | None,
     baseline: Path | None,
     threshold: float,
+    *,
     as_json: bool,
 ) -> int:
-    """Runs the suite and writes all outputs; returns the exit code."""
-    suite = load_suite(suite_file)
-    _prepare_process(suite, settings.output if hlo_dump else None)
+    """Runs a suite and writes all outputs; returns the exit code."""
     from ckpt_core import _processes
-    from ckpt_core.bench import _baseline, run_suite
-    from ckpt_core.bench._jsonl import JsonLines
+    from ckpt_core.bench import _baseline, _tables, run_suite
     from ckpt_core.bench._machine import describe_environment
-    from ckpt_core.cli._progress import Progress
+    from ckpt_core.bench._results import JsonLines, read_result
 
-    capture = _given(baseline_capture, suite.baseline_capture_path)
-    baseline = _given(baseline, suite.baseline_path)
-    if baseline is not None:
-        _baseline.read_baseline(baseline)  # before the run, which may take an hour
+    earlier = read_result(baseline) if baseline else None  # the run may take an hour
     # Generators of the user are imported from the working directory.
     if "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     _processes.join_from_environment(os.environ)
-    settings.output.mkdir(parents=True, exist_ok=True)
+    output = settings.output
+    output.mkdir(parents=True, exist_ok=True)
     if _processes.this_run().index > 0:
-        return _code(run_suite(suite, settings), None)
-    lines = JsonLines(settings.output, suite.suite_name, describe_environment(settings.output))
-    with Progress(quiet=as_json) as progress:
+        return _code(run_suite(config, settings), None)
+    lines = JsonLines(output, config.suite_name, describe_environment(output))
 
-        def on_run(case: CaseResult, one: Run) -> None:
-            lines.run(case, one)
-            progress.run(case, one)
+    def on_run(case: CaseResult, one: Run) -> None:
+        lines.run(case, one)
+        if not as_json:
+            outcome = "skipped" if one.skipped else f"failed: {one.error}" if one.error else "done"
+            typer.echo(f"{case.title}, {one.kind} {one.repeat}: {outcome}", err=True)
 
-        result = run_suite(suite, settings, on_run)
+    result = run_suite(config, settings, on_run)
     lines.finish(result)
-    comparison = baseline and _baseline.compare(result, baseline, threshold)
-    notices = _write_files(settings.output, result)
+    comparison = earlier and _baseline.compare(result, earlier, threshold)
+    notices = [f"results: {lines.path}", _tensorboard(output, result)]
     if capture is not None:
-        notices.insert(0, f"baseline: {_baseline.capture_baseline(result, capture)}")
+        kept = Path(capture, f"{result.environment['git_sha'] or 'unknown'}.jsonl")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        notices.append(f"baseline: {shutil.copyfile(lines.path, kept)}")
     if as_json:
-        print((settings.output / "results.jsonl").read_text(encoding="utf-8"), end="")
+        typer.echo(lines.path.read_text(encoding="utf-8"), nl=False)
     else:
-        _print(result, comparison, notices)
+        changes = [_tables.comparison_document(comparison)] if comparison else []
+        typer.echo("\n".join([_tables.document(result), *changes, *notices]))
     return _code(result, comparison)
-
-
-def _given(option: Path | None, of_suite: str | None) -> Path | None:
-    return option or (Path(of_suite) if of_suite else None)
 
 
 def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
@@ -86,36 +154,19 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
         os.execve(sys.executable, arguments, {**os.environ, **STEADY_MEMORY})
 
 
-def _print(result: SuiteResult, comparison: Comparison | None, notices: list[str]) -> None:
-    from rich.console import Console
-
-    from ckpt_core.bench._tables import print_comparison, print_result
-
-    # Without a terminal, rich would assume 80 columns and truncate the table.
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    print_result(result, console)
-    if comparison is not None:
-        print_comparison(comparison, console)
-    for notice in notices:
-        console.print(notice, markup=False)
-
-
-def _write_files(output: Path, result: SuiteResult) -> list[str]:
-    """Writes TensorBoard's files; returns lines that say where all results are."""
+def _tensorboard(output: Path, result: SuiteResult) -> str:
+    """Writes TensorBoard's files; returns a line that says where they are."""
     from ckpt_core.bench._tensorboard import write_tensorboard
 
-    notices = [f"results: {output / 'results.jsonl'}"]
     try:
-        notices.append(f"tensorboard --logdir={write_tensorboard(output, result)}")
+        return f"tensorboard --logdir={write_tensorboard(output, result)}"
     except ModuleNotFoundError:
-        notices.append("TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')")
-    return notices
+        return "TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')"
 
 
 def _code(result: SuiteResult, comparison: Comparison | None) -> int:
     if result.interrupted:
         return INTERRUPTED
-    nothing_ran = not any(case.runs for case in result.cases)
-    if result.failed or nothing_ran:
+    if result.failed or all(case.skipped for case in result.cases):
         return FAILED
     return SLOWER if comparison is not None and comparison.worse else 0

@@ -13,20 +13,20 @@
 
 from ckpt_core.bench.generators._loop import CheckpointerLoop as CheckpointerLoop
 from ckpt_core.bench.generators._loop import CheckpointerLoopOptions as CheckpointerLoopOptions
-from ckpt_core.bench.generators._resharding import LoadAndBroadcast as LoadAndBroadcast
-from ckpt_core.bench.generators._resharding import (
+from ckpt_core.bench.generators._save_load import LoadAndBroadcast as LoadAndBroadcast
+from ckpt_core.bench.generators._save_load import (
     LoadAndBroadcastOptions as LoadAndBroadcastOptions,
 )
-from ckpt_core.bench.generators._resharding import Resharding as Resharding
-from ckpt_core.bench.generators._resharding import ReshardingOptions as ReshardingOptions
-from ckpt_core.bench.generators._save_load import SaveLoad as SaveLoad
-from ckpt_core.bench.generators._save_load import SaveLoadOptions as SaveLoadOptions
-from ckpt_core.bench.generators._shapes import ManySmallLeaves as ManySmallLeaves
-from ckpt_core.bench.generators._shapes import PartialLoad as PartialLoad
-from ckpt_core.bench.generators._shapes import PartialLoadOptions as PartialLoadOptions
-from ckpt_core.bench.generators._shapes import ReplicaParallelSave as ReplicaParallelSave
-from ckpt_core.bench.generators._shapes import (
+from ckpt_core.bench.generators._save_load import ManySmallLeaves as ManySmallLeaves
+from ckpt_core.bench.generators._save_load import PartialLoad as PartialLoad
+from ckpt_core.bench.generators._save_load import PartialLoadOptions as PartialLoadOptions
+from ckpt_core.bench.generators._save_load import ReplicaParallelSave as ReplicaParallelSave
+from ckpt_core.bench.generators._save_load import (
     ReplicaParallelSaveOptions as ReplicaParallelSaveOptions,
 )
-from ckpt_core.bench.generators._shapes import UniformLeaves as UniformLeaves
-from ckpt_core.bench.generators._shapes import UniformLeavesOptions as UniformLeavesOptions
+from ckpt_core.bench.generators._save_load import Resharding as Resharding
+from ckpt_core.bench.generators._save_load import ReshardingOptions as ReshardingOptions
+from ckpt_core.bench.generators._save_load import SaveLoad as SaveLoad
+from ckpt_core.bench.generators._save_load import SaveLoadOptions as SaveLoadOptions
+from ckpt_core.bench.generators._save_load import UniformLeaves as UniformLeaves
+from ckpt_core.bench.generators._save_load import UniformLeavesOptions as UniformLeavesOptions

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,10 +14,9 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core.bench._check import check_equal
-from ckpt_core.bench._data import abstract, total_bytes
+from ckpt_core.bench._data import abstract, check_equal, total_bytes
 from ckpt_core.bench.generators._save_load import data_of
-from ckpt_core.bench.libraries import library
+from ckpt_core.bench.libraries import installed
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,24 @@ class CheckpointerLoop(bench.BenchmarksGenerator):
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        state = data_of(context)
+        given, lib = data_of(context), installed(options.library)
         directory = _directory(context, options.use_local_directory)
-        train = _training(options.trained)
-        metrics, size = bench.Metrics(), total_bytes(state)
-        state = train(state)  # compiles
-        manager, save, _ = _manager(directory, options)
+        metrics, size = bench.Metrics(), total_bytes(given)
+        state = _trained(given, options.trained)  # compiles
+        if all(map(operator.is_, jax.tree.leaves(given), jax.tree.leaves(state))):
+            raise ckpt.CheckpointError(f"trained: no leaf begins with {options.trained!r}")
+        open_run = _ours if options.library == "ckpt" else _orbax
+        manager, save, _ = open_run(directory, options)
         with bench.settle(), closing(manager), metrics.measure("train_steps"):
             for step in range(options.train_steps):
                 with metrics.measure("step", ["time"]):
-                    state = jax.block_until_ready(train(state))
+                    state = jax.block_until_ready(_trained(state, options.trained))
                 with metrics.measure("save", ["time"]):
                     save(step, state)
             with metrics.measure("wait_until_finished", ["time"]):
                 manager.wait_until_finished()
         saved = options.train_steps - 1 - (options.train_steps - 1) % options.save_interval_steps
-        manager, _, restore = _manager(directory, options)
+        manager, _, restore = open_run(directory, options)
         with bench.settle(), closing(manager):
             with metrics.measure("restore", nbytes=size):
                 step, loaded = restore(abstract(state))
@@ -70,8 +72,7 @@ class CheckpointerLoop(bench.BenchmarksGenerator):
             raise ckpt.CheckpointError(f"restored step {step} of {steps}, wanted {saved}")
         if saved == options.train_steps - 1:
             check_equal(state, loaded)
-        durable = library(options.library).default_durability
-        notes = {"steps kept": str(len(steps)), "durable": durable}
+        notes = {"steps kept": str(len(steps)), "durable": lib.default_durability}
         return bench.TestResult(metrics=metrics, notes=notes)
 
 
@@ -83,39 +84,23 @@ def _directory(context: bench.TestContext, local: bool) -> Path:
     return context.local_path / "steps"
 
 
-def _training(prefix: str) -> Callable[[Any], Any]:
-    """A training step that halves the leaves below the prefix and takes almost no time."""
+@jax.jit
+def _halved(leaf: jax.Array) -> jax.Array:
+    return leaf * 0.5 if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact) else leaf
 
-    @jax.jit
-    def change(leaves: list[Any]) -> list[Any]:
-        inexact = jax.numpy.inexact
-        return [x * 0.5 if jax.numpy.issubdtype(x.dtype, inexact) else x for x in leaves]
 
-    def is_trained(path: Any, leaf: Any) -> bool:
+def _trained(state: Any, prefix: str) -> Any:
+    """The state after a step that halves the leaves below the prefix and takes almost no time."""
+
+    def step(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return isinstance(leaf, jax.Array) and name.startswith(prefix)
+        return _halved(leaf) if isinstance(leaf, jax.Array) and name.startswith(prefix) else leaf
 
-    def train(state: Any) -> Any:
-        paths, structure = jax.tree.flatten_with_path(state)
-        chosen = {n for n, one in enumerate(paths) if is_trained(*one)}
-        if not chosen:
-            raise ckpt.CheckpointError(f"trained: no leaf begins with {prefix!r}")
-        changed = iter(change([paths[n][1] for n in sorted(chosen)]))
-        leaves = [next(changed) if n in chosen else leaf for n, (_, leaf) in enumerate(paths)]
-        return jax.tree.unflatten(structure, leaves)
-
-    return train
+    return jax.tree.map_with_path(step, state)
 
 
 _Manager = tuple[Any, Callable[[int, Any], Any], Callable[[Any], tuple[int | None, Any]]]
 """Of a library: an object to wait for, list and close; what saves a step; and what restores the latest one."""
-
-
-def _manager(directory: Path, options: Any) -> _Manager:
-    try:
-        return (_ours if options.library == "ckpt" else _orbax)(directory, options)
-    except ModuleNotFoundError as error:
-        raise bench.Skipped(f"{options.library} is not installed: {error}") from error
 
 
 def _ours(directory: Path, options: Any) -> _Manager:

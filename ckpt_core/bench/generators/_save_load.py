@@ -1,19 +1,23 @@
-"""Measures save and load: the same work for ckpt, other libraries and the bare disk."""
+"""Measures saves and loads of one state: the same work for ckpt, other libraries and the bare disk."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core.bench._check import check_equal
 from ckpt_core.bench._collectors import DEFAULT_KEYS, GB
-from ckpt_core.bench._data import abstract, total_bytes
+from ckpt_core.bench._data import abstract, check_equal, load_onto, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
+from ckpt_core.bench._results import RATE, TIME
 from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries import NAMES, Library, library, make_library
 
@@ -69,18 +73,6 @@ class SaveLoadOptions(bench.BenchmarkOptions):
             return words.get(getattr(self, name), "")
         return super().label(name)
 
-    def metric_keys(self) -> list[str] | None:
-        """The metrics to measure; tracemalloc only on request, because it slows everything down."""
-        return [*DEFAULT_KEYS, "tracemalloc"] if self.metric_tracemalloc_enabled else None
-
-
-@bench.benchmark_options(SaveLoadOptions)
-class SaveLoad(bench.BenchmarksGenerator):
-    """Measures ``save`` (in it ``save_blocking`` and ``save_background``), then ``load``."""
-
-    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
-        return save_and_load(context, data_of(context))
-
 
 def data_of(context: bench.TestContext) -> Any:
     """The data of the suite; raises ``Skipped`` if it has none."""
@@ -89,34 +81,28 @@ def data_of(context: bench.TestContext) -> Any:
     return context.pytree
 
 
-def save_and_load(context: bench.TestContext, state: Any) -> bench.TestResult:
-    """Measures the round trip of a state as the options of ``SaveLoad`` say."""
-    options: SaveLoadOptions = context.options
-    lib = make_library(options)
+def _library_of(context: bench.TestContext, *, sharded: bool) -> Library:
+    """The library of the options; raises ``Skipped`` if it must, and cannot, save arrays that several devices or processes hold."""
+    lib = make_library(context.options)
     if not lib.sharded and jax.process_count() > 1:
-        raise bench.Skipped(f"{options.library} runs in one process only")
-    metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
-    prepared = lib.prepare(state)
-    measure_save(metrics, lib, path, prepared, total_bytes(state))
-    loaded = measure_load(metrics, context, path, lambda: lib.load(path, like))
-    check_equal(state, lib.finish(loaded, like))
-    return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
-
-
-def sharded_library(options: SaveLoadOptions) -> Library:
-    """The library of the options; raises ``Skipped`` if it cannot save arrays that several devices hold."""
-    lib = make_library(options)
-    if not lib.sharded:
-        raise bench.Skipped(f"{options.library} knows no shardings")
+        raise bench.Skipped(f"{context.options.library} runs in one process only")
+    if not lib.sharded and sharded:
+        raise bench.Skipped(f"{context.options.library} knows no shardings")
     return lib
 
 
-def measure_save(
+def _metric_keys(options: Any) -> list[str]:
+    """The metrics to measure; tracemalloc only on request, because it slows everything down."""
+    traced = getattr(options, "metric_tracemalloc_enabled", False)
+    return [*DEFAULT_KEYS, "tracemalloc"] if traced else [*DEFAULT_KEYS]
+
+
+def _measure_save(
     metrics: bench.Metrics, lib: Library, path: Path, prepared: Any, size: int
 ) -> None:
     """Measures one save; if it continues in the background, also its two parts."""
     warm_free_memory(path.parent, size)
-    with bench.settle(), metrics.measure("save", lib.options.metric_keys(), nbytes=size):
+    with bench.settle(), metrics.measure("save", _metric_keys(lib.options), nbytes=size):
         if lib.background:
             with metrics.measure("save_blocking", ["time"]):
                 wait = lib.start_save(path, prepared)
@@ -128,7 +114,7 @@ def measure_save(
             fsync_all(path)
 
 
-def measure_load(
+def _measure_load(
     metrics: bench.Metrics,
     context: bench.TestContext,
     path: Path,
@@ -138,9 +124,210 @@ def measure_load(
     """Measures a load of ``path``, and the throughput by the bytes of what it loaded; returns that."""
     if context.options.page_cache == "cold":
         drop_page_cache(path)
-    keys = getattr(context.options, "metric_keys", lambda: None)()
-    with bench.settle(), metrics.measure(name, keys):
+    with bench.settle(), metrics.measure(name, _metric_keys(context.options)):
         loaded = jax.block_until_ready(load())
-    secs = metrics.values[name]["0_basics/time_s"][-1]
-    metrics.add(name, "4_throughput/gb_per_s", total_bytes(loaded) / secs / GB)
+    metrics.add(name, RATE, total_bytes(loaded) / metrics.values[name][TIME][-1] / GB)
     return loaded
+
+
+@bench.benchmark_options(SaveLoadOptions)
+class SaveLoad(bench.BenchmarksGenerator):
+    """Measures ``save`` (in it ``save_blocking`` and ``save_background``), then ``load``."""
+
+    def state(self, context: bench.TestContext) -> Any:
+        """What is saved."""
+        return data_of(context)
+
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        lib, state = _library_of(context, sharded=False), self.state(context)
+        metrics, like, path = bench.Metrics(), abstract(state), context.path / "ckpt"
+        prepared = lib.prepare(state)
+        _measure_save(metrics, lib, path, prepared, total_bytes(state))
+        loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
+        check_equal(state, lib.finish(loaded, like))
+        return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
+
+
+@dataclass(frozen=True)
+class UniformLeavesOptions(SaveLoadOptions):
+    """Those of ``SaveLoad``, and the size of the state.
+
+    Attributes:
+        leaves: the number of arrays.
+        leaf_bytes: the size of each, in float32.
+    """
+
+    leaves: int | list[int] = 1000
+    leaf_bytes: int | list[int] = 1024
+
+
+@bench.benchmark_options(UniformLeavesOptions)
+class UniformLeaves(SaveLoad):
+    """``SaveLoad`` on equal arrays that it makes itself; small ones show the cost per leaf."""
+
+    def state(self, context: bench.TestContext) -> Any:
+        if jax.process_count() > 1:
+            raise bench.Skipped(
+                "makes arrays of one process; use SaveLoad with a checkpoint_config"
+            )
+        rng, length = np.random.default_rng(0), max(1, context.options.leaf_bytes // 4)
+        state: dict[str, Any] = {}
+        for index in range(context.options.leaves):
+            values = jax.device_put(rng.standard_normal(length, np.float32))
+            state.setdefault(f"layer_{index // 10}", {})[f"w{index % 10}"] = values
+        return jax.block_until_ready(state)
+
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        result = super().test_fn(context)
+        for operation in ("save", "load"):
+            for secs in result.metrics.values[operation][TIME]:
+                us_per_leaf = secs / context.options.leaves * 1e6
+                result.metrics.add(operation, "0_basics/us_per_leaf", us_per_leaf)
+        return result
+
+
+@bench.benchmark_options(UniformLeavesOptions)
+class ManySmallLeaves(UniformLeaves):
+    """``UniformLeaves`` under a more familiar name."""
+
+
+@dataclass(frozen=True)
+class PartialLoadOptions(bench.BenchmarkOptions):
+    """Attributes:
+    only: patterns of the leaves to load; empty takes the first leaf.
+    page_cache: as in ``SaveLoad``.
+    """
+
+    only: str | list[str] = ""
+    page_cache: str | list[str] = "warm"
+
+
+@bench.benchmark_options(PartialLoadOptions)
+class PartialLoad(bench.BenchmarksGenerator):
+    """Measures ``load_part``, and ``load`` of everything for comparison."""
+
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        options: Any = context.options
+        state, path, metrics = data_of(context), context.path / "ckpt", bench.Metrics()
+        ckpt.save(path, state)
+        pattern = options.only or ckpt.inspect(path).items["state"].leaves[0].path
+        loaded = None
+        for name, only in (("load_part", pattern), ("load", "**")):
+            load = functools.partial(ckpt.load, path, only=only)
+            loaded = _measure_load(metrics, context, path, load, name=name)
+        check_equal(state, loaded)
+        return bench.TestResult(metrics=metrics)
+
+
+@dataclass(frozen=True)
+class ReplicaParallelSaveOptions(SaveLoadOptions):
+    """Those of ``SaveLoad``, and the number of saves.
+
+    Attributes:
+        num_savings: the number of saves in one run.
+    """
+
+    num_savings: int | list[int] = 1
+    use_replica_parallel: bool | list[bool | None] | None = True
+
+
+@bench.benchmark_options(ReplicaParallelSaveOptions)
+class ReplicaParallelSave(bench.BenchmarksGenerator):
+    """Measures ``save`` of arrays that are replicated on all devices; each device writes a part."""
+
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        options: Any = context.options
+        data, lib = data_of(context), _library_of(context, sharded=True)
+        mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        state = jax.tree.map(
+            lambda leaf: jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf,
+            data,
+        )
+        state = jax.block_until_ready(state)
+        metrics, like = bench.Metrics(), abstract(state)
+        for number in range(options.num_savings):
+            path = context.path / f"ckpt_{number}"
+            _measure_save(metrics, lib, path, state, total_bytes(state))
+            check_equal(state, lib.load(path, like))
+        return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
+
+
+@dataclass(frozen=True)
+class ReshardingOptions(SaveLoadOptions):
+    """Those of ``SaveLoad``, and what to load.
+
+    Attributes:
+        reference_checkpoint_path: an existing checkpoint; null saves the suite's data first.
+        reference_sharding_path: JSON file with the sharding of every leaf; null reverses the
+            partition spec of every leaf on the suite's mesh, so that the shards differ.
+    """
+
+    reference_checkpoint_path: str | list[str | None] | None = None
+    reference_sharding_path: str | list[str | None] | None = None
+
+    def problem(self) -> str | None:
+        if self.library != "ckpt" and self.reference_checkpoint_path is not None:
+            return "loading an existing checkpoint is measured for ckpt only"
+        return super().problem()
+
+
+@bench.benchmark_options(ReshardingOptions)
+class Resharding(bench.BenchmarksGenerator):
+    """Measures ``load`` onto another sharding than that of the save."""
+
+    def target(self, context: bench.TestContext) -> Any:
+        """The abstract tree to load onto."""
+        return jax.tree.map(lambda leaf: _turned(leaf, context.mesh), abstract(context.pytree))
+
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        metrics, state = bench.Metrics(), context.pytree
+        reference = context.options.reference_checkpoint_path
+        if reference is not None:
+            sharding = context.options.reference_sharding_path
+            load = functools.partial(load_onto, reference, sharding)
+            _measure_load(metrics, context, Path(reference), load)
+            return bench.TestResult(metrics=metrics)
+        if state is None or context.mesh is None:
+            raise bench.Skipped(
+                "needs reference_checkpoint_path, or a checkpoint_config and a mesh_config"
+            )
+        lib, like = _library_of(context, sharded=True), self.target(context)
+        path = context.path / "ckpt"
+        lib.save(path, state)
+        loaded = _measure_load(metrics, context, path, lambda: lib.load(path, like))
+        for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
+            if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
+                raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")
+        # A process can compare its own shards only: with several, not if the sharding changed.
+        if jax.process_count() == 1 or like == abstract(state):
+            check_equal(state, loaded)
+        return bench.TestResult(metrics=metrics, notes={"durable": lib.durability})
+
+
+def _turned(leaf: Any, mesh: Any) -> Any:
+    """The array with its partition spec reversed; replicated if that does not divide its shape."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(leaf.sharding, NamedSharding):
+        return leaf
+    spec = list(leaf.sharding.spec) + [None] * (len(leaf.shape) - len(leaf.sharding.spec))
+    turned = NamedSharding(mesh, PartitionSpec(*reversed(spec)))
+    try:
+        turned.shard_shape(leaf.shape)
+    except ValueError:
+        turned = NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=turned)
+
+
+@dataclass(frozen=True)
+class LoadAndBroadcastOptions(ReshardingOptions):
+    """Those of ``Resharding``, with broadcast turned on."""
+
+    use_load_and_broadcast: bool | list[bool] = True
+
+
+@bench.benchmark_options(LoadAndBroadcastOptions)
+class LoadAndBroadcast(Resharding):
+    """Measures ``load`` of replicated arrays: one process reads each and sends it to the others."""
+
+    def target(self, context: bench.TestContext) -> Any:
+        return abstract(context.pytree)

@@ -1,33 +1,36 @@
 """The measured libraries behind one interface: ckpt, others, and the lower bound of the disk.
 
-To add a library, write a subclass of ``Library`` and a line in ``_HOMES``. A library is imported
-at its first use; benchmarks of one that is not installed are skipped with that reason.
+To add a library, write a subclass of ``Library`` and a line in ``_LIBRARIES``. What it measures is
+imported at its first use; benchmarks of one that is not installed are skipped with that reason.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries._base import Library as Library
+from ckpt_core.bench.libraries._files import Equinox, Floor, NumpySavez, Safetensors
+from ckpt_core.bench.libraries._orbax import OrbaxV0Manager, OrbaxV1, OrbaxV1Uncompressed
+from ckpt_core.bench.libraries._ours import Ckpt
+from ckpt_core.bench.libraries._pytorch import TorchDcp, TorchSave
 
-_HOMES = {
-    "ckpt": ("_ours", "Ckpt"),
-    "orbax_v1": ("_orbax", "OrbaxV1"),
-    "orbax_v1_uncompressed": ("_orbax", "OrbaxV1Uncompressed"),
-    "orbax_v0_manager": ("_orbax", "OrbaxV0Manager"),
-    "torch_dcp": ("_pytorch", "TorchDcp"),
-    "torch_save": ("_pytorch", "TorchSave"),
-    "safetensors": ("_files", "Safetensors"),
-    "numpy_savez": ("_files", "NumpySavez"),
-    "equinox": ("_files", "Equinox"),
-    "floor": ("_files", "Floor"),
+_LIBRARIES: dict[str, type[Library]] = {
+    "ckpt": Ckpt,
+    "orbax_v1": OrbaxV1,
+    "orbax_v1_uncompressed": OrbaxV1Uncompressed,
+    "orbax_v0_manager": OrbaxV0Manager,
+    "torch_dcp": TorchDcp,
+    "torch_save": TorchSave,
+    "safetensors": Safetensors,
+    "numpy_savez": NumpySavez,
+    "equinox": Equinox,
+    "floor": Floor,
 }
 
-NAMES = tuple(_HOMES)
+NAMES = tuple(_LIBRARIES)
 
 
 def library(name: str) -> type[Library]:
@@ -36,27 +39,25 @@ def library(name: str) -> type[Library]:
     Raises:
         ValueError: the name is unknown.
     """
-    if name not in _HOMES:
+    if name not in _LIBRARIES:
         raise ValueError(f"no library {name!r}{nearest(name, NAMES)}")
-    home, class_name = _HOMES[name]
-    return getattr(importlib.import_module(f"ckpt_core.bench.libraries.{home}"), class_name)
+    return _LIBRARIES[name]
+
+
+def installed(name: str) -> type[Library]:
+    """The class of a library, with what it measures imported; raises ``Skipped`` if that is not installed."""
+    kind = library(name)
+    try:
+        for module in kind.modules:
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise Skipped(f"{name} is not installed: {error}") from error
+    return kind
 
 
 def make_library(options: Any) -> Library:
-    """The library of options of ``SaveLoad``, ready to run.
-
-    Raises:
-        Skipped: it is not installed, or does not support the settings.
-    """
-    name = str(options.library)
-    kind = library(name)
-    for module in kind.modules:
-        if importlib.util.find_spec(module) is None:
-            raise Skipped(f"{name} is not installed: no module {module!r}")
-    reason = kind.refuses(options)
-    if reason is not None:
-        raise Skipped(f"{name} {reason}")
-    return kind(options)
+    """The library of options of ``SaveLoad``, ready to run; raises ``Skipped`` if it is not installed."""
+    return installed(str(options.library))(options)
 
 
-__all__ = ["NAMES", "Library", "library", "make_library"]
+__all__ = ["NAMES", "Library", "installed", "library", "make_library"]

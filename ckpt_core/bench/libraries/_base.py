@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 import jax
 
 from ckpt_core.bench._core import Skipped
+from ckpt_core.bench._data import names_of
 
 GIB = 2**30
-_SETTINGS = {
-    "use_ocdbt": "ocdbt",
-    "use_zarr3": "zarr3",
-    "use_compression": "compression",
-    "chunk_byte_size": "chunk_bytes",
-    "save_concurrent_gb": "save_bytes",
-    "restore_concurrent_gb": "load_bytes",
+_UNTUNED = {
+    "use_ocdbt": None,
+    "use_zarr3": None,
+    "use_compression": None,
+    "chunk_byte_size": None,
+    "save_concurrent_gb": None,
+    "restore_concurrent_gb": None,
+    "use_load_and_broadcast": False,
+    "enable_replica_parallel_separate_folder": False,
 }
-_FLAGS = {
-    "use_load_and_broadcast": "cannot load on one replica and broadcast",
-    "enable_replica_parallel_separate_folder": "cannot write each replica to a folder of its own",
-}
+"""Option for the storage -> the value that leaves it to the library."""
 
 
 class Library:
@@ -53,12 +53,9 @@ class Library:
         """Why it does not support the options, as the rest of a sentence; None if it does."""
         if options.async_enabled and not cls.in_background:
             return "saves in the foreground only"
-        for name, setting in _SETTINGS.items():
-            if getattr(options, name) is not None and name not in cls.tuned:
-                return f"has no setting for {setting}"
-        for name, cannot in _FLAGS.items():
-            if getattr(options, name) and name not in cls.tuned:
-                return cannot
+        for name, untuned in _UNTUNED.items():
+            if getattr(options, name) is not untuned and name not in cls.tuned:
+                return f"has no setting {name}"
         if options.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
             return "offers no save without fsync"
         return None
@@ -127,16 +124,8 @@ class FlatLibrary(Library):
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def names_of(tree: Any) -> list[str]:
-    """A name for every leaf, in order."""
-    paths, _ = jax.tree.flatten_with_path(tree)
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
-
-
 def check_arrays(tree: Any) -> None:
-    """Raises ``Skipped`` if a leaf is not an array, or other processes hold a part of it."""
+    """Raises ``Skipped`` if a leaf is not an array."""
     for leaf in jax.tree.leaves(tree):
         if not hasattr(leaf, "dtype"):
             raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise Skipped("saves arrays of one process only")

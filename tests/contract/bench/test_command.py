@@ -56,12 +56,11 @@ def test_bench_run_writes_everything(call, suite, tmp_path: Path):
     code, text, err = call(*again, "--baseline", baseline, "--threshold", "1000")
     assert code == 0 and json.loads(text.splitlines()[-1])["record"] == "end" and err == ""
 
-    content = json.loads(baseline.read_text())
-    for entry in content["benchmarks"].values():
-        for summary in entry["metrics"].values():
-            summary["median"] /= 1000
-            summary["values"] = [value / 1000 for value in summary["values"]]
-    baseline.write_text(json.dumps(content))
+    for record in records:
+        for operation in record.get("values", {}).values():
+            for values in operation.values():
+                values[:] = [value / 1000 for value in values]
+    baseline.write_text("".join(json.dumps(record) + "\n" for record in records))
     code, text, _ = call(*again[:-1], "--baseline", baseline)
     assert code == 3 and "WORSE" in text
 
@@ -96,7 +95,7 @@ def test_ctrl_c_writes_what_there_is_and_exits_with_130(call, suite, tmp_path, m
     [
         ("suite_name: s\nbenchmarks: [{generator: SaveLod}]", "SaveLod"),
         ("suite_nam: s", "did you mean 'suite_name'?"),
-        (SUITE + "baseline_path: /nowhere/at/all.json\n", "no such baseline"),
+        (SUITE + "baseline_path: /nowhere/at/all.jsonl\n", "no such file"),
     ],
 )
 def test_a_wrong_suite_is_one_message_and_exits_with_2(call, suite, tmp_path, text, expected):
