@@ -43,8 +43,8 @@ class Options:
             a single larger chunk is processed alone.
         timeout_secs: maximum wait for other processes at each agreement; of a save into a bucket, also for
             the answer to one request.
-        target_data_file_bytes: size at which a data file is closed and the next one begins; several
-            files are written in parallel.
+        target_data_file_bytes: maximum size of a data file, if no chunk is larger; several files are
+            written in parallel.
         chunk_bytes: maximum size of a stored chunk of a shard; chunks are written, verified and
             read in parallel.
         on_pending: what a save does while the previous asynchronous one is still running:

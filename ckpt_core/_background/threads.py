@@ -38,13 +38,16 @@ class Workers:
         if len(self._threads) < self._count:
             name = f"{self._name}-{len(self._threads)}"
             worker = threading.Thread(target=self._work, name=name, daemon=True)
-            with contextlib.suppress(RuntimeError):
+            self._threads.append(worker)  # an interrupt may come while it starts
+            try:
                 worker.start()
-                self._threads.append(worker)
+            except RuntimeError:
+                self._threads.remove(worker)
         self._jobs.put(job)
         if not self._threads:
             self._jobs.put(None)
             self._work()
+            self._jobs.get()
         return job[0]
 
     def __enter__(self) -> Workers:
@@ -59,11 +62,11 @@ class Workers:
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._jobs.get_nowait()
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._jobs.put(None)
         for thread in self._threads:
-            thread.join()
-        self._threads = []
+            if thread.is_alive():  # else an interrupt came before it ran
+                thread.join()
+        self._threads, self._jobs = [], queue.SimpleQueue()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -74,6 +77,7 @@ class Workers:
                 drop_locals(error)
                 result.set_exception(error)
             del job, result, work  # the error's traceback refers to this frame
+        self._jobs.put(None)  # one ends them all
 
 
 def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:

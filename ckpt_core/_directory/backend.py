@@ -47,10 +47,8 @@ class Attempt(Protocol):
         """Files that this process has not written yet, because they are to stand in the record."""
         ...
 
-    def files(
-        self, below: str = "", known_bytes: Mapping[str, int] | None = None
-    ) -> dict[str, int]:
-        """Relative path and size of every file written so far, in the folder ``below``. ``known_bytes`` are the sizes
+    def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
+        """Relative path and size of every file written so far. ``known_bytes`` are the sizes
         of files that this process did not ``write``, from their writers: an object store is not asked for them.
         """
         ...

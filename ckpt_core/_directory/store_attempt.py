@@ -205,13 +205,10 @@ class StoreAttempt(Attempt):
     def small_files(self) -> Mapping[str, bytes]:
         return self._held
 
-    def files(
-        self, below: str = "", known_bytes: Mapping[str, int] | None = None
-    ) -> dict[str, int]:
-        found = {name: len(data) for name, data in (self._held | self._apart).items()}
-        found.update(known_bytes or {})
-        folder = f"{below}/" if below else ""
-        return {name: size for name, size in found.items() if name.startswith(folder)}
+    def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
+        return {name: len(data) for name, data in (self._held | self._apart).items()} | {
+            **known_bytes
+        }
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         # Objects are durable when put returns; the record makes the checkpoint visible, in

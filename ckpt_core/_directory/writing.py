@@ -142,12 +142,10 @@ class LocalAttempt(Attempt):
     def small_files(self) -> Mapping[str, bytes]:
         return {}
 
-    def files(
-        self, below: str = "", known_bytes: Mapping[str, int] | None = None
-    ) -> dict[str, int]:
+    def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
         return {
             os.path.relpath(file, self.path): os.stat(file).st_size
-            for file in walk_files(os.path.join(self.path, below))
+            for file in walk_files(self.path)
         }
 
     def make_durable(self, record_name: str, record: bytes) -> None:

@@ -35,6 +35,8 @@ from ckpt_core.arguments import answering
 
 _SMALL_ADD_BYTES = 8 * MIB
 """What is added in smaller pieces waits in memory, until it fills a file."""
+_WAITING_BYTES = 64 * MIB
+"""So much of it waits at most."""
 
 
 @answering
@@ -283,6 +285,7 @@ class _PieceWrite(Write):
     def __init__(self, job: SaveJob) -> None:
         super().__init__(job)
         self._trees: dict[str, PieceTree] = {}
+        self._host_bytes = min(self._host_bytes, _WAITING_BYTES)
 
     def begin(self) -> None:
         """Begins the attempt."""

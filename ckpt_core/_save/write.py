@@ -71,6 +71,7 @@ class Write:
         # each thread has a chunk in memory, or a file on its way to an object store
         threads = max(1, min(_FILES_AT_ONCE, options.max_host_bytes // held_bytes))
         self._workers = Workers(threads, "ckpt-write")
+        self._host_bytes = options.max_host_bytes
 
     def write_part(self) -> str:
         """Writes what this process has, and passes the rest to process 0; returns what that is compared with."""
@@ -108,6 +109,7 @@ class Write:
                 self.operation.total_bytes = written
                 self._describe()  # meanwhile the workers write the arrays
                 self._settle()
+                self.operation.done_bytes = written
         finally:
             for array in itertools.chain(*(item.arrays for item in self.items)):
                 array.pieces = ()  # an error's traceback may refer to this save
@@ -147,7 +149,7 @@ class Write:
             f"ocdbt.process_{index}/d/{attempt.data_prefix}",
             first=index == 0,
             file_bytes=self._file_bytes,
-            max_host_bytes=self.job.options.max_host_bytes // max(1, trees),
+            max_host_bytes=self._host_bytes // max(1, trees),
         )
         return writer
 

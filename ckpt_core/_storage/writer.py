@@ -22,7 +22,7 @@ from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import KIB, MIB, codec_parts
-from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage._tensorstore import settled, ts
 from ckpt_core._storage.encode import Rows
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -75,6 +75,7 @@ class _Batch:
     # position of each value, its content, and whether that is a chunk, whose checksums cover it
     contents: list[tuple[int, bytes | _Chunk, bool]] = field(default_factory=list[Any])
     size_bytes: int = 0
+    holds_chunks: bool = False  # else only what describes arrays
 
 
 class ArrayWriter:
@@ -129,11 +130,21 @@ class ArrayWriter:
                 which.append(described)
             if not copied:
                 self.compresses = self.compresses or codec is not None
+                spans_files = array.size_bytes > batch.limit_bytes
+                if (
+                    spans_files
+                ):  # none of them holds other arrays, which may change when it does not
+                    self._start(batch)
                 for key, values, in_chunk in _chunks(array, prefix):
                     size_bytes = math.prod(chunk) * values.itemsize
+                    if array.size_bytes <= copied_bytes:
+                        values = values.copy()
+                        self._copied_bytes += size_bytes
                     checksums[key] = ()  # until it is written
                     keys.append(key)
                     which.append(self._add(batch, _Chunk(key, values, in_chunk, array), size_bytes))
+                if spans_files:
+                    self._start(batch)
                 continue
             stored: Iterable[tuple[str, np.ndarray[Any, Any]]]
             if only_key is not None and len(array.pieces) == 1:
@@ -203,8 +214,9 @@ class ArrayWriter:
             rows.inline.append(content)
             rows.places.extend((-1, 0, size_bytes))
             return position
-        if is_chunk and batch.size_bytes + size_bytes > batch.limit_bytes:
+        if batch.holds_chunks and batch.size_bytes + size_bytes > batch.limit_bytes:
             self._start(batch)
+        batch.holds_chunks = batch.holds_chunks or is_chunk
         rows.inline.append(b"")
         rows.places.extend((0, batch.size_bytes, size_bytes))
         batch.contents.append((position, content, is_chunk))
@@ -218,7 +230,7 @@ class ArrayWriter:
             for position, _, _ in batch.contents:
                 self.rows.places[3 * position] = number
             job = functools.partial(self._write_file, number, batch.contents)
-            batch.contents, batch.size_bytes = [], 0
+            batch.contents, batch.size_bytes, batch.holds_chunks = [], 0, False
             self._jobs.append(self._workers.submit(job))
 
     def _write_file(
@@ -255,7 +267,7 @@ class ArrayWriter:
         values, array = chunk.stored(), chunk.array
         if array.codec is not None:
             self.checksums[chunk.key] = checksum_chunk(values)
-            yield _encoded(values, array.spec.stored_dtype, array.codec)
+            yield _encoded(values, chunk.key, array.spec.stored_dtype, array.codec)
             return
         crcs: list[int] = []
         for block in blocks(values.shape, values.itemsize):
@@ -272,7 +284,7 @@ def _chunks(array: ArrayToWrite, prefix: str) -> Iterator[tuple[str, np.ndarray[
             yield prefix + key, values[region_slices(part.in_region)], part.in_chunk
 
 
-def _encoded(values: np.ndarray[Any, Any], dtype: str, codec: str) -> bytes:
+def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> bytes:
     """A compressed chunk, as TensorStore reads it."""
     name, _, level = codec_parts(codec)
     if name == "zstd":
@@ -284,7 +296,7 @@ def _encoded(values: np.ndarray[Any, Any], dtype: str, codec: str) -> bytes:
         "store_data_equal_to_fill_value": True,
     }
     array: Any = ts.open(spec, create=True, context=ts.Context()).result()
-    array.write(values).result()
+    settled(array.write(values), f"{key}: cannot compress with {codec}")
     return array.kvstore[chunk_key((0,) * values.ndim)]
 
 

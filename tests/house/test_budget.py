@@ -16,13 +16,13 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 44_775,
-    "characters of ckpt_core": 1_874_348,
+    "lines of ckpt_core": 44_345,
+    "characters of ckpt_core": 1_859_264,
     "lines of the integrations": 14_613,
     "characters of the integrations": 574_193,
-    "files of both": 343,
-    "lines of tests": 62_572,
-    "lines of tests that import private names": 9_583,
+    "files of both": 336,
+    "lines of tests": 62_563,
+    "lines of tests that import private names": 9_537,
     "files of tests": 432,
     "words of pages": 19_897,
     "sentences of pages above 35 words": 0,

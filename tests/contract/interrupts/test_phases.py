@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support import seams
+from tests.support import forked, seams
+from tests.support.children import environment
 
 LIMIT_SECS = 120
 LAST = 3
@@ -267,3 +268,32 @@ def test_a_restore(
         assert found.step == counter.value == LAST and same(found["state"], LAST)
         assert in_time(lambda: run.save(LAST + 1, state=state(LAST + 1), counter=counter))
     assert ckpt.Checkpointer(tmp_path, read_only=True).latest_step() == LAST + 1
+
+
+WHILE_A_THREAD_STARTS = """
+import os, signal, sys, threading
+import numpy as np
+import ckpt_core as ckpt
+
+path, waits, plain = sys.argv[1], [], threading.Event.wait
+ckpt.save(path + "/first", {"a": np.ones(3)})
+
+def wait(self, timeout=None):
+    found = plain(self, timeout)
+    if timeout is None and threading.current_thread() is threading.main_thread():
+        waits.append(1)
+        if len(waits) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+    return found
+
+threading.Event.wait = wait
+try:
+    ckpt.save(path + "/second", {f"a{i}": np.zeros(70 << 20, np.uint8) for i in range(6)})
+except KeyboardInterrupt:
+    print(os.listdir(path))
+"""
+
+
+def test_an_interrupt_while_a_thread_starts(tmp_path: Path) -> None:
+    done = forked.run(WHILE_A_THREAD_STARTS, str(tmp_path), environment=environment())
+    assert done.stdout == "['first']\n", done.stderr

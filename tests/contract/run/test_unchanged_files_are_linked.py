@@ -148,6 +148,14 @@ def test_what_a_jitted_function_passed_through(tmp_path, donate):
             tree = step(tree, 1.0)
 
 
+def test_a_frozen_leaf_of_several_files_shares_none_with_what_changes(tmp_path):
+    options = ckpt.Options(target_data_file_bytes=4 * MIB, chunk_bytes=3 * MIB)
+    frozen, trees = leaf(1, 5 * MIB // 2), [{"a": leaf(step), "z": leaf(-step)} for step in (1, 2)]
+    first, second = save_all(tmp_path, *({**tree, "m": frozen} for tree in trees), options=options)
+    assert shared_bytes(second, first) > 9 * MIB
+    assert_whole(second, {**trees[1], "m": frozen})
+
+
 def test_one_bit_in_the_last_place_of_another_object(tmp_path):
     tree = {f"w{i}": leaf(i, 2 * MIB) for i in range(4)}  # 8 MiB each: more than a block
     almost = np.array(tree["w2"])

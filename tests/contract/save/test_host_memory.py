@@ -31,7 +31,7 @@ if kind == "packed":  # of which compression makes little less
 elif kind == "large":
     tree = {"w": jnp.ones((64, 1024, 1024)), "n": np.ones((32, 1024, 1024), np.float32)}
 else:
-    tree = {f"leaf{i:05}": jnp.full(8192, i, jnp.float32) for i in range(6000)}
+    tree = {f"leaf{i:05}": jnp.full(2048, i, jnp.float32) for i in range(24000)}
 jax.block_until_ready(tree)
 # threads, caches and imports; too small to leave freed memory behind that would hide the peak
 ckpt.save(directory + "/warm", {"a": jnp.ones(3), "b": np.ones(100_000)}, options=options)

@@ -80,11 +80,12 @@ def test_in_a_store(store: str) -> None:
     assert kinds[0] == kinds[1]
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("length", [1000, 3 * MIB])
-def test_what_was_added_may_be_changed(tmp_path: Path, length: int) -> None:
+def test_what_was_added_may_be_changed(tmp_path: Path, length: int, compression: Any) -> None:
     """Small parts wait for others, large ones are written at once."""
-    values = np.zeros(length)
-    with ckpt.writer(tmp_path / "a") as w:
+    values, options = np.zeros(length), ckpt.Options(compression=compression)
+    with ckpt.writer(tmp_path / "a", options=options) as w:
         for part in range(4):
             values[:] = part
             w.add("params", {str(part): values})

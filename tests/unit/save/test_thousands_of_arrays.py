@@ -5,21 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import weakref
-from collections.abc import Iterable
 
 import jax
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._background.threads import Workers
 from ckpt_core._directory.posix import LocalAttempt
-from ckpt_core._layout.regions import whole
-from ckpt_core._storage import ArrayToWrite, ArrayWriter
-from ckpt_core._tree.leaves import describe
 from tests.support import seams
-from tests.support.units import MIB
 
 COUNT = 4000
 
@@ -28,45 +21,6 @@ def tree(count: int = COUNT, elements: int = 512) -> dict[str, jax.Array]:
     rng = np.random.default_rng(count)
     values = rng.random((count, elements), np.float32)
     return {f"w{number}": jax.device_put(value) for number, value in enumerate(values)}
-
-
-def arrays(count: int = COUNT, elements: int = 256) -> list[ArrayToWrite]:
-    found: list[ArrayToWrite] = []
-    for number in range(count):
-        value = np.full(elements, number, np.float32)
-        spec = describe(value, (f"w{number}",))
-        piece = whole(value.shape), value
-        found.append(ArrayToWrite(f"w{number}", spec, value.shape, (piece,), value.nbytes))
-    return found
-
-
-def writer(workers: Workers, written: list[bytes], max_host_bytes: int = 2**30) -> ArrayWriter:
-    def write(_: str, parts: Iterable[bytes]) -> None:
-        written.append(b"".join(parts))
-
-    sizes = {"file_bytes": 2**30, "max_host_bytes": max_host_bytes}
-    return ArrayWriter(write, workers, "d/", first=True, **sizes)
-
-
-def test_what_was_copied_is_let_go_while_it_is_being_written():
-    many = arrays()
-    values = [weakref.ref(array.pieces[0][1]) for array in many]
-    with Workers(1, "test") as workers:
-        ours = writer(workers, [])
-        ours.put(many)
-        assert not any(value() is not None for value in values)
-        ours.settle()
-
-
-@pytest.mark.parametrize(("limit_bytes", "expected"), [(8 * MIB, 1), (3 * MIB, 2)])
-def test_no_more_is_copied_than_the_limit(limit_bytes, expected):
-    """They have 3.9 MiB together."""
-    written: list[bytes] = []
-    with Workers(1, "test") as workers:
-        ours = writer(workers, written, limit_bytes)
-        ours.put(arrays())
-        ours.settle()
-    assert len(written) == expected
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
