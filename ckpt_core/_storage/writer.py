@@ -120,6 +120,10 @@ class ArrayWriter:
             name, spec, chunk, codec = array.name, array.spec, array.chunk, array.codec
             copied = codec is None and array.size_bytes <= copied_bytes
             batch = self._copies if copied else self._views
+            # its files hold no other arrays, which may change when it does not
+            spans_files = not copied and array.size_bytes > batch.limit_bytes
+            if spans_files:
+                self._start(batch)
             layout = known.get((id(spec), chunk, codec))
             if layout is None:
                 layout = known[id(spec), chunk, codec] = self._described_in(batch, array)
@@ -130,11 +134,6 @@ class ArrayWriter:
                 which.append(described)
             if not copied:
                 self.compresses = self.compresses or codec is not None
-                spans_files = array.size_bytes > batch.limit_bytes
-                if (
-                    spans_files
-                ):  # none of them holds other arrays, which may change when it does not
-                    self._start(batch)
                 for key, values, in_chunk in _chunks(array, prefix):
                     size_bytes = math.prod(chunk) * values.itemsize
                     if array.size_bytes <= copied_bytes:
