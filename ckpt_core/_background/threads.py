@@ -37,7 +37,7 @@ class Workers:
         job: Job = Future(), work
         if len(self._threads) < self._count:
             name = f"{self._name}-{len(self._threads)}"
-            worker = threading.Thread(target=self._work, name=name, daemon=True)
+            worker = threading.Thread(None, _work, name, (self._jobs,), daemon=True)
             self._threads.append(worker)  # an interrupt may come while it starts
             try:
                 worker.start()
@@ -46,7 +46,7 @@ class Workers:
         self._jobs.put(job)
         if not self._threads:
             self._jobs.put(None)
-            self._work()
+            _work(self._jobs)
             self._jobs.get()
         return job[0]
 
@@ -68,16 +68,17 @@ class Workers:
                 thread.join()
         self._threads, self._jobs = [], queue.SimpleQueue()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            result, work = job
-            try:
-                result.set_result(work())
-            except BaseException as error:
-                drop_locals(error)
-                result.set_exception(error)
-            del job, result, work  # the error's traceback refers to this frame
-        self._jobs.put(None)  # one ends them all
+
+def _work(jobs: queue.SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        result, work = job
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            drop_locals(error)
+            result.set_exception(error)
+        del job, result, work  # the error's traceback refers to this frame
+    jobs.put(None)  # one ends them all, and a thread that starts late
 
 
 def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:

@@ -27,7 +27,7 @@ from ckpt_core._save.job import (
 )
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle
 from ckpt_core._save.prepare import plan_item, prepare_item
-from ckpt_core._save.write import Write
+from ckpt_core._save.protocol import Save
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import format_path
 from ckpt_core._tree.grow import GrownTree
@@ -123,7 +123,7 @@ class CheckpointWriter:
         with self._turn:
             writing = self._begun()
             (item,) = prepare_item(name, tree, [self._job])
-            writing.refuse(item)
+            writing.refuse_clash(item)
             with self._noting_failure():
                 writing.take(item)
 
@@ -139,7 +139,7 @@ class CheckpointWriter:
             writing = self._begun()
             plan = plan_item(name, signature, self._job)
             named = {plan.names[position]: text for position, text in texts.items()}
-            writing.refuse(item := PreparedItem(name, plan.record, plan, texts=named))
+            writing.refuse_clash(item := PreparedItem(name, plan.record, plan, texts=named))
             with self._noting_failure():
                 writing.take(item)
 
@@ -199,7 +199,7 @@ class CheckpointWriter:
                 writing.finish()
         except BaseException as failure:
             if writing is not None:
-                writing.undo()
+                writing.drop()
             if failure is not error:
                 raise
             return
@@ -279,7 +279,7 @@ def taken(item: str, where: str) -> UnsupportedLeaf:
     )
 
 
-class _PieceWrite(Write):
+class _PieceWrite(Save):
     """Writes pieces of items into one attempt, then commits it."""
 
     def __init__(self, job: SaveJob) -> None:
@@ -287,14 +287,7 @@ class _PieceWrite(Write):
         self._trees: dict[str, PieceTree] = {}
         self._host_bytes = min(self._host_bytes, _WAITING_BYTES)
 
-    def begin(self) -> None:
-        """Begins the attempt."""
-        job = self.job
-        self.attempt = job.backend.begin(
-            job.target, overwrite=job.overwrite, durable=job.options.durable, token=self.token
-        )
-
-    def refuse(self, item: PreparedItem) -> None:
+    def refuse_clash(self, item: PreparedItem) -> None:
         """Raises UnsupportedLeaf if an item, or a part of one, does not go together with what is there."""
         tree = self._trees.get(item.name)
         known = tree is not None or any(item.name == other.name for other in self.items)
@@ -348,7 +341,7 @@ class _PieceWrite(Write):
         """What the record will hold."""
         self.fields = replace(self.fields, metadata=metadata)
 
-    def undo(self) -> None:
+    def drop(self) -> None:
         """Waits for what is on its way, and removes everything that is not committed."""
         self._workers.end(drop=True)
-        self.attempt.abort()
+        self._give_back()

@@ -76,11 +76,9 @@ class Save(Write):
                 if job.processes.count == 1:
                     raise
                 self.refusal = error
-        begun = self._begun
         if job.processes.count == 1:
-            assert begun is not None
-            self.attempt = begun
             return
+        begun = self._begun
 
         def offer() -> Any:
             if begun is None:
@@ -90,7 +88,8 @@ class Save(Write):
 
         settings = {"the path": job.target, "overwrite=": job.overwrite}
         path, self.token = self.agree(settings, offer)
-        self.attempt = begun or job.backend.join(job.target, path, durable=job.options.durable)
+        if begun is None:
+            self.attempt = job.backend.join(job.target, path, durable=job.options.durable)
         self._on_all("seen", self._refuse_unseen)
 
     def begin(self) -> None:
@@ -101,7 +100,7 @@ class Save(Write):
             # in an object store, an attempt begins by deleting the files of an unfinished one
             if not job.local:
                 job.guard.check()
-        self._begun = job.backend.begin(
+        self.attempt = self._begun = job.backend.begin(
             job.target, overwrite=job.overwrite, durable=job.options.durable, token=self.token
         )
 

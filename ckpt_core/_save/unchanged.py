@@ -203,8 +203,6 @@ class _ItemLinker:
             path: f"{LINKED_DIRECTORY}/d/{os.path.basename(path)}"
             for path in {self._places[key][0] for key in keys}
         }
-        identities = {path: self._last.identities[prefix + path] for path in new}
-        link_files(self._folder, target, new, identities)
         dropped = {path for key, (path, _, _) in self._places.items() if key not in kept}
         live: dict[str, list[tuple[int, int]]] = {}
         for key in keys:
@@ -215,8 +213,10 @@ class _ItemLinker:
             file = self._last.files[prefix + path]
             if file.data and path in dropped:  # its digest also covers what is not needed any more
                 outside = gaps(file.size_bytes, live[path])
-                file = replace(file, crc32=crc32_of(f"{target}/{link}", outside))
+                file = replace(file, crc32=crc32_of(f"{self._folder}/{path}", outside))
             files[prefix + link] = file
+        identities = {path: self._last.identities[prefix + path] for path in new}
+        link_files(self._folder, target, new, identities)  # last, as what fails leaves no link
         return Linked(
             names,
             {key: (new[self._places[key][0]], *self._places[key][1:]) for key in keys},

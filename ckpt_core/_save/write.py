@@ -74,7 +74,7 @@ class Write:
         self._host_bytes = options.max_host_bytes
 
     def write_part(self) -> str:
-        """Writes what this process has, and passes the rest to process 0; returns what that is compared with."""
+        """Writes what this process has, and passes where it stands to process 0; returns the digest of that."""
         self.write_own()
         if self.job.writers.index == 0:
             return ""

@@ -117,6 +117,8 @@ class ArrayWriter:
         known: dict[Any, tuple[int, str | None]] = {}  # id(spec) hashes faster than the spec
         keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:
+            if self._copied_bytes > self._limit_bytes:
+                self.settle()
             name, spec, chunk, codec = array.name, array.spec, array.chunk, array.codec
             copied = codec is None and array.size_bytes <= copied_bytes
             batch = self._copies if copied else self._views
@@ -158,8 +160,6 @@ class ArrayWriter:
                 which.append(self._add(batch, data, len(data)))
                 self._copied_bytes += len(data)
             array.pieces = ()
-            if self._copied_bytes > self._limit_bytes:
-                self.settle()
 
     def take_over(self, places: Mapping[str, Place]) -> None:
         """Adds chunks that stand in files already: key -> place."""

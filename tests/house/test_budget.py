@@ -16,8 +16,8 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 44_344,
-    "characters of ckpt_core": 1_859_237,
+    "lines of ckpt_core": 44_335,
+    "characters of ckpt_core": 1_858_974,
     "lines of the integrations": 14_613,
     "characters of the integrations": 574_193,
     "files of both": 336,

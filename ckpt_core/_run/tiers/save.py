@@ -129,8 +129,6 @@ class LocalSave(Save):
     def write_part(self) -> str:
         self._lease.take()
         self.begin()
-        assert self._begun is not None
-        self.attempt = self._begun
         self.write_own()
         self.make_durable()
         if self._replaced_first is not None:
