@@ -12,13 +12,8 @@ from ckpt_core._operation import logger
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.lease import Guard, Lease
-from ckpt_core._run.lineage import (
-    RUN_FILE,
-    Left,
-    Lineage,
-    load_lineage,
-)
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
+from ckpt_core._run.run_file import RUN_FILE, Leaving
 from ckpt_core._run.steps import Listing, RunDirectory
 
 _READER_SECS = 30.0
@@ -55,7 +50,7 @@ class Disk:
         *,
         begins: bool = False,
     ) -> tuple[Plan, str, str]:
-        """Removes the steps that a save leaves behind; gives its plan, the run file (empty if there is none) and the new
+        """Removes the steps that a save leaves behind; gives its plan, the run file and the new
         lineage. ``lineage`` is empty if none is to begin; beside newer steps one begins only if ``begins``: none has yet.
         """
         listing = self.look(_READER_SECS)
@@ -73,22 +68,20 @@ class Disk:
             plan = plan._replace(persisted=True)
         if plan.beside and not begins:
             lineage = ""
-        run = self._lineage(listing) if lineage else None
-        if run is not None:
+        run, moves = listing.run, self._directory.local
+        if lineage:
             run = run.branch(lineage, history.last_of(plan, call.step, trail))
-        moves = self._directory.local
-        left: list[Left] = []
+        leaving: list[Leaving] = []
         if plan.retire:
-            left += self._retention.left(plan.retire, listing, RETIRED if moves else None)
+            leaving += self._retention.leaving(plan.retire, listing, RETIRED if moves else None)
         if plan.aside:
-            left += self._retention.left(plan.aside, listing, DAMAGED if moves else None)
-        if left or lineage:
+            leaving += self._retention.leaving(plan.aside, listing, DAMAGED if moves else None)
+        if leaving or lineage:
             self.lease.check()
-        if left or run is not None:
-            self._retention.leave(left, run, _READER_SECS)
+        self._retention.leave(leaving, listing.run, run, _READER_SECS)
         if plan.retire:
             self._say_left(plan, listing)
-        return plan, "" if run is None else run.dump().decode(), lineage
+        return plan, run.dump().decode(), lineage
 
     def plan(self, trail: Trail, call: Call, there: Collection[int]) -> Plan:
         """The plan of a save, given what is there; logs a step that is saved beside newer ones."""
@@ -126,20 +119,12 @@ class Disk:
     def look(self, wait_secs: float = 0.0) -> Listing:
         """The steps, after what a dead writer was removing is gone."""
         listing = self._steps.look()
-        if not listing.leaving.steps and not listing.leaving.run:
+        if not listing.run.leaving:
             return listing
         if self.lease.taken:
             self.lease.check()  # else it may be what a newer writer does now
-        self._retention.finish(listing.leaving, wait_secs)
+        self._retention.finish(listing.run, wait_secs)
         return self._steps.look()
-
-    def _lineage(self, listing: Listing) -> Lineage | None:
-        """The lineages of the run; None if no writer has local directories."""
-        if not listing.has_run_file:
-            return None
-        path = self._directory.path
-        run = load_lineage(self._directory.backend.read(path, RUN_FILE), path)
-        return run if run.name else None
 
     def guard(
         self, trail: Trail, call: Call, plan: Plan, token: str, *, looks_later: bool
@@ -153,18 +138,17 @@ class Disk:
             listing = self._steps.look()
             if listing.has(call.step):
                 self.lease.check()  # it may be that of a newer writer
-                left = self._retention.left([call.step], listing, RETIRED)
-                self._retention.leave(left, None, _READER_SECS)
+                leaving = self._retention.leaving([call.step], listing, RETIRED)
+                self._retention.leave(leaving, listing.run, listing.run, _READER_SECS)
 
         def withdraw_older() -> None:
             """Notes that no older save of this number in local directories counts, because until the commit the persistent
             copy does. Without a persistent copy an older local one is all that there is, and still counts.
             """
-            backend, path = self._directory.backend, self._directory.path
-            run = load_lineage(backend.read(path, RUN_FILE), path)
+            run = self._steps.run_file()
             marked = run.overwritten(call.step, token)
             if run.name and marked != run and self._steps.has(call.step):
-                backend.put(path, RUN_FILE, marked.dump())
+                self._directory.backend.put(self._directory.path, RUN_FILE, marked.dump())
 
         at_commit = withdraw_older if plan.replaces else None
         if self._directory.local and not plan.replaces:
@@ -189,7 +173,8 @@ class Disk:
             foreign = history.beyond(trail, step, unknown) if unknown else ()
             if foreign:
                 into = RETIRED if self._directory.local else None
-                self._retention.leave(self._retention.left(foreign, listing, into), None)
+                leaving = self._retention.leaving(foreign, listing, into)
+                self._retention.leave(leaving, listing.run, listing.run)
                 self._say_left(Plan(Identity(step, ""), foreign), listing)
         except (OSError, CheckpointError) as error:
             logger.warning("%s: nothing is deleted: %s", self._directory.path, error)
@@ -215,7 +200,7 @@ class Disk:
     # ----------------------------------------------------------------------- delete, roll back
 
     def leave_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
-        """Deletes the persistent copies of a step; gives the run file, as ``run``, empty if there is none. From then on no
+        """Deletes the persistent copies of a step; gives the run file, as ``run``. From then on no
         local copy counts, not even one of a host that is away.
         """
         if self.lease.taken:
@@ -223,10 +208,10 @@ class Disk:
         listing = self.look()
         if step not in local:
             self._steps.refuse_absent(step, local)
-        left = self._retention.left([step], listing, self._directory.options.trash_directory)
-        self._retention.refuse_read(left)
-        run = self._lineage(listing)
-        if run is not None:
+        leaving = self._retention.leaving([step], listing, self._directory.options.trash_directory)
+        self._retention.refuse_read(leaving)
+        run = listing.run
+        if run.name:
             run = run.without(step)
             newer = listing.committed(other for other in listing.names if other >= step)
             newest = max({*newer, *local}, default=step) == step
@@ -234,8 +219,8 @@ class Disk:
                 # Newer ones of a host that is away were continued from it. Where this is a tool beside a run that
                 # goes on, what that run has saved since, or saves now, counts.
                 run = run.branch(secrets.token_hex(8), step - 1)
-        self._retention.leave(left, run)
-        return {"run": "" if run is None else run.dump().decode()}
+        self._retention.leave(leaving, listing.run, run)
+        return {"run": run.dump().decode()}
 
     def leave_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
         """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file. ``local`` has the
@@ -246,18 +231,17 @@ class Disk:
         listing = self.look()
         there = listing.committed()
         newer = [other for other in there if other > step]
-        left = self._retention.left(newer, listing, self._directory.options.trash_directory)
-        self._retention.refuse_read(left)
-        run = self._lineage(listing)
-        branch = None if run is None else run.branch(secrets.token_hex(8), step)
+        leaving = self._retention.leaving(newer, listing, self._directory.options.trash_directory)
+        self._retention.refuse_read(leaving)
+        run = listing.run
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
         if target is not None and (here := listing.directories(target)):
             found = self._steps.token(here[0])
-            if token is None or (run is not None and run.newer(target, found, than=token)):
+            if token is None or run.newer(target, found, than=token):
                 token = found
-        if left or branch is not None:
-            self._retention.leave(left, branch)
+        branch = run.branch(secrets.token_hex(8), step)
+        self._retention.leave(leaving, run, branch)
         gone = {*newer, *(other for other in local if other > step)}
         if gone and target is None:
             logger.warning(
@@ -265,6 +249,5 @@ class Disk:
                 self._directory.path,
                 step,
             )
-        text = "" if branch is None else branch.dump().decode()
         place = None if target is None else [target, token]
-        return {"gone": sorted(gone), "target": place, "run": text}
+        return {"gone": sorted(gone), "target": place, "run": branch.dump().decode()}

@@ -8,21 +8,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
 
 from ckpt_core._directory import is_locked
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import Event, Kind, logger, tell
 from ckpt_core._run.lease import Lease
-from ckpt_core._run.lineage import (
-    LEAVING_FILE,
-    RUN_FILE,
-    Leaving,
-    Left,
-    Lineage,
-    newest_first,
-)
 from ckpt_core._run.policies import keep
+from ckpt_core._run.run_file import RUN_FILE, Leaving, RunFile
 from ckpt_core._run.steps import Listing, RunDirectory, unless_wanted
 
 DAMAGED = "damaged"
@@ -81,70 +75,70 @@ class Retention:
 
     # ---------------------------------------------------------------- steps that leave together
 
-    def left(self, steps: Iterable[int], listing: Listing, into: str | None) -> list[Left]:
+    def leaving(self, steps: Iterable[int], listing: Listing, into: str | None) -> list[Leaving]:
         """The steps of a listing among ``steps``, under every directory name that they have; ``into`` None deletes them."""
         return [
-            Left(name, step, self._steps.token(name), into)
+            Leaving(name, step, self._steps.token(name), into)
             for step in steps
             for name in listing.directories(step)
         ]
 
-    def refuse_read(self, steps: Sequence[Left]) -> None:
+    def refuse_read(self, steps: Sequence[Leaving]) -> None:
         """Raises CheckpointError if one of the steps is being read."""
-        for left in steps:
-            path = f"{self._steps.directory}/{left.name}"
+        for one in steps:
+            path = f"{self._steps.directory}/{one.name}"
             if self._moves and is_locked(f"{path}/{RECORD_FILE}"):
                 raise CheckpointError(
                     f"{path} is being read, by this process or another: try again when that has ended"
                 )
 
     def leave(
-        self,
-        steps: Sequence[Left],
-        lineage: Lineage | None,
-        wait_secs: float = 0.0,
+        self, steps: Sequence[Leaving], before: RunFile, after: RunFile, wait_secs: float = 0.0
     ) -> None:
-        """Removes steps and begins a lineage: killed at any moment, all count or none does. Raises CheckpointError if a step
-        is still being read after ``wait_secs``. If others leave with it, it counts no more, and the next save removes it.
+        """Removes steps, and puts the run file ``after`` in place of ``before``: killed at any moment, all of that is done or
+        nothing. Raises CheckpointError if a step is still being read after ``wait_secs``. If others leave with it, it counts no
+        more, and the next save removes it.
         """
-        run = "" if lineage is None else lineage.dump().decode()
-        leaving = Leaving(newest_first(steps), run)
-        alone = len(steps) + bool(run) < 2
-        if not alone:
-            self._backend.put(self._steps.directory, LEAVING_FILE, leaving.dump())
-        self._carry_out(leaving, wait_secs)
-        if not alone:
-            self._backend.remove(self._steps.directory, LEAVING_FILE)
+        newest_first = tuple(sorted(steps, key=lambda one: -one.step))  # leaves no gap
+        noted = after != before or len(steps) > 1
+        if not steps and not noted:
+            return
+        if noted:
+            self._put(replace(after, leaving=newest_first))
+        self._remove_all(newest_first, wait_secs)
+        if noted and steps:
+            self._put(after)
 
-    def finish(self, leaving: Leaving, wait_secs: float = 0.0) -> bool:
-        """Ends what ``leave`` began, perhaps in a writer that died; whether there was anything to do."""
-        if not leaving.steps and not leaving.run:
-            return False
-        found = [left for left in leaving.steps if self._steps.token(left.name) == left.token]
-        self._carry_out(Leaving(tuple(found), leaving.run), wait_secs)
-        self._backend.remove(self._steps.directory, LEAVING_FILE)
-        return True
+    def finish(self, run: RunFile, wait_secs: float = 0.0) -> None:
+        """Ends what ``leave`` began, perhaps in a writer that died."""
+        found = [one for one in run.leaving if self._steps.token(one.name) == one.token]
+        self._remove_all(found, wait_secs)
+        self._put(replace(run, leaving=()))
 
-    def _carry_out(self, leaving: Leaving, wait_secs: float) -> None:
-        if leaving.run:
-            self._refuse_after_takeover()
-            self._backend.put(self._steps.directory, RUN_FILE, leaving.run.encode())
+    def _put(self, run: RunFile) -> None:
+        self._refuse_after_takeover()
+        if run == RunFile():
+            self._backend.remove(self._steps.directory, RUN_FILE)
+        else:
+            self._backend.put(self._steps.directory, RUN_FILE, run.dump())
+
+    def _remove_all(self, steps: Iterable[Leaving], wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
-        for left in leaving.steps:
+        for one in steps:
             self._refuse_after_takeover()
-            self._drop(left, deadline)
+            self._drop(one, deadline)
         self._refuse_after_takeover()
 
     def _refuse_after_takeover(self) -> None:
         if self._lease.taken:  # a tool or a deletion may do without
             self._lease.check()
 
-    def _drop(self, left: Left, deadline: float) -> None:
-        path = f"{self._steps.directory}/{left.name}"
-        self._forget(left.step)
+    def _drop(self, leaving: Leaving, deadline: float) -> None:
+        path = f"{self._steps.directory}/{leaving.name}"
+        self._forget(leaving.step)
         while True:
             try:
-                self._backend.delete(path, left.into)
+                self._backend.delete(path, leaving.into)
             except FileNotFoundError:
                 return  # whoever began to remove it was further than it seemed
             except BlockingIOError:
@@ -154,15 +148,15 @@ class Retention:
                     ) from None
                 time.sleep(_PAUSE_SECS)
             except (OSError, CheckpointError) as error:
-                self._send_event("delete_failed", left.step, error)
+                self._send_event("delete_failed", leaving.step, error)
                 raise
             else:
                 break
-        if left.into == DAMAGED:
+        if leaving.into == DAMAGED:
             logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
-        elif left.into is None:
+        elif leaving.into is None:
             logger.info("deleted %s", path)
-        self._send_event("deleted", left.step)
+        self._send_event("deleted", leaving.step)
 
     # -------------------------------------------------------------------------------- policies
 

@@ -41,10 +41,10 @@ from ckpt_core._run.in_flight import (
     wait_for_all,
 )
 from ckpt_core._run.lease import Lease
-from ckpt_core._run.lineage import parse_lineage
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
+from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
@@ -223,7 +223,7 @@ class Run:
                 self._disk.lease.take()
                 self.tiers.refuse_scratch()
             if not looks and self._looks_later:
-                return self._disk.plan(trail, call, trail.own), "", ""
+                return self._disk.plan(trail, call, trail.own), "{}", ""
             held = local.standing if turns and local is not None else ()
             drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
@@ -235,7 +235,7 @@ class Run:
             raise
         if lineage:
             if local is not None:
-                local.leave(parse_lineage(run.encode()))
+                local.leave(parse_run_file(run.encode(), self.directory.path))
             self._count, self._lineage = 0, lineage
         return plan if isinstance(plan, Plan) else history.parse_plan(plan)
 
@@ -510,7 +510,7 @@ class Run:
             said = together.first(lambda: work(held))
             self._trail = after(before, said)
             if local is not None:
-                local.leave(parse_lineage(said["run"].encode()), gone)
+                local.leave(parse_run_file(said["run"].encode(), self.directory.path), gone)
         except BaseException as error:
             self._recall_local()
             # only where all processes know of the failure, so that all go on from the same trail
@@ -528,7 +528,7 @@ class Run:
         if self._local is None:
             return
         with contextlib.suppress(OSError, CheckpointError):
-            self._local.forget(self.directory.read_lineage())
+            self._local.forget(self._steps.run_file())
 
     # ----------------------------------------------------------------------------------- other
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_core import _processes
 from ckpt_core._directory import Backend, StepNames, check_step, deleting, reading, resolve
@@ -27,16 +27,8 @@ from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity
-from ckpt_core._run.lineage import (
-    LEAVING_FILE,
-    RUN_FILE,
-    Leaving,
-    Lineage,
-    load_lineage,
-    parse_leaving,
-    parse_lineage,
-)
 from ckpt_core._run.policies import keep
+from ckpt_core._run.run_file import RUN_FILE, RunFile, parse_run_file
 from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_for_steps
 from ckpt_core._storage import backend_of
 
@@ -77,8 +69,7 @@ class Listing:
     is_checkpoint: Callable[[str], bool]
     # Unix seconds of the checkpoint in the directory of this name; 0 if unknown.
     created: Callable[[str], float]
-    leaving: Leaving  # the steps that are being removed; they are not among the names
-    has_run_file: bool
+    run: RunFile  # the steps that it names as leaving are not among the names
 
     def directories(self, step: int) -> list[str]:
         """Names of the directories with a committed step of this number; the newest one first, which counts."""
@@ -116,21 +107,20 @@ class Steps:
         """Lists the directory."""
         found: dict[int, list[str]] = {}
         inside = self._backend.look(self.directory)
-        leaving = Leaving()
-        if LEAVING_FILE in inside.hidden:
-            leaving = parse_leaving(
-                self._backend.read(self.directory, LEAVING_FILE), self.directory
-            )
-        gone = {left.name for left in leaving.steps if left.name in inside.children}
-        gone = {name for name in gone if leaving.names(name, self.token(name))}
+        run = self.run_file() if RUN_FILE in inside.hidden else RunFile()
+        leaving = [one for one in run.leaving if one.name in inside.children]
+        gone = {one.name for one in leaving if one.token == self.token(one.name)}
         for name in inside.children:
             step = self.names.parse(name)
             if step is None or name in gone:
                 continue
             names = found.setdefault(step, [])
             names.insert(0 if name == self.names.name(step) else len(names), name)
-        has_run_file = RUN_FILE in inside.hidden
-        return Listing(found, inside.is_checkpoint, self._created, leaving, has_run_file)
+        return Listing(found, inside.is_checkpoint, self._created, run)
+
+    def run_file(self) -> RunFile:
+        """Which saves of the run count."""
+        return parse_run_file(self._backend.read(self.directory, RUN_FILE), self.directory)
 
     def _record(self, name: str) -> Record | None:
         """The record in a directory; None if there is none, as where Orbax wrote it."""
@@ -283,7 +273,7 @@ def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:
 def note_deleted(directory: str, step: int) -> None:
     """Of a step that a tool has deleted, no copy in the local directories of a run's hosts counts from here on."""
     backend = backend_of(resolve(directory)[1])
-    run = parse_lineage(backend.read(directory, RUN_FILE))
+    run = parse_run_file(backend.read(directory, RUN_FILE), directory)
     if run.name:
         backend.put(directory, RUN_FILE, run.without(step).dump())
 
@@ -300,13 +290,6 @@ class RunDirectory:
     options: Options
     read_only: bool  # nothing is written or claimed
 
-    def read_lineage(self) -> Lineage:
-        """The run's lineages; while steps are being removed, those without them."""
-        leaving = parse_leaving(self.backend.read(self.path, LEAVING_FILE), self.path)
-        if leaving.run:
-            return parse_lineage(leaving.run.encode())
-        return load_lineage(self.backend.read(self.path, RUN_FILE), self.path)
-
 
 def open_run_directory(
     directory: str | os.PathLike[str], names: StepNames, options: Options, read_only: bool
@@ -320,23 +303,24 @@ def open_run_directory(
     return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)
 
 
-def find_run(directory: RunDirectory, *, make: bool) -> Lineage:
-    """The lineages of a run, as process 0 sees them; all processes must call it. With ``make`` a run without a name gets one.
+def find_run(directory: RunDirectory, *, make: bool) -> RunFile:
+    """The run file, as process 0 sees them; all processes must call it. With ``make`` a run without a name gets one.
     Local steps are found by that name alone, so steps that another run left in the same local directory are never restored:
     neither if its persistent directory was deleted, nor if this one is a copy of it.
     """
 
     def text() -> str:
-        run = directory.read_lineage()
+        run = directory.steps.run_file()
         if make and not run.name:
-            run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
+            name = f"run-{secrets.token_hex(8)}"
+            run = replace(run, name=name, current=secrets.token_hex(8))
             directory.backend.put(directory.path, RUN_FILE, run.dump())
         return run.dump().decode()
 
     together = directory.processes.round(
         "find the run of local steps", directory.options.timeout_secs
     )
-    return parse_lineage(together.first(text).encode())
+    return parse_run_file(together.first(text).encode(), directory.path)
 
 
 class Following:

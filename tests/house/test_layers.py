@@ -27,7 +27,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("1 pure: regions and chunks", {"_layout"}),
     ("1 pure: what stands on disk", {"_format"}),
     ("1 pure: which steps to save and keep", {"_run.policies"}),
-    ("1 pure: where a run stands, and which saves count", {"_run.history", "_run.lineage"}),
+    ("1 pure: where a run stands, and which saves count", {"_run.history", "_run.run_file"}),
     ("2 effects", {"_devices", "_directory", "_exchange", "_processes"}),
     ("2 effects: arrays in files", {"_storage"}),
     ("3 what the spines are made of", {"_adapters", "_results"}),

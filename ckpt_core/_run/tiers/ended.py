@@ -24,7 +24,7 @@ from ckpt_core._directory import (
 from ckpt_core._errors import CheckpointError
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
-from ckpt_core._run.lineage import RUN_FILE
+from ckpt_core._run.run_file import RUN_FILE
 from ckpt_core._run.tiers.folders import hash_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")

@@ -34,7 +34,7 @@ from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
-from ckpt_core._run.lineage import Lineage
+from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
 from ckpt_core._run.tiers.judge import Seen, Unread
@@ -70,7 +70,7 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
     return root
 
 
-def folder_of(run: Lineage, root: str, persistent: str) -> str:
+def folder_of(run: RunFile, root: str, persistent: str) -> str:
     """The folder of a run in a local directory: the run's name with a hash of the persistent directory's path. A copy of that
     directory is another run. Another name of it is not: links are followed.
     """
@@ -128,7 +128,7 @@ class Folders:
 
     # ------------------------------------------------------------------------------------ look
 
-    def look(self, run: Lineage) -> list[Place]:
+    def look(self, run: RunFile) -> list[Place]:
         """The readable parts here and beside it, the own ones first; parts of histories that ``run`` has left do not count, and
         those of another number of processes are only noted.
         """
@@ -166,7 +166,7 @@ class Folders:
             found.append(Unread(step, number or 0, why[:_MOST_TEXT], self._index))
         return found
 
-    def _parts_in(self, steps: Steps, unread: _Unread, run: Lineage) -> Iterator[Place]:
+    def _parts_in(self, steps: Steps, unread: _Unread, run: RunFile) -> Iterator[Place]:
         """The parts in one folder that count; logs the others, and notes those that could not be read."""
         mine = steps is self.own
         alone = Part.own(*_numbers(os.path.basename(steps.directory)))  # one process notes no part

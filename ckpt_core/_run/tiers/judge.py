@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from ckpt_core._format.part import Runs, contains, progressions, runs_of
-from ckpt_core._run.lineage import Order
+from ckpt_core._run.run_file import Order
 
 _NAMED = 5
 """Maximum number of processes named in a message as lacking a step."""
@@ -35,7 +35,9 @@ class Seen(NamedTuple):
 
     step: int
     token: str
-    order: Order  # of one step number, the save with the greatest order counts; see ``Lineage``
+    order: (
+        Order  # of one step number, the save with the greatest order counts; see ``RunFile.order``
+    )
     writer: int  # index of the process that wrote it
     serves: Runs  # the processes for which it is as good as their own
     own: bool  # it serves the process that sees it, and lies where that one has its own parts

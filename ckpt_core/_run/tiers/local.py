@@ -24,7 +24,7 @@ from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight, wait_for_others
-from ckpt_core._run.lineage import Lineage
+from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.ended import name_other_runs
@@ -70,7 +70,7 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
 class LocalTier:
     """The steps of one run in local directories; all processes make the same calls. A run without a name has no local steps yet."""
 
-    def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
+    def __init__(self, root: str, run: RunFile, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
         self._root = root
         with heard_when_they_meet(processes):
@@ -197,22 +197,21 @@ class LocalTier:
 
     def begin_restore(self) -> None:
         """Looks anew, for the run as process 0 sees it now, and claims the folders of a writer; all processes must call it."""
-        self.use_lineage(find_run(self._persistent, make=False))
+        self._use(find_run(self._persistent, make=False))
         if not self._read_only:
             self.claim()
         self.look()
 
-    def use_lineage(self, run: Lineage) -> None:
+    def _use(self, run: RunFile) -> None:
         """Takes over which saves count, as another writer may have changed it."""
         if run.name:
             self._run = run
 
-    def leave(self, run: Lineage | None, unwanted: Callable[[int], bool] | None = None) -> None:
-        """Takes over a new lineage of the run (None if it stays); deletes the ``unwanted`` steps, by default those that count
-        no more. All processes must call it.
+    def leave(self, run: RunFile, unwanted: Callable[[int], bool] | None = None) -> None:
+        """Takes over which saves count; deletes the ``unwanted`` steps, by default those that count no more. All processes must
+        call it.
         """
-        if run is not None and run.name:
-            self._run = run
+        self._use(run)
         last = self._run.earlier[-1][1] if self._run.earlier else MAX_STEP
         gone = unwanted or (lambda step: step > last)
         if unwanted is None and (left := [step for step in sorted(self._complete) if gone(step)]):
@@ -228,16 +227,16 @@ class LocalTier:
         self._folders.delete(gone)
         self._peers.offers.keep(lambda key: not gone(key.step))
 
-    def forget(self, run: Lineage) -> None:
+    def forget(self, run: RunFile) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
-        self.use_lineage(run)
+        self._use(run)
         counting = {s: t for s, t in self._complete.items() if run.order(s, t) is not None}
         self._complete = counting if run.name else self._complete
 
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
         if self.reads_alone:
-            self.use_lineage(self._persistent.read_lineage())
+            self._use(self._persistent.steps.run_file())
             self.look()
 
     def look(self) -> None:

@@ -91,7 +91,7 @@ def check_restart(
             assert seen(writer, loads=loads) == found
         with opened(str(root), layout, read_only=True) as reader:
             assert seen(reader) == found, "after the save of a restarted run"
-    assert not list(root.rglob(".ckpt-leaving"))
+    assert not any(b"leaving" in file.read_bytes() for file in root.rglob(".ckpt-run"))
     assert not list(root.rglob(".ckpt-tmp*"))
     return found
 

@@ -196,12 +196,12 @@ def test_an_overwrite_of_a_step_that_is_being_saved(
 def test_a_save_that_leaves_steps_and_fails_halfway_leaves_them_for_its_own_program_too(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second file could not be written: all others no longer saw the steps that it leaves, and it did."""
+    """The second write of its file failed: all others no longer saw the steps that it leaves, and it did."""
     with run.begun(100, 101, 200, 202) as checkpointer:
         assert checkpointer.restore(101, state={"n": 0})["state"]["n"] == 101
         with monkeypatch.context() as patch:
             full = {"before": seams.fail(), "where": seams.names(".ckpt-run")}
-            seams.at(patch, "note", **full)
+            seams.at(patch, "note", **full, nth=2)
             with pytest.raises(OSError, match="No space"):
                 checkpointer.save(102, {"n": -102})
         assert run.values()[0] == {100: 100, 101: 101}
@@ -210,19 +210,20 @@ def test_a_save_that_leaves_steps_and_fails_halfway_leaves_them_for_its_own_prog
     assert run.values()[0] == {100: 100, 101: 101, 102: -102}
 
 
-@pytest.mark.parametrize("name", [".ckpt-leaving", ".ckpt-run"])
+@pytest.mark.parametrize("nth", [1, 2])
 def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
-    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """The disk is full at its first file: before. At its second: the next writer does the rest."""
+    """The disk is full when the run file is written: before. When it is written again: the next writer does that."""
     before = {100: 100, 101: 101, 200: 200, 201: 201}
     with run.begun(*before) as checkpointer:
         with monkeypatch.context() as patch:
-            seams.at(patch, "note", before=seams.fail(), where=seams.names(name))
+            full = {"before": seams.fail(), "where": seams.names(".ckpt-run")}
+            seams.at(patch, "note", **full, nth=nth)
             with pytest.raises(OSError, match="No space"):
                 checkpointer.rollback_to(101)
         found = run.values()[0]
-        assert found == (before if name == ".ckpt-leaving" else {100: 100, 101: 101})
+        assert found == (before if nth == 1 else {100: 100, 101: 101})
         checkpointer.rollback_to(101)
         save(checkpointer, 200, -200)
     assert run.values()[0] == {100: 100, 101: 101, 200: -200}

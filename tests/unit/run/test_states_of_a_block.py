@@ -16,7 +16,7 @@ import ckpt_core as ckpt
 from ckpt_core._directory import StepNames
 from ckpt_core._format.record import load_record
 from ckpt_core._processes import Processes
-from ckpt_core._run.lineage import Lineage
+from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers import coverage
 from ckpt_core._run.tiers.local import LocalTier
@@ -27,7 +27,7 @@ from tests.support.counted_service import Service, run_all
 
 COUNT = 24
 LINEAGE = "b" * 16
-RUN = Lineage("run", LINEAGE)
+RUN = RunFile("run", LINEAGE)
 STATE_BYTES = 16_000  # of all together more than everybody gets
 
 
