@@ -111,6 +111,8 @@ class Retention:
 
     def finish(self, run: RunFile, wait_secs: float = 0.0) -> None:
         """Ends what ``leave`` began, perhaps in a writer that died."""
+        if not run.leaving:
+            return
         found = [one for one in run.leaving if self._steps.token(one.name) == one.token]
         self._remove_all(found, wait_secs)
         self._put(replace(run, leaving=()))

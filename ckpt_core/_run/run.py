@@ -161,7 +161,9 @@ class Run:
         # a local save may begin while a persistent one still reads its buffers
         staging = self._stagings[-1 if persists else 0]
         ended = staging.lend((self._local is not None) + persists)
-        parent = plan.base and (plan.base.step, plan.base.token)
+        # one that is overwritten beneath newer ones begins no history
+        base = plan.base if plan.cuts or step >= trail.end else None
+        parent = base and (base.step, base.token)
         what = StepToSave(step, items, fields, token, parent, ended=ended)
         if plan.beside:
             self._lineage = ""  # it has left nothing: the next save looks at the steps again
@@ -377,7 +379,9 @@ class Run:
             self._trail = history.found_damaged(self._trail, Identity(step, ""))
 
         restored = self.tiers.restore_newest(
-            lambda step, local_first: self._restore(step, local_first, targets, request),
+            lambda step, local_first: self._restore(
+                step, local_first, targets, request, by_number=False
+            ),
             strict_latest,
             candidates,
             damaged,
@@ -394,7 +398,7 @@ class Run:
         step = check_step(step)
         self._begin_restore()
         local = self._local is not None and step in self._local.complete
-        return self._restore(step, None if local else False, targets, request)
+        return self._restore(step, None if local else False, targets, request, by_number=True)
 
     def load(self, step: int, like: Any, item: str | None, arguments: dict[str, Any]) -> Any:
         """The saved tree of one step."""
@@ -411,13 +415,17 @@ class Run:
         local_first: bool | None,
         targets: Mapping[str, Any],
         request: _load.Request,
+        *,
+        by_number: bool,
     ) -> RestoredStep:
         if local_first is None:
             asked = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
             local_first = bool(asked)
         try:
             with self._handing_no_damage_on():
-                restored, token = self.tiers.restore(step, local_first, targets, request)
+                restored, token = self.tiers.restore(
+                    step, local_first, targets, request, by_number=by_number
+                )
         except BaseException as error:
             self._unread.failed(targets, error)
             raise

@@ -25,6 +25,7 @@ _MOST_EARLIER = 64
 """Lineages that are kept. Local directories hold a few of the newest steps, so older ones are of no use."""
 _MOST_DELETED = 256
 """Deleted, and replaced, numbers that are kept."""
+_OF_0_1_0 = re.compile(rb"run-[0-9a-f]{16}\n")
 _NAME = re.compile(r"(run-[0-9a-f]{16})?")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _LINEAGE = re.compile(r"[0-9a-f]{16}")
@@ -115,7 +116,7 @@ def parse_run_file(data: bytes | None, directory: str) -> RunFile:
     """The content of the file in ``directory``; that of a run without local directories if there is none, or if version 0.1.0
     wrote it, whose local steps count no more. CheckpointCorrupt if it is damaged.
     """
-    if data is None or data.startswith(b"run-"):
+    if data is None or _OF_0_1_0.match(data):
         return RunFile()
     try:
         value = json.loads(data)

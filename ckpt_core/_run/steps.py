@@ -165,30 +165,27 @@ class Steps:
         """The steps of a copy that are not of the history of what it was copied from."""
         return history.strays_of_copy(source.saves(), self.saves())
 
-    def say_if_stray(self, step: int, record: Record, warn: Callable[[str], None]) -> None:
-        """Warns if a restored save descends from another one of a step than that which is here. Looks at its nearest ancestors
-        alone: ``ckpt doctor`` looks at all.
+    def other_ancestor(self, record: Record) -> tuple[int, Record] | None:
+        """The step from another save of which, than the one that is here, a save descends; with the record of that one. Looks at
+        its nearest ancestors alone: ``ckpt doctor`` looks at all.
         """
         leaves = sum(len(item.paths) for item in record.items.values())
         ancestor: Record | None = record
         for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self._local else 1):
             if ancestor is None or ancestor.parent is None:
-                return
+                return None
             parent = Identity(*ancestor.parent)
             try:
                 ancestor = self._record(self.names.name(parent.step))
-            except (OSError, CheckpointError):  # what was restored is whole all the same
-                return
+            except (OSError, CheckpointError):  # what descends from it is whole all the same
+                return None
             if (
                 ancestor is not None
                 and ancestor.created_unix_secs > record.created_unix_secs
                 and history.continues_another(parent, ancestor.token)
             ):
-                warn(
-                    f"{self.directory}: step {step}, which was restored, {stray_text(parent.step)}. If step {parent.step} is "
-                    f"the one to go on from, restore({parent.step}, ...): the next save retires what is newer"
-                )
-                return
+                return parent.step, ancestor
+        return None
 
     def all(self) -> list[int]:
         """Every committed step, ascending."""

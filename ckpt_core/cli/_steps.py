@@ -151,9 +151,11 @@ def retire(run: Steps, steps: Sequence[int]) -> str:
     if directory.local and is_locked(f"{directory.path}/{OWNER_FILE}"):
         raise CheckpointError(f"{directory.path}: a run is writing there: nothing of it is retired")
     retention = Retention(directory, None, Lease(directory.path, directory.backend))
-    left = retention.left(steps, run.look(), RETIRED if directory.local else None)
-    retention.refuse_read(left)
-    retention.leave(left, None)
+    retention.finish(run.look().run)
+    listing = run.look()
+    leaving = retention.leaving(steps, listing, RETIRED if directory.local else None)
+    retention.refuse_read(leaving)
+    retention.leave(leaving, listing.run, listing.run)
     return (
         f"{of_steps(steps)} moved to {directory.path}/{RETIRED}"
         if directory.local

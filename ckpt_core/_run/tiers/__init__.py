@@ -19,20 +19,20 @@ from ckpt_core._operation import logger
 from ckpt_core._processes import Processes
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.policies.keep import StepFacts
-from ckpt_core._run.steps import Listing, Steps, facts_of
+from ckpt_core._run.steps import Listing, Steps, facts_of, stray_text
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.local import open_local as open_local
 from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
-from ckpt_core._run.tiers.verdict import Misfit
+from ckpt_core._run.tiers.verdict import Misfit, Stray
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")
 
-_FROM_RESTORE = 11
-"""Frames from the caller of ``restore_latest`` to a warning that says what ``Tiers.restore`` restored."""
-_FROM_LATEST = 7
-"""The same to one of ``Tiers.restore_newest``."""
+_FROM_RESTORE = 7
+"""Frames from the caller of ``restore`` to a warning of ``Tiers.restore``."""
+_FROM_LATEST = 9
+"""The same from the caller of ``restore_latest``."""
 _LOOKS = 3
 """Number of times to list the directory, if every listed step is deleted before it is read."""
 
@@ -163,10 +163,16 @@ class Tiers:
         return found
 
     def restore(
-        self, step: int, local_first: bool, targets: Mapping[str, Any], request: Any
+        self,
+        step: int,
+        local_first: bool,
+        targets: Mapping[str, Any],
+        request: Any,
+        *,
+        by_number: bool,
     ) -> tuple[RestoredStep, str]:
         """Restores a step from the tier that counts, else from the other; also gives the token of the save. ``local_first``
-        is what ``prefers_local`` said on process 0. Raises CheckpointCorrupt if every copy is damaged, CheckpointError if
+        is what ``prefers_local`` said on process 0. One that the caller has not named ``by_number`` may be a Stray. Raises CheckpointCorrupt if every copy is damaged, CheckpointError if
         only the local directories have the step, and not for these shardings. OSError means that this process could not read
         it, which is no damage.
         """
@@ -177,11 +183,12 @@ class Tiers:
             if isinstance(found, RestoredStep):
                 return found, token
             failed = found
-        opened: list[Checkpoint] = []
+        opened, told = list[Checkpoint](), list[str]()
 
         def opening() -> Checkpoint:
             beside = () if self._local is None else self._local.complete
             opened.append(self._persistent.open(step, beside=beside))
+            told.append(self._stray(step, opened[-1], by_number))
             return opened[-1]
 
         try:
@@ -209,14 +216,26 @@ class Tiers:
             if counts_as(found, OSError, self._alone):
                 raise found  # noqa: B904
             raise
+        if told[-1]:
+            _warn(told[-1], _FROM_RESTORE if by_number else _FROM_LATEST)
         ours = opened[-1]
-        if not isinstance(ours, NativeCheckpoint):
-            return restored, ""
-        if self._first and ours.record.parent:
-            self._persistent.say_if_stray(
-                step, ours.record, lambda text: _warn(text, _FROM_RESTORE)
-            )
-        return restored, ours.record.token
+        return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
+
+    def _stray(self, step: int, opened: Checkpoint, by_number: bool) -> str:
+        """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on from another
+        save of one, unless the caller has named the step ``by_number``.
+        """
+        if not (self._first and isinstance(opened, NativeCheckpoint) and opened.record.parent):
+            return ""
+        if (found := self._persistent.other_ancestor(opened.record)) is None:
+            return ""
+        other, record = found
+        text = f"{self.directory}: step {step} {stray_text(other)}"
+        if by_number or record.parent is None:  # an overwritten step begins no history
+            return f"{text}. If step {other} is the one to go on from, restore({other}, ...): the next save retires what is newer"
+        raise Stray(
+            f"{text}. It is left out, and the next save retires it; to go on from it instead, restore({step}, ...)"
+        )
 
     def restore_newest(
         self,
@@ -231,7 +250,7 @@ class Tiers:
         ``strict_latest`` if the newest one cannot.
         """
         for look in range(_LOOKS):
-            candidates, misfit = list_steps(), None
+            candidates, misfit, stray = list_steps(), None, None
             newest = max((step for step, _ in candidates), default=-1)
             if strict_latest and (newer := self._of_another_number(newest)):
                 raise CheckpointError(newer)
@@ -246,7 +265,13 @@ class Tiers:
                         if strict_latest or not counts_as(error, Misfit, self._alone):
                             raise
                         misfit = misfit or error
-                    except (CheckpointCorrupt, CheckpointNotFound) as error:
+                    except CheckpointError as error:
+                        if counts_as(error, Stray, self._alone) and not strict_latest:
+                            stray = stray or error
+                            _warn(str(error))
+                            continue
+                        if not isinstance(error, CheckpointCorrupt | CheckpointNotFound):
+                            raise
                         # as all processes take it: where they failed for different reasons, they must not go different ways
                         if counts_as(error, CheckpointNotFound, self._alone):
                             listed = {found for found, _ in list_steps()}
@@ -266,6 +291,8 @@ class Tiers:
                         raise misfit
                     if failures:
                         raise _none_loads(self.directory, failures)
+                    if stray is not None:
+                        raise stray
                     if not candidates:
                         self._say_newer(-1, None)
                         return None
@@ -284,7 +311,7 @@ class Tiers:
         """Warns of a newer local step than the restored one, if it is of another number of processes or other shardings."""
         if found := self._of_another_number(step) or (misfit and str(misfit)):
             restored = "no step" if step < 0 else f"step {step}"
-            _warn(f"{restored} is restored, and not the newest: {found}", _FROM_LATEST)
+            _warn(f"{restored} is restored, and not the newest: {found}", _FROM_LATEST - 2)
 
 
 def _warn(message: str, level: int = 6) -> None:

@@ -65,25 +65,41 @@ def test_it_is_shown(call: Call, tmp_path: Path) -> None:
     assert "another save" not in call("doctor", run, "--mib", "1")[1]
 
 
-def test_a_restore_warns_with_both_numbers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, copy = went_back(tmp_path, rsync)
+@pytest.mark.parametrize("last", [4, 6])
+def test_what_hangs_together_is_restored_and_the_other_named(tmp_path: Path, last: int) -> None:
+    """The newest step of the copy is not of the run; one that is named is restored all the same, with a warning."""
+    _, copy = went_back(tmp_path, rsync)
     with ckpt.Checkpointer(copy, options=QUICK) as checkpointer:
-        with pytest.warns(RuntimeWarning, match="step 6, .* another save of step 4") as caught:
+        with pytest.raises(ckpt.CheckpointError, match="step 6 continues another save of step 4"):
+            checkpointer.restore_latest(tree(0), strict_latest=True)
+        with pytest.warns(RuntimeWarning, match="step [56] .* another save of step 4") as caught:
+            restored = checkpointer.restore_latest(tree(0))
+        assert restored is not None and restored.step == 4 and restored["state"]["n"] == 104
+        assert [one.filename for one in caught] == [__file__] * 2
+        if last == 6:  # the way out that the warning names
+            assert "restore(6, ...)" in str(caught[0].message)
+            with pytest.warns(RuntimeWarning, match=r"restore\(4, \.\.\.\)") as caught:
+                assert checkpointer.restore(6, tree(0)).state["n"] == 6
+            assert caught[0].filename == __file__
+        checkpointer.save(last + 1, tree(last + 101))
+    newest = {4: {0: 0, 1: 1, 2: 2, 3: 103, 4: 104, 5: 105}, 6: {4: 104, 5: 5, 6: 6, 7: 107}}
+    with ckpt.Checkpointer(copy, read_only=True) as checkpointer:
+        found = {step: checkpointer.load(step)["n"] for step in checkpointer.all_steps()}
+    assert found | newest[last] == found and max(found) == last + 1
+
+
+def test_an_overwritten_older_step_leaves_the_newest(tmp_path: Path) -> None:
+    """Steps 5 and 6 continue its earlier save, and no training went on from the new one."""
+    run = tmp_path / "run"
+    go_on(run, *range(7))
+    with ckpt.Checkpointer(run, options=QUICK, asynchronous=False) as checkpointer:
+        for step in (3, 4, 6):
+            assert checkpointer.restore(step, tree(0)).state["n"] == step
+        assert checkpointer.save(4, tree(44), overwrite=True)
+    with ckpt.Checkpointer(run, options=QUICK) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 6 .* another save of step 4") as caught:
             restored = checkpointer.restore_latest(tree(0))
         assert restored is not None and restored.step == 6 and caught[0].filename == __file__
-    # the way out that it names
-    with ckpt.Checkpointer(copy, options=QUICK) as checkpointer:
-        assert "restore(4, ...)" in str(caught[0].message)
-        assert checkpointer.restore(4, tree(0)).state["n"] == 104
-        checkpointer.save(5, tree(105))
-    caplog.clear()
-    for directory, newest in ((copy, 5), (run, 4)):
-        with ckpt.Checkpointer(directory, options=QUICK) as checkpointer:
-            restored = checkpointer.restore_latest(tree(0))
-            assert restored is not None and restored.step == newest
-    assert "another save" not in caplog.text
 
 
 def test_what_a_run_does_itself_is_no_stray(
