@@ -38,6 +38,7 @@ from ckpt_core._directory.paths import refuse_lost_link as refuse_lost_link
 from ckpt_core._directory.paths import resolve as resolve
 from ckpt_core._directory.posix import PosixBackend as PosixBackend
 from ckpt_core._directory.posix import refuse_file as refuse_file
+from ckpt_core._directory.posix import why_immovable as why_immovable
 from ckpt_core._directory.private_file import SECRET_FILE as SECRET_FILE
 from ckpt_core._directory.private_file import make_secret as make_secret
 from ckpt_core._directory.private_file import read_secret as read_secret

@@ -235,14 +235,17 @@ class PosixBackend(Writing):
         return leftovers.replaced(path)
 
 
+def why_immovable(path: str) -> str:
+    """Whose directory it is: who may write beside it may neither move it elsewhere nor delete what is in it."""
+    return (
+        f"{path} belongs to user {os.lstat(path).st_uid}, and this process may not write in it, so it cannot move or delete it: "
+        f"its owner allows that by chmod -R g+w {shlex.quote(os.path.dirname(path))}"
+    )
+
+
 def _move(path: str, to: str) -> None:
-    """Renames; an error says whose directory it is, as who may write beside it may not move it elsewhere."""
     try:
         os.rename(path, to)
     except PermissionError as error:
-        owner = os.lstat(path).st_uid
-        error.add_note(
-            f"ckpt: {path} belongs to user {owner}, and to move it to {os.path.dirname(to)} this process needs to "
-            f"write in it: its owner allows that by chmod -R g+w {shlex.quote(os.path.dirname(path))}"
-        )
+        error.add_note(f"ckpt: {why_immovable(path)}")
         raise

@@ -50,8 +50,8 @@ class Disk:
         *,
         begins: bool = False,
     ) -> tuple[Plan, str, str]:
-        """Removes the steps that a save leaves behind; gives its plan, the run file and the new
-        lineage. ``lineage`` is empty if none is to begin; beside newer steps one begins only if ``begins``: none has yet.
+        """Removes the steps that a save leaves behind; gives its plan, and of a new lineage the run file and that. ``lineage`` is
+        empty if none is to begin; beside newer steps one begins only if ``begins``: none has yet.
         """
         listing = self.look(_READER_SECS)
         there = {*filter(listing.has, history.of_interest(trail, call.step, listing.names))}
@@ -69,7 +69,7 @@ class Disk:
         if plan.beside and not begins:
             lineage = ""
         run, moves = listing.run, self._directory.local
-        if lineage:
+        if lineage and run.name:
             run = run.branch(lineage, history.last_of(plan, call.step, trail))
         leaving: list[Leaving] = []
         if plan.retire:
@@ -78,10 +78,11 @@ class Disk:
             leaving += self._retention.leaving(plan.aside, listing, DAMAGED if moves else None)
         if leaving or lineage:
             self.lease.check()
-        self._retention.leave(leaving, listing.run, run, _READER_SECS)
+        if leaving or run != listing.run:
+            self._retention.leave(leaving, listing.run, run, _READER_SECS)
         if plan.retire:
             self._say_left(plan, listing)
-        return plan, run.dump().decode(), lineage
+        return plan, run.dump().decode() if lineage else "", lineage
 
     def plan(self, trail: Trail, call: Call, there: Collection[int]) -> Plan:
         """The plan of a save, given what is there; logs a step that is saved beside newer ones."""
@@ -127,14 +128,16 @@ class Disk:
         return self._steps.look()
 
     def guard(
-        self, trail: Trail, call: Call, plan: Plan, token: str, *, looks_later: bool
+        self, trail: Trail, call: Call, plan: Plan, token: str, path: str, *, looks_later: bool
     ) -> Guard:
-        """The guard of a persistent save, asked before the save begins and right before its commit. With ``looks_later`` the
+        """The guard of a persistent save to ``path``, asked before the save begins and right before its commit. With ``looks_later`` the
         thread that writes looks at the steps, because the caller did not wait for the listing.
         """
 
         def move_same_step() -> None:
             """Moves away a step of this number that the previous writer committed meanwhile."""
+            if not self._directory.backend.exists(path):
+                return
             listing = self._steps.look()
             if listing.has(call.step):
                 self.lease.check()  # it may be that of a newer writer
@@ -240,8 +243,9 @@ class Disk:
             found = self._steps.token(here[0])
             if token is None or run.newer(target, found, than=token):
                 token = found
-        branch = run.branch(secrets.token_hex(8), step)
-        self._retention.leave(leaving, run, branch)
+        branch = run.branch(secrets.token_hex(8), step) if run.name else run
+        if leaving or branch != run:
+            self._retention.leave(leaving, run, branch)
         gone = {*newer, *(other for other in local if other > step)}
         if gone and target is None:
             logger.warning(

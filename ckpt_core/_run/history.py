@@ -126,21 +126,23 @@ def unsure(trail: Trail, step: int) -> Trail:
     return replace(trail, doubtful=trail.doubtful | {step}) if step in trail.own else trail
 
 
-def rolled_back(trail: Trail, step: int, target: Identity | None) -> Trail:
-    """All steps newer than ``step`` are left; ``target`` is the newest one that stays, or None."""
-    found = cut(trail, step)
+def rolled_back(trail: Trail, last: int, target: Identity | None) -> Trail:
+    """All steps newer than ``last`` are left; ``target`` is the newest one that stays, or None."""
+    found = cut(trail, last)
     if target is not None:
         found = _standing(found, target)
     return replace(found, place=found.end, leads=True, since=None)
 
 
-def deleted(trail: Trail, step: int) -> Trail:
-    """The trail without a step that is gone, so that its number can be saved again. If it stood on no other, it leads no
-    more: until a restore, steps on disk are of another history.
+def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
+    """The trail without a step that is gone, so that its number can be saved again. It stands on the one before that is
+    ``there``. If there is no other, it leads no more: until a restore, steps on disk are of another history.
     """
-    before = trail.before(step)
-    last = -1 if before is None else before.step
-    stood = tuple(one for one in trail.stood if one.step != step)
+    last = max(
+        (one.step for one in trail.stood if one.step < step and one.step in there), default=-1
+    )
+    gone = range(last + 1 if trail.place == step else step, step + 1)
+    stood = tuple(one for one in trail.stood if one.step not in gone)
     return replace(
         trail,
         stood=stood,

@@ -43,7 +43,6 @@ class Retention:
         self._options = run.options
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
-        self._said_by_others = False
         self._said_no_metric = False
 
     def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> list[int]:
@@ -101,8 +100,6 @@ class Retention:
         """
         newest_first = tuple(sorted(steps, key=lambda one: -one.step))  # leaves no gap
         noted = after != before or len(steps) > 1
-        if not steps and not noted:
-            return
         if noted:
             self._put(replace(after, leaving=newest_first))
         self._remove_all(newest_first, wait_secs)
@@ -168,8 +165,7 @@ class Retention:
     def _remove(self, step: int, listing: Listing) -> None:
         trash = self._options.trash_directory
         # the first name is the one that counts: it goes last, so that no older one counts in between
-        others = self._by_others(step, listing)
-        for name in reversed([one for one in listing.directories(step) if one not in others]):
+        for name in reversed(self._own(listing.directories(step))):
             path = f"{self._steps.directory}/{name}"
             with unless_wanted(path, self._moves):
                 self._backend.delete(path, trash)
@@ -220,7 +216,7 @@ class Retention:
 
     def _kept(self, steps: list[int], listing: Listing, damaged: Set[int]) -> dict[int, str]:
         # A damaged step must not count as one of the ``max_to_keep``: no run can resume from it.
-        others = self._only_by_others(steps, listing)
+        others = {step for step in steps if not self._own(listing.names[step])}
         whole = [step for step in steps if step not in damaged and step not in others]
         facts = {step: self._facts(step, listing) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
@@ -230,7 +226,8 @@ class Retention:
         for step, entry in facts.items():
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")
-        for step, name in others.items():
+        for step in others:
+            name = listing.names[step][0]
             kept[step] = f"{name} has another prefix than this run's steps, so no policy deletes it"
         for step in damaged & set(steps):
             kept[step] = "it is damaged, so it is never deleted"
@@ -239,23 +236,10 @@ class Retention:
             kept.setdefault(known[-1].step, "the newest step")
         return kept
 
-    def _by_others(self, step: int, listing: Listing) -> list[str]:
-        """Directories of a step with a prefix that the names of this run's steps do not have, as ``save("lr_3", ...)`` makes them."""
-        return [*filter(self._steps.names.is_of_another_series, listing.names[step])]
-
-    def _only_by_others(self, steps: Iterable[int], listing: Listing) -> dict[int, str]:
-        """The steps that have no other directories than those, with the name of one."""
-        named = ((step, self._by_others(step, listing)) for step in steps)
-        found = {step: names[0] for step, names in named if len(names) == len(listing.names[step])}
-        if found and self.policy is not None and not self._said_by_others:
-            self._said_by_others = True
-            logger.warning(
-                "%s: %s count as steps, as their names end in numbers, and no policy deletes them, as they have another prefix than "
-                "this run's steps: give each run a directory of its own. This is said once",
-                self._steps.directory,
-                ", ".join(sorted(found.values())[:5]) + (", ..." if len(found) > 5 else ""),
-            )
-        return found
+    def _own(self, names: Iterable[str]) -> list[str]:
+        """Of the directories of a step those whose prefix this run's steps have, or none: no policy deletes others."""
+        other = self._steps.names.is_of_another_series
+        return [name for name in names if not other(name)]
 
     def _keep_unranked(
         self, policy: keep.KeepPolicy, known: Sequence[keep.StepFacts], kept: dict[int, str]

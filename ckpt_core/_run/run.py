@@ -75,7 +75,7 @@ class Run:
         self._local: LocalTier | None = None
         if local_directory is not None:
             self._local = open_local(local_directory, directory)
-        self.tiers = Tiers(directory.steps, self._local, processes)
+        self.tiers = Tiers(directory, self._local)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
         self.saves = [*local, self._persistent]  # in flight, the local tier first
@@ -225,7 +225,7 @@ class Run:
                 self._disk.lease.take()
                 self.tiers.refuse_scratch()
             if not looks and self._looks_later:
-                return self._disk.plan(trail, call, trail.own), "{}", ""
+                return self._disk.plan(trail, call, trail.own), "", ""
             held = local.standing if turns and local is not None else ()
             drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
@@ -336,7 +336,9 @@ class Run:
             self._options,
             overwrite=plan.replaces,
             step=what.step,
-            guard=self._disk.guard(trail, call, plan, what.token, looks_later=self._looks_later),
+            guard=self._disk.guard(
+                trail, call, plan, what.token, path, looks_later=self._looks_later
+            ),
             links=self._links,
             token=what.token,
             parent=what.parent,
@@ -466,7 +468,7 @@ class Run:
             f"delete step {step}",
             leave,
             functools.partial(operator.eq, step),
-            lambda before, _: history.deleted(before, step),
+            lambda before, standing, _: history.deleted(before, step, standing),
         )
 
     def rollback_to(self, step: int) -> list[int]:
@@ -474,9 +476,12 @@ class Run:
         self.refuse_unless_open("rollback_to")
         step = check_step(step)
 
-        def after(before: Trail, said: Mapping[str, Any]) -> Trail:
-            target = said.get("target")
-            return history.rolled_back(before, step, target and Identity(*target))
+        def after(before: Trail, _: set[int], said: Mapping[str, Any]) -> Trail:
+            if not said:
+                return history.rolled_back(before, step, None)
+            number, token = said["target"] or (-1, "")
+            target = Identity(number, token) if number >= 0 else None
+            return history.rolled_back(before, number, target)
 
         newer = functools.partial(operator.lt, step)
         local = {*filter(newer, () if self._local is None else self._local.standing)}
@@ -489,14 +494,14 @@ class Run:
         call: str,
         work: Callable[[Mapping[int, str]], dict[str, Any]],
         gone: Callable[[int], bool],
-        after: Callable[[Trail, Mapping[str, Any]], Trail],
+        after: Callable[[Trail, set[int], Mapping[str, Any]], Trail],
         *,
         claims: bool = False,
     ) -> dict[str, Any]:
         """What ``work`` gives, which removes persistent steps on process 0; then each process removes its local ones, those
         that are ``gone``. Nothing changes before all processes have announced the same ``call``. ``work`` gets the local
-        steps with their tokens, and gives at least the run file, ``run``. ``after`` makes the new trail of what ``work``
-        gives, and of nothing while it runs. With ``claims`` the local directories are claimed first: after the persistent
+        steps with their tokens, and gives at least the run file, ``run``. ``after`` makes the new trail of the steps that were
+        there and of what ``work`` gives, nothing while it runs. With ``claims`` the local directories are claimed first: after the persistent
         one, they might be a newer writer's.
         """
         settle_all(self.saves)
@@ -510,13 +515,13 @@ class Run:
         # Already before the removal, as an interrupt may come at any moment. A step that is forgotten though
         # it exists makes way for the next save of its number; one that is gone and not forgotten would
         # never be saved again.
-        self._trail, self._lineage = after(before, {}), ""
         standing = {*json.loads(there)}  # retention has taken others
+        self._trail, self._lineage = after(before, standing, {}), ""
         leaving = (before.own - self._trail.own) & standing
         self._decision.forget()
         try:
             said = together.first(lambda: work(held))
-            self._trail = after(before, said)
+            self._trail = after(before, standing, said)
             if local is not None:
                 local.leave(parse_run_file(said["run"].encode(), self.directory.path), gone)
         except BaseException as error:

@@ -18,9 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._options import MIB
 
 RUN_FILE = ".ckpt-run"
 """Name of the file in the persistent directory; its content is JSON, the fields of ``RunFile`` that are not empty."""
+MOST_BYTES = 64 * MIB
+"""Maximum size of the file: going back may remove thousands of steps."""
 _MOST_EARLIER = 64
 """Lineages that are kept. Local directories hold a few of the newest steps, so older ones are of no use."""
 _MOST_DELETED = 256
@@ -60,9 +63,7 @@ class RunFile:
     leaving: tuple[Leaving, ...] = ()  # in the order of removal
 
     def branch(self, lineage: str, last: int) -> RunFile:
-        """The run when a writer goes on from step ``last``, or -1, with a lineage of its own; without local directories as it is."""
-        if not self.name:
-            return self
+        """The run when a writer goes on from step ``last``, or -1, with a lineage of its own."""
         before = [*self.earlier, *([(self.current, last)] if self.current else [])]
         bounded = tuple((one, min(bound, last)) for one, bound in before)
         return replace(self, current=lineage, earlier=bounded[-_MOST_EARLIER:])

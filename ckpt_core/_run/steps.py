@@ -28,7 +28,7 @@ from ckpt_core._processes import Processes
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity
 from ckpt_core._run.policies import keep
-from ckpt_core._run.run_file import RUN_FILE, RunFile, parse_run_file
+from ckpt_core._run.run_file import MOST_BYTES, RUN_FILE, RunFile, parse_run_file
 from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_in, refuse_file_for_steps
 from ckpt_core._storage import backend_of
 
@@ -120,7 +120,8 @@ class Steps:
 
     def run_file(self) -> RunFile:
         """Which saves of the run count."""
-        return parse_run_file(self._backend.read(self.directory, RUN_FILE), self.directory)
+        data = self._backend.read(self.directory, RUN_FILE, MOST_BYTES)
+        return parse_run_file(data, self.directory)
 
     def _record(self, name: str) -> Record | None:
         """The record in a directory; None if there is none, as where Orbax wrote it."""
@@ -270,7 +271,7 @@ def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:
 def note_deleted(directory: str, step: int) -> None:
     """Of a step that a tool has deleted, no copy in the local directories of a run's hosts counts from here on."""
     backend = backend_of(resolve(directory)[1])
-    run = parse_run_file(backend.read(directory, RUN_FILE), directory)
+    run = parse_run_file(backend.read(directory, RUN_FILE, MOST_BYTES), directory)
     if run.name:
         backend.put(directory, RUN_FILE, run.without(step).dump())
 

@@ -236,7 +236,7 @@ class Model:
         gone = sorted(other for other in self.steps if other > step)
         self.disk, self.local = up_to(self.disk, step), up_to(self.local, step)
         writer = self.writer
-        writer.leave(step)
+        writer.leave(max(self.steps, default=-1))
         writer.claimed = True
         if self.steps:
             newest = max(self.steps)
@@ -251,12 +251,14 @@ class Model:
             raise Absent
         self.disk.pop(step, None)
         self.local.pop(step, None)
-        writer = self.writer
-        if writer.at == step:
-            writer.at = writer.below(step)
-        if {*writer.stood} == {step}:  # it stands nowhere now
+        writer, gone = self.writer, {step}
+        if writer.at == step:  # then on the one before, of those that retention has left
+            there = self.steps.keys() & up_to(writer.stood, step).keys()
+            writer.at = max(there, default=None)
+            gone = {*range(-1 if writer.at is None else writer.at, step + 1)} - there
+        if {*writer.stood} and {*writer.stood} <= gone:  # it stands nowhere now
             writer.looked = False
-        writer.stood.pop(step, None)
+        writer.stood = {one: value for one, value in writer.stood.items() if one not in gone}
         writer.beside.pop(step, None)
         writer.since, writer.begun = None, False
 

@@ -8,18 +8,19 @@ across all processes are restored, from either tier, and of one number the newes
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt_core import _load
-from ckpt_core._directory import MAX_STEP, check_step
+from ckpt_core._directory import MAX_STEP, check_step, why_immovable
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, counts_as
+from ckpt_core._format.record import Record
 from ckpt_core._operation import logger
-from ckpt_core._processes import Processes
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.policies.keep import StepFacts
-from ckpt_core._run.steps import Listing, Steps, facts_of, stray_text
+from ckpt_core._run.steps import Listing, RunDirectory, facts_of, stray_text
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.local import open_local as open_local
 from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
@@ -40,10 +41,11 @@ _LOOKS = 3
 class Tiers:
     """The steps of a run in both tiers: in local directories, if there are any, and in the persistent one that all share."""
 
-    def __init__(self, persistent: Steps, local: LocalTier | None, processes: Processes) -> None:
-        self.directory = persistent.directory
-        self._alone, self._first = processes.count == 1, processes.index == 0
-        self._persistent = persistent
+    def __init__(self, directory: RunDirectory, local: LocalTier | None) -> None:
+        self.directory, self._persistent = directory.path, directory.steps
+        self._alone = directory.processes.count == 1
+        self._first = directory.processes.index == 0
+        self._changes_files = self._first and directory.local and not directory.read_only
         self._local = local
 
     def all(self) -> list[int]:
@@ -172,9 +174,9 @@ class Tiers:
         by_number: bool,
     ) -> tuple[RestoredStep, str]:
         """Restores a step from the tier that counts, else from the other; also gives the token of the save. ``local_first``
-        is what ``prefers_local`` said on process 0. One that the caller has not named ``by_number`` may be a Stray. Raises CheckpointCorrupt if every copy is damaged, CheckpointError if
-        only the local directories have the step, and not for these shardings. OSError means that this process could not read
-        it, which is no damage.
+        is what ``prefers_local`` said on process 0. Raises CheckpointCorrupt if every copy is damaged, CheckpointError if only
+        the local directories have the step, and not for these shardings, Stray as ``_stray`` does. OSError means that this
+        process could not read it, which is no damage.
         """
         failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
@@ -187,9 +189,11 @@ class Tiers:
 
         def opening() -> Checkpoint:
             beside = () if self._local is None else self._local.complete
-            opened.append(self._persistent.open(step, beside=beside))
-            told.append(self._stray(step, opened[-1], by_number))
-            return opened[-1]
+            found = self._persistent.open(step, beside=beside)
+            opened.append(found)
+            if self._first and isinstance(found, NativeCheckpoint) and found.record.parent:
+                told.append(self._stray(step, found.record, by_number))
+            return found
 
         try:
             restored = _load.restore_checkpoint(opening, targets, request, step)
@@ -216,18 +220,18 @@ class Tiers:
             if counts_as(found, OSError, self._alone):
                 raise found  # noqa: B904
             raise
-        if told[-1]:
+        if told and told[-1]:
             _warn(told[-1], _FROM_RESTORE if by_number else _FROM_LATEST)
         ours = opened[-1]
+        if self._changes_files and not os.access(ours.path, os.W_OK):
+            logger.warning("restored, but %s", why_immovable(ours.path))
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
-    def _stray(self, step: int, opened: Checkpoint, by_number: bool) -> str:
+    def _stray(self, step: int, opened: Record, by_number: bool) -> str:
         """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on from another
         save of one, unless the caller has named the step ``by_number``.
         """
-        if not (self._first and isinstance(opened, NativeCheckpoint) and opened.record.parent):
-            return ""
-        if (found := self._persistent.other_ancestor(opened.record)) is None:
+        if (found := self._persistent.other_ancestor(opened)) is None:
             return ""
         other, record = found
         text = f"{self.directory}: step {step} {stray_text(other)}"

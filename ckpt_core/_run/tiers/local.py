@@ -334,7 +334,8 @@ class LocalTier:
         )
 
         def save_and_retain() -> None:
-            if what.step not in self._complete and folders.is_mine():
+            lies_there = what.step not in self._complete and folders.backend.exists(path)
+            if lies_there and folders.is_mine():
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
             before = self._complete.get(what.step)

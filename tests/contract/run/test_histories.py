@@ -51,6 +51,12 @@ ANYWHERE = {
     "who rolled back and was taken over stops nobody": (
         "save 1; restart; rollback 1; take_over; save 2; is 1a 2b"
     ),
+    "who deletes the newest step stands on one that is there": (
+        "restart keep=1; save 6-8; delete 8; save 7; is 7b; restart keep=1; restore; save 8-9; delete 9; save 9; is 9d"
+    ),
+    "who rolls back stands on a step that is there": (
+        "restart keep=1 period=5; save 0-8; rollback 7 => [8]; save 7; is 0a 5a 7b"
+    ),
     "who deletes the only step that it saved stands nowhere": (
         "save 0-2; restart; save 2 overwrite force; delete 2; save 1 => refused; is 0a 1a"
     ),

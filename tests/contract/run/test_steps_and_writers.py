@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +119,31 @@ def test_a_changed_array_is_not_that_of_the_step_before(tmp_path: Path) -> None:
     links = [max(file.stat().st_nlink for file in tmp_path.glob(f"{n}/**/d/*")) for n in range(3)]
     assert links == [2, 2, 1]
     assert [ckpt.load(tmp_path / str(n))["w"][-1] for n in range(3)] == [0, 0, 1]
+
+
+TWO_USERS = """
+import os, sys
+import ckpt_core as ckpt
+with ckpt.Checkpointer(sys.argv[1], asynchronous=False) as first:
+    first.save(0, {"n": 0}), first.save(1, {"n": 1})
+os.chmod(sys.argv[1], 0o777)
+os.setgroups([]), os.setgid(12345), os.setuid(12345)
+with ckpt.Checkpointer(sys.argv[1], asynchronous=False) as second:
+    print(second.restore(0, {"n": 0}).state, flush=True)
+    second.save(1, {"n": 2})
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users")
+def test_a_second_user_hears_at_the_restore_whose_steps_it_cannot_move() -> None:
+    """It may write beside them; a training of hours would end at the first save that has to retire one."""
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)  # the directories of pytest are for their owner alone
+        command = [sys.executable, "-c", TWO_USERS, f"{root}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+        before, _, after = done.stderr.partition("Traceback")
+        assert done.stdout == "{'n': 0}\n", done.stderr
+        for text in (before, after):
+            assert "belongs to user 0" in text and f"chmod -R g+w {root}/run" in text, done.stderr
+        assert f"PermissionError: [Errno 13] Permission denied: '{root}/run/1'" in after
+        assert {"0", "1"} <= {*os.listdir(f"{root}/run")}
