@@ -217,8 +217,8 @@ class Checkpointer:
         Args:
             state: the target for steps written by ``save(step, state)``; in the result it is
                 ``state``.
-            strict_latest: raise if the newest step is damaged, or a local one of another number of processes or
-                other shardings, instead of trying older ones.
+            strict_latest: raise, instead of trying older ones, if the newest step is damaged, of a branch that the run left (in
+                a copy), or a local one of another number of processes or other shardings.
             (others: see ``ckpt_core.restore``)
 
         Raises:
