@@ -170,6 +170,7 @@ class StoreAttempt(Attempt):
         self._record = RECORD, b""
         self._held: dict[str, bytes] = {}
         self._apart: dict[str, bytes] = {}
+        self._data: set[str] = set()  # names of data files; in a copy without its token
         self._passes = False
         self._deciding = False
 
@@ -198,6 +199,7 @@ class StoreAttempt(Attempt):
         return found
 
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
+        self._data.add(name)
         self._keys.put(name, b"".join(parts))
 
     take = read
@@ -290,4 +292,4 @@ class StoreAttempt(Attempt):
             return
         with contextlib.suppress(Exception):
             if committed_token(self._keys) != self._token:  # a copy has the token of its source
-                remove_attempt(self._keys, self._mine())
+                remove_attempt(self._keys, {*self._mine(), *self._data})

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support import children
-from tests.support.command_line import KILLED_SAVE, make_call  # noqa: F401 (fixture)
+from tests.support import children, seams
+from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 from tests.support.stores import keys_at, tree, value_at
 
@@ -70,17 +70,33 @@ def test_damage_is_not_copied(call, store: str, tmp_path: Path) -> None:
     assert keys_at(f"{store}/a").list() == []
 
 
-def test_a_copy_that_is_killed_leaves_nothing(call, tmp_path: Path) -> None:
+KILLED_COPY = """
+import os, signal, sys
+from tests.support import seams
+from ckpt_core.cli import main
+seams.at(None, "commit", before=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+sys.argv = ["ckpt", "cp", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["disk", "store"])
+def test_a_copy_that_fails_or_is_killed_is_not_in_the_way_of_the_next(
+    call, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     ckpt.save(tmp_path / "a", tree(1))
-    code = KILLED_SAVE.replace("ckpt.save(sys.argv[1], {'w': np.ones(3)})".replace("'", '"'), "")
-    code += "from ckpt_core.cli import main\nsys.argv = ['ckpt', 'cp', *sys.argv[1:]]\nmain()\n"
-    command = [sys.executable, "-c", code, str(tmp_path / "a"), str(tmp_path / "b")]
+    target = str(tmp_path / "b") if kind == "disk" else f"{store}/b"
+    with monkeypatch.context() as patch:
+        seams.at(patch, "commit", before=seams.fail())
+        assert call("cp", tmp_path / "a", target)[0] == 2
+    assert kind == "disk" or keys_at(target).list() == []
+    command = [sys.executable, "-c", KILLED_COPY, str(tmp_path / "a"), target]
     done = subprocess.run(command, env=children.environment(), timeout=150, check=False)
     assert done.returncode == -signal.SIGKILL
     with pytest.raises(ckpt.CheckpointNotFound):
-        ckpt.load(tmp_path / "b")
-    assert call("cp", tmp_path / "a", tmp_path / "b")[0] == 0
-    assert value_at(str(tmp_path / "b")) == 1 and ckpt.verify(tmp_path / "b").ok
+        ckpt.load(target)
+    assert call("cp", tmp_path / "a", target)[0] == 0
+    assert value_at(target) == 1 and ckpt.verify(target).ok
 
 
 def test_large_data_files_and_odd_names(call, store: str, tmp_path: Path) -> None:
