@@ -1,7 +1,8 @@
 """Finds leaves that did not change since the last step, and hard-links their data files.
 
 Each step's directory contains links to all files that it needs, so that any other step can be deleted. If less than 4/5 of a
-file is needed, its arrays are written anew, so that unneeded bytes do not accumulate.
+file is needed, its arrays are written anew, so that unneeded bytes do not accumulate; but into other files than what
+has changed, so that the next step links them.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Linked:
     places: dict[str, Place]  # of those chunks, by key
     checksums: dict[str, tuple[int, ...]]  # of their blocks, by key
     files: dict[str, FileRecord]  # by path in the checkpoint
+    unlinked: frozenset[str]  # unchanged arrays in files that are not worth linking
 
     def to_write(self, arrays: Iterable[ArrayToWrite]) -> list[ArrayToWrite]:
         """The arrays with what must still be written, which is at least what describes them."""
@@ -178,25 +180,30 @@ class _ItemLinker:
             return None
         keys = {name: _keys(array) for name, array in candidates.items()}
         keys = {name: its for name, its in keys.items() if all(key in self._places for key in its)}
-        chosen = self._worth_linking(keys)
-        if not chosen:
-            return None
-        with contextlib.closing(DataFiles(Location(self._folder, True))) as data:
-            same = _filter_in_threads(lambda name: self._is_same(candidates[name], data), chosen)
-        if len(same) < len(chosen):
+        compared, same = self._worth_linking(keys), list[str]()
+        if compared:
+            with contextlib.closing(DataFiles(Location(self._folder, True))) as data:
+                same = _filter_in_threads(
+                    lambda name: self._is_same(candidates[name], data), compared
+                )
+        chosen = same
+        if len(same) < len(compared):
             chosen = self._worth_linking({name: keys[name] for name in same})
-        if not chosen:
+        kept = {name for name in keys.keys() - {*compared} if self._is_object(candidates[name])}
+        unlinked = frozenset(kept.union(same).difference(chosen))
+        if not chosen and not unlinked:
             return None
-        return self._linked(
-            target, frozenset(chosen), [key for name in chosen for key in keys[name]]
-        )
+        linked = [key for name in chosen for key in keys[name]]
+        return self._linked(target, frozenset(chosen), linked, unlinked)
 
     def _worth_linking(self, keys: Mapping[str, Sequence[str]]) -> list[str]:
         chunks = {name: [self._places[key] for key in its_keys] for name, its_keys in keys.items()}
         prefix, files = f"{self._item.folder}/", self._last.files
         return worth_linking(chunks, lambda path: files[prefix + path].size_bytes)
 
-    def _linked(self, target: str, names: frozenset[str], keys: Sequence[str]) -> Linked:
+    def _linked(
+        self, target: str, names: frozenset[str], keys: Sequence[str], unlinked: frozenset[str]
+    ) -> Linked:
         """Links the files of these chunks."""
         prefix, kept = f"{self._item.folder}/", {*keys}
         new = {
@@ -216,12 +223,14 @@ class _ItemLinker:
                 file = replace(file, crc32=crc32_of(f"{self._folder}/{path}", outside))
             files[prefix + link] = file
         identities = {path: self._last.identities[prefix + path] for path in new}
-        link_files(self._folder, target, new, identities)  # last, as what fails leaves no link
+        if new:  # last, as what fails leaves no link
+            link_files(self._folder, target, new, identities)
         return Linked(
             names,
             {key: (new[self._places[key][0]], *self._places[key][1:]) for key in keys},
             {key: self._checksums[key] for key in keys},
             files,
+            unlinked,
         )
 
     def _may_be_same(self, array: ArrayToWrite) -> bool:

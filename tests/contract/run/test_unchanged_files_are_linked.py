@@ -156,6 +156,18 @@ def test_a_frozen_leaf_of_several_files_shares_none_with_what_changes(tmp_path):
     assert_whole(second, {**trees[1], "m": frozen})
 
 
+def test_frozen_leaves_between_changing_ones_are_linked_from_the_third_step_on(tmp_path):
+    """As with adapters beside each layer's weights: the second step writes the frozen ones into other files than the rest."""
+    trees = [frozen_tree()]
+    for _ in range(3):
+        trees.append(changed(trees[-1], *range(0, 20, 2)))
+    paths = save_all(tmp_path, *trees, options=ckpt.Options(durable=False))
+    frozen = [shared_bytes(path, before) // MIB for before, path in itertools.pairwise(paths)]
+    assert frozen == [0, 10, 10]
+    for path, tree in zip(paths, trees, strict=True):
+        assert_whole(path, tree)
+
+
 def test_one_bit_in_the_last_place_of_another_object(tmp_path):
     tree = {f"w{i}": leaf(i, 2 * MIB) for i in range(4)}  # 8 MiB each: more than a block
     almost = np.array(tree["w2"])
