@@ -237,9 +237,7 @@ class Tiers:
         text = f"{self.directory}: step {step} {stray_text(other)}"
         if by_number or record.parent is None:  # an overwritten step begins no history
             return f"{text}. If step {other} is the one to go on from, restore({other}, ...): the next save retires what is newer"
-        raise Stray(
-            f"{text}. It is left out, and the next save retires it; to go on from it instead, restore({step}, ...)"
-        )
+        raise Stray(f"{text}. To go on from it all the same, restore({step}, ...)")
 
     def restore_newest(
         self,
@@ -270,9 +268,11 @@ class Tiers:
                             raise
                         misfit = misfit or error
                     except CheckpointError as error:
-                        if counts_as(error, Stray, self._alone) and not strict_latest:
-                            stray = stray or error
-                            _warn(str(error))
+                        if counts_as(error, Stray, self._alone):
+                            stray = stray or CheckpointError(str(error))
+                            if strict_latest:
+                                raise stray from error
+                            _warn(f"{error}. It is left out, and the next save retires it")
                             continue
                         if not isinstance(error, CheckpointCorrupt | CheckpointNotFound):
                             raise
