@@ -191,6 +191,8 @@ class _ItemLinker:
             chosen = self._worth_linking({name: keys[name] for name in same})
         kept = {name for name in keys.keys() - {*compared} if self._is_object(candidates[name])}
         unlinked = frozenset(kept.union(same).difference(chosen))
+        if sum(candidates[name].size_bytes for name in unlinked) < LEAST_FILE_BYTES:
+            unlinked = frozenset()
         if not chosen and not unlinked:
             return None
         linked = [key for name in chosen for key in keys[name]]
