@@ -127,11 +127,9 @@ class Disk:
         self._retention.finish(listing.run, wait_secs)
         return self._steps.look()
 
-    def guard(
-        self, trail: Trail, call: Call, plan: Plan, token: str, path: str, *, looks_later: bool
-    ) -> Guard:
-        """The guard of a persistent save to ``path``, asked before the save begins and right before its commit. With ``looks_later`` the
-        thread that writes looks at the steps, because the caller did not wait for the listing.
+    def guard(self, trail: Trail, call: Call, plan: Plan, token: str, path: str) -> Guard:
+        """The guard of a persistent save to ``path``, asked before the save begins, when the thread that writes looks at the
+        steps, and right before its commit.
         """
 
         def move_same_step() -> None:
@@ -159,9 +157,7 @@ class Disk:
         return Guard(
             self.lease,
             # beside newer steps, of which some may be local only, it leaves none
-            at_begin=(lambda: self.make_way(trail, call, "", ()))
-            if looks_later and plan.cuts
-            else None,
+            at_begin=(lambda: self.make_way(trail, call, "", ())) if plan.cuts else None,
             at_commit=at_commit,
         )
 

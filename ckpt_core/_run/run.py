@@ -91,8 +91,6 @@ class Run:
         self._following = Following(directory)
         self._unread = UnreadValues()
         self._links = Links()
-        # A listing takes a round trip: where local directories take every save, the thread that writes makes it.
-        self._looks_later = self._local is not None or not directory.local
         self._stagings = [Staging(options.max_host_bytes) for _ in self.saves]
         self.closed = False
         # Where this writer stands. What the threads of its saves find out is added at the next call.
@@ -154,7 +152,7 @@ class Run:
             refuse_if_running(before, self._processes, self._options.timeout_secs)
         settle_all(before)
         call = Call(step, overwrite, force, not self.looked)
-        plan = self._plan(call, persists, again)
+        plan = self._plan(call, again)
         self._count += 1
         token = f"{self._lineage}{self._count:016x}"
         persists = persists or plan.persisted
@@ -206,15 +204,14 @@ class Run:
             self._outcomes.popleft()
         return self._trail
 
-    def _plan(self, call: Call, persists: bool, again: bool) -> Plan:
-        """The plan of this save, after the steps that it leaves are removed; all processes must call it. ``persists``: the
-        policy wants it in the persistent directory. ``again``: with local directories, it replaces an own step.
+    def _plan(self, call: Call, again: bool) -> Plan:
+        """The plan of this save, after the steps that it leaves are removed; all processes must call it. ``again``: with local
+        directories, it replaces an own step. A save that goes on looks at what is on disk in the thread that writes.
         """
         trail = self._caught_up()
         begins = not self._lineage
         turns = begins or trail.turns_at(call.step)
-        looks = turns or again
-        if not looks and not persists:
+        if not turns and not again:
             return self._disk.plan(trail, call, trail.own)
         local = self._local
         if begins and local is not None:
@@ -224,8 +221,6 @@ class Run:
             if begins:
                 self._disk.lease.take()
                 self.tiers.refuse_scratch()
-            if not looks and self._looks_later:
-                return self._disk.plan(trail, call, trail.own), "", ""
             held = local.standing if turns and local is not None else ()
             drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
@@ -336,9 +331,7 @@ class Run:
             self._options,
             overwrite=plan.replaces,
             step=what.step,
-            guard=self._disk.guard(
-                trail, call, plan, what.token, path, looks_later=self._looks_later
-            ),
+            guard=self._disk.guard(trail, call, plan, what.token, path),
             links=self._links,
             token=what.token,
             parent=what.parent,
