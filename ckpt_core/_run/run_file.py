@@ -129,10 +129,11 @@ def parse_run_file(data: bytes | None, directory: str) -> RunFile:
             tuple((int(step), str(one)) for step, one in value.get("replaced", ())),
             tuple(_leaving(*one) for one in value.get("leaving", ())),
         )
-        lineages = [*dict(run.earlier), *(one for _, one in run.deleted)]
+        lineages = [*(one for one, _ in run.earlier), *(one for _, one in run.deleted)]
+        lineages += [run.current] if run.name else []
         if not (
             _NAME.fullmatch(run.name)
-            and all(map(_LINEAGE.fullmatch, [*lineages, *([run.current] if run.name else [])]))
+            and all(_LINEAGE.fullmatch(one) for one in lineages)
             and all(_TOKEN.fullmatch(one) for _, one in run.replaced)
         ):
             raise ValueError("a name in it is none that ckpt gives")
