@@ -14,7 +14,15 @@ COLOURS = ("#3f51b5", "#2e7d32", "#b3392f", "#8e6c00", "#00838f", "#6a1b9a", "#4
 STYLE = (
     "text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2430; } "
     ".title { font-weight: bold; font-size: 15px; }  .soft { fill: #5b6475; } "
-    "polyline, path { fill: none; }"
+    "polyline, path { fill: none; } "
+    "@media (max-width: 500px) { text { font-size: 16px; } .title { font-size: 20px; } } "
+    "@media (prefers-color-scheme: dark) { text { fill: #e2e4ea; } .soft { fill: #a3abba; } rect { fill: #1e2129; } "
+    '[stroke="#c5cad6"] { stroke: #5a6275; } [stroke="#5b6475"] { stroke: #a3abba; } '
+    '[stroke="#1f2430"] { stroke: #e2e4ea; } [stroke="#3f51b5"] { stroke: #9fa8da; } '
+    '[stroke="#2e7d32"] { stroke: #81c784; } [stroke="#b3392f"] { stroke: #ef8a80; } '
+    '[stroke="#8e6c00"] { stroke: #d4b04c; } [stroke="#00838f"] { stroke: #4dd0e1; } '
+    '[stroke="#6a1b9a"] { stroke: #ce93d8; } [stroke="#455a64"] { stroke: #90a4ae; } '
+    '[stroke="#ad1457"] { stroke: #f48fb1; } }'
 )
 
 

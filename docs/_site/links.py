@@ -47,6 +47,8 @@ def on_files(files: Any, config: Any) -> Any:
         text = _relinked(text, source, page, copied)
         if name.endswith(".ipynb"):
             text += f"\n\n[This page as a notebook]({name})\n"
+        if page == "index.md":  # its section has no other page to list
+            text = "---\nhide: [navigation]\n---\n" + text
         files.append(File.generated(config, page, content=text))
     for target in sorted(copied):
         content = (ROOT / target).read_text()

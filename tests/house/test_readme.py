@@ -232,14 +232,14 @@ def test_no_code_is_hidden_from_the_reader(readme: Path):
 
 
 def test_the_first_screen():
-    """What it is and how fast, the picture, how to install it, the script and the frameworks come in this order."""
+    """The lines of a loop, how to install it, how fast, the picture and the script come in this order."""
     text = (ROOT / "README.md").read_text()
     order = (
-        "# ckpt",
+        "restore_latest(",
+        "pip install",
         "(docs/performance.md)",
         "images/resumed.svg",
-        "pip install",
-        "restore_latest(",
+        "```python",
         "ckpt.load(",
         "## Your framework",
         "make demo",
