@@ -52,13 +52,14 @@ counting = False
 calls, functions, moves, last = {}, set(), [0], {}
 packages = ()
 INLINED = {"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>"}
+POLLED = {"_tell_progress", "tell_progress"}  # how often a wait looks at what was written is chance
 
 def profile(frame, event, argument):
     if not counting or event != "call":
         return
     code = frame.f_code
     name = code.co_filename
-    if not name.startswith(packages) or code.co_name in INLINED:
+    if not name.startswith(packages) or code.co_name in INLINED | POLLED:
         return
     thread = threading.get_ident()
     if getattr(threading._active.get(thread), "name", "") == "ckpt-slow":
