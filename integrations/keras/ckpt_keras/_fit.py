@@ -347,10 +347,11 @@ class Fit:
 
 
 def _learning_rate(model: Any) -> float | None:
-    """The learning rate of the optimizer; None if it has a schedule or there is no optimizer."""
-    rate = getattr(getattr(model, "optimizer", None), "learning_rate", None)
-    known = isinstance(rate, keras.Variable) and not (on_jax() and is_lost(rate))
-    return float(rate.value) if known else None
+    """The learning rate of the optimizer; None if it has a schedule, no value, or there is no optimizer."""
+    rate: Any = getattr(getattr(model, "optimizer", None), "learning_rate", None)
+    if not isinstance(rate, keras.Variable) or (on_jax() and is_lost(rate)):
+        return None
+    return float(value_of(rate))
 
 
 @contextlib.contextmanager
