@@ -77,18 +77,21 @@ class AssetsTarget:
         rename: Mapping[str, str] | None = None,
     ) -> None:
         table = table_of(rename or {})
-        named = json.loads(names) if names else {}
+        named: dict[str, str] = json.loads(names) if names else {}
         saved = {place: leading(name, table) for place, name in named.items()}
         self.reads_renames = frozenset(
-            old
-            for old, new in (rename or {}).items()
-            if any(leading(name, table_of({old: new})) != name for name in named.values())
+            entry[0] for entry in table if any(leading(n, [entry]) != n for n in named.values())
         )
         """Entries of ``rename=`` that this target uses, although no saved path begins with them."""
         owners = {owner.place: owner for owner in owners_of_assets(model)}
         leaves = [_unescaped(leaf.path) for leaf in info.items[ASSETS].leaves]
         places = _places(leaves, {*saved, *owners})
-        self._homes = _homes(places, saved, owners, counted_in(model))
+        pairs = {place: place for place in owners}
+        if saved:
+            old = {place: name.split("/") for place, name in saved.items()}
+            new = {place: owner.name.split("/") for place, owner in owners.items()}
+            pairs = pair_parts(old, new, counted_in(model))
+        self._homes = {place: owners[pairs[place]] for place in places if place in pairs}
         lost = [place for place in places if place not in self._homes]
         if lost:
             wanted = ", ".join(owner.name for owner in owners.values()) or "none"
@@ -180,20 +183,6 @@ def _walk(model: Any) -> list[tuple[Any, str]]:
             error_msgs=asked,
         )
     return [(obj, str(place)) for obj, place in asked.values() if isinstance(place, Place)]
-
-
-def _homes(
-    places: Iterable[str],
-    saved: Mapping[str, str],
-    owners: Mapping[str, Owner],
-    counted: frozenset[str],
-) -> dict[str, Owner]:
-    """Saved place -> the object that loads its files."""
-    if not saved:
-        return {place: owners[place] for place in places if place in owners}
-    old = {place: name.split("/") for place, name in saved.items()}
-    pairs = pair_parts(old, {place: one.name.split("/") for place, one in owners.items()}, counted)
-    return {place: owners[pairs[place]] for place in places if place in pairs}
 
 
 def _places(leaves: Iterable[tuple[str, ...]], known: set[str]) -> list[str]:

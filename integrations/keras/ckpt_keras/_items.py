@@ -86,10 +86,10 @@ def saved_model(info: CheckpointInfo) -> SavedModel:
     )
 
 
-def newest_model(checkpointer: Checkpointer) -> SavedModel | None:
-    """Where the model is in the newest step that can be read; None if there is no step."""
+def newest_model(checkpointer: Checkpointer, steps: list[int]) -> SavedModel | None:
+    """Where the model is in the newest of the steps that can be read; None if there are none."""
     failure: Exception | None = None
-    for step in reversed(checkpointer.all_steps()):
+    for step in reversed(steps):
         try:
             return saved_model(checkpointer.inspect(step))
         except (CheckpointError, OSError) as error:  # try an older step, like restore_latest

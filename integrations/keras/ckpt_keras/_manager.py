@@ -95,10 +95,12 @@ class KerasCheckpointManager:
         """
         self.checkpointer.wait_until_finished()  # the running save may be the step to restore
         run = self.checkpointer
-        saved = newest_model(run) if step is None else saved_model(run.inspect(step))
+        if step is None:
+            restore, saved = run.restore_latest, newest_model(run, run.all_steps())
+        else:
+            restore, saved = partial(run.restore, step), saved_model(run.inspect(step))
         if saved is None:
             return None
-        restore = run.restore_latest if step is None else partial(run.restore, step)
         return restore_with(restore, self.model, saved, self._options)
 
     def all_steps(self) -> list[int]:

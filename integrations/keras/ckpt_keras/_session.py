@@ -171,7 +171,7 @@ class Session:
                 f"{directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
                 "says not to go on from them: use another directory, or leave restore= away"
             )
-        saved = newest_model(self.checkpointer)
+        saved = newest_model(self.checkpointer, steps)
         if saved is None:
             return None
         progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)

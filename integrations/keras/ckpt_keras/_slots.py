@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -89,11 +90,11 @@ def more_optimizers(model: Any) -> dict[str, Any]:
     """Attribute -> optimizer, for optimizers in attributes other than the compiled one."""
     import keras
 
-    known = _compiled_optimizers(model)
+    known = {id(one) for one in _compiled_optimizers(model)}
     return {
         name: value
         for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer) and not any(value is one for one in known)
+        if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known
     }
 
 
@@ -267,11 +268,11 @@ def nameless(model: Any) -> frozenset[tuple[str, ...]]:
     """The layers without a name in their configuration, each as the tuple of names that leads to it. Keras writes no
     ``name`` for a layer class without ``get_config``, so the layer that is made from it is named after its class.
     """
-    return frozenset(owners for layer, owners in layers_of(model) if owners and _has_no_name(layer))
-
-
-def _has_no_name(layer: Any) -> bool:
-    try:
-        return "name" not in layer.get_config()
-    except Exception:  # get_config raises, so the layer was not made from a configuration
-        return False
+    found: set[tuple[str, ...]] = set()
+    for layer, owners in layers_of(model):
+        with contextlib.suppress(
+            Exception
+        ):  # of a get_config: then no configuration made the layer
+            if owners and "name" not in layer.get_config():
+                found.add(owners)
+    return frozenset(found)
