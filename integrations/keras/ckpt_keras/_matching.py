@@ -127,17 +127,29 @@ def _pair_weights(
         {path: pattern(_whole_path(now[path]), counted) for path in new},
     )
     taken = set(pairs.values())
-    free: dict[object, list[str]] = {}
+    return pairs | _pair_by_layers(
+        {path: parts for path, parts in saved.items() if path not in pairs},
+        {path: parts for path, parts in wanted.items() if path not in taken},
+    )
+
+
+def _pair_by_layers(saved: Mapping[str, Pattern], wanted: Mapping[str, Pattern]) -> Names:
+    """Pairs a path with the one weight that is in all layers which it names, in their order."""
+    having: dict[object, list[str]] = {}
     for path, whole in wanted.items():
-        if path not in taken:
-            free.setdefault(whole[-1], []).append(path)
-    fits = {
-        path: [other for other in free.get(parts[-1], ()) if embeds(parts, wanted[other])]
-        for path, parts in saved.items()
-        if path not in pairs
-    }
-    only = {path: found[0] for path, found in fits.items() if len(found) == 1}
-    return pairs | pair(only, {path: path for path in wanted})
+        for part in set(whole):
+            having.setdefault(part, []).append(path)
+    found: Names = {}
+    for path, parts in saved.items():
+        fewest = min((having.get(part, []) for part in parts), key=len)
+        fits = [
+            other
+            for other in fewest
+            if wanted[other][-1] == parts[-1] and embeds(parts, wanted[other])
+        ]
+        if len(fits) == 1:
+            found[path] = fits[0]
+    return pair(found, {path: path for path in wanted})
 
 
 def _without_numbers(parts: Parts, counted: Set[str]) -> list[str]:

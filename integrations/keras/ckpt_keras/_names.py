@@ -130,10 +130,10 @@ def _ranks(patterns: Iterable[Pattern]) -> dict[str, dict[int, int]]:
 
 def pair(saved: Mapping[str, Hashable], wanted: Mapping[str, Hashable]) -> dict[str, str]:
     """Maps saved names to the wanted ones of the same value; leaves out values that one side has twice."""
-    once = [
-        {value for value, n in Counter(side.values()).items() if n == 1} for side in (saved, wanted)
-    ]
-    now = {value: name for name, value in wanted.items() if value in once[0] & once[1]}
+    counts = [Counter(side.values()) for side in (saved, wanted)]
+    now = {
+        value: name for name, value in wanted.items() if counts[0][value] == counts[1][value] == 1
+    }
     return {name: now[value] for name, value in saved.items() if value in now}
 
 
