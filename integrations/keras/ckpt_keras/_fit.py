@@ -72,6 +72,11 @@ class Fit:
             self._continue(resumed)
         elif past.finished > 0:
             past.progress = past.progress.next_run()
+        elif restored is None:  # an interrupted call may have counted batches
+            before = past.progress
+            past.progress = replace(
+                before, batch=0, batches=before.batches - before.batch, since_save=0
+            )
         if self._progress.learning_rate is None:
             self._progress.learning_rate = self._learning_rate
         elif restored is not None:

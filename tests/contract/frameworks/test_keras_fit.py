@@ -206,6 +206,21 @@ def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_pa
     km.assert_same(km.values(straight), km.values(model))
 
 
+def test_batches_before_an_interrupt_do_not_count_for_the_next_fit(tmp_path):
+    """Nothing was saved before it; then the process was to stop after fewer batches."""
+
+    class Stopped(Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(model, [callback, StopAt(4)])
+    km.fit(model, [Stopped(), callback])
+    assert (progress(tmp_path, 0)["batch"], progress(tmp_path, 0)["batches"]) == (3, 3)
+
+
 def interrupted_inside_a_step(model, callback, nth, **arguments):
     """Ctrl-C while the compiled step runs: Keras has taken the arrays out of the model, and leaves none in it."""
 
