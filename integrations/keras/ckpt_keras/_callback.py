@@ -229,13 +229,12 @@ def _ending(callback: Any, session: Session) -> Callable[[], None]:
     held = weakref.ref(callback)
 
     def end() -> None:
-        if session.closed:
-            return
         owner = held()
         if owner is not None:
             owner._interrupted(session)
-        # at interpreter exit no thread starts, and the core waits for saves
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=session.abandon, name="ckpt-keras-end").start()
+        if not session.closed:
+            # at interpreter exit no thread starts, and the core waits for saves
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=session.abandon, name="ckpt-keras-end").start()
 
     return end
