@@ -71,6 +71,7 @@ jax/_src/interpreters/pxla batched_device_put
 jax/_src/xla_bridge _backends
 equinox/_ad _fun
 keras/src/saving/saving_lib _load_state
+keras/src/backend/common/variables _value
 keras/src/utils/naming to_snake_case
 keras/src/callbacks/callback _model
 keras/src/callbacks/swap_ema_weights _ema_weights_in_model

@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     from ckpt_keras._directory import restore as restore
     from ckpt_keras._directory import save as save
     from ckpt_keras._manager import KerasCheckpointManager as KerasCheckpointManager
-
-    KerasOrbaxCheckpointManager = KerasCheckpointManager
+    from ckpt_keras._manager import KerasOrbaxCheckpointManager as KerasOrbaxCheckpointManager
 
 _HOMES = {
-    "OrbaxCheckpointCallback": ("_callback", "OrbaxCheckpointCallback"),
-    "KerasCheckpointManager": ("_manager", "KerasCheckpointManager"),
-    "KerasOrbaxCheckpointManager": ("_manager", "KerasCheckpointManager"),
-    "load_model": ("_directory", "load_model"),
-    "restore": ("_directory", "restore"),
-    "save": ("_directory", "save"),
+    "OrbaxCheckpointCallback": "_callback",
+    "KerasCheckpointManager": "_manager",
+    "KerasOrbaxCheckpointManager": "_manager",
+    "load_model": "_directory",
+    "restore": "_directory",
+    "save": "_directory",
 }
 
 __all__ = [
@@ -57,8 +56,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistak
         from ckpt_keras._backend import import_keras
 
         import_keras()  # its error says what to do if Keras or its backend is missing
-        module, attribute = _HOMES[name]
-        value = getattr(importlib.import_module(f"ckpt_keras.{module}"), attribute)
+        value = getattr(importlib.import_module(f"ckpt_keras.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
 

@@ -20,6 +20,7 @@ from ckpt_keras._slots import (
     counted_anywhere,
     counted_in,
     nested,
+    owners_of,
     slots_of_model,
     slots_of_object,
 )
@@ -48,11 +49,11 @@ class KerasAdapter:
             CheckpointError: the model was not built, so it has no variables yet.
         """
         if _is_variable(obj):
-            return _value(obj)
+            return value_of(obj)
         slots = slots_of(obj)
         if _is_layer(obj):
             warn_of_left_out(obj)
-        return nested(slots, [_value(slot.variable) for slot in slots])
+        return nested(slots, [value_of(slot.variable) for slot in slots])
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Assigns a state with the structure of ``get_state(obj)``."""
@@ -134,15 +135,16 @@ def _refresh_normalization(model: Any) -> None:
 
 def named(obj: Any) -> list[Named]:
     """The variables of a live object in the form that ``_matching`` takes."""
-    root = (str(obj.name),) if _is_layer(obj) else ()
+    root, owners = (), dict[int, tuple[str, ...]]()
+    if _is_layer(obj):
+        root, owners = (str(obj.name),), owners_of(obj)
     slots = slots_of(obj)
     return [
         Named(
             slot.text,
             tuple(slot.variable.shape),
             _dtype(slot.variable),
-            (*root, *slot.owners),
-            None if slot.weight is None else slot.weight.text,
+            (*root, *owners.get(id(slot.variable), ())),
         )
         # The order in which the nested tree is saved.
         for slot in _leaves(nested(slots, slots))
@@ -161,14 +163,29 @@ def _dtype(variable: Any) -> str:
     return str(variable.value.dtype) if on_jax() else str(variable.dtype)
 
 
-def _value(variable: Any) -> Any:
-    if on_jax():
-        return variable.value
-    import keras
+def value_of(variable: Any) -> Any:
+    """The array of a variable; on other backends than JAX a copy, because they write in place.
 
-    return np.array(
-        keras.ops.convert_to_numpy(variable.value)
-    )  # copy: other backends write in place
+    Raises:
+        CheckpointError: an interrupted training step took it away.
+    """
+    if not on_jax():
+        import keras
+
+        return np.array(keras.ops.convert_to_numpy(variable.value))
+    if is_lost(variable):
+        raise CheckpointError(
+            f"{variable.path} has no value: Ctrl-C interrupted a training step, for whose time Keras takes the arrays out of "
+            "the model. fit with OrbaxCheckpointCallback goes on from the last checkpoint; if there is none, create and "
+            "compile the model again"
+        )
+    return variable.value
+
+
+def is_lost(variable: Any) -> bool:
+    """Whether an interrupted training step left a variable of the JAX backend without its array."""
+    held = variable._value  # `value` would make up an initial one
+    return held is None or (hasattr(held, "is_deleted") and held.is_deleted())
 
 
 def _stateful_types(keras: Any) -> tuple[type, ...]:

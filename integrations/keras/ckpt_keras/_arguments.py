@@ -110,21 +110,17 @@ def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """Further items by name; raises ValueError if a name is one of the callback's own items."""
     if extra is not None and not isinstance(extra, Mapping):
         raise TypeError(f"extra= is a dict of names and objects, got a {type(extra).__name__}")
-    taken = [name for name in extra or {} if name in ITEMS]
+    taken = ", ".join(name for name in extra or {} if name in ITEMS)
     if taken:
-        raise ValueError(
-            f"extra= cannot be called {', '.join(taken)}: the callback's own items are"
-        )
+        raise ValueError(f"extra= cannot be called {taken}: the callback's own items are")
     return dict(extra or {})
 
 
 def checked_track(track: Any) -> tuple[Any, ...]:
     """The callbacks whose state is saved; raises TypeError if ``track`` is not a list of callbacks."""
-    if track is None:
-        return ()
-    if not isinstance(track, Sequence) or isinstance(track, str):
+    if track is not None and (not isinstance(track, Sequence) or isinstance(track, str)):
         raise TypeError(f"track must be a list of callbacks, got a {type(track).__name__}")
-    for callback in track:
+    for callback in track or ():
         if isinstance(callback, type):
             name = callback.__name__
             raise TypeError(
@@ -132,4 +128,4 @@ def checked_track(track: Any) -> tuple[Any, ...]:
             )
         if not hasattr(callback, "on_epoch_end"):
             raise TypeError(f"track takes callbacks, got a {type(callback).__name__}")
-    return tuple(track)
+    return tuple(track or ())

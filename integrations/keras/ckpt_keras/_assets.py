@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
-from ckpt_keras._matching import leading, same_places, table_of
-from ckpt_keras._names import pair
-from ckpt_keras._slots import counted_in, layers_of, nameless
+from ckpt_keras._matching import leading, table_of
+from ckpt_keras._names import pair_parts
+from ckpt_keras._slots import counted_in, layers_of
 
 ASSETS = "assets"
 """Name of the item, as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
@@ -65,8 +65,8 @@ def names_of_owners(model: Any) -> str:
 
 class AssetsTarget:
     """The target that assets are restored into; the constructor checks them against the model. ``names`` is the saved
-    result of ``names_of_owners``, empty if Keras' callback saved; ``rebuilt``: the model was made from the checkpoint's
-    configuration.
+    result of ``names_of_owners``, empty if places suffice: Keras' callback saved, or the model was made from the
+    checkpoint's configuration.
     """
 
     def __init__(
@@ -75,24 +75,23 @@ class AssetsTarget:
         info: CheckpointInfo,
         names: str,
         rename: Mapping[str, str] | None = None,
-        rebuilt: bool = False,
     ) -> None:
         table = table_of(rename or {})
-        named = json.loads(names) if names else {}
+        named: dict[str, str] = json.loads(names) if names else {}
         saved = {place: leading(name, table) for place, name in named.items()}
         self.reads_renames = frozenset(
-            old
-            for old, new in (rename or {}).items()
-            if any(leading(name, table_of({old: new})) != name for name in named.values())
+            entry[0] for entry in table if any(leading(n, [entry]) != n for n in named.values())
         )
         """Entries of ``rename=`` that this target uses, although no saved path begins with them."""
         owners = {owner.place: owner for owner in owners_of_assets(model)}
         leaves = [_unescaped(leaf.path) for leaf in info.items[ASSETS].leaves]
         places = _places(leaves, {*saved, *owners})
-        now = {place: owner.name for place, owner in owners.items()}
-        if rebuilt and same_places(saved, now, nameless(model), counted_in(model)):
-            saved = now
-        self._homes = _homes(places, saved, owners, counted_in(model))
+        pairs = {place: place for place in owners}
+        if saved:
+            old = {place: name.split("/") for place, name in saved.items()}
+            new = {place: owner.name.split("/") for place, owner in owners.items()}
+            pairs = pair_parts(old, new, counted_in(model))
+        self._homes = {place: owners[pairs[place]] for place in places if place in pairs}
         lost = [place for place in places if place not in self._homes]
         if lost:
             wanted = ", ".join(owner.name for owner in owners.values()) or "none"
@@ -184,24 +183,6 @@ def _walk(model: Any) -> list[tuple[Any, str]]:
             error_msgs=asked,
         )
     return [(obj, str(place)) for obj, place in asked.values() if isinstance(place, Place)]
-
-
-def _homes(
-    places: Iterable[str],
-    saved: Mapping[str, str],
-    owners: Mapping[str, Owner],
-    counted: frozenset[str],
-) -> dict[str, Owner]:
-    """Saved place -> the object that loads its files."""
-    if not saved:
-        return {place: owners[place] for place in places if place in owners}
-    by_name = {owner.name: owner for owner in owners.values()}
-    pairs = pair(
-        {name: name.split("/") for name in saved.values()},
-        {name: name.split("/") for name in by_name},
-        counted,
-    )
-    return {p: by_name[pairs[saved[p]]] for p in places if p in saved and saved[p] in pairs}
 
 
 def _places(leaves: Iterable[tuple[str, ...]], known: set[str]) -> list[str]:

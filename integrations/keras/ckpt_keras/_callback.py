@@ -1,19 +1,27 @@
-"""The public callback with its arguments; its behaviour is in ``_run``."""
+"""The public callback with its arguments; what it does in a ``fit`` is in ``_fit``."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ckpt_core import Checkpointer, Options
+import keras
+
+from ckpt_core import Checkpointer, CheckpointError, Options
 from ckpt_core.arguments import answering, check_flags
 from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
 from ckpt_keras._backend import require_jax
-from ckpt_keras._run import FitRun
+from ckpt_keras._fit import Fit, Past
+from ckpt_keras._inside_fit import go_around, when_over
+from ckpt_keras._progress import Progress
+from ckpt_keras._session import Session
 
 
-class OrbaxCheckpointCallback(FitRun):
+class OrbaxCheckpointCallback(keras.callbacks.Callback):
     """Saves while ``fit`` trains, and resumes it.
 
     ``fit`` with this callback saves model, optimizer, random state and counters after every epoch.
@@ -95,8 +103,9 @@ class OrbaxCheckpointCallback(FitRun):
             save_best_only=save_best_only, save_on_background=save_on_background, restore=restore
         )
         check_flags(save_weights_only=save_weights_only, host_only=host_only)
+        super().__init__()
         place, monitor = directory_of(directory, monitor, checkpoint_dir)
-        arguments = Arguments(
+        self._arguments = Arguments(
             directory=place,
             monitor=monitor,
             verbose=int(verbose),
@@ -116,7 +125,11 @@ class OrbaxCheckpointCallback(FitRun):
             options=options,
         )
         require_jax(host_only)
-        super().__init__(arguments, data, initial_value_threshold)
+        self._data = data
+        self._past = Past(Progress(unit=self._arguments.unit, best=initial_value_threshold))
+        self._first = _First(self)
+        self._fit: Fit | None = None
+        self._ended: Session | None = None
 
     @property
     def directory(self) -> str:
@@ -126,7 +139,7 @@ class OrbaxCheckpointCallback(FitRun):
     @property
     def best(self) -> float | None:
         """The best value of the monitored metric so far, including those before a restart."""
-        return self._progress.best
+        return self._past.progress.best
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -135,15 +148,93 @@ class OrbaxCheckpointCallback(FitRun):
         Raises:
             CheckpointError: ``fit`` is not running.
         """
-        return self._running.checkpointer
+        return self._running.session.checkpointer
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises the error of a failed one."""
-        running, ended = self._session, self._ended
-        if running is not None:
-            running.checkpointer.wait_until_finished()
+        fit, ended = self._fit, self._ended
+        if fit is not None:
+            fit.session.checkpointer.wait_until_finished()
         elif ended is not None:  # an exception ended the last fit
-            try:
-                ended.wait_until_closed()
-            finally:
-                self.closed(ended)
+            ended.wait_until_closed()
+
+    def _interrupted(self, session: Session) -> None:
+        """An exception ended ``fit``: keeps only its session, whose last save may still be running."""
+        fit = self._fit
+        if fit is not None and fit.session is session:
+            # In this order, so that a waiting thread finds the save in one of the two attributes.
+            self._ended = session
+            self._fit = None
+
+    @property
+    def _running(self) -> Fit:
+        if self._fit is None:
+            raise CheckpointError("the callback has a checkpointer only while fit is running")
+        return self._fit
+
+    # ------------------------------------------------------------------------ events of fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the newest step."""
+        fit = Fit(self, self._arguments, self._data, self._past)
+        self._fit, self._ended = fit, None
+        go_around(fit.inside, self._first, self)
+        when_over(fit.inside, _ending(self, fit.session))
+        fit.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Prepares an epoch, unless that was done before all other callbacks."""
+        if not self._running.called_first:
+            self._running.before_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Saves between two steps, unless that was done before all other callbacks."""
+        if not self._running.called_first:
+            self._running.between_batches(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves after an epoch."""
+        self._running.after_epoch(epoch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Waits for the last save; its failure is raised from ``fit``."""
+        fit, self._fit = self._running, None
+        fit.end()
+
+
+class _First(keras.callbacks.Callback):
+    """Runs before all other callbacks of each ``fit`` of its owner."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._owner._running.before_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._owner._running.between_batches(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._owner._running.before_epoch_end()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._owner._running.enter()
+
+
+def _ending(callback: Any, session: Session) -> Callable[[], None]:
+    """A function that ends a session after an exception ended ``fit``, when Keras calls no callbacks; it refers to the
+    callback weakly. Garbage collection may call it in any thread, even the saving one.
+    """
+    held = weakref.ref(callback)
+
+    def end() -> None:
+        owner = held()
+        if owner is not None:
+            owner._interrupted(session)
+        if not session.closed:
+            # at interpreter exit no thread starts, and the core waits for saves
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=session.abandon, name="ckpt-keras-end").start()
+
+    return end

@@ -13,49 +13,49 @@ from ckpt_keras._kept import Kept
 
 
 class FitData:
-    """The iterator behind ``fit``, for as long as ``fit`` runs. Keras makes its own from the dataset, and on an
-    accelerator draws one batch more than it has trained. For a dataset or loader this class therefore gives Keras an
-    iterator, and remembers the state after the last trained batch. A user's iterator is used as it is.
+    """The iterator behind one call of ``fit``. Keras makes its own from the dataset, and on an accelerator draws one batch
+    more than it has trained. For a dataset or loader this class therefore gives Keras an iterator, and remembers the state
+    after the last trained batch. A user's iterator is used as it is.
+
+    Raises:
+        CheckpointError: ``fit`` trains from something else, or the position of the data cannot be saved.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, inside: InsideFit) -> None:
         self._given = data
+        self.given = data is not None
+        self._adapter: Any = inside.adapter
         self._is_iterator = data is not None and hasattr(type(data), "__next__")
-        self._make: Callable[[], Iterator[Any]] | None = None
         self._feed: _Feed | None = None
         self._next_feed: _Feed | None = None
-        self._adapter: Any = None
         self._each_epoch = False
-        self.given = data is not None
-        self.kept = Kept(None)
+        self.kept = Kept(getattr(self._adapter, "py_dataset", None))
         """What a PyDataset keeps from epoch to epoch."""
-        self.shuffles_by_torch = False
+        self.shuffles_by_torch = type(self._adapter).__name__ == "TorchDataLoaderAdapter"
         """Whether torch's global random state determines the order of the batches."""
-
-    def before_epoch(self) -> None:
-        """Drops batches of the last epoch, so that the next one begins with its own."""
         _drop_carried_over(self._adapter)
-
-    def begin(self, inside: InsideFit) -> None:
-        """Connects to a ``fit`` that begins; CheckpointError if ``fit`` trains from something else, or the position of
-        the data cannot be saved.
-        """
-        adapter = self._adapter = inside.adapter
-        _drop_carried_over(adapter)
-        self.shuffles_by_torch = type(adapter).__name__ == "TorchDataLoaderAdapter"
-        self.kept = Kept(getattr(adapter, "py_dataset", None))
-        if self._given is None:
+        if self.given:
+            self._refuse_others()
+        if not self.given or self._is_iterator:
             return
+        make = self._adapter.get_jax_iterator
+        self._make: Callable[[], Iterator[Any]] = lambda: iter(make())
+        self._each_epoch = inside.epochs.steps_per_epoch is None
+        self._next_feed = _Feed(self._make())
+        self._adapter.get_jax_iterator = self._hand_out
+
+    def _refuse_others(self) -> None:
+        kind = type(self._given).__name__
         packages = {cls.__module__.partition(".")[0] for cls in type(self._given).__mro__}
         if packages & {"torch", "torchdata"}:
             raise CheckpointError(
                 "data= takes Grain datasets, loaders and iterators, whose position can be saved; "
-                f"a {type(self._given).__name__} of torch has none. Leave data= away: the batches that were trained already are then drawn again and "
+                f"a {kind} of torch has none. Leave data= away: the batches that were trained already are then drawn again and "
                 "dropped, in the order of torch's global random state, which is saved"
             )
         if hasattr(type(self._given), "on_epoch_end"):
             raise CheckpointError(
-                f"data= takes Grain datasets, loaders and iterators; a {type(self._given).__name__} is a PyDataset of Keras. "
+                f"data= takes Grain datasets, loaders and iterators; a {kind} is a PyDataset of Keras. "
                 "Leave data= away: the batches that were trained already are drawn again and dropped, and what the "
                 "dataset changes between epochs is saved"
             )
@@ -66,23 +66,20 @@ class FitData:
             )
         if self._is_iterator:
             return
-        if adapter is None or getattr(adapter, "_dataset", None) is not self._given:
+        if getattr(self._adapter, "_dataset", None) is not self._given:
             raise CheckpointError(
-                f"data= is a {type(self._given).__name__} that fit does not train from: pass the same object "
+                f"data= is a {kind} that fit does not train from: pass the same object "
                 "to both, fit(dataset, callbacks=[OrbaxCheckpointCallback(directory, data=dataset)])"
             )
-        make = type(adapter).get_jax_iterator.__get__(adapter)
-        self._make = lambda: iter(make())
-        self._each_epoch = inside.epochs.steps_per_epoch is None
-        self._next_feed = _Feed(self._make())
-        adapter.get_jax_iterator = self._hand_out
+        if "get_jax_iterator" in vars(self._adapter):
+            raise CheckpointError(
+                "two callbacks of one fit have data=, and only one can follow the position: pass data= to the one that "
+                "training is to go on from"
+            )
 
-    def end(self) -> None:
-        """Undoes the changes to ``fit``."""
-        if self._adapter is not None and "get_jax_iterator" in vars(self._adapter):
-            del self._adapter.get_jax_iterator
-        self._feed = self._next_feed = self._adapter = None
-        self.kept = Kept(None)
+    def before_epoch(self) -> None:
+        """Drops batches of the last epoch, so that the next one begins with its own."""
+        _drop_carried_over(self._adapter)
 
     def target(self) -> Any:
         """The iterator to restore into: the one that ``fit`` draws from next."""
@@ -101,7 +98,6 @@ class FitData:
         """An iterator positioned after the last trained batch; ``batches`` counts as ``trained`` did."""
         if self._is_iterator:
             return self._given
-        assert self._make is not None
         if self._next_feed is not None:
             return self._next_feed.iterator  # nothing was drawn yet
         if self._feed is None or (between_epochs and self._each_epoch):
@@ -115,7 +111,6 @@ class FitData:
             feed.first_batch = batches
 
     def _hand_out(self) -> Any:
-        assert self._make is not None
         self._feed, self._next_feed = self._next_feed or _Feed(self._make()), None
         return self._feed
 

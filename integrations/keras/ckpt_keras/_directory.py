@@ -206,7 +206,10 @@ def load_model(
         )
         compiled = getattr(model, "optimizer", None) is not None
         all_of_it = compiled and not saved.weights_only
-        names = _names_by_order(model, saved)
+        lost, names = nameless(model), dict[str, str]()
+        if lost and saved.info.format_version is not None:  # Orbax stores leaves in another order
+            leaves = saved.info.items[saved.item].leaves
+            names = names_by_order(leaves, named(model), lost=lost, counted=counted_in(model))
         restore_with(
             read,
             model,
@@ -233,17 +236,7 @@ def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
             )
     path = os.path.expanduser(os.fspath(directory))
     if os.path.isfile(path):
-        raise CheckpointNotFound(
-            f"{path} is {_kind_of_file(path)}, and no directory of checkpoints"
-        )
-
-
-def _kind_of_file(path: str) -> str:
-    if path.endswith(".weights.h5"):
-        return "a file of weights of Keras' own, which model.load_weights(path) reads"
-    if path.endswith((".keras", ".h5", ".hdf5")):
-        return "a model file of Keras' own, which keras.saving.load_model(path) reads"
-    return "a file"
+        raise CheckpointNotFound(f"{path} is a file, and no directory of checkpoints")
 
 
 def _weights_only(what: str) -> bool:
@@ -276,14 +269,6 @@ def _opened(
                 f"{checkpointer.directory} holds no checkpoint: no step was saved there"
             )
         yield partial(checkpointer.restore, chosen), saved_model(checkpointer.inspect(chosen))
-
-
-def _names_by_order(model: Any, saved: SavedModel) -> dict[str, str]:
-    """Maps saved names to those of a model that was just made from the configuration."""
-    if saved.info.format_version is None:  # Orbax stores leaves in another order
-        return {}
-    leaves, lost = saved.info.items[saved.item].leaves, nameless(model)
-    return names_by_order(leaves, named(model), lost=lost, counted=counted_in(model))
 
 
 def _one_checkpoint(path: str) -> CheckpointInfo | None:

@@ -16,7 +16,7 @@ from typing import Any
 class Averages:
     """The averages of a model that ``fit`` trains, and the callback that swaps them, if any."""
 
-    def __init__(self, model: Any = None, callbacks: Any = None) -> None:
+    def __init__(self, model: Any, callbacks: Any) -> None:
         self._pairs = _pairs(getattr(model, "optimizer", None))
         self._swapper = _swapper(callbacks) if self._pairs else None
         self._trained: list[Any] = []
@@ -33,7 +33,7 @@ class Averages:
         import jax.numpy as jnp
 
         for weight, average in self._pairs:
-            if average.value is weight.value:
+            if average._value is weight._value is not None:
                 average.assign(jnp.copy(average.value))
 
     def before_epoch_end(self) -> None:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ckpt_core as ckpt
-from ckpt_core import CheckpointCorrupt, CheckpointInfo, CheckpointNotFound, Options
+from ckpt_core import (
+    CheckpointCorrupt,
+    Checkpointer,
+    CheckpointError,
+    CheckpointInfo,
+    CheckpointNotFound,
+    Options,
+)
 from ckpt_keras._adapter import ADAPTER
 from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of, names_of_owners, saved_beside
 from ckpt_keras._progress import FIT
@@ -79,6 +86,19 @@ def saved_model(info: CheckpointInfo) -> SavedModel:
     )
 
 
+def newest_model(checkpointer: Checkpointer, steps: list[int]) -> SavedModel | None:
+    """Where the model is in the newest of the steps that can be read; None if there are none."""
+    failure: Exception | None = None
+    for step in reversed(steps):
+        try:
+            return saved_model(checkpointer.inspect(step))
+        except (CheckpointError, OSError) as error:  # try an older step, like restore_latest
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return None
+
+
 def save_with(
     save: Callable[..., Result],
     model: Any,
@@ -120,8 +140,8 @@ def restore_with(
         if ASSETS in saved.info.items:
             rename = arguments.get("rename")
             renames = rename if isinstance(rename, Mapping) else None
-            names = saved.config(options).get(ASSETS, "")
-            targets[ASSETS] = AssetsTarget(model, saved.info, names, renames, rebuilt)
+            names = "" if rebuilt else saved.config(options).get(ASSETS, "")
+            targets[ASSETS] = AssetsTarget(model, saved.info, names, renames)
         return restore(items={**targets, **(others or {})}, **arguments)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
 import random
 import warnings
@@ -54,21 +53,27 @@ class Kept:
             return {}
         if isinstance(self._dataset, Stateful):  # a copy, as the next epoch may change it
             return {"state": copy.deepcopy(self._dataset.get_state())}
-        held = {name: value for name, value in self._own().items() if _is_kept(value)}
-        return {"attributes": {name: _stored(value) for name, value in held.items()}}
+        return {"attributes": {name: _stored(value) for name, value in self._kept().items()}}
 
     def set(self, state: dict[str, Any]) -> None:
         """Sets the result of ``state``, all of it or nothing, and warns of what does not fit."""
         if not state or self._dataset is None:
             return
         if isinstance(self._dataset, Stateful) != ("state" in state):
-            self._warn_of_methods()
+            kind = type(self._dataset).__name__
+            when = "when" if "state" in state else "before"
+            warnings.warn(
+                f"the step was saved {when} {kind} had get_state() and set_state(state): what it kept from epoch to epoch "
+                "is not restored, and fit may train on other batches than without the restart. The steps from here on can "
+                "be restored",
+                UserWarning,
+                stacklevel=3,
+            )
             return
         if "state" in state:
             self._dataset.set_state(state["state"])
             return
-        own = {name: value for name, value in self._own().items() if _is_kept(value)}
-        held = {name: _value_in(one) for name, one in state.get("attributes", {}).items()}
+        own, held = self._kept(), state.get("attributes", {})
         unlike = [
             name for name in own.keys() | held.keys() if not _fits(held.get(name), own.get(name))
         ]
@@ -80,6 +85,9 @@ class Kept:
                 f"{', '.join(sorted(unlike))} had another length or kind when the step was saved. All stay as they are"
             )
         self._prints = self._look()
+
+    def _kept(self) -> dict[str, Any]:
+        return {name: value for name, value in self._own().items() if _is_kept(value)}
 
     def _own(self) -> dict[str, Any]:
         """Its attributes, without those of Keras' own class: workers, a queue."""
@@ -107,16 +115,6 @@ class Kept:
             stacklevel=4,
         )
 
-    def _warn_of_methods(self) -> None:
-        kind = type(self._dataset).__name__
-        when = "before" if isinstance(self._dataset, Stateful) else "when"
-        warnings.warn(
-            f"the step was saved {when} {kind} had get_state() and set_state(state): what it kept from epoch to epoch is not "
-            "restored, and fit may train on other batches than without the restart. The steps from here on can be restored",
-            UserWarning,
-            stacklevel=3,
-        )
-
 
 def _is_kept(value: Any) -> bool:
     """Whether it is a generator, or an order of places: each of 0 to n - 1 once."""
@@ -131,25 +129,15 @@ def _is_kept(value: Any) -> bool:
     return fits and np.array_equal(np.sort(value), np.arange(len(value)))
 
 
-def _stored(value: Any) -> dict[str, Any]:
-    if isinstance(value, _GENERATORS):
-        return {"generator": copy.deepcopy(value)}
-    return (
-        {"array": np.array(value)} if isinstance(value, np.ndarray) else {"text": json.dumps(value)}
-    )
-
-
-def _value_in(held: dict[str, Any]) -> Any:
-    """What ``_stored`` took; None for what earlier versions held beside it."""
-    if set(held) <= {"text", "as_it_is", "tuple"}:
-        return json.loads(held["text"])
-    return next(iter(held.values())) if set(held) in ({"generator"}, {"array"}) else None
+def _stored(value: Any) -> Any:
+    """A copy; of a list an array, because a list would be a leaf for each place."""
+    return copy.deepcopy(value) if isinstance(value, _GENERATORS) else np.array(value)
 
 
 def _fits(saved: Any, now: Any) -> bool:
-    if saved is None or type(saved) is not type(now):
-        return False
-    return not isinstance(now, (list, np.ndarray)) or len(saved) == len(now)
+    if isinstance(now, (list, np.ndarray)):
+        return isinstance(saved, np.ndarray) and saved.shape == np.shape(now)
+    return isinstance(saved, _GENERATORS) and type(saved) is type(now)
 
 
 def _put(dataset: Any, name: str, now: Any, saved: Any) -> None:
@@ -160,10 +148,12 @@ def _put(dataset: Any, name: str, now: Any, saved: Any) -> None:
         now.set_state(saved.get_state())
     elif isinstance(now, random.Random):
         now.setstate(saved.getstate())
-    elif isinstance(now, np.ndarray) and not now.flags.writeable:
-        setattr(dataset, name, saved)
-    else:
+    elif isinstance(now, list):
+        now[:] = saved.tolist()
+    elif now.flags.writeable:
         now[:] = saved
+    else:
+        setattr(dataset, name, saved)
 
 
 class _Enough(Exception):

@@ -9,7 +9,14 @@ from typing import Any
 
 from ckpt_core import Checkpointer, CheckpointExists, Options, RestoredStep
 from ckpt_keras._backend import require_jax
-from ckpt_keras._items import ConfigItem, config_item, restore_with, save_with, saved_model
+from ckpt_keras._items import (
+    ConfigItem,
+    config_item,
+    newest_model,
+    restore_with,
+    save_with,
+    saved_model,
+)
 
 
 class KerasCheckpointManager:
@@ -87,13 +94,13 @@ class KerasCheckpointManager:
             CheckpointNotFound: there is no such step.
         """
         self.checkpointer.wait_until_finished()  # the running save may be the step to restore
-        newest = self.checkpointer.latest_step() if step is None else step
-        if newest is None:
-            return None
-        saved = saved_model(self.checkpointer.inspect(newest))
+        run = self.checkpointer
         if step is None:
-            return restore_with(self.checkpointer.restore_latest, self.model, saved, self._options)
-        restore = partial(self.checkpointer.restore, step)
+            restore, saved = run.restore_latest, newest_model(run, run.all_steps())
+        else:
+            restore, saved = partial(run.restore, step), saved_model(run.inspect(step))
+        if saved is None:
+            return None
         return restore_with(restore, self.model, saved, self._options)
 
     def all_steps(self) -> list[int]:
@@ -117,3 +124,7 @@ class KerasCheckpointManager:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.checkpointer.__exit__(kind, error, trace)
+
+
+KerasOrbaxCheckpointManager = KerasCheckpointManager
+"""The name in Keras' guide."""

@@ -1,8 +1,8 @@
-"""Saved variables, and which of a live object they are: by name, by rename=, by counters, or by order. Pure.
+"""Saved variables, and which of a live object they are: by name, by ``rename=``, by counters, or by order. Pure.
 
 1. Equal paths are one variable; ``rename=`` (``renamed``) changes saved paths before they are compared.
-2. Weights come first. Paths that differ only in Keras' counters (``_names``) are matched in the order of the
-   numbers, all variables of a layer to those of one layer. A path that omits layers is matched by those that it has.
+2. Weights come first: paths that differ only in Keras' counters are one, and a path that omits layers is that of the one
+   weight whose layers it names.
 3. An optimizer's slots follow the weights whose names they contain; metrics are matched by name, or ignored.
 4. Only in a model that was just made from the checkpoint's configuration are names that it lost matched by order.
 
@@ -11,21 +11,24 @@ All other names stay as saved, so that the resulting error names both sides: gue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_keras._names import (
     Named,
-    apart,
+    Parts,
+    Pattern,
+    comparable,
     dotted,
-    embed,
+    embeds,
     flat,
-    flat_pattern,
     inside,
+    numbered,
     pair,
-    pair_by_rank,
+    pair_parts,
     pattern,
-    patterns,
+    pattern_of_text,
     split,
     within_one,
 )
@@ -34,11 +37,8 @@ from ckpt_keras._slots import METRICS, MORE_OPTIMIZERS, NON_TRAINABLE, OPTIMIZER
 Names = dict[str, str]
 """Saved path -> path now."""
 
-Owners = tuple[str, ...]
-
-Origins = Mapping[str, tuple[str, str | None]]
-"""Path of a live weight -> the saved weight's name in slot names, and in the suffix that distinguishes
-slots with the same name, if known."""
+_ROOT = ""
+"""Stands for the model's own name, which distinguishes no layers."""
 
 
 def align_model(
@@ -48,11 +48,10 @@ def align_model(
     they count the running epoch, and Keras resets them at the next. ``counted`` are the class names that Keras numbers.
     """
     old, new = _by_collection(saved), _by_collection(wanted)
-    weights = _align_weights(old, new, counted)
+    weights = _align_weights(_weights(saved), _weights(wanted), counted)
     names = dict(weights)
-    origins = {now: (flat(before), dotted(before)) for before, now in weights.items()}
-    for group in sorted({*old, *new} - {TRAINABLE, NON_TRAINABLE, METRICS}):
-        names |= _align_optimizer(old.get(group, []), new.get(group, []), group, origins, counted)
+    for group in sorted(old.keys() & new.keys() - {TRAINABLE, NON_TRAINABLE, METRICS}):
+        names |= _align_slots(old[group], new[group], weights, counted)
     metrics, others = old.get(METRICS, []), new.get(METRICS, [])
     paired = _align_metrics(metrics, others, counted)
     if paired is not None:
@@ -60,112 +59,121 @@ def align_model(
     return _changed(names), {entry.path for entry in (*metrics, *others)}
 
 
-def align_plain(saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]) -> Names:
+def align_plain(
+    saved: Sequence[Named], wanted: Sequence[Named], *, counted: frozenset[str]
+) -> Names:
     """Changed names in an optimizer, a metric or a seed generator that is saved without a model."""
-    origins = _origins_of_slots(saved, wanted, counted)
-    return _changed(_align_optimizer(saved, wanted, "", origins, counted))
+    joined = counted - {"seed_generator"}  # it has no slot: seed_generator_state is its own
+
+    def pattern_of(path: str) -> Pattern:
+        *front, last = path.split("/")
+        return (*pattern(front, counted), *pattern_of_text(last, joined))
+
+    old, new = ({one.path: pattern_of(one.path) for one in side} for side in (saved, wanted))
+    return _changed(pair(*comparable(old, new)))
 
 
 def _changed(names: Names) -> Names:
     return {old: new for old, new in names.items() if old != new}
 
 
+def _weights(entries: Iterable[Named]) -> list[Named]:
+    return [entry for entry in entries if _is_weight(entry.path)]
+
+
+def _is_weight(path: str) -> bool:
+    return path.partition("/")[0] in (TRAINABLE, NON_TRAINABLE)
+
+
 def _by_collection(entries: Iterable[Named]) -> dict[str, list[Named]]:
-    def collection(entry: Named) -> str:
-        parts = entry.path.split("/")
-        return "/".join(parts[:2]) if parts[0] == MORE_OPTIMIZERS else parts[0]
-
-    return _grouped(entries, collection)
-
-
-def _families(entries: Iterable[Named]) -> dict[str, list[Named]]:
-    """Variables by their path without the suffix that distinguishes equal paths."""
-    return _grouped(entries, lambda entry: "".join(apart(entry.path)[:2]))
-
-
-def _grouped(entries: Iterable[Named], key: Callable[[Named], str]) -> dict[str, list[Named]]:
     groups: dict[str, list[Named]] = {}
     for entry in entries:
-        groups.setdefault(key(entry), []).append(entry)
+        parts = entry.path.split("/")
+        group = "/".join(parts[:2]) if parts[0] == MORE_OPTIMIZERS else parts[0]
+        groups.setdefault(group, []).append(entry)
     return groups
-
-
-def _without(entries: Iterable[Named], paths: Iterable[str]) -> list[Named]:
-    known = set(paths)
-    return [entry for entry in entries if entry.path not in known]
-
-
-def _pair_paths(saved: Iterable[Named], wanted: Iterable[Named], counted: Set[str]) -> Names:
-    old, new = ({each.path: split(each.path) for each in side} for side in (saved, wanted))
-    return pair(old, new, counted)
 
 
 # --------------------------------------------------------------------------------------- weights
 
 
-def _align_weights(
-    old: Mapping[str, list[Named]], new: Mapping[str, list[Named]], counted: Set[str]
-) -> Names:
+def _align_weights(saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]) -> Names:
     """Matches weights and random state; freezing moves a variable between collections."""
-    saved = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in old.get(group, [])]
-    wanted = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in new.get(group, [])]
-    names = _by_number(saved, wanted)
-    saved, wanted = _without(saved, names), _without(wanted, names.values())
     before = {inside(entry.path): entry.path for entry in saved}
     now = {inside(entry.path): entry for entry in wanted}
     if len(before) < len(saved) or len(now) < len(wanted):
-        return names  # duplicate names, in an old checkpoint that did not distinguish them
-    pairs = {path: path for path in before}
-    if before.keys() != now.keys():
-        pairs = _pair_layers(before, now, counted)
-    return names | {before[a]: now[b].path for a, b in pairs.items() if b in now}
+        return {}  # Keras' own callback saved layers of one name, of which one is frozen
+    if before.keys() == now.keys():
+        pairs = {path: path for path in before}
+    else:
+        old, new = {path: split(path) for path in before}, {path: split(path) for path in now}
+        pairs = _pair_weights(old, new, now, counted)
+    return {before[a]: now[b].path for a, b in pairs.items()}
 
 
-def _by_number(saved: Sequence[Named], wanted: Sequence[Named]) -> Names:
-    """Pairs equal paths by their order, if an older checkpoint distinguished them only by ``@2``."""
-
-    def number(path: str) -> str:
-        return path.rpartition("@")[2] if "@" in path else "1"
-
-    names: Names = {}
-    now = _families(wanted)
-    for family, entries in _families(saved).items():
-        paths = [entry.path for entry in entries]
-        others = [entry.path for entry in now.get(family, [])]
-        distinguished = all("@" in path for path in others) and set(paths).isdisjoint(others)
-        numbered = all(number(path).isdigit() for path in paths)
-        if len(others) == len(paths) and distinguished and numbered:
-            in_order = sorted(paths, key=lambda path: int(number(path)))
-            names |= dict(zip(in_order, others, strict=True))
-    return names
-
-
-def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted: Set[str]) -> Names:
-    """Maps saved paths to live paths inside the model; leaves out those whose layer is ambiguous."""
-    old = {path: split(path) for path in saved}
-    new = {path: split(path) for path in wanted}
-    root = next(iter(wanted.values())).owners[:1] if wanted else ()
-    if within_one(new.values()) == root and within_one(old.values()):
-        # Replace the model's own name, which does not distinguish layers.
-        old = {p: (*root, *parts[1:]) if len(parts) > 2 else parts for p, parts in old.items()}
-    pairs = pair(old, new, counted)
+def _pair_weights(
+    old: Mapping[str, Parts], new: Mapping[str, Parts], now: Mapping[str, Named], counted: Set[str]
+) -> Names:
+    """Pairs equal paths, and then those that omit different layers: models made in code and from a configuration."""
+    root = next(iter(now.values())).owners[:1] if now else ()
+    first = within_one(old.values())
+    named_alike = _without_numbers(first, counted) == _without_numbers(root, counted)
+    if named_alike or within_one(new.values()) == root:
+        old = {path: _without_root(parts, first) for path, parts in old.items()}
+    new = {path: _without_root(parts, root) for path, parts in new.items()}
+    pairs = pair_parts(old, new, counted)
+    saved, wanted = comparable(
+        {path: pattern(_owners_first(parts), counted) for path, parts in old.items()},
+        {path: pattern(_whole_path(now[path]), counted) for path in new},
+    )
     taken = set(pairs.values())
-    rest = {path: parts for path, parts in old.items() if path not in pairs}
-    owned = {path: _whole_path(wanted[path], new[path]) for path in wanted}
-    free = {path: parts for path, parts in owned.items() if path not in taken}
-    pairs |= _pair_by_owners(rest, free, counted)
-    return _consistent(pairs, old, owned, counted)
+    return pairs | _pair_by_layers(
+        {path: parts for path, parts in saved.items() if path not in pairs},
+        {path: parts for path, parts in wanted.items() if path not in taken},
+    )
 
 
-def _layers(parts: Iterable[str]) -> tuple[str, ...]:
+def _pair_by_layers(saved: Mapping[str, Pattern], wanted: Mapping[str, Pattern]) -> Names:
+    """Pairs a path with the one weight that is in all layers which it names, in their order."""
+    having: dict[object, list[str]] = {}
+    for path, whole in wanted.items():
+        for part in set(whole):
+            having.setdefault(part, []).append(path)
+    found: Names = {}
+    for path, parts in saved.items():
+        fewest = min((having.get(part, []) for part in parts), key=len)
+        fits = [
+            other
+            for other in fewest
+            if wanted[other][-1] == parts[-1] and embeds(parts, wanted[other])
+        ]
+        if len(fits) == 1:
+            found[path] = fits[0]
+    return pair(found, {path: path for path in wanted})
+
+
+def _without_numbers(parts: Parts, counted: Set[str]) -> list[str]:
+    return [numbered(part, counted)[0] for part in parts]
+
+
+def _without_root(parts: Parts, root: Parts) -> Parts:
+    return (_ROOT, *parts[1:]) if len(parts) > 2 and parts[:1] == root else parts
+
+
+def _layers(parts: Parts) -> Parts:
     """The parts of a path without those of its suffix."""
     return tuple(part for part in parts if not part.startswith("@"))
 
 
-def _whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
+def _owners_first(parts: Parts) -> Parts:
+    """The parts of a path, those of its suffix first: they are names of layers, too."""
+    return (*(part[1:] for part in parts if part.startswith("@")), *_layers(parts))
+
+
+def _whole_path(entry: Named) -> Parts:
     """A weight's path with all layers that contain it; Keras' own path omits some of them."""
-    owners, whole = list(entry.owners), list[str]()
-    *parents, last = _layers(parts)
+    owners, whole = [_ROOT, *entry.owners[1:]], list[str]()
+    *parents, last = _layers(_without_root(split(inside(entry.path)), entry.owners[:1]))
     for part in parents:
         if part in owners:
             place = owners.index(part) + 1
@@ -177,168 +185,84 @@ def _whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
     return (*whole, *owners, last)
 
 
-def _pair_by_owners(
-    saved: Mapping[str, tuple[str, ...]], wanted: Mapping[str, tuple[str, ...]], counted: Set[str]
-) -> Names:
-    """Matches paths that omit different layers: models made in code and from a configuration. A saved path fits a weight
-    if it names layers that contain the weight, in that order. It must fit the weights of one pattern only.
-    """
-    now = {path: patterns(parts, counted) for path, parts in wanted.items()}
-    old: dict[str, tuple[object, tuple[int, ...]]] = {}
-    new: dict[str, tuple[object, tuple[int, ...]]] = {}
-    for path, parts in saved.items():
-        suffix = [part[1:] for part in parts if part.startswith("@")]
-        mine, numbers = patterns([*suffix, *_layers(parts)], counted)
-        fits = {key: places for key, _ in now.values() if (places := embed(mine, key)) is not None}
-        if len(fits) != 1:
-            continue
-        ((key, places),) = fits.items()
-        old[path] = ((key, mine), numbers)
-        for other, (its, its_numbers) in now.items():
-            if its == key:
-                new[other] = ((key, mine), tuple(its_numbers[place] for place in places))
-    return pair_by_rank(old, new)
-
-
-def _consistent(
-    pairs: Names,
-    saved: Mapping[str, tuple[str, ...]],
-    owned: Mapping[str, tuple[str, ...]],
-    counted: Set[str],
-) -> Names:
-    """Drops pairs that would split a layer: all variables of a saved layer must be in one layer now."""
-    homes: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    layers: dict[str, list[tuple[str, ...]]] = {}
-    for path, now in pairs.items():
-        parts, whole = _layers(saved[path]), owned[now]
-        found = embed(patterns(parts, counted)[0], patterns(whole, counted)[0]) or ()
-        # If equal paths were distinguished, there are several layers with one name.
-        inner = [] if len(parts) < len(saved[path]) else list(enumerate(found))[:-1]
-        layers[path] = [parts[: i + 1] for i, _ in inner]
-        for i, place in inner:
-            homes.setdefault(parts[: i + 1], set()).add(whole[: place + 1])
-    torn = {before for before, after in homes.items() if len(after) > 1}
-    return {a: b for a, b in pairs.items() if a == b or torn.isdisjoint(layers[a])}
-
-
 # ------------------------------------------------------------------------- optimizers and metrics
 
 
-def _align_optimizer(
-    saved: Sequence[Named],
-    wanted: Sequence[Named],
-    group: str,
-    origins: Origins,
-    counted: Set[str],
+@dataclass(frozen=True)
+class SlotName:
+    """What the name of an optimizer's variable says: ``adam/dense_kernel_momentum``, or ``adafactor/kernel@c.dense.kernel``
+    if several have the name ``kernel``.
+    """
+
+    front: str  # what leads to it, with the slash
+    weight: str | None  # path of its weight
+    end: str  # begins with "_" behind the name of a weight
+    role: str | None  # of a suffix; None without
+
+    def of(self, weight: str) -> str:
+        """The path for another weight, or for the same one with another name."""
+        name = flat(weight) + self.end if self.end.startswith("_") else self.end
+        where = "" if self.role is None else f"@{self.role}.{dotted(weight)}"
+        return self.front + name + where
+
+    @property
+    def parts(self) -> Parts:
+        """What must be equal of two slots of one weight."""
+        named = self.role is None or self.end.startswith("_")
+        return (*self.front.split("/"), self.end if named else f"{self.end}@{self.role}")
+
+
+def slot_names(paths: Iterable[str], weights: Iterable[str]) -> dict[str, SlotName]:
+    """What the names of an optimizer's variables say, by the paths of the weights that it trains."""
+    by_dots = {dotted(path): path for path in weights}
+    by_flat = {flat(path): path for path in by_dots.values()}
+    return {path: _slot_name(path, by_flat, by_dots) for path in paths}
+
+
+def _slot_name(path: str, by_flat: Mapping[str, str], by_dots: Mapping[str, str]) -> SlotName:
+    front, slash, last = path.rpartition("/")
+    name, _, where = last.partition("@")
+    role, dot, text = where.partition(".")
+    weight = by_dots.get(text)
+    if not dot:
+        name, role = last, None
+        stops = [place for place, letter in enumerate(name) if letter == "_"]
+        known = (by_flat.get(name[:stop]) for stop in reversed(stops))
+        weight = next(filter(None, known), None)  # the longest
+    if weight is None:
+        return SlotName(front + slash, None, last, None)
+    end = name.removeprefix(flat(weight)) if name.startswith(f"{flat(weight)}_") else name
+    return SlotName(front + slash, weight, end, role)
+
+
+def _align_slots(
+    saved: Sequence[Named], wanted: Sequence[Named], weights: Names, counted: Set[str]
 ) -> Names:
     """Matches an optimizer: Keras numbers its name, and its slots contain the names of the weights."""
-    old = {entry.path for entry in saved}
-    if old == {entry.path for entry in wanted}:
+    old, new = {entry.path for entry in saved}, {entry.path for entry in wanted}
+    if old == new:
         return {path: path for path in old}
-    tops = _pair_tops(saved, wanted, group, counted)
-    if tops is None:
-        return {}  # Adam's state is not SGD's, even where shapes agree
-    names: Names = {}
-    prefix = f"{group}/" if group else ""
-    families = _families(saved)
-    for entries in _families(wanted).values():
-        for index, entry in enumerate(entries):
-            owner, slash, last = entry.path.removeprefix(prefix).rpartition("/")
-            name = _saved_slot_name(last.partition("@")[0], entry, origins)
-            path = f"{prefix}{tops.get(owner, owner)}{slash}{name}"
-            found = name and _slot_of(entry, families.get(path, []), origins, index)
-            if found:
-                names.setdefault(found, entry.path)
-    of_no_weight = [entry for entry in wanted if entry.weight is None]
-    rest = _without(saved, names), _without(of_no_weight, names.values())
-    return names | _pair_paths(*rest, counted)
-
-
-def _for_weight(slot: str, table: Mapping[str, str]) -> str:
-    """A slot's name with the flat name of its weight replaced: old -> new, for all that may be it."""
-    fits = [old for old in table if slot.startswith(f"{old}_")]
-    old = max(fits, key=len, default="")
-    return table[old] + slot[len(old) :] if fits else slot
-
-
-def _saved_slot_name(bare: str, entry: Named, origins: Origins) -> str | None:
-    """The saved name of a live slot, without the suffix that distinguishes equal names."""
-    if entry.weight is None:
-        return bare
-    if entry.weight not in origins:
-        return None
-    # Adafactor names slots by the last part of the weight's name alone.
-    return _for_weight(bare, {flat(entry.weight): origins[entry.weight][0]})
-
-
-def _slot_of(entry: Named, family: Sequence[Named], origins: Origins, index: int) -> str | None:
-    """The saved slot of this weight, out of several with the same name."""
-    suffixes = [apart(one.path)[2] for one in family]
-    _, bare, mine = apart(entry.path)
-    role = mine.partition(".")[0]
-    named = entry.weight is not None and bare.startswith(f"{flat(entry.weight)}_")
-    if len(family) == 1 and (named or not role):
-        return family[0].path
-    name, with_dots = origins.get(entry.weight or "", (None, None))
-    for one, text in zip(family, suffixes, strict=True):
-        its_role, _, weight = text.partition(".")
-        its_name = flat(f"/{weight.replace('.', '/')}")
-        same = weight == with_dots if with_dots else its_name == name
-        if weight and same and (not role or role == its_role):
-            return one.path
-    # Older checkpoints, and those of optimizers without a model, only number them.
-    numbered = all(not text or text.isdigit() for text in suffixes)
-    return family[index].path if numbered and index < len(family) else None
-
-
-def _pair_tops(
-    saved: Sequence[Named], wanted: Sequence[Named], group: str, counted: Set[str]
-) -> dict[str, str] | None:
-    """Maps live optimizer names to saved ones: one optimizer, or a wrapper and the wrapped one."""
-
-    def tops(entries: Sequence[Named]) -> dict[str, list[str]]:
-        prefix = f"{group}/" if group else ""
-        owners = [entry.path.removeprefix(prefix).rpartition("/")[0] for entry in entries]
-        return {owner: owner.split("/") for owner in owners if owner}
-
-    new = tops(wanted)
-    pairs = pair(tops(saved), new, counted)
-    return {now: before for before, now in pairs.items()} if len(pairs) == len(new) else None
-
-
-def _origins_of_slots(
-    saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
-) -> Origins:
-    """Derives the weights of an optimizer that was saved without a model from its slot names."""
-    ends: set[str] = set()
-    mine: dict[str, str] = {}
-    for entry in wanted:
-        bare = apart(entry.path)[1]
-        if entry.weight is not None and bare.startswith(f"{flat(entry.weight)}_"):
-            mine[flat(entry.weight)] = entry.weight
-            ends.add(bare[len(flat(entry.weight)) :])
-    theirs: set[str] = set()
-    for entry in saved:
-        bare = apart(entry.path)[1]
-        fits = [end for end in ends if bare.endswith(end)]
-        if fits:
-            theirs.add(bare.removesuffix(max(fits, key=len)))
-    pairs = pair_by_rank(
-        {name: flat_pattern(name, counted) for name in theirs},
-        {name: flat_pattern(name, counted) for name in mine},
+    before, now = slot_names(old, weights), slot_names(new, weights.values())
+    ours, theirs = comparable(
+        {path: pattern(slot.parts, counted) for path, slot in before.items()},
+        {path: pattern(slot.parts, counted) for path, slot in now.items()},
     )
-    return {mine[now]: (before, None) for before, now in pairs.items()}
+    return pair(
+        {path: (parts, weights.get(before[path].weight or "")) for path, parts in ours.items()},
+        {path: (parts, now[path].weight) for path, parts in theirs.items()},
+    )
 
 
 def _align_metrics(
     saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
 ) -> Names | None:
     """Matches metrics by name; None if one of them does not fit."""
-    names = _by_number(saved, wanted)
-    names |= _pair_paths(_without(saved, names), _without(wanted, names.values()), counted)
-    kinds = {entry.path: (entry.shape, entry.dtype) for entry in wanted}
-    fits = all(kinds[names[e.path]] == (e.shape, e.dtype) for e in saved if e.path in names)
-    return names if fits and len(names) == len(saved) == len(wanted) else None
+    old, new = ({entry.path: entry for entry in side} for side in (saved, wanted))
+    names = pair_parts({p: split(p) for p in old}, {p: split(p) for p in new}, counted)
+    fits = all(
+        (old[a].shape, old[a].dtype) == (new[b].shape, new[b].dtype) for a, b in names.items()
+    )
+    return names if fits and len(names) == len(old) == len(new) else None
 
 
 # ---------------------------------------------------------------------------------------- rename=
@@ -352,7 +276,7 @@ def renamed(rename: Mapping[str, str], saved: Sequence[str]) -> Names:
     ``trainable_variables/head/kernel`` and ``optimizer_variables/adam/head_kernel_momentum``.
     """
     table = table_of(rename)
-    parts = [tuple(inside(path).split("/")) for path in _weights(saved)]
+    parts = [tuple(inside(path).split("/")) for path in saved if _is_weight(path)]
     # The model's name, if the paths of all weights begin with it (seed generators aside).
     in_one = all(len(part) > 2 or "seed_generator_state" in part for part in parts)
     root = within_one(parts) if in_one else ()
@@ -363,27 +287,17 @@ def renamed(rename: Mapping[str, str], saved: Sequence[str]) -> Names:
 
 def with_slots(saved: Sequence[str], names: Names) -> Names:
     """New names of weights, and of the optimizer slots that contain their names."""
-    weights = {path: names.get(path, path) for path in _weights(saved)}
-    flats = {flat(old): flat(new) for old, new in weights.items()}
-    by_dots = {dotted(path): path for path in weights}
-    slots: Names = {}
-    for path in saved:
-        if path in names or path.partition("/")[0] not in (OPTIMIZER, MORE_OPTIMIZERS):
-            continue
-        front, bare, where = apart(path)
-        role, dot, weight = where.partition(".")
-        old = by_dots.get(weight)
-        if old is None:
-            bare = _for_weight(bare, flats)
-        else:
-            bare = _for_weight(bare, {flat(old): flat(weights[old])})
-            where = f"{role}{dot}{dotted(weights[old])}"
-        slots[path] = f"{front}{bare}@{where}" if "@" in path[len(front) :] else front + bare
-    return _changed(names | slots)
-
-
-def _weights(saved: Iterable[str]) -> list[str]:
-    return [path for path in saved if path.partition("/")[0] in (TRAINABLE, NON_TRAINABLE)]
+    weights = {path: names.get(path, path) for path in saved if _is_weight(path)}
+    of_optimizers = [
+        path
+        for path in saved
+        if path not in names and path.partition("/")[0] in (OPTIMIZER, MORE_OPTIMIZERS)
+    ]
+    slots = slot_names(of_optimizers, weights)
+    of_weights = {
+        path: slot.of(weights[slot.weight]) for path, slot in slots.items() if slot.weight
+    }
+    return _changed(names | of_weights)
 
 
 def table_of(rename: Mapping[str, str]) -> Table:
@@ -399,7 +313,7 @@ def leading(path: str, table: Table) -> str:
     return path
 
 
-def _in_collection(path: str, table: Table, root: Owners) -> str:
+def _in_collection(path: str, table: Table, root: Parts) -> str:
     """A path with a layer renamed that follows the collection, or the model's name."""
     parts = path.split("/")
     start = 2 if parts[0] == MORE_OPTIMIZERS else 1
@@ -416,53 +330,30 @@ def _in_collection(path: str, table: Table, root: Owners) -> str:
 
 
 def names_by_order(
-    saved: Iterable[Any], wanted: Sequence[Named], *, lost: Set[Owners], counted: Set[str]
+    saved: Sequence[Any], wanted: Sequence[Named], *, lost: Set[Parts], counted: Set[str]
 ) -> Names:
     """Maps saved paths to those of a model made from the same configuration, which has the same order of layers; empty if
-    names suffice or the variables differ. ``lost`` are the layers that have lost their names (``_slots.nameless``).
+    the variables differ. ``lost`` are the layers that have lost their names (``_slots.nameless``).
     """
-    if not lost:
-        return {}
-    leaves = list(saved)
     names: Names = {}
     for collection in (TRAINABLE, NON_TRAINABLE):
-        before = [leaf for leaf in leaves if leaf.path.partition("/")[0] == collection]
+        before = [leaf for leaf in saved if leaf.path.partition("/")[0] == collection]
         now = [entry for entry in wanted if entry.path.partition("/")[0] == collection]
         if len(before) != len(now):
             return {}
         for leaf, entry in zip(before, now, strict=True):
             same = (tuple(leaf.shape or ()), str(leaf.dtype)) == (entry.shape, entry.dtype)
-            if not same or not _fits(leaf.path, entry, lost, counted):
+            if not same or not _may_be(leaf.path, entry, lost, counted):
                 return {}
             names[leaf.path] = entry.path
-    return with_slots([leaf.path for leaf in leaves], names)
+    return with_slots([leaf.path for leaf in saved], names)
 
 
-def _fits(path: str, entry: Named, lost: Set[Owners], counted: Set[str]) -> bool:
-    """Whether a saved weight can belong to this variable: all names except lost ones must agree."""
-    whole = _whole_path(entry, split(inside(entry.path)))
+def _may_be(path: str, entry: Named, lost: Set[Parts], counted: Set[str]) -> bool:
+    """Whether a saved weight can be this one: all names of layers that were not lost must agree."""
+    whole = _whole_path(entry)
+    names = _without_numbers(whole, counted)
     known = [
-        None if at == 0 or whole[1 : at + 1] in lost else pattern(part, counted)[0]
-        for at, part in enumerate(whole)
+        None if at == 0 or whole[1 : at + 1] in lost else name for at, name in enumerate(names)
     ]
-    mine = [pattern(part, counted)[0] for part in _layers(split(inside(path)))]
-    return embed(mine, known) is not None
-
-
-def same_places(
-    saved: Mapping[str, str], now: Mapping[str, str], lost: Set[Owners], counted: Set[str]
-) -> bool:
-    """Whether both sides have the same names by place, except those that were lost."""
-    if not lost or saved.keys() != now.keys():
-        return False
-    for place, name in now.items():
-        parts, others = tuple(name.split("/")), saved[place].split("/")
-        known = [
-            None if parts[: at + 1] in lost else pattern(part, counted)[0]
-            for at, part in enumerate(parts)
-        ]
-        if len(parts) != len(others):
-            return False
-        if embed([pattern(other, counted)[0] for other in others], known) is None:
-            return False
-    return True
+    return embeds(_without_numbers(_layers(split(inside(path))), counted), known)

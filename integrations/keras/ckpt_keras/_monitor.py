@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,29 +29,13 @@ def _leaf_metrics(model: Any) -> list[Any]:
     return found
 
 
-def is_better(value: float, best: float | None, mode: str) -> bool:
-    """Whether a value beats the best one so far; NaN never does."""
-    if value != value:
+def is_better(value: float | None, best: float | None, mode: str | None) -> bool:
+    """Whether a value beats the best one so far; NaN never does, nor does one of which the direction is not known."""
+    if value is None or mode is None or value != value:
         return False
     if best is None or best != best:
         return True
     return value < best if mode == "min" else value > best
-
-
-def monitored(logs: Mapping[str, Any], monitor: str, *, needed: bool, where: str) -> float | None:
-    """The monitored value in the logs; None if absent, with a warning if it is needed."""
-    value = logs.get(monitor)
-    if value is None:
-        if needed:
-            known = ", ".join(logs) or "none"
-            warnings.warn(
-                f"save_best_only=True needs {monitor!r}, which is not among the metrics ({known}): nothing is "
-                f"saved at {where}",
-                UserWarning,
-                stacklevel=3,
-            )
-        return None
-    return float(value)
 
 
 def numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:

@@ -162,30 +162,27 @@ def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, s
     changed, samples are counted: none is left out, and at most a part of a batch is trained twice. ``together`` batches
     are one call of the compiled step; a partly finished group is run again.
     """
-    before = Batches(saved.batch_size, saved.batches_per_epoch)
-    done = saved.batch
-    resized = None not in (before.size, now.size) and before.size != now.size
-    recounted = None not in (before.count, now.count) and before.count != now.count
-    if resized and before.size and now.size:
-        samples = done * before.size
-        done = _whole(samples // now.size, together)
-        again = samples - done * now.size
+    before, samples = Batches(saved.batch_size, saved.batches_per_epoch), ""
+    done, left = saved.batch, "; some batches may be trained twice"
+    others = True
+    if before.size and now.size and before.size != now.size:
+        trained = done * before.size
+        done = trained // now.size
+        again = trained - (done - done % together) * now.size
+        samples = f" ({trained} samples)"
         left = f"; {again} samples are trained twice" if again else ""
-        why = f"{_amount(saved.batch, before)} ({samples} samples)"
-    elif recounted and before.count and now.count:
-        done = _whole(saved.batch * now.count // before.count, together)
-        left = "; some samples may be trained twice"
-        why = _amount(saved.batch, before)
+    elif before.count and now.count and before.count != now.count:
+        done = done * now.count // before.count
     else:
-        if done == _whole(done, together) and (now.count is None or done <= now.count):
-            return done, None
-        done = _whole(done, together)
-        left, why = "; some batches may be trained twice", f"{saved.batch} batches"
+        others = False
+    done -= done % together
     done = done if now.count is None else min(done, now.count)
+    if done == saved.batch and not others:
+        return done, None
     return done, (
-        f"epoch {saved.epoch + 1} was interrupted after {why}, and this fit has other batches: it "
-        f"goes on after {_amount(done, now)}{left}. With the batches that the run began with it goes on exactly "
-        "where it stopped"
+        f"epoch {saved.epoch + 1} was interrupted after {_amount(saved.batch, before)}{samples}, and this fit has other "
+        f"batches: it goes on after {_amount(done, now)}{left}. With the batches that the run began with it goes on "
+        "exactly where it stopped"
     )
 
 
@@ -193,7 +190,3 @@ def _amount(done: int, batches: Batches) -> str:
     of = "" if batches.count is None else f" of {batches.count}"
     size = "" if batches.size is None else f" of {batches.size} samples"
     return f"{done}{of} batches{size}"
-
-
-def _whole(done: int, together: int) -> int:
-    return done - done % together

@@ -25,9 +25,9 @@ from ckpt_keras._items import (
     ConfigItem,
     SavedModel,
     config_item,
+    newest_model,
     restore_with,
     save_with,
-    saved_model,
 )
 from ckpt_keras._progress import FIT, HOST, OfProcess, Progress, process_count
 
@@ -42,7 +42,7 @@ the next fit in that directory must find it."""
 
 
 class Session:
-    """Saves and restores for the callback; does not depend on the events of ``fit``."""
+    """The checkpointer of one ``fit``, and what the steps in its directory are."""
 
     def __init__(self, arguments: Arguments, model: Any) -> None:
         self._arguments = arguments
@@ -50,7 +50,7 @@ class Session:
         self._stale: frozenset[int] = frozenset()
         self._unfinished: int | None = None
         self.closed = False
-        self.failure: Exception | None = None
+        self._failure: Exception | None = None
         self._closing = threading.RLock()
         self._processes = 1 if arguments.host_only else process_count()
         self._place = place_of(arguments.directory)
@@ -75,11 +75,11 @@ class Session:
             try:
                 self.checkpointer.close()
             except Exception:
-                self._closed()
+                self._forget()
                 raise
-            self._closed()
+            self._forget()
 
-    def _closed(self) -> None:
+    def _forget(self) -> None:
         self.closed = True
         if _RUNNING.get(self._place) is self:
             del _RUNNING[self._place]
@@ -93,7 +93,7 @@ class Session:
             try:
                 self.close()
             except Exception as error:  # that step is lost; earlier ones remain
-                self.failure = error
+                self._failure = error
                 directory = self.checkpointer.directory
                 logger.warning(
                     "%s: the last save of an interrupted fit failed: %s", directory, error
@@ -102,7 +102,7 @@ class Session:
     def wait_until_closed(self) -> None:
         """Waits until the session of an interrupted fit is closed; raises its last save's error once."""
         self.abandon()
-        failure, self.failure = self.failure, None
+        failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
@@ -165,63 +165,54 @@ class Session:
 
     def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
         """Restores the newest complete step into the model; None if the directory is empty."""
-        self.checkpointer.wait_until_finished()  # a save of a fit that an exception ended
-        steps = self.checkpointer.all_steps()
-        if not steps:
-            return None
-        if not self._arguments.restore:
+        directory, steps = self.checkpointer.directory, self.checkpointer.all_steps()
+        if steps and not self._arguments.restore:
             raise CheckpointExists(
-                f"{self.checkpointer.directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
+                f"{directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
                 "says not to go on from them: use another directory, or leave restore= away"
             )
-        restored, saved, progress = self._newest(steps, model, data)
-        assert restored.step is not None
-        if not saved.has_progress:
-            progress = _progress_of_step(restored.step, self._arguments, batches_per_epoch)
-        elif data.given:
-            data.restored()
-        self._check_unit(progress)
-        self._stale = frozenset(step for step in steps if step > restored.step)
-        self._unfinished = restored.step if progress.batch else None
-        self._report(restored.step, progress, saved)
-        return progress
-
-    def _newest(
-        self, steps: list[int], model: Any, data: FitData
-    ) -> tuple[Restored, SavedModel, Progress]:
+        saved = newest_model(self.checkpointer, steps)
+        if saved is None:
+            return None
         progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)
-        saved = self._inspect(steps)
         others: dict[str, Any] = {}
         if saved.has_progress:
             others = {FIT: progress, **self._arguments.extra}
             others |= {HOST: host} if HOST in saved.info.items else {}
-            if data.given:
-                others["data"] = data.target()
-        restored = restore_with(
-            self._restore_latest,
-            model,
-            saved,
-            self._arguments.options,
-            others=others,
-            only=saved.only_weights() if saved.weights_only else None,
-        )
-        assert restored is not None
+            others |= {"data": data.target()} if data.given else {}
+        step = self._restore_latest(model, saved, others).step
+        assert step is not None
         vars(progress).update(host.state)
         if HOST in others and host.count != self._processes:
             logger.warning(
                 "%s: saved by %d processes, and %d run now: the random state of each host, which shuffles data, goes on as that of "
                 "one of them",
-                self.checkpointer.directory,
+                directory,
                 host.count,
                 self._processes,
             )
             if progress.dataset:
                 progress.dataset["of_other_processes"] = 1
-        return restored, saved, progress
+        if not saved.has_progress:
+            progress = _progress_of_step(step, self._arguments, batches_per_epoch)
+        elif data.given:
+            data.restored()
+        if progress.unit != self._arguments.unit:
+            raise CheckpointError(
+                f"{directory}: its steps count {_PLURAL[progress.unit]}, and "
+                f"save_freq={self._arguments.save_freq!r} counts {_PLURAL[self._arguments.unit]}: use the save_freq that it "
+                "was written with, or another directory"
+            )
+        self._stale = frozenset(one for one in steps if one > step)
+        self._unfinished = step if progress.batch else None
+        self._report(step, progress, saved)
+        return progress
 
-    def _restore_latest(self, **arguments: Any) -> Restored | None:
+    def _restore_latest(self, model: Any, saved: SavedModel, others: dict[str, Any]) -> Restored:
+        only = saved.only_weights() if saved.weights_only else None
+        options, restore = self._arguments.options, self.checkpointer.restore_latest
         try:
-            return self.checkpointer.restore_latest(**arguments)
+            restored = restore_with(restore, model, saved, options, others=others, only=only)
         except StructureMismatch as error:
             error.add_note(
                 "ckpt_keras: missing=, unexpected= and rename= are arguments of ckpt_keras.restore. To train the weights "
@@ -229,25 +220,8 @@ class Session:
                 "another directory for the callback"
             )
             raise
-
-    def _inspect(self, steps: list[int]) -> SavedModel:
-        failure: Exception | None = None
-        for step in reversed(steps):
-            try:
-                return saved_model(self.checkpointer.inspect(step))
-            except (CheckpointError, OSError) as error:  # try an older step, like restore_latest
-                failure = failure or error
-        assert failure is not None
-        raise failure
-
-    def _check_unit(self, progress: Progress) -> None:
-        wanted = self._arguments.unit
-        if progress.unit != wanted:
-            raise CheckpointError(
-                f"{self.checkpointer.directory}: its steps count {_PLURAL[progress.unit]}, and "
-                f"save_freq={self._arguments.save_freq!r} counts {_PLURAL[wanted]}: use the save_freq that it "
-                "was written with, or another directory"
-            )
+        assert restored is not None
+        return restored
 
     def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
         if saved.weights_only:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_keras._names import pattern
+from ckpt_keras._names import numbered
 
 TRAINABLE = "trainable_variables"
 NON_TRAINABLE = "non_trainable_variables"
@@ -25,29 +26,11 @@ class Slot:
 
     path: tuple[str, ...]  # names from the top of the state to the leaf
     variable: Any
-    # layers from the model inwards; Keras' own path omits functional models, and Sequential ones made from a configuration
-    owners: tuple[str, ...] = ()
-    weight: Slot | None = None  # of an optimizer's slot
 
     @property
     def text(self) -> str:
         """The path as text, as in the checkpoint."""
         return "/".join(part.replace("~", "~0").replace("/", "~1") for part in self.path)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a variable belongs to: layers from the model inwards, or an output; a slot's weight and the optimizer's list."""
-
-    owners: tuple[str, ...] = ()
-    weight: Slot | None = None
-    role: str = ""
-
-    def where(self, parts: tuple[str, ...]) -> str:
-        """The suffix that distinguishes a variable from others with the same path."""
-        if self.weight is not None:
-            return ".".join((self.role, *self.weight.path[1:]))
-        return ".".join(owner for owner in self.owners if owner not in parts)
 
 
 def slots_of_model(model: Any) -> list[Slot]:
@@ -57,39 +40,45 @@ def slots_of_model(model: Any) -> list[Slot]:
     trainable = list(model.trainable_variables)
     seen = {id(variable) for variable in trainable}
     others = _unseen(model.non_trainable_variables, seen)
-    origins = owners_of(model)
-    found = _weights(trainable, others, origins)
-    by_weight = {id(slot.variable): slot for slot in found}
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        variables = _unseen(optimizer.variables, seen)
-        found += _named((OPTIMIZER,), variables, origins_of_slots(optimizer, by_weight))
-    for name, other in more_optimizers(model).items():
-        variables = _unseen(other.variables, seen)
-        found += _named((MORE_OPTIMIZERS, name), variables, origins_of_slots(other, by_weight))
+    found = _weights(trainable, others, owners_of(model))
+    weights = {id(slot.variable): slot for slot in found}
+    optimizers = {(MORE_OPTIMIZERS, name): one for name, one in more_optimizers(model).items()}
+    if getattr(model, "optimizer", None) is not None:
+        optimizers = {(OPTIMIZER,): model.optimizer, **optimizers}
+    for prefix, optimizer in optimizers.items():
+        found += _named(prefix, _unseen(optimizer.variables, seen), _of_slots(optimizer, weights))
     metrics = _unseen(getattr(model, "metrics_variables", ()), seen)
-    found += _named((METRICS,), metrics, origins_of_metrics(model))
-    return found
+    return [*found, *_named((METRICS,), metrics, _of_metrics(model))]
 
 
 def slots_of_object(obj: Any) -> list[Slot]:
     """The variables of an optimizer, a metric or a seed generator."""
     if not hasattr(obj, "variables"):
         return list(_named((), [obj.state], {}))
-    weights = _weights(getattr(obj, "_trainable_variables", ()), (), {})
-    by_weight = {id(slot.variable): slot for slot in weights}
-    return list(_named((), obj.variables, origins_of_slots(obj, by_weight)))
+    weights = _weights(list(getattr(obj, "_trainable_variables", ())), [], {})
+    suffixes = _of_slots(obj, {id(slot.variable): slot for slot in weights})
+    return list(_named((), obj.variables, suffixes))
 
 
 def _weights(
-    trainable: Iterable[Any], others: Iterable[Any], origins: Mapping[int, Origin]
+    trainable: list[Any], others: list[Any], owners: Mapping[int, tuple[str, ...]]
 ) -> list[Slot]:
-    trainable, others = list(trainable), list(others)
     # Together, because freezing must not change the name of a weight.
     shared = _shared_paths([*trainable, *others])
-    found = list(_named((TRAINABLE,), trainable, origins, shared))
-    found += _named((NON_TRAINABLE,), others, origins, shared)
-    return found
+    suffixes = {
+        id(variable): _beside_path(variable, owners.get(id(variable), ()))
+        for variable in (*trainable, *others)
+    }
+    return [
+        *_named((TRAINABLE,), trainable, suffixes, shared),
+        *_named((NON_TRAINABLE,), others, suffixes, shared),
+    ]
+
+
+def _beside_path(variable: Any, owners: Iterable[str]) -> str:
+    """The names that a variable's own path omits."""
+    parts = str(variable.path).split("/")
+    return ".".join(owner for owner in owners if owner not in parts)
 
 
 def _shared_paths(variables: Iterable[Any]) -> set[str]:
@@ -101,11 +90,11 @@ def more_optimizers(model: Any) -> dict[str, Any]:
     """Attribute -> optimizer, for optimizers in attributes other than the compiled one."""
     import keras
 
-    known = _compiled_optimizers(model)
+    known = {id(one) for one in _compiled_optimizers(model)}
     return {
         name: value
         for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer) and not any(value is one for one in known)
+        if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known
     }
 
 
@@ -125,7 +114,7 @@ def _unseen(variables: Iterable[Any], seen: set[int]) -> list[Any]:
 def _named(
     prefix: tuple[str, ...],
     variables: Iterable[Any],
-    origins: Mapping[int, Origin],
+    suffixes: Mapping[int, str],
     shared: set[str] | None = None,
 ) -> Iterator[Slot]:
     """Slots under Keras' own paths, with a suffix if a path is not unique (Adafactor's, layers of one name in two
@@ -133,31 +122,26 @@ def _named(
     ``@3``. Paths that contain the path of another variable also get one, because nested dictionaries cannot hold both.
     """
     variables = list(variables)
-    nowhere = Origin()
     shared = _shared_paths(variables) if shared is None else shared
     leaves: set[tuple[str, ...]] = set()
     inner: set[tuple[str, ...]] = set()
     for variable in variables:
-        parts = tuple(str(variable.path).split("/"))
+        *front, last = str(variable.path).split("/")
         parents: tuple[str, ...] = ()
-        for part in parts[:-1]:
-            parents = (*parents, _free(part, lambda name, at=parents: (*at, name) in leaves))
+        for part in front:
+            parents = _free((*parents, part), leaves)
             inner.add(parents)
-        origin = origins.get(id(variable), nowhere)
-        where = origin.where(parts) if str(variable.path) in shared else ""
-        last = _free(
-            f"{parts[-1]}@{where}" if where else parts[-1],
-            lambda name, at=parents: (*at, name) in leaves or (*at, name) in inner,
-        )
-        leaves.add((*parents, last))
-        yield Slot((*prefix, *parents, last), variable, origin.owners, origin.weight)
+        where = suffixes.get(id(variable), "") if str(variable.path) in shared else ""
+        path = _free((*parents, f"{last}@{where}" if where else last), leaves, inner)
+        leaves.add(path)
+        yield Slot((*prefix, *path), variable)
 
 
-def _free(name: str, is_taken: Any) -> str:
-    candidate, count = name, 1
-    while is_taken(candidate):
+def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...]:
+    candidate, count = path, 1
+    while any(candidate in paths for paths in taken):
         count += 1
-        candidate = f"{name}@{count}"
+        candidate = (*path[:-1], f"{path[-1]}@{count}")
     return candidate
 
 
@@ -172,9 +156,11 @@ def nested(slots: Iterable[Slot], values: Iterable[Any]) -> dict[str, Any]:
     return tree
 
 
-def owners_of(model: Any) -> dict[int, Origin]:
-    """Id of a weight's variable -> the layers that contain it; the first place if it is shared."""
-    found: dict[int, Origin] = {}
+def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
+    """Id of a weight's variable -> the layers from below the model that contain it; the first place if it is shared. Keras'
+    own path omits functional models, and Sequential ones made from a configuration.
+    """
+    found: dict[int, tuple[str, ...]] = {}
     for layer, owners in layers_of(model):
         own = [
             *getattr(layer, "_trainable_variables", ()),
@@ -182,7 +168,7 @@ def owners_of(model: Any) -> dict[int, Origin]:
             *(generator.state for generator in getattr(layer, "_seed_generators", ())),
         ]
         for variable in own:
-            found.setdefault(id(variable), Origin(owners))
+            found.setdefault(id(variable), owners)
     return found
 
 
@@ -203,12 +189,12 @@ def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
     return found
 
 
-def origins_of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, Origin]:
-    """Id of an optimizer's slot -> its weight: the slots are in lists parallel to the weights."""
+def _of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, str]:
+    """Id of an optimizer's slot -> its list and its weight: the lists are parallel to that of the weights."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
-        return origins_of_slots(inner, weights)
-    found: dict[int, Origin] = {}
+        return _of_slots(inner, weights)
+    found: dict[int, str] = {}
     trained = list(getattr(optimizer, "_trainable_variables", ()))
     for role, slots in vars(optimizer).items():
         if role in ("_variables", "_trainable_variables") or not isinstance(slots, list):
@@ -217,11 +203,12 @@ def origins_of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, O
             continue
         for weight, slot in zip(trained, slots, strict=True):
             if id(weight) in weights and slot is not None:
-                found.setdefault(id(slot), Origin((), weights[id(weight)], role.strip("_")))
+                path = weights[id(weight)].path[1:]
+                found.setdefault(id(slot), ".".join((role.strip("_"), *path)))
     return found
 
 
-def origins_of_metrics(model: Any) -> dict[int, Origin]:
+def _of_metrics(model: Any) -> dict[int, str]:
     """Id of a compiled metric's variable -> the output that it measures."""
     compiled = getattr(model, "_compile_metrics", None)
     lists = [
@@ -229,7 +216,7 @@ def origins_of_metrics(model: Any) -> dict[int, Origin]:
         *(getattr(compiled, "_flat_weighted_metrics", None) or ()),
     ]
     return {
-        id(variable): Origin((str(part.output_name),))
+        id(variable): _beside_path(variable, (str(part.output_name),))
         for part in lists
         if getattr(part, "output_name", None)
         for metric in getattr(part, "metrics", ())
@@ -262,7 +249,7 @@ def _counted_base(obj: Any) -> Iterable[str]:
     name, base = str(obj.name), _snake_case(type(obj).__name__)
     # Bidirectional names its two layers after the layer that it wraps.
     bases = (base, f"forward_{base}", f"backward_{base}")
-    return (each for each in bases if pattern(name, {each})[0] == each)
+    return (each for each in bases if numbered(name, {each})[1] is not None)
 
 
 def _below(cls: type) -> Iterator[type]:
@@ -281,11 +268,11 @@ def nameless(model: Any) -> frozenset[tuple[str, ...]]:
     """The layers without a name in their configuration, each as the tuple of names that leads to it. Keras writes no
     ``name`` for a layer class without ``get_config``, so the layer that is made from it is named after its class.
     """
-    return frozenset(owners for layer, owners in layers_of(model) if owners and _has_no_name(layer))
-
-
-def _has_no_name(layer: Any) -> bool:
-    try:
-        return "name" not in layer.get_config()
-    except Exception:  # get_config raises, so the layer was not made from a configuration
-        return False
+    found: set[tuple[str, ...]] = set()
+    for layer, owners in layers_of(model):
+        with contextlib.suppress(
+            Exception
+        ):  # of a get_config: then no configuration made the layer
+            if owners and "name" not in layer.get_config():
+                found.add(owners)
+    return frozenset(found)

@@ -74,11 +74,8 @@ def _state_of(callback: Any) -> Any:
 
 
 def _arguments(cls: type) -> set[str]:
-    found: set[str] = set()
-    for base in cls.__mro__:
-        if "__init__" in vars(base) and base is not object:
-            found |= set(inspect.signature(base.__init__).parameters)
-    return found
+    inits = [vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)]
+    return {name for init in inits for name in inspect.signature(init).parameters}
 
 
 def _is_keras(value: Any) -> bool:

@@ -426,6 +426,13 @@ class TestGrain:
         run(tmp_path / "b", 0, 2)
         km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 3)))
 
+    def test_two_callbacks_that_follow_the_data_are_refused(self, tmp_path):
+        """The first one saved a position at the beginning of the data, without a word."""
+        data = grain_dataset(repeat=True)
+        both = [OrbaxCheckpointCallback(tmp_path / name, data=data) for name in "ab"]
+        with pytest.raises(ckpt.CheckpointError, match="pass data= to the one that training"):
+            km.small().fit(data, steps_per_epoch=4, verbose=0, callbacks=both)
+
     def test_data_that_fit_does_not_train_from_is_refused(self, tmp_path):
         with pytest.raises(ckpt.CheckpointError, match="pass the same object to both"):
             trained(tmp_path, data=grain_dataset(repeat=True))

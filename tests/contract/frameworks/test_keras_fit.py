@@ -206,6 +206,64 @@ def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_pa
     km.assert_same(km.values(straight), km.values(model))
 
 
+def test_batches_before_an_interrupt_do_not_count_for_the_next_fit(tmp_path):
+    """Nothing was saved before it; then the process was to stop after fewer batches."""
+
+    class Stopped(Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(model, [callback, StopAt(4)])
+    km.fit(model, [Stopped(), callback])
+    assert (progress(tmp_path, 0)["batch"], progress(tmp_path, 0)["batches"]) == (3, 3)
+
+
+def interrupted_inside_a_step(model, callback, nth, **arguments):
+    """Ctrl-C while the compiled step runs: Keras has taken the arrays out of the model, and leaves none in it."""
+
+    def train(state, batches):
+        nonlocal nth
+        result, nth = step(state, batches), nth - 1
+        if nth < 0:
+            raise KeyboardInterrupt
+        return result
+
+    step = model.make_train_function() or model.train_function
+    model.train_function = train
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(model, [callback], **arguments)
+    model.train_function = step
+
+
+@pytest.mark.parametrize("nth", [0, 2])
+def test_ctrl_c_inside_a_step_and_the_same_model_again(tmp_path, nth):
+    straight = km.small()
+    km.fit(straight, epochs=2)
+    model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
+    km.fit(model, [callback])
+    callback = OrbaxCheckpointCallback(tmp_path)
+    interrupted_inside_a_step(model, callback, nth, epochs=2)
+    assert km.fit(model, [callback], epochs=2).epoch == [1]
+    km.assert_same(km.values(straight, metrics=True), km.values(model, metrics=True))
+
+
+@pytest.mark.parametrize("nth", [0, 2])
+def test_ctrl_c_inside_a_step_before_anything_was_saved(tmp_path, nth):
+    model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
+    interrupted_inside_a_step(model, callback, nth)
+    for again in (
+        lambda: km.fit(model, [callback]),
+        lambda: ckpt_keras.save(tmp_path / "one", model),
+    ):
+        with pytest.raises(
+            ckpt.CheckpointError, match=r"has no value: Ctrl-C.*goes on from.*create"
+        ):
+            again()
+
+
 @pytest.mark.parametrize("point", ["write", "record", "commit", "committed"])
 def test_ctrl_c_in_the_middle_of_a_save_and_the_cell_again(tmp_path, monkeypatch, point):
     def cell():

@@ -356,31 +356,3 @@ def test_an_optimizer_by_itself(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ckpt.StructureMismatch, match="product_kernel"):
         ckpt.restore(tmp_path / "named", optimizer=renamed.optimizer)
     km.assert_same(before[1], km.values(renamed))
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
-def test_checkpoints_that_count_equal_names_still_load(tmp_path: Path, optimizer: str) -> None:
-    """As they were written until equal paths said where they belong."""
-    model = fill(nested("functional", "users", "items", optimizer=optimizer))
-    tree: dict[str, Any] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for collection, of in (
-        ("trainable_variables", model.trainable_variables),
-        ("non_trainable_variables", model.non_trainable_variables),
-        ("optimizer_variables", model.optimizer.variables),
-        ("metrics_variables", model.metrics_variables),
-    ):
-        for variable in of:
-            count = counts[collection, variable.path] = (
-                counts.get((collection, variable.path), 0) + 1
-            )
-            *parents, last = variable.path.split("/")
-            node = tree.setdefault(collection, {})
-            for part in parents:
-                node = node.setdefault(part, {})
-            node[f"{last}@{count}" if count > 1 else last] = variable.value
-    ckpt.save(tmp_path / "run" / "0", model=tree)
-    keras.backend.clear_session()
-    other = nested("functional", "users", "items", optimizer=optimizer)
-    ckpt_keras.restore(tmp_path / "run", other)
-    km.assert_same(km.values(model), km.values(other))

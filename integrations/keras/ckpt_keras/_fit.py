@@ -1,0 +1,382 @@
+"""What the callback does in one call of ``fit``, from its beginning to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from ckpt_keras import _inside_fit, _monitor, _progress, _tracked
+from ckpt_keras._adapter import is_lost, value_of
+from ckpt_keras._arguments import Arguments
+from ckpt_keras._backend import on_jax
+from ckpt_keras._data import FitData
+from ckpt_keras._ema import Averages
+from ckpt_keras._progress import Progress, entered_at, process_count
+from ckpt_keras._session import Session, place_of
+
+logger = logging.getLogger("ckpt_keras")
+
+
+@dataclass
+class Past:
+    """What a callback knows of its earlier calls of ``fit``."""
+
+    progress: Progress
+    resumed: Progress | None = None  # of a step, until the call comes that it is of
+    finished: int = 0  # calls
+    interrupted: bool = True  # whether the next call goes on from the newest step
+
+
+class Fit:
+    """One call of ``fit``; ``begin`` restores the newest step, now that model, optimizer and metrics are built."""
+
+    def __init__(self, callback: Any, arguments: Arguments, data: Any, past: Past) -> None:
+        self._callback, self._arguments, self._past = callback, arguments, past
+        self._model = callback._model  # `callback.model` takes the state back from the trainer
+        self.inside = _inside_fit.look_around(callback)
+        self._check_neighbours()
+        self._learning_rate = _learning_rate(self._model)
+        self._averages = Averages(self._model, self.inside.callbacks)
+        self._averages.unshare()
+        self._data = FitData(data, self.inside)
+        self.session = Session(arguments, self._model)
+        self._entering: Progress | None = None
+        self._seen = 0
+        self._iterations_before = 0
+        self._stopping = False
+        self._metric_values: list[Any] = []
+        self._host: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Restores the newest step, and finds out which of the saved calls of ``fit`` this one is."""
+        past, restored = self._past, None
+        if past.interrupted:
+            # Also after a fit that an exception ended: memory then holds a partly trained epoch.
+            with _refilled(self._model):
+                restored = self.session.restore(self._model, self._data, self._batches_per_epoch)
+        past.interrupted = True
+        if restored is not None:
+            past.resumed, past.progress = restored, replace(restored)
+        resumed = past.resumed
+        if resumed is not None and resumed.run > past.finished:
+            self._skip(f"fit number {past.finished + 1} was finished before")
+        elif resumed is not None and resumed.run == past.finished:
+            past.resumed = None
+            self._continue(resumed)
+        elif past.finished > 0:
+            past.progress = past.progress.next_run()
+        elif restored is None:  # an interrupted call may have counted batches
+            before = past.progress
+            past.progress = replace(
+                before, batch=0, batches=before.batches - before.batch, since_save=0
+            )
+        if self._progress.learning_rate is None:
+            self._progress.learning_rate = self._learning_rate
+        elif restored is not None:
+            self._warn_of_learning_rate(_learning_rate(self._model))
+
+    # ------------------------------------------------------------------------ events of fit
+
+    def before_epoch(self, epoch: int) -> None:
+        """Runs at the beginning of an epoch, before all other callbacks."""
+        self.enter()
+        self._data.before_epoch()
+        self._host = self._host_now()
+        self._progress.epoch = epoch
+        self._seen = self._progress.batch
+        self._iterations_before = self._iterations() - self._seen
+        self._data.trained(self._progress.batches)
+
+    def enter(self) -> None:
+        """Applies restored state that other callbacks and ``fit`` would have reset earlier."""
+        self._model._initial_epoch = None  # otherwise the next fit would begin there, too
+        resumed, self._entering = self._entering, None
+        if resumed is None:
+            return
+        self._data.kept.set(resumed.dataset)
+        _progress.set_random_state(resumed.random_state)
+        _tracked.set_states(self._arguments.track, resumed.callbacks)
+        if resumed.averages_swapped:
+            self._averages.restored(trains=True)
+        if resumed.batch:
+            # The epoch's running means; those after an epoch are of the finished validation.
+            for variable, value in zip(
+                self._model.metrics_variables, self._metric_values, strict=True
+            ):
+                variable.assign(value)
+        self._metric_values = []
+
+    def between_batches(self, batch: int) -> None:
+        """Saves between two steps, when no step is running and the trainer holds the state. Runs at the beginning of a
+        batch, before other callbacks: ``on_train_batch_end`` would make Keras wait for every step, and may run in a
+        thread.
+        """
+        if batch > self._seen:
+            self._count(batch)
+            if self._is_due():
+                self._save_if_wanted(self._metrics_now, f"batch {batch}")
+        if self._alone and self.session.checkpointer.should_stop and not self._stopping:
+            self._save_and_stop()
+
+    def before_epoch_end(self) -> None:
+        """Runs at the end of an epoch, before all other callbacks."""
+        self._averages.before_epoch_end()
+
+    def after_epoch(self, epoch: int, logs: Any) -> None:
+        """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
+        if self._stopping:
+            return
+        self._data.kept.ended()
+        self._count(self._batches_done())
+        self._seen = 0
+        progress, session = self._progress, self.session
+        progress.epoch, progress.batch = epoch + 1, 0
+        progress.stopped = bool(self._model.stop_training)
+        # All processes must ask about the same number: the next epoch.
+        preempted = not self._alone and session.checkpointer.reached_preemption(progress.epoch)
+        if (
+            (progress.unit == "epoch" and session.is_wanted(progress))
+            or self._is_due()
+            or preempted
+            or session.took_for_unfinished(progress)
+        ):
+            self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
+        if preempted:
+            self._model.stop_training = True
+
+    def end(self) -> None:
+        """Waits for the last save; raises its failure."""
+        self.enter()  # has no effect unless no epoch was left to train
+        past = self._past
+        # After a skipped fit comes the one to continue; the end of a fit may have moved averages.
+        past.interrupted = self._stopping or past.resumed is not None
+        past.finished += 0 if self._stopping else 1
+        self.session.close()
+
+    # ---------------------------------------------------------------------------- going on
+
+    @property
+    def _progress(self) -> Progress:
+        return self._past.progress
+
+    @property
+    def _alone(self) -> bool:
+        return self._arguments.host_only or process_count() == 1
+
+    @property
+    def _batches_per_epoch(self) -> int | None:
+        return (self._callback.params or {}).get("steps")
+
+    @property
+    def called_first(self) -> bool:
+        """Whether ``fit`` calls this object before all other callbacks; else the callback does."""
+        return self.inside.callbacks is not None
+
+    def _skip(self, why: str, level: int = logging.INFO) -> None:
+        self._leave_averages()
+        logger.log(level, "%s: nothing to train, %s", self._arguments.directory, why)
+        if self._arguments.verbose:
+            print(f"nothing to train: {why}")
+        last = self.inside.last_epoch
+        self._model._initial_epoch = sys.maxsize if last is None else max(last, 1)
+
+    def _continue(self, resumed: Progress) -> None:
+        self._entering = resumed
+        if resumed.stopped and self._arguments.track:
+            self._skip(
+                f"a callback in track= had stopped the training after epoch {resumed.epoch}: another directory begins anew",
+                logging.WARNING,
+            )
+            return
+        self._warn_if_nothing_is_left(resumed)
+        self._progress.batch = resumed.batch = self._batch_to_enter(resumed)
+        if resumed.batch:
+            draw = not self._data.given
+            _inside_fit.skip_batches(self.inside, self._model, resumed.batch, draw=draw)
+            self._metric_values = [one.value for one in self._model.metrics_variables]
+        self._model._initial_epoch = resumed.epoch or None
+
+    def _batch_to_enter(self, resumed: Progress) -> int:
+        """The number of batches to leave out of an epoch that was interrupted."""
+        if resumed.batch and not _inside_fit.can_skip(self.inside):
+            logger.warning(
+                "%s: this version of Keras cannot enter an epoch in its middle: epoch %d is run from its beginning",
+                self._arguments.directory,
+                resumed.epoch + 1,
+            )
+            return 0
+        if not resumed.batch or self._data.given:  # with data=, the position is restored exactly
+            return resumed.batch
+        together = int(self._model.steps_per_execution)
+        done, warning = entered_at(resumed, self.inside.batches, together)
+        if warning is not None:
+            self._warn(f"{self._arguments.directory}: {warning}")
+        return done
+
+    def _leave_averages(self) -> None:
+        """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
+        if self._progress.averages_swapped:
+            self._averages.restored(trains=False)
+            self._progress.averages_swapped = False
+            if self._entering is not None:
+                self._entering.averages_swapped = False
+
+    # ---------------------------------------------------------------------------- warnings
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(what, UserWarning, stacklevel=4)
+
+    def _warn_if_nothing_is_left(self, resumed: Progress) -> None:
+        last = self.inside.last_epoch
+        if last is not None and resumed.epoch >= last:
+            self._leave_averages()
+            self._warn(
+                f"nothing is trained: {self._arguments.directory} holds a run of {resumed.epoch} epochs, which is "
+                f"restored, and fit(epochs={last}) asks for {last} in all. Pass epochs={resumed.epoch + 1} or more to "
+                "train on, or another directory to begin anew"
+            )
+
+    def _check_neighbours(self) -> None:
+        """Raises ValueError if another callback of ``fit`` saves into the same directory."""
+        if self.inside.callbacks is None:
+            return
+        listed = self.inside.callbacks.callbacks
+        others = [getattr(one, "_arguments", None) for one in listed if one is not self._callback]
+        taken = {place_of(one.directory) for one in others if isinstance(one, Arguments)}
+        if place_of(self._arguments.directory) in taken:
+            raise ValueError(
+                f"two callbacks of one fit save into {self._arguments.directory}: give each a directory of its own"
+            )
+        _tracked.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
+
+    def _warn_of_learning_rate(self, restored: float | None) -> None:
+        """Warns if the program sets another learning rate than before, which a restored optimizer does not have."""
+        compiled = self._learning_rate
+        if compiled not in (None, self._progress.learning_rate, restored):
+            self._warn(
+                f"{self._arguments.directory}: the optimizer goes on with the learning rate {restored:g} of the checkpoint, and not "
+                f"with the {compiled:g} that this program set. To change it, list behind this callback: "
+                "keras.callbacks.LambdaCallback(on_train_begin=lambda logs: model.optimizer.learning_rate.assign("
+                f"{compiled:g}))"
+            )
+
+    # ---------------------------------------------------------------------------- counting
+
+    def _count(self, batch: int) -> None:
+        """Counts the batches of the running epoch up to this one."""
+        new = batch - self._seen
+        self._seen = self._progress.batch = batch
+        self._progress.batches += new
+        self._progress.since_save += new
+
+    def _batches_done(self) -> int:
+        """The number of batches of the epoch that has just ended."""
+        most = self._seen + int(self._model.steps_per_execution)
+        known = self._batches_per_epoch
+        if known is not None:
+            return max(self._seen, min(most, known))
+        # With data of unknown length, fit began a batch that did not exist: ask the optimizer.
+        trained = self._iterations() - self._iterations_before
+        return trained if self._seen <= trained <= most else most
+
+    def _iterations(self) -> int:
+        """Steps of the optimizer; 0 if the number of batches is known anyway."""
+        if self._batches_per_epoch is not None:
+            return 0
+        variables: list[Any] = self._model.optimizer.variables
+        counters = [one for one in variables if one.path.endswith("iteration")]
+        return int(counters[0].value) if counters else 0
+
+    def _is_due(self) -> bool:
+        freq = self._arguments.save_freq
+        return isinstance(freq, int) and self._progress.since_save >= freq
+
+    # -------------------------------------------------------------------------------- save
+
+    def _save_if_wanted(self, logs_of: Callable[[], Any], where: str) -> None:
+        """Saves, unless only better steps are saved and this one is not better."""
+        arguments, progress = self._arguments, self._progress
+        progress.since_save = 0
+        metrics = _monitor.numbers(logs_of())
+        value = metrics.get(arguments.monitor)
+        mode = _monitor.direction(arguments.monitor, arguments.mode, self._model)
+        if arguments.save_best_only and value is None:
+            self._warn(
+                f"save_best_only=True needs {arguments.monitor!r}, which is not among the metrics "
+                f"({', '.join(metrics) or 'none'}): nothing is saved at {where}"
+            )
+        if arguments.save_best_only and mode is None:
+            raise ValueError(
+                f"whether {arguments.monitor!r} should grow or fall is not known: pass mode='min' or mode='max'"
+            )
+        better = _monitor.is_better(value, progress.best, mode)
+        if better:
+            progress.best = value
+        if better or not arguments.save_best_only:
+            self._save(metrics)
+
+    def _save(self, metrics: Mapping[str, float]) -> None:
+        progress, batches = self._progress, self.inside.batches
+        host = self._host if progress.batch else self._host_now()
+        progress.batch_size, progress.batches_per_epoch = batches.size, batches.count
+        progress.averages_swapped = self._averages.swapped
+        model = self._callback.model
+        with self._averages.as_saved():
+            self.session.save(model, progress, self._data, metrics, host)
+
+    def _host_now(self) -> dict[str, Any]:
+        state = _progress.random_state(torch=self._data.shuffles_by_torch)
+        return {"random_state": state, "dataset": self._data.kept.state()}
+
+    def _metrics_now(self) -> Mapping[str, Any]:
+        if self._arguments.monitor.startswith("val_"):
+            return {}  # it exists only at the end of an epoch, and computing the others takes time
+        return self._callback.model.get_metrics_result()
+
+    def _save_and_stop(self) -> None:
+        """The process is to end: saves the current state, and lets ``fit`` return."""
+        logger.warning(
+            "%s: the process is to stop: saving, and ending fit", self._arguments.directory
+        )
+        self._stopping = True
+        if self._progress.batch:
+            self._save({})
+        self._model.stop_training = True
+
+
+def _learning_rate(model: Any) -> float | None:
+    """The learning rate of the optimizer; None if it has a schedule, no value, or there is no optimizer."""
+    rate: Any = getattr(getattr(model, "optimizer", None), "learning_rate", None)
+    if not isinstance(rate, keras.Variable) or (on_jax() and is_lost(rate)):
+        return None
+    return float(value_of(rate))
+
+
+@contextlib.contextmanager
+def _refilled(model: Any) -> Generator[None]:
+    """Inside the block variables that an interrupted step left without arrays have some, for a restore to replace.
+
+    Raises:
+        CheckpointError: it did not replace all.
+    """
+    of_optimizer = getattr(model.optimizer, "variables", ())
+    every = (*model.variables, *of_optimizer, *model.metrics_variables) if on_jax() else ()
+    lost = [variable for variable in every if is_lost(variable)]
+    for variable in lost:
+        variable.assign(keras.ops.zeros(variable.shape, variable.dtype))
+    placed = [variable._value for variable in lost]
+    try:
+        yield
+    finally:
+        left = [one for one, zeros in zip(lost, placed, strict=True) if one._value is zeros]
+        for variable in left:
+            variable._value = None
+    for variable in left:
+        value_of(variable)
