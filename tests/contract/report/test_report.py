@@ -120,6 +120,11 @@ def test_a_step_of_a_newer_format_is_reported_and_is_not_damaged(
     first, second = found.steps
     assert "upgrade ckpt" in str(first.problem) and second.problem is None
     assert not found.is_damaged and found.unread == 1
-    assert [step["unread"] for step in as_json(found)["steps"]] == [True, False]
+    steps = as_json(found)["steps"]
+    assert [step["unread"] for step in steps] == [True, False]
+    assert [step["state"] for step in steps] == [
+        "not readable",
+        "verified" if verify else "not verified",
+    ]
     code, out, _ = call("report", tmp_path / "run", "-o", tmp_path / "r.html")
     assert code == 1 and "1 cannot be read" in out and "damaged" not in out
