@@ -16,9 +16,9 @@ from ckpt_core._load.derived import under_rules
 from ckpt_core._saved import ExtentItem, Recipe
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec, describe
-from ckpt_core._tree.match import parse_path, positions_of, renamer
+from ckpt_core._tree.match import MatchRules, match, parse_path, positions_of, renamer
 from ckpt_core._tree.patterns import idle_patterns, read_again, selector
-from ckpt_core.convert._source import Array, Slot, Source
+from ckpt_core.convert._source import Array, Slot, Source, spec_of
 
 _Leaves = list[tuple[Path, Any]]
 
@@ -110,17 +110,13 @@ def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
     leaves = list(zip(source.paths, source.leaves, strict=True))
     if asked.only is None:
         return leaves
-    specs = [_spec(path, leaf) for path, leaf in leaves]
+    specs = [spec_of(path, leaf) for path, leaf in leaves]
     only = read_again(asked.only)
     chosen = positions_of(source.paths, specs, selector(only, item="state"))
     idle = idle_patterns(only, [("state", source.paths)])
     if idle or not chosen:
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches nothing in it")
     return [leaves[position] for position in chosen]
-
-
-def _spec(path: Path, leaf: Any) -> LeafSpec:
-    return leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
 
 
 def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
@@ -243,27 +239,21 @@ def _as_target(
     read: Callable[[Sequence[Slot]], Iterator[Array]],
 ) -> Source:
     """The leaves in the tree of a target; all differences are raised in one error."""
-    given = _by_name(leaves, where)
-    problems: list[Mismatch] = []
-    found: list[Any] = []
-    for path, like in zip(target.paths, target.leaves, strict=True):
-        wanted = describe(like, path)
-        there = given.pop(".".join(map(str, path)), None)
-        if there is None:
-            problems.append(Mismatch(format_path(path), "missing", None, str(wanted)))
-            continue
-        spec = _spec(*there)
-        if (spec.dtype, spec.shape) != (wanted.dtype, wanted.shape):
-            kind = "shape" if spec.shape != wanted.shape else "dtype"
-            problems.append(Mismatch(format_path(path), kind, str(spec), str(wanted)))
-        leaf = there[1]
-        if isinstance(leaf, Slot) and wanted.kind in ("jax", "numpy") and leaf.spec.kind != "key":
-            leaf = Slot(replace(spec, kind=wanted.kind), leaf.place)
-        found.append(leaf)
-    problems += [
-        Mismatch(format_path(path), "unexpected", str(_spec(path, leaf)), None)
-        for path, leaf in given.values()
+    wanted = [
+        (path, describe(leaf, path)) for path, leaf in zip(target.paths, target.leaves, strict=True)
     ]
-    if problems:
-        raise StructureMismatch(problems, where=where)
+    places = {".".join(map(str, path)): path for path in target.paths}
+    given = _by_name(leaves, where)
+    there = [(places.get(name, path), spec_of(path, leaf)) for name, (path, leaf) in given.items()]
+    matched = match(there, wanted, MatchRules())
+    if matched.mismatches:
+        raise StructureMismatch(matched.mismatches, where=where)
+    values = [leaf for _, leaf in given.values()]
+    found: list[Any] = []
+    for position, (_, spec) in zip(matched.source, wanted, strict=True):
+        assert position is not None  # or it would be missing
+        leaf = values[position]
+        if isinstance(leaf, Slot) and spec.kind in ("jax", "numpy") and leaf.spec.kind != "key":
+            leaf = Slot(replace(leaf.spec, kind=spec.kind), leaf.place)
+        found.append(leaf)
     return Source(target.root, target.paths, found, read)
