@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -41,15 +42,10 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
     out = console()
     out.print(f"[bold]A[/bold] {escape(found.a)}\n[bold]B[/bold] {escape(found.b)}")
     for side, names in (("A", found.only_a), ("B", found.only_b)):
-        for name in names[:limit]:
-            out.print(f"only in {side}: {one_line(name)}", markup=False)
-        if len(names) > limit:
-            out.print(f"and {len(names) - limit} more that only {side} has: --limit shows more")
-    for node in found.structure[:limit]:
-        where = "/".join(part for part in (node.item, node.path) if part != "(root)")
-        out.print(f"{where}: {node.a} -> {node.b}", markup=False, soft_wrap=True)
-    if len(found.structure) > limit:
-        out.print(f"and {len(found.structure) - limit} containers more: --limit shows more")
+        lines = [f"only in {side}: {one_line(name)}" for name in names]
+        _print_first(lines, limit, f"more that only {side} has", out)
+    lines = [f"{_place(node.item, node.path)}: {node.a} -> {node.b}" for node in found.structure]
+    _print_first(lines, limit, "containers more", out)
     for name, same in found.others.items():
         how = {True: "the same", False: "differs", None: "is there on both sides; not compared"}
         out.print(f"item {one_line(name)}: {how[same]}", markup=False)
@@ -61,6 +57,13 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
         out.print(f"and {len(found.changed) - limit} leaves more: --limit shows more")
     out.print(_summary(found))
     return 0 if found.same else DIFFERENT
+
+
+def _print_first(lines: Sequence[str], limit: int, what: str, out: Console) -> None:
+    for line in lines[:limit]:
+        out.print(line, markup=False, soft_wrap=True)
+    if len(lines) > limit:
+        out.print(f"and {len(lines) - limit} {what}: --limit shows more")
 
 
 def newest(path: str) -> str:
@@ -86,7 +89,7 @@ def _changed(leaves: list[LeafDifference], width: int) -> Iterator[Table | str]:
     for leaf in leaves:
         what = escape(leaf.a if leaf.a == leaf.b else f"{leaf.a} -> {leaf.b}")
         if leaf.kind in ("shape", "text"):
-            rows.append((_name(leaf), what, [""] * 6))
+            rows.append((escape(_place(leaf.item, leaf.path)), what, [""] * 6))
             continue
         numbers = [
             f"{leaf.changed:,} of {leaf.count:,}",
@@ -97,7 +100,9 @@ def _changed(leaves: list[LeafDifference], width: int) -> Iterator[Table | str]:
             "" if math.isnan(leaf.cosine) else f"{leaf.cosine:.6f}",
             _not_finite(leaf),
         ]
-        rows.append((_name(leaf), "" if leaf.a == leaf.b else what, numbers))
+        rows.append(
+            (escape(_place(leaf.item, leaf.path)), "" if leaf.a == leaf.b else what, numbers)
+        )
     columns = ("changed", "largest", "rms", "relative", "cosine", "NaN, Inf")
     return _rows("A -> B", columns, rows, width)
 
@@ -140,8 +145,8 @@ def _columns(text: str) -> int:
     return Text.from_markup(text).cell_len
 
 
-def _name(leaf: LeafDifference | LeafStatistics) -> str:
-    return escape("/".join(part for part in (leaf.item, leaf.path) if part))
+def _place(item: str, path: str) -> str:
+    return "/".join(part for part in (item, path) if part not in ("", "(root)"))
 
 
 def _not_finite(leaf: LeafDifference) -> str:
@@ -175,7 +180,7 @@ def stats(path: str, *, only: list[str], as_json: bool) -> int:
                 *(f"[red]{count:,}[/red]" if count else "" for count in bad),
             ]
         what = escape(f"{leaf.dtype}{list(leaf.shape)}")
-        rows.append((_name(leaf), what, [size(leaf.size_bytes), *numbers]))
+        rows.append((escape(_place(leaf.item, leaf.path)), what, [size(leaf.size_bytes), *numbers]))
     out = console()
     if chosen != path:
         out.print(f"{one_line(chosen)}, the newest step", markup=False, soft_wrap=True)

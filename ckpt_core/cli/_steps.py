@@ -262,24 +262,18 @@ def _hint(directory: str) -> str:
         return f"; it is a checkpoint itself: ckpt show {directory}"
     except (CheckpointError, OSError):
         pass
-    deeper = _deeper(directory, _DEEPEST)
+    deeper = _deeper(directory)
     return f"; there are some in {deeper}: ckpt ls {deeper}" if deeper else ""
 
 
-def _deeper(directory: str, levels: int) -> str | None:
+def _deeper(directory: str) -> str | None:
     """The nearest directory below this one that has steps; None if there is none."""
-    below = [
-        f"{directory}/{name}"
-        for name in sorted(backend_of(resolve(directory)[1]).children(directory))
-    ]
-    for path in below:
-        if steps_in(path).latest() is not None:
-            return path
-    if levels > 1:
-        for path in below:
-            found = _deeper(path, levels - 1)
-            if found:
-                return found
+    backend, level = backend_of(resolve(directory)[1]), [directory]
+    for _ in range(_DEEPEST):
+        level = [f"{one}/{name}" for one in level for name in sorted(backend.children(one))]
+        for path in level:
+            if steps_in(path).latest() is not None:
+                return path
     return None
 
 
