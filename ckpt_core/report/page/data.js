@@ -51,7 +51,7 @@ const childOf = (parent, part) => {
 
 /** The tree of a step: its items, below them their leaves by path. */
 const treeOf = remembered((step) => `${step.structure} ${JSON.stringify(step.items)}`, (step) => {
-  const root = makeNode(step.step === null ? "checkpoint" : "step", "");
+  const root = makeNode("", "");
   for (const leaf of leavesOf(step)) {
     const parts = leaf.path === "" ? [] : leaf.path.split("/");
     if (leaf.item !== "" || parts.length === 0) parts.unshift(leaf.item || "(the value)");

@@ -27,7 +27,7 @@ const tile = (node, parent, colourOf, group, place = 0) => {
   return made;
 };
 
-const treemapOption = (root) => {
+const treemapOption = (root, step) => {
   const dtypes = dtypesOf(root).map(([name]) => name);
   const colour = (index) => `var(--c${Math.max(index, 0) % 8})`;
   const ofDtype = (node) => colour(dtypes.indexOf(dtypesOf(node)[0]?.[0]));
@@ -40,8 +40,8 @@ const treemapOption = (root) => {
     tooltip: { formatter: tooltip },
     series: {
       type: "treemap",
-      name,
-      data: children.length ? children : [{ name, ...whole }],
+      name: `${step.step === null ? "checkpoint" : `step ${step.step}`}${name}`,
+      data: children.length ? children : [{ name: name.slice(1), ...whole }],
       left: 0, right: 0, top: 28, bottom: 0,
       roam: false,
       nodeClick: false,
@@ -80,7 +80,7 @@ const drawTreemap = (given) => {
       ? para("note bad", `Step ${labelOf(step)} cannot be read: ${step.problem}`)
       : [
           el("div", { class: "tools" }, el("div", { class: "choice", role: "group", "aria-label": "colours" }, pick("group"), pick("dtype"))),
-          root.bytes ? plot("bytes of the leaves, as areas", treemapOption(root), ready, { id: "treemap" }) : para("note", "Nothing here has bytes."),
+          root.bytes ? plot("bytes of the leaves, as areas", treemapOption(root, step), ready, { id: "treemap" }) : para("note", "Nothing here has bytes."),
           el("div", { class: "keys" }, dtypesOf(root).map(key)),
           para("caption", `Uncompressed bytes of step ${labelOf(step)}; click a rectangle to look into it, or its name above to go back.${without}`),
         ]);
