@@ -22,7 +22,7 @@ const THEME = {
   valueAxis: { splitNumber: 3, splitLine: softLine, axisLabel: softText },
   bar: { ...plain, stack: "all" },
   line: { ...plain, symbolSize: 6 },
-  treemap: plain,
+  treemap: { ...plain, animationDurationUpdate: 250 },
 };
 
 /** The place of a chart, which is drawn once it is in the page and has a size. */
