@@ -87,7 +87,7 @@ def bench_run(
 @app.command("markdown")
 def bench_markdown(
     results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
-) -> int:
+) -> None:
     """Print the tables of a run again, with ratios to the first case."""
     from ckpt_core.bench._results import FILE, read_result
     from ckpt_core.bench._tables import document

@@ -123,12 +123,12 @@ def _by_number(name: str) -> tuple[int, str]:
 
 
 def _slot(dataset: Any, where: str, h5py: Any) -> Slot:
-    is_array = isinstance(dataset, h5py.Dataset) and dataset.shape is not None
-    if not is_array or dataset.external or dataset.is_virtual:
+    shape = dataset.shape if isinstance(dataset, h5py.Dataset) else None
+    if shape is None or dataset.external or dataset.is_virtual:
         raise UnsupportedLeaf(
             f"{where} is no array of this file: a type, empty, or its values are in another file, which is not followed",
             leaf=where,
-            type_name="external" if is_array else type(dataset).__name__,
+            type_name="external" if shape is not None else type(dataset).__name__,
         )
     dtype = dataset.dtype
     is_bfloat16 = str(dataset.attrs.get("dtype")) == "bfloat16" and dtype == np.dtype("V2")
@@ -140,7 +140,7 @@ def _slot(dataset: Any, where: str, h5py: Any) -> Slot:
         )
         return Slot(leaf_spec("numpy", "uint8", ()), refused=refused)
     name = "bfloat16" if is_bfloat16 else dtype.name
-    return Slot(array_spec(name, dataset.shape, where), (dataset, where))
+    return Slot(array_spec(name, shape, where), (dataset, where))
 
 
 def _read(slot: Slot) -> Array:
