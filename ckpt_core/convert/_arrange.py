@@ -16,7 +16,7 @@ from ckpt_core._load.derived import under_rules
 from ckpt_core._saved import ExtentItem, Recipe
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec, describe
-from ckpt_core._tree.match import MatchRules, match, parse_path, positions_of, renamer
+from ckpt_core._tree.match import MatchRules, Renames, match, parse_path, positions_of
 from ckpt_core._tree.patterns import idle_patterns, read_again, selector
 from ckpt_core.convert._source import Array, Slot, Source, spec_of
 
@@ -156,36 +156,16 @@ def _renamed(leaves: _Leaves, rename: Mapping[str, str] | Callable[[str], str]) 
     sign = "." if flat else "/"
     names = [str(path[0]) if flat else format_path(path) for path, _ in leaves]
     if isinstance(rename, Mapping):
-        table = {old.replace("/", sign).strip(sign): new for old, new in rename.items()}
-        idle = [
-            Mismatch(old, "rename", None, new)
-            for old, new in table.items()
-            if not any(f"{name}{sign}".startswith(f"{old}{sign}") for name in names)
-        ]
-        if idle:
+        rename = Renames({old.replace("/", sign).strip(sign): rename[old] for old in rename}, sign)
+        if idle := rename.idle(names):
             raise StructureMismatch(
-                idle, advice="An entry of rename= must be a name, or leading parts of one."
+                [Mismatch(one.old, "rename", None, one.new, one.nearest) for one in idle],
+                advice="An entry of rename= must be a name, or leading parts of one.",
             )
-        rename = _by_parts(table, sign)
-    change = renamer(rename)
-    assert change is not None
-    changed = map(change, names)
     return [
-        (path if new == old else parse_path(new), leaf)
-        for (path, leaf), old, new in zip(leaves, names, changed, strict=True)
+        (path if (new := rename(old)) == old else parse_path(new), leaf)
+        for (path, leaf), old in zip(leaves, names, strict=True)
     ]
-
-
-def _by_parts(table: Mapping[str, str], sign: str) -> Callable[[str], str]:
-    longest = sorted(table, key=len, reverse=True)
-
-    def change(name: str) -> str:
-        for old in longest:
-            if f"{name}{sign}".startswith(f"{old}{sign}"):
-                return f"{table[old]}{name[len(old) :]}".removeprefix(sign)
-        return name
-
-    return change
 
 
 def _split(path: Path, sign: str, where: str) -> Path:
