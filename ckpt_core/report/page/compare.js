@@ -66,14 +66,14 @@ const aroundTable = (a, b, names) => {
 };
 
 const difference = (a, b) => {
-  if (a.problem || b.problem) return para("note bad", `Step ${labelOf(a.problem ? a : b)} cannot be read.`);
+  if (a.problem || b.problem) return para("note bad", `The ${stepName(a.problem ? a : b)} cannot be read.`);
   const { gone, added, both, changed, moved, before } = structureOf(a, b);
   const same = !gone.length && !added.length && !changed.length && !moved.length;
   const bytes = a.array_bytes === b.array_bytes ? `${size(a.array_bytes)} in both` : `${size(a.array_bytes)} → ${size(b.array_bytes)}`;
   const text = same
     ? `The same structure: ${countedLeaves(both.length)}, ${bytes}.`
     : `${whole(added.length)} added, ${whole(gone.length)} gone, ${whole(changed.length)} of another shape or dtype, ${whole(moved.length)} sharded otherwise, ${whole(both.length - changed.length - moved.length)} the same; ${bytes}.`;
-  const names = [a, b].map((step) => `step ${labelOf(step)}`);
+  const names = [a, b].map(stepName);
   return [
     el("p", { class: `note ${same ? "" : "warn"}`, id: "structure" }, text),
     leafList(`Only in ${names[1]}`, added),

@@ -12,6 +12,7 @@ for (const step of steps) {
 const leaves = data.leaves.path.map((path, id) => {
   const [kind, dtype, shape, bytes, sharding] = data.types[data.leaves.type[id]];
   const item = data.items[data.leaves.item[id]];
+  if (path === "(root)") path = "";
   return { id, item, path, key: `${item}\u0000${path}`, dtype: dtype || kind, kind, shape, bytes, sharding };
 });
 
@@ -19,13 +20,15 @@ const shapeText = (shape) => (shape.length ? shape.join("×") : "scalar");
 const typeText = (leaf) => `${leaf.dtype} ${shapeText(leaf.shape)}`;
 /** How a leaf is called: its item and path; an item without name is a bare tree of Orbax. */
 const nameOf = (leaf) => [leaf.item, leaf.path].filter((part) => part !== "").join("/") || "(the value)";
+const stepName = (step) => (step.step === null ? "this checkpoint" : `step ${step.step}`);
+/** On an axis. */
 const labelOf = (step) => (step.step === null ? "this checkpoint" : String(step.step));
 const readable = () => steps.filter((step) => !step.problem);
 const selectedStep = () => steps[selected.step];
 
 const stepChoice = (index, label, onchange) => {
   const option = (step, position) =>
-    el("option", { value: position, selected: position === index }, `step ${labelOf(step)}${step.problem ? ` (${step.state})` : ""}`);
+    el("option", { value: position, selected: position === index }, `${stepName(step)}${step.problem ? ` (${step.state})` : ""}`);
   return el("select", { "aria-label": label, onchange: ({ target }) => onchange(Number(target.value)) }, steps.map(option));
 };
 

@@ -2,7 +2,7 @@
 const PROBLEMS_SHOWN = 20;
 const inState = (state) => steps.filter((step) => step.state === state);
 const withoutChecksums = () => readable().filter((step) => step.layout !== "ckpt");
-const stepName = (step) => (step.step === null ? "This checkpoint" : `Step ${step.step}`);
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
 /** Leaves of the newest step whose arrays were read that have NaN or Inf. */
 const notFinite = () => [...(statistics.at(-1)?.rows.values() ?? [])].filter(({ nan, inf }) => nan || inf);
@@ -20,11 +20,11 @@ const verdict = () => {
 };
 
 const damageNote = (step) => {
-  if (step.problem) return note(step.unread ? "warn" : "bad", `${stepName(step)} cannot be read`, step.problem);
+  if (step.problem) return note(step.unread ? "warn" : "bad", `${capital(stepName(step))} cannot be read`, step.problem);
   const { problems, more_problems: unlisted } = step.verified;
   const more = Math.max(0, problems.length - PROBLEMS_SHOWN) + unlisted;
   const texts = problems.slice(0, PROBLEMS_SHOWN).map((one) => `${one.file}${one.leaf ? ` (${one.leaf})` : ""}: ${one.what}`);
-  return note("bad", `${stepName(step)} is damaged`, texts, more > 0 && `and ${more} more`);
+  return note("bad", `${capital(stepName(step))} is damaged`, texts, more > 0 && `and ${more} more`);
 };
 
 const notFiniteNote = () => {

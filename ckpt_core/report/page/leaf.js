@@ -62,7 +62,7 @@ const drawLeaf = (place) => {
   };
   return fill(place, el("div", { class: "panel" },
     el("h3", {}, nameOf(leaf)),
-    !here && para("note warn", `Step ${labelOf(step)} has no such leaf; this is from another step.`),
+    !here && para("note warn", `The ${stepName(step)} has no such leaf; this is from another step.`),
     el("dl", { class: "facts" }, Object.entries(facts).map(([name, text]) => text && [el("dt", {}, name), el("dd", {}, text)])),
     el("h3", {}, "Sharding"), shardingOf(leaf),
     statisticsOf(key)));

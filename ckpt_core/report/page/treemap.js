@@ -40,7 +40,7 @@ const treemapOption = (root, step) => {
     tooltip: { formatter: tooltip },
     series: {
       type: "treemap",
-      name: `${step.step === null ? "checkpoint" : `step ${step.step}`}${name}`,
+      name: `${stepName(step)}${name}`,
       data: children.length ? children : [{ name: name.slice(1), ...whole }],
       left: 0, right: 0, top: 28, bottom: 0,
       roam: false,
@@ -77,12 +77,12 @@ const drawTreemap = (given) => {
     const empty = leavesOf(step).filter((leaf) => leaf.bytes === 0).length;
     const without = empty ? ` ${counted(empty, "leaf without bytes (text, empty arrays) is", "leaves without bytes (text, empty arrays) are")} not drawn.` : "";
     fill(given, el("h2", {}, "Where the bytes are"), step.problem
-      ? para("note bad", `Step ${labelOf(step)} cannot be read: ${step.problem}`)
+      ? para("note bad", `This cannot be read: ${step.problem}`)
       : [
           el("div", { class: "tools" }, el("div", { class: "choice", role: "group", "aria-label": "colours" }, pick("group"), pick("dtype"))),
           root.bytes ? plot("bytes of the leaves, as areas", treemapOption(root, step), ready, { id: "treemap" }) : para("note", "Nothing here has bytes."),
           el("div", { class: "keys" }, dtypesOf(root).map(key)),
-          para("caption", `Uncompressed bytes of step ${labelOf(step)}; click a rectangle to look into it, or its name above to go back.${without}`),
+          para("caption", `Uncompressed bytes of ${stepName(step)}; click a rectangle to look into it, or its name above to go back.${without}`),
         ]);
   };
   onSelect("step", draw);
