@@ -129,7 +129,7 @@ def _print_item(item: ItemInfo, all_of_it: bool, out: Console) -> None:
 
 
 def _print_table(title: str, columns: Mapping[str, Sequence[str]], out: Console) -> None:
-    table = Table(title=escape(title), title_justify="left", pad_edge=False)
+    table = Table(title=escape(title), title_justify="left")
     for name in columns:
         if name in ("n", "size", "bytes"):
             table.add_column(name, justify="right", no_wrap=True)

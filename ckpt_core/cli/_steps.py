@@ -221,7 +221,7 @@ def _bytes_of_all(rows: list[dict[str, Any]]) -> int | None:
 
 
 def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=escape(directory), title_justify="left", pad_edge=False)
+    table = Table(title=escape(directory), title_justify="left")
     sound = [row for row in rows if not row["problem"]]
     # a column that says nothing takes the room of those that do
     measured = any(row["metrics"] for row in sound)
