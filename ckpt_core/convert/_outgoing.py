@@ -127,9 +127,14 @@ def _chosen(
 def new_file(target: PathLike) -> str:
     """The path of a file to write, on a disk, where nothing is."""
     where = local(target)
-    if kind_at(where, follow=False):
-        raise CheckpointExists(f"{where} exists already: choose another path, or delete it")
+    refuse_existing(where)
     return where
+
+
+def refuse_existing(path: str) -> None:
+    """Raises CheckpointExists if anything is at a path."""
+    if kind_at(path, follow=False):
+        raise CheckpointExists(f"{path} exists already: choose another path, or delete it")
 
 
 def local(target: PathLike) -> str:
