@@ -13,7 +13,6 @@ from ckpt_core._directory import (
     StepNames,
     Trace,
     is_locked,
-    kind_at,
     read_run_metadata,
     resolve,
     traces,
@@ -33,6 +32,7 @@ from ckpt_core._run.retention import RETIRED, Retention
 from ckpt_core._run.steps import (
     Steps,
     open_run_directory,
+    refuse_no_directory,
     refuse_one_checkpoint,
     stray_text,
 )
@@ -70,11 +70,7 @@ def list_steps(
 ) -> int:
     """Prints the steps, and ``of_run`` the metadata of the run; returns 1 if one of them cannot be read."""
     directory, local = resolve(directory)
-    if local and kind_at(directory) != "directory":
-        what = (
-            "a file, not a directory" if kind_at(directory, follow=False) else "no such directory"
-        )
-        raise CheckpointNotFound(f"{directory}: {what}")
+    refuse_no_directory(directory, local)
     steps = steps_in(directory, step_prefix)
     listing = steps.look()
     found = (

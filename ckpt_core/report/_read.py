@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ckpt_core._directory import Backend, StepNames, kind_at, read_run_metadata, resolve, traces
+from ckpt_core._directory import Backend, StepNames, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -21,7 +21,7 @@ from ckpt_core._look.statistics import leaf_statistics
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.retention import DAMAGED, RETIRED
-from ckpt_core._run.steps import Steps, refuse_one_checkpoint
+from ckpt_core._run.steps import Steps, refuse_no_directory, refuse_one_checkpoint
 from ckpt_core._saved import open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, verify
@@ -86,9 +86,7 @@ def _one_checkpoint(empty: Report) -> Report:
 
 def _run(empty: Report, local: bool, backend: Backend, prefix: str | None, log: Log) -> Report:
     text = empty.path
-    if local and kind_at(text) != "directory":
-        what = "a file, not a directory" if kind_at(text, follow=False) else "no such directory"
-        raise CheckpointNotFound(f"{text}: {what}")
+    refuse_no_directory(text, local)
     steps = Steps(text, local, backend, StepNames(prefix))
     listing = steps.look()
     if not listing.names and _can_be_opened(text):  # a folder of weights in another format
