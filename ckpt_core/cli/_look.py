@@ -18,7 +18,15 @@ from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
 from ckpt_core.cli._anatomy import anatomy
-from ckpt_core.cli._steps import DAMAGED, is_run, list_steps, print_strays, steps_in, summary
+from ckpt_core.cli._steps import (
+    DAMAGED,
+    files_of,
+    is_run,
+    list_steps,
+    print_strays,
+    steps_in,
+    summary,
+)
 from ckpt_core.cli._text import console, counted, escape, metric, one_line, print_json, size, when
 
 LEAVES_SHOWN = 5
@@ -29,10 +37,11 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     if is_run(path):
         return list_steps(path, as_json=as_json, of_run=True)
     info = inspect(path)
+    facts = summary(info, files_of(info.path))
     parts = anatomy(info.path) if os.path.isdir(info.path) else []
     if as_json:
         content = {
-            **summary(info),
+            **facts,
             "metadata": info.metadata,
             "versions": info.versions,
             "topology": info.topology,
@@ -49,7 +58,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
         return 0
     out = console()
     out.print(f"[bold]{escape(info.path)}[/bold]")
-    out.print(_summary(info), markup=False)
+    out.print(_heading(info, facts), markup=False)
     for item in info.items.values():
         out.print(one_line(_held(item)), markup=False)
     if info.metrics:
@@ -72,9 +81,8 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     return 0
 
 
-def _summary(info: CheckpointInfo) -> str:
+def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
     """``step 10, saved 2026-01-31 12:00:00, 16.0 KiB of arrays, 20.1 KiB on disk``, of what is known."""
-    facts = summary(info)
     step = StepNames(None).parse(info.path.rpartition("/")[2])
     known = {
         f"step {step}": step is not None,
