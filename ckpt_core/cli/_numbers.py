@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from rich.console import Console
+from rich.columns import Columns
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from ckpt_core._look.difference import Difference, LeafDifference, compare
 from ckpt_core._look.statistics import LeafStatistics, leaf_statistics
@@ -84,7 +85,7 @@ def _summary(found: Difference) -> str:
     return text
 
 
-def _changed(leaves: list[LeafDifference], width: int) -> Iterator[Table | str]:
+def _changed(leaves: list[LeafDifference], width: int) -> Iterator[RenderableType]:
     rows: list[Row] = []
     for leaf in leaves:
         what = escape(leaf.a if leaf.a == leaf.b else f"{leaf.a} -> {leaf.b}")
@@ -109,16 +110,14 @@ def _changed(leaves: list[LeafDifference], width: int) -> Iterator[Table | str]:
 
 def _rows(
     what: str, columns: Sequence[str], rows: Sequence[Row], width: int
-) -> Iterator[Table | str]:
-    """The rows as one table; on a narrow console two lines for each, with the names of its numbers."""
+) -> Iterator[RenderableType]:
+    """The rows as one table; on a narrow console some lines for each, with the names of its numbers."""
     if width < WIDE_COLUMNS:
         for name, kind, numbers in rows:
             pairs = zip(columns, numbers, strict=True)
             words = [kind, *(f"{column} {number}" for column, number in pairs if number)]
-            one = f"{name}  {kind}".rstrip()
-            fits = _columns(one) <= width
-            yield one if fits else name
-            yield from _lines(words[fits:], width)
+            yield name
+            yield Padding(Columns(filter(None, words), padding=(0, 2)), (0, 0, 0, 4), expand=False)
     elif rows:
         table = Table(box=None, pad_edge=False)
         for name in ("leaf", what):
@@ -128,21 +127,6 @@ def _rows(
         for name, kind, numbers in rows:
             table.add_row(name, kind, *numbers)
         yield table
-
-
-def _lines(words: Sequence[str], width: int) -> Iterator[str]:
-    """The words in lines that a terminal of this width does not break: it would break numbers."""
-    line = ""
-    for word in filter(None, words):
-        if line and _columns(f"{line}  {word}") > width:
-            yield line
-            line = ""
-        line = f"{line}  {word}" if line else f"    {word}"
-    yield from [line] if line else []
-
-
-def _columns(text: str) -> int:
-    return Text.from_markup(text).cell_len
 
 
 def _place(item: str, path: str) -> str:
