@@ -98,8 +98,7 @@ def make_report(
         bool, typer.Option("--verify", help="Check every byte of every step, too.")
     ] = False,
     stats: Annotated[
-        int,
-        typer.Option("--stats", min=0, help="Read the arrays of so many of the newest steps, too."),
+        int, typer.Option(min=0, help="Read the arrays of so many of the newest steps, too.")
     ] = 0,
     as_json: Json = False,
     prefix: Prefix = None,
@@ -119,9 +118,7 @@ def copy(
     target: Annotated[
         str, typer.Argument(help="Path or URL (s3://, gs://); nothing may be there.")
     ],
-    step: Annotated[
-        list[int] | None, typer.Option("--step", help="Only this step; may be repeated.")
-    ] = None,
+    step: Annotated[list[int] | None, typer.Option(help="Only this step; may be repeated.")] = None,
     prefix: Prefix = None,
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Retire what the target has of another history.")
@@ -138,17 +135,16 @@ def export(
     path: Annotated[str, typer.Argument(help="A checkpoint: path or URL.")],
     target: Annotated[str, typer.Argument(help="A file; of safetensors, or a folder.")],
     to: Annotated[
-        str | None,
-        typer.Option("--to", help="safetensors, torch or npz; else by the name."),
+        str | None, typer.Option(help="safetensors, torch or npz; else by the name.")
     ] = None,
-    item: Annotated[str | None, typer.Option("--item", help="Which item, of several.")] = None,
+    item: Annotated[str | None, typer.Option(help="Which item, of several.")] = None,
     only: Only = None,
     exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", help="Patterns of leaves to leave out.")
+        list[str] | None, typer.Option(help="Patterns of leaves to leave out.")
     ] = None,
     rules: Rules = None,
     max_shard_mib: Annotated[
-        int, typer.Option("--max-shard-mib", min=1, help="The most tensors in a safetensors file.")
+        int, typer.Option(min=1, help="The most tensors in a safetensors file.")
     ] = 5120,
     as_json: Json = False,
 ) -> int:
@@ -180,15 +176,15 @@ def import_weights(
         ),
     ] = None,
     item: Annotated[
-        str | None, typer.Option("--item", help="Name of the item; of Orbax, the one to take.")
+        str | None, typer.Option(help="Name of the item; of Orbax, the one to take.")
     ] = None,
     only: Only = None,
     rules: Rules = None,
     rename: Annotated[
-        list[str] | None, typer.Option("--rename", help="OLD=NEW, leading parts; may be repeated.")
+        list[str] | None, typer.Option(help="OLD=NEW, leading parts; may be repeated.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="Cuts names into levels, such as at '.'.")
+        str | None, typer.Option(help="Cuts names into levels, such as at '.'.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: Json = False,
@@ -215,7 +211,7 @@ def diff(
     a: Newest,
     b: Newest,
     only: Only = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Lines of each kind.")] = 30,
+    limit: Annotated[int, typer.Option(min=0, help="Lines of each kind.")] = 30,
     as_json: Json = False,
 ) -> int:
     """Compare two checkpoints leaf by leaf: how far values moved. The exit code is 1 if anything differs."""
@@ -247,7 +243,7 @@ def remove(
     local: Local = False,
     run: Annotated[
         list[str] | None,
-        typer.Option("--run", help="With --local: only this run's folder; may be repeated."),
+        typer.Option(help="With --local: only this run's folder; may be repeated."),
     ] = None,
 ) -> int:
     """Delete checkpoints, hidden first, so that no reader meets half of one; a step that is being read stays."""
@@ -311,7 +307,7 @@ def plan(
         str, typer.Argument(help="Where checkpoints will be: a directory or URL.")
     ] = ".",
     local: Annotated[
-        str | None, typer.Option("--local", help="The fast directory before it, if there is one.")
+        str | None, typer.Option(help="The fast directory before it, if there is one.")
     ] = None,
     lost_hosts: Annotated[
         float,
