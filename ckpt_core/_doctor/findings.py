@@ -15,6 +15,7 @@ from ckpt_core._directory.probe import Disk
 from ckpt_core._doctor.store import Store
 from ckpt_core._doctor.versions import is_older, numbers
 from ckpt_core._platform import WINDOWS
+from ckpt_core._words import size
 
 _LOW_INODES = 10_000
 _SLOW_SYNC_SECS = 0.1
@@ -72,7 +73,7 @@ def of_disk(disk: Disk, step_bytes: int) -> list[Finding]:
         found.append(Finding(level, about, text))
 
     if disk.free_bytes is not None and disk.free_bytes < step_bytes:
-        add("problem", "disk", f"{disk.free_bytes / 2**20:.0f} MiB are free: saves will fail")
+        add("problem", "disk", f"{size(disk.free_bytes)} are free: saves will fail")
     if disk.free_inodes is not None and disk.free_inodes < _LOW_INODES:
         add("problem", "disk", f"{disk.free_inodes} more files can be made: saves will fail")
     if disk.mounted_by is not None:
@@ -99,7 +100,7 @@ def of_disk(disk: Disk, step_bytes: int) -> list[Finding]:
         add("note", "disk", text)
     if disk.write_bytes_per_sec < _SLOW_BYTES_PER_SEC:
         text = (
-            f"one file is written at {disk.write_bytes_per_sec / 1e6:.0f} MB/s: saves of large states will last; see "
+            f"one file is written at {size(disk.write_bytes_per_sec)}/s: saves of large states will last; see "
             "Options(compression=) and local_directory="
         )
         add("note", "disk", text)

@@ -215,20 +215,8 @@ def renamed_names(
         return names
     if renames is None:
         return [rename(name) for name in names]
-    table = sorted(
-        ((old.replace("/", "."), new) for old, new in renames.items()),
-        key=lambda entry: -len(entry[0]),
-    )
-    return [_renamed(name, table) for name in names]
-
-
-def _renamed(name: str, table: Sequence[tuple[str, str]]) -> str:
-    for old, new in table:
-        if name == old:
-            return new
-        if name.startswith(f"{old}."):
-            return f"{new}{name[len(old) :]}".removeprefix(".")
-    return name
+    by_dots = Renames({old.replace("/", "."): new for old, new in renames.items()}, ".")
+    return list(map(by_dots, names))
 
 
 def _spellings(item: SavedItem) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ckpt_core import _processes
-from ckpt_core._directory import Backend, StepNames, check_step, deleting, reading, resolve
+from ckpt_core._directory import Backend, StepNames, check_step, deleting, kind_at, reading, resolve
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -38,6 +38,14 @@ _ANCESTORS, _LEAVES = 16, 10_000
 """So many records of the steps from which the restored one descends a restore reads, or those of so many leaves."""
 _LOOKS = 3
 """A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
+
+
+def refuse_no_directory(directory: str, local: bool) -> None:
+    """Raises CheckpointNotFound if nothing is there that could hold steps; a bucket has no directories to be absent."""
+    if local and kind_at(directory) != "directory":
+        is_file = kind_at(directory, follow=False)
+        what = "a file, not a directory" if is_file else "no such directory"
+        raise CheckpointNotFound(f"{directory}: {what}")
 
 
 def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:

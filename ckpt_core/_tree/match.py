@@ -233,37 +233,38 @@ class Idle(NamedTuple):
 
 
 class Renames:
-    """The rename function of a mapping; see ``renamer``."""
+    """The rename function of a mapping; see ``renamer``. ``sign`` stands between the entries of a path."""
 
-    def __init__(self, rename: Mapping[str, str]) -> None:
+    def __init__(self, rename: Mapping[str, str], sign: str = "/") -> None:
+        self._sign = sign
         self._table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
 
     def __call__(self, path: str) -> str:
         for old, new in self._table:
             if path == old:
                 return new
-            if path.startswith(old + "/"):
-                return f"{new}{path[len(old) :]}".removeprefix("/")
+            if path.startswith(f"{old}{self._sign}"):
+                return f"{new}{path[len(old) :]}".removeprefix(self._sign)
         return path
 
     def idle(self, paths: Iterable[str]) -> list[Idle]:
         """The entries of the mapping that match none of these saved paths."""
         begun: dict[str, None] = {}
         for path in paths:
-            begun |= dict.fromkeys(_beginnings(path))
+            begun |= dict.fromkeys(_beginnings(path, self._sign))
         candidates = list(begun)[:2000]  # difflib compares with each: bounds the time
         return [
-            Idle(old, new, _closest(old.strip("/"), candidates), new in begun)
+            Idle(old, new, _closest(old.strip(self._sign), candidates), new in begun)
             for old, new in self._table
             if old not in begun
         ]
 
 
-def _beginnings(path: str) -> Iterator[str]:
+def _beginnings(path: str, sign: str) -> Iterator[str]:
     """A path and its parents: ``a/b/c`` gives ``a/b/c``, ``a/b``, ``a``."""
     while path:
         yield path
-        path = path.rpartition("/")[0]
+        path = path.rpartition(sign)[0]
 
 
 def _closest(name: str, names: list[str]) -> str | None:

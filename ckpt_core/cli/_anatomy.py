@@ -8,43 +8,34 @@ from dataclasses import dataclass
 from ckpt_core._directory import PosixBackend
 
 # The first matching pattern explains a path. Order matters: the general patterns come last.
-_EXPLAINED = tuple(
-    (re.compile(pattern), text)
-    for pattern, text in (
-        (
-            r"ckpt\.json$",
-            "ckpt's record: items, leaves, files with sizes and digests; written last",
-        ),
-        (
-            r"_CHECKPOINT_METADATA$",
-            "what Orbax needs to know of the items, and the user's metadata",
-        ),
-        (r"commit_success\.txt$", "a marker: for Orbax's readers the save was committed"),
-        (r"(.*/)?checksums/process_\d+$", "crc32c of every block of every array of this process"),
-        (r"(.*/)?array_metadatas/process_\d+$", "shapes of the pieces that this process wrote"),
-        (
-            r"(.*/)?ocdbt\.linked/\d+/",
-            "what did not change since an earlier step, shared with it by hard links",
-        ),
-        (r"(.*/)?ocdbt\.process_\d+/manifest\.ocdbt$", "index of what this process wrote"),
-        (r"(.*/)?ocdbt\.process_\d+/d/", "data of this process: chunks of arrays, many to a file"),
-        (r"(.*/)?manifest\.ocdbt$", "index of the item: finds every chunk of every array (OCDBT)"),
-        (r"(.*/)?d/", "data: chunks of arrays and nodes of the index, many to a file"),
-        (r"(.*/)?_METADATA$", "the tree: path, type and kind of every leaf, as Orbax writes it"),
-        (r"(.*/)?_sharding$", "how each array lay on its devices"),
-        (r"(.*/)?_strings\.json$", "leaves that are text"),
-        (r"(.*/)?descriptor/", "Orbax's note of who wrote it"),
-        (r"(.*/)?orbax\.checkpoint$", "Orbax's mark of a checkpoint that is its own"),
-        (r"metrics/metrics$", "metrics of the step, where Orbax's best_step looks"),
-        (r"(.*/)?exact/", "the same state with its exact types"),
-        (r"(.*/)?process_\d+-of-\d+\.json$", "state of one process: an iterator's position"),
-        (r"(.*/)?data\.json$", "plain values, in Orbax's Json form"),
-        (r"(.*/)?(zarr\.json|\.zarray|\.zattrs)$", "shape, dtype and chunks of one array (Zarr)"),
-        (r"(.*/)?c(/\d+)+$", "one chunk of one array (Zarr)"),
-        (r"[^/]+/metadata$", "what the item is, and of how many processes"),
-        (r"(.*/)?_rng_metadata|.*random.*", "a random key"),
-    )
-)
+_EXPLAINED = r"""
+ckpt\.json$                                ckpt's record: items, leaves, files with sizes and digests; written last
+_CHECKPOINT_METADATA$                      what Orbax needs to know of the items, and the user's metadata
+commit_success\.txt$                       a marker: for Orbax's readers the save was committed
+(.*/)?checksums/process_\d+$               crc32c of every block of every array of this process
+(.*/)?array_metadatas/process_\d+$         shapes of the pieces that this process wrote
+(.*/)?ocdbt\.linked/\d+/                   what did not change since an earlier step, shared with it by hard links
+(.*/)?ocdbt\.process_\d+/manifest\.ocdbt$  index of what this process wrote
+(.*/)?ocdbt\.process_\d+/d/                data of this process: chunks of arrays, many to a file
+(.*/)?manifest\.ocdbt$                     index of the item: finds every chunk of every array (OCDBT)
+(.*/)?d/                                   data: chunks of arrays and nodes of the index, many to a file
+(.*/)?_METADATA$                           the tree: path, type and kind of every leaf, as Orbax writes it
+(.*/)?_sharding$                           how each array lay on its devices
+(.*/)?_strings\.json$                      leaves that are text
+(.*/)?descriptor/                          Orbax's note of who wrote it
+(.*/)?orbax\.checkpoint$                   Orbax's mark of a checkpoint that is its own
+metrics/metrics$                           metrics of the step, where Orbax's best_step looks
+(.*/)?exact/                               the same state with its exact types
+(.*/)?process_\d+-of-\d+\.json$            state of one process: an iterator's position
+(.*/)?data\.json$                          plain values, in Orbax's Json form
+(.*/)?(zarr\.json|\.zarray|\.zattrs)$      shape, dtype and chunks of one array (Zarr)
+(.*/)?c(/\d+)+$                            one chunk of one array (Zarr)
+[^/]+/metadata$                            what the item is, and of how many processes
+(.*/)?_rng_metadata|.*random.*             a random key
+"""
+_PURPOSES = [
+    (re.compile(pattern), text) for pattern, text in re.findall(r"(\S+) +(.+)", _EXPLAINED)
+]
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ def anatomy(path: str) -> list[Part]:
 
 def purpose_of(name: str) -> str:
     """The purpose of a file, by its path inside the checkpoint; "unknown" if ckpt does not know it."""
-    for pattern, text in _EXPLAINED:
+    for pattern, text in _PURPOSES:
         if pattern.match(name):
             return text
     return "unknown to ckpt"

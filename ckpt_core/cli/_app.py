@@ -10,7 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core.cli._arguments import Json
+from ckpt_core.cli._arguments import (
+    Json,
+    Local,
+    Mib,
+    Newest,
+    Only,
+    Place,
+    Prefix,
+    Rules,
+    Run,
+    bytes_option,
+)
 from ckpt_core.cli._bench import app as bench_app
 
 app = typer.Typer(
@@ -34,60 +45,52 @@ def _root(
         raise typer.Exit
 
 
-Local = Annotated[
-    bool,
-    typer.Option("--local", help="It is a local_directory of this host: what runs have in it."),
-]
-
-
 @app.command("ls")
 def list_steps(
-    directory: Annotated[str, typer.Argument(help="A directory of steps.")],
+    directory: Run,
     as_json: Json = False,
     local: Local = False,
-    prefix: Annotated[
-        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
-    ] = None,
-) -> None:
+    prefix: Prefix = None,
+) -> int:
     """List the steps in a directory: time, sizes, items, metrics; unfinished saves and the writer."""
     if local:
         from ckpt_core.cli import _local
 
-        raise typer.Exit(_local.list_runs(directory, as_json=as_json))
+        return _local.list_runs(directory, as_json=as_json)
     from ckpt_core.cli import _steps
 
-    raise typer.Exit(_steps.list_steps(directory, as_json=as_json, step_prefix=prefix))
+    return _steps.list_steps(directory, as_json=as_json, step_prefix=prefix)
 
 
 @app.command()
 def show(
-    path: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],
+    path: Place,
     leaf: Annotated[
         bool,
         typer.Option("--leaf", "--leaves", help="Every leaf, not only the first of each item."),
     ] = False,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Show what a checkpoint holds, and the purpose of each of its files; reads no array."""
     from ckpt_core.cli import _look
 
-    raise typer.Exit(_look.show(path, all_leaves=leaf, as_json=as_json))
+    return _look.show(path, all_leaves=leaf, as_json=as_json)
 
 
 @app.command()
 def verify(
-    path: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],
+    path: Place,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Check every byte against its checksum. The exit code is 1 if anything is wrong."""
     from ckpt_core.cli import _look
 
-    raise typer.Exit(_look.verify(path, as_json=as_json))
+    return _look.verify(path, as_json=as_json)
 
 
 @app.command("report")
 def make_report(
-    path: Annotated[str, typer.Argument(help="A directory of steps, or a checkpoint.")],
+    path: Place,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The page; report.html if not given.")
     ] = None,
@@ -95,43 +98,36 @@ def make_report(
         bool, typer.Option("--verify", help="Check every byte of every step, too.")
     ] = False,
     stats: Annotated[
-        int,
-        typer.Option("--stats", min=0, help="Read the arrays of so many of the newest steps, too."),
+        int, typer.Option(min=0, help="Read the arrays of so many of the newest steps, too.")
     ] = 0,
     as_json: Json = False,
-    prefix: Annotated[
-        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
-    ] = None,
-) -> None:
+    prefix: Prefix = None,
+) -> int:
     """Write a page about a run: bytes, leaves, shardings, steps, differences, health; reads arrays with --stats only."""
     from ckpt_core.cli import _report
     from ckpt_core.report import Request
 
     where = output if output is not None or as_json else Path("report.html")
     request = Request(verify=check, stats=stats, step_prefix=prefix)
-    raise typer.Exit(_report.report(path, where, request, as_data=as_json))
+    return _report.report(path, where, request, as_data=as_json)
 
 
 @app.command("cp")
 def copy(
-    source: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],
+    source: Place,
     target: Annotated[
         str, typer.Argument(help="Path or URL (s3://, gs://); nothing may be there.")
     ],
-    step: Annotated[
-        list[int] | None, typer.Option("--step", help="Only this step; may be repeated.")
-    ] = None,
-    prefix: Annotated[
-        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
-    ] = None,
+    step: Annotated[list[int] | None, typer.Option(help="Only this step; may be repeated.")] = None,
+    prefix: Prefix = None,
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Retire what the target has of another history.")
     ] = False,
-) -> None:
+) -> int:
     """Copy a checkpoint or steps between disk and buckets; verify all bytes; skip what is there."""
     from ckpt_core.cli import _change
 
-    raise typer.Exit(_change.copy(source, target, steps=step or [], prefix=prefix, mirror=mirror))
+    return _change.copy(source, target, steps=step or [], prefix=prefix, mirror=mirror)
 
 
 @app.command("export")
@@ -139,39 +135,32 @@ def export(
     path: Annotated[str, typer.Argument(help="A checkpoint: path or URL.")],
     target: Annotated[str, typer.Argument(help="A file; of safetensors, or a folder.")],
     to: Annotated[
-        str | None,
-        typer.Option("--to", help="safetensors, torch or npz; else by the name."),
+        str | None, typer.Option(help="safetensors, torch or npz; else by the name.")
     ] = None,
-    item: Annotated[str | None, typer.Option("--item", help="Which item, of several.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Patterns such as 'params/**'.")
-    ] = None,
+    item: Annotated[str | None, typer.Option(help="Which item, of several.")] = None,
+    only: Only = None,
     exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", help="Patterns of leaves to leave out.")
+        list[str] | None, typer.Option(help="Patterns of leaves to leave out.")
     ] = None,
-    rules: Annotated[
-        Path | None, typer.Option("--rules", help="Rules of names (JSON), taken backwards.")
-    ] = None,
+    rules: Rules = None,
     max_shard_mib: Annotated[
-        int, typer.Option("--max-shard-mib", min=1, help="The most tensors in a safetensors file.")
+        int, typer.Option(min=1, help="The most tensors in a safetensors file.")
     ] = 5120,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Write the arrays of a checkpoint in another format; streamed, and verified as they are read."""
     from ckpt_core.cli import _convert
 
-    raise typer.Exit(
-        _convert.export(
-            path,
-            target,
-            to=to,
-            item=item,
-            only=only or [],
-            exclude=exclude or [],
-            rules=rules,
-            max_shard_bytes=max_shard_mib * 2**20,
-            as_json=as_json,
-        )
+    return _convert.export(
+        path,
+        target,
+        to=to,
+        item=item,
+        only=only or [],
+        exclude=exclude or [],
+        rules=rules,
+        max_shard_bytes=max_shard_mib * 2**20,
+        as_json=as_json,
     )
 
 
@@ -187,68 +176,60 @@ def import_weights(
         ),
     ] = None,
     item: Annotated[
-        str | None, typer.Option("--item", help="Name of the item; of Orbax, the one to take.")
+        str | None, typer.Option(help="Name of the item; of Orbax, the one to take.")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Patterns of names to take.")
-    ] = None,
-    rules: Annotated[Path | None, typer.Option("--rules", help="Rules of names (JSON).")] = None,
+    only: Only = None,
+    rules: Rules = None,
     rename: Annotated[
-        list[str] | None, typer.Option("--rename", help="OLD=NEW, leading parts; may be repeated.")
+        list[str] | None, typer.Option(help="OLD=NEW, leading parts; may be repeated.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="Cuts names into levels, such as at '.'.")
+        str | None, typer.Option(help="Cuts names into levels, such as at '.'.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Make a checkpoint of files of another format; streamed, and there at once or not at all."""
     from ckpt_core.cli import _convert
 
-    raise typer.Exit(
-        _convert.import_weights(
-            source,
-            target,
-            format=format,
-            item=item,
-            only=only or [],
-            rules=rules,
-            rename=rename or [],
-            split=split,
-            overwrite=overwrite,
-            as_json=as_json,
-        )
+    return _convert.import_weights(
+        source,
+        target,
+        format=format,
+        item=item,
+        only=only or [],
+        rules=rules,
+        rename=rename or [],
+        split=split,
+        overwrite=overwrite,
+        as_json=as_json,
     )
 
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(help="A checkpoint; of a directory of steps, the newest.")],
-    b: Annotated[str, typer.Argument(help="Another one, of any format.")],
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Patterns of paths; may be repeated.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Lines of each kind.")] = 30,
+    a: Newest,
+    b: Newest,
+    only: Only = None,
+    limit: Annotated[int, typer.Option(min=0, help="Lines of each kind.")] = 30,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Compare two checkpoints leaf by leaf: how far values moved. The exit code is 1 if anything differs."""
     from ckpt_core.cli import _numbers
 
-    raise typer.Exit(_numbers.diff(a, b, only=only or [], limit=limit, as_json=as_json))
+    return _numbers.diff(a, b, only=only or [], limit=limit, as_json=as_json)
 
 
 @app.command()
 def stats(
-    path: Annotated[str, typer.Argument(help="A checkpoint; of a directory of steps, the newest.")],
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Patterns of paths; may be repeated.")
-    ] = None,
+    path: Newest,
+    only: Only = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Print range, mean, norm, NaN and Inf of every leaf. The exit code is 1 if there are any of the last two."""
     from ckpt_core.cli import _numbers
 
-    raise typer.Exit(_numbers.stats(path, only=only or [], as_json=as_json))
+    return _numbers.stats(path, only=only or [], as_json=as_json)
 
 
 @app.command("rm")
@@ -258,37 +239,35 @@ def remove(
         list[int] | None, typer.Option("--step", help="A step of the directory; may be repeated.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    prefix: Annotated[
-        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
-    ] = None,
+    prefix: Prefix = None,
     local: Local = False,
     run: Annotated[
         list[str] | None,
-        typer.Option("--run", help="With --local: only this run's folder; may be repeated."),
+        typer.Option(help="With --local: only this run's folder; may be repeated."),
     ] = None,
-) -> None:
+) -> int:
     """Delete checkpoints, hidden first, so that no reader meets half of one; a step that is being read stays."""
     if local:
         from ckpt_core.cli import _local
 
-        raise typer.Exit(_local.remove_runs(paths, names=run or [], steps=steps or [], yes=yes))
+        return _local.remove_runs(paths, names=run or [], steps=steps or [], yes=yes)
     from ckpt_core.cli import _change
 
-    raise typer.Exit(_change.remove(paths, steps=steps or [], prefix=prefix, yes=yes))
+    return _change.remove(paths, steps=steps or [], prefix=prefix, yes=yes)
 
 
 @app.command("gc")
 def collect_garbage(
-    directory: Annotated[str, typer.Argument(help="A directory of steps.")],
+    directory: Run,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Delete what dead writers left in a directory; never what a living one may be writing."""
     from ckpt_core.cli import _change
 
-    raise typer.Exit(_change.collect_garbage(directory, dry_run=dry_run, as_json=as_json))
+    return _change.collect_garbage(directory, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -300,65 +279,70 @@ def doctor(
         bool,
         typer.Option("--devices", help="Ask jax for its devices, too; takes them for a moment."),
     ] = False,
-    mib: Annotated[int, typer.Option("--mib", min=1, help="Write and read so much.")] = 64,
+    mib: Mib = 64,
     state_bytes: Annotated[
-        str, typer.Option("--state-bytes", help="Of a step, such as 16GB: says how many fit.")
-    ] = "1GiB",
+        int, bytes_option("Of a step, such as 16GB: says how many fit.", "1GiB")
+    ] = 2**30,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Look for what most often goes wrong: a real save, versions, file system, speed, locks, clock. The exit code is 1 if found."""
-    from ckpt_core.cli import _doctor, _plan
+    from ckpt_core.cli import _doctor
 
-    step_bytes = _plan.bytes_of(state_bytes)
-    raise typer.Exit(
-        _doctor.doctor(directory, devices=devices, mib=mib, step_bytes=step_bytes, as_json=as_json)
+    return _doctor.doctor(
+        directory, devices=devices, mib=mib, step_bytes=state_bytes, as_json=as_json
     )
 
 
 @app.command()
 def plan(
-    state_bytes: Annotated[
-        str, typer.Option("--state-bytes", help="Of each host: a number, or as 16GB, 1.5GiB.")
-    ],
-    step_secs: Annotated[float, typer.Option("--step-secs", help="Of one training step.")],
+    state_bytes: Annotated[int, bytes_option("Of each host: a number, or as 16GB, 1.5GiB.")],
+    step_secs: Annotated[float, typer.Option(min=1e-6, max=1e6, help="Of one training step.")],
     mtbf_hours: Annotated[
-        float, typer.Option("--mtbf", help="Mean hours between failures of the whole job.")
+        float,
+        typer.Option(
+            "--mtbf", min=1e-3, max=1e6, help="Mean hours between failures of the whole job."
+        ),
     ],
     directory: Annotated[
         str, typer.Argument(help="Where checkpoints will be: a directory or URL.")
     ] = ".",
     local: Annotated[
-        str | None, typer.Option("--local", help="The fast directory before it, if there is one.")
+        str | None, typer.Option(help="The fast directory before it, if there is one.")
     ] = None,
     lost_hosts: Annotated[
-        float, typer.Option(help="Share of failures that take the fast directory with them.")
+        float,
+        typer.Option(
+            min=0.001, max=0.999, help="Share of failures that take the fast directory with them."
+        ),
     ] = 0.5,
-    start_secs: Annotated[float, typer.Option(help="From a failure to the restore.")] = 120.0,
+    start_secs: Annotated[
+        float, typer.Option(min=0, max=1e6, help="From a failure to the restore.")
+    ] = 120.0,
     slowdown: Annotated[
-        float, typer.Option(help="Share by which steps are slower during a save.")
+        float, typer.Option(min=0, max=1, help="Share by which steps are slower during a save.")
     ] = 0.03,
     host_rate: Annotated[
-        str | None, typer.Option(help="Bytes per second from the devices; else a copy is timed.")
+        int | None, bytes_option("Bytes per second from the devices; else a copy is timed.")
     ] = None,
-    mib: Annotated[int, typer.Option("--mib", min=1, help="Write and read so much.")] = 64,
+    mib: Mib = 64,
     as_json: Json = False,
-) -> None:
+) -> int:
     """How often to save: measures this machine, and prints the interval that loses least time."""
     from ckpt_core.cli import _plan
 
     question = _plan.Question(
         directory=directory,
         local=local,
-        state_bytes=_plan.bytes_of(state_bytes),
+        state_bytes=state_bytes,
         step_secs=step_secs,
         failure_secs=mtbf_hours * 3600,
         lost_hosts=lost_hosts,
         start_secs=start_secs,
         slowdown=slowdown,
-        host_bytes_per_sec=None if host_rate is None else _plan.bytes_of(host_rate),
+        host_bytes_per_sec=host_rate,
         probe_bytes=mib * 2**20,
     )
-    raise typer.Exit(_plan.plan(question, as_json=as_json))
+    return _plan.plan(question, as_json=as_json)
 
 
 def _name_all_missing(error: Any) -> None:
@@ -382,11 +366,7 @@ def run() -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
-    except typer.Exit as ended:
-        return ended.exit_code
-    except typer.Abort:
-        return 130
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except (CheckpointError, OSError) as error:
         from ckpt_core.cli._text import message_of

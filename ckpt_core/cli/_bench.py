@@ -68,12 +68,12 @@ def bench_run(
         int, typer.Option(min=1, help="So many local processes of jax.distributed, on CPUs.")
     ] = 1,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Run a suite: print a table; write JSON lines and TensorBoard files to OUTPUT."""
     if processes > 1:
         from ckpt_core.cli import _spawn
 
-        raise typer.Exit(_spawn.run_processes(processes))
+        return _spawn.run_processes(processes)
     from ckpt_core.bench import RunSettings, load_suite
 
     config = load_suite(suite)
@@ -81,7 +81,7 @@ def bench_run(
     settings = RunSettings(output, local_directory, remove_repeated_dir, repeats, only)
     capture = baseline_capture or config.baseline_capture_path
     baseline = baseline or (Path(config.baseline_path) if config.baseline_path else None)
-    raise typer.Exit(_run(config, settings, capture, baseline, threshold, as_json=as_json))
+    return _run(config, settings, capture, baseline, threshold, as_json=as_json)
 
 
 @app.command("markdown")

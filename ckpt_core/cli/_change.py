@@ -14,14 +14,13 @@ from ckpt_core._directory import (
     Backend,
     StepNames,
     is_meant,
-    kind_at,
     read_run_metadata,
     resolve,
     series_of,
     write_run_metadata,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._run.steps import Steps, note_deleted
+from ckpt_core._run.steps import Steps, note_deleted, refuse_no_directory
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
@@ -214,8 +213,7 @@ def agreed(what: str) -> bool:
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
     """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only prints the names."""
     text, local = resolve(directory)
-    if local and kind_at(text) != "directory":
-        raise CheckpointNotFound(f"{text}: no such directory")
+    refuse_no_directory(text, local)
     backend = backend_of(local)
     names = backend.garbage(text) if dry_run else backend.clean(text)
     if as_json:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import rules_from
 from ckpt_core._options import Options
 from ckpt_core._verify import inspect
-from ckpt_core.cli._text import console, counted, print_json, size
+from ckpt_core.cli._text import console, counted, print_json, progress, size
 
 _SUFFIXES = {".npz": "npz", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
 
@@ -83,7 +81,12 @@ def import_weights(
     wrong = next((old for old, sign, _ in pairs if not (old and sign)), None)
     if wrong is not None:
         raise CheckpointError(f"--rename {wrong}: it must be OLD=NEW")
-    with _progress(source) as listener:
+    with progress(source) as show:
+
+        def listen(event: Any) -> None:
+            if event.kind == "progress":
+                show(f"{source}: {size(event.bytes)} of {size(event.total_bytes)}")
+
         convert.import_weights(
             source,
             target,
@@ -94,7 +97,7 @@ def import_weights(
             rename={old: new for old, _, new in pairs} or None,
             split=split,
             overwrite=overwrite,
-            options=Options(on_event=listener),
+            options=Options(on_event=listen),
         )
     leaves = [leaf for one in inspect(target).items.values() for leaf in one.leaves]
     total = sum(leaf.bytes for leaf in leaves)
@@ -111,23 +114,3 @@ def _rules(path: Path) -> Any:
         return rules_from(json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: rules are a list in JSON: {error}") from error
-
-
-@contextlib.contextmanager
-def _progress(source: str) -> Generator[Callable[[Any], None] | None]:
-    """A listener that shows how far an import is, if there is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    from ckpt_core.cli._text import escape
-
-    with Console(stderr=True).status(escape(source)) as status:
-
-        def listen(event: Any) -> None:
-            if event.kind == "progress":
-                line = f"{source}: {size(event.bytes)} of {size(event.total_bytes)}"
-                status.update(escape(line))
-
-        yield listen

@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ckpt_core._directory import StepNames
 from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
 from ckpt_core.cli._anatomy import anatomy
-from ckpt_core.cli._steps import DAMAGED, is_run, list_steps, print_strays, steps_in, summary
+from ckpt_core.cli._steps import (
+    DAMAGED,
+    files_of,
+    is_run,
+    list_steps,
+    print_strays,
+    steps_in,
+    summary,
+)
 from ckpt_core.cli._text import console, counted, escape, metric, one_line, print_json, size, when
 
 LEAVES_SHOWN = 5
@@ -27,10 +37,11 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     if is_run(path):
         return list_steps(path, as_json=as_json, of_run=True)
     info = inspect(path)
+    facts = summary(info, files_of(info.path))
     parts = anatomy(info.path) if os.path.isdir(info.path) else []
     if as_json:
         content = {
-            **summary(info),
+            **facts,
             "metadata": info.metadata,
             "versions": info.versions,
             "topology": info.topology,
@@ -47,82 +58,94 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
         return 0
     out = console()
     out.print(f"[bold]{escape(info.path)}[/bold]")
-    out.print(_provenance(info))
+    out.print(_heading(info, facts), markup=False)
+    for item in info.items.values():
+        out.print(one_line(_held(item)), markup=False)
     if info.metrics:
         text = ", ".join(f"{name} {metric(value)}" for name, value in info.metrics.items())
         out.print(f"metrics: {one_line(text)}", markup=False)
     if info.metadata is not None:
         text = json.dumps(info.metadata, ensure_ascii=False)
         out.print(f"metadata: {one_line(text)}", markup=False)
+    out.print(one_line(_provenance(info)), markup=False)
     for item in info.items.values():
         _print_item(item, all_leaves, out)
     if parts:
-        table = Table(title="files", title_justify="left", pad_edge=False)
-        table.add_column("file", overflow="fold")
-        table.add_column("n", justify="right")
-        table.add_column("size", justify="right")
-        table.add_column("what for")
-        for part in parts:
-            table.add_row(escape(part.name), str(part.files), size(part.bytes), part.purpose)
-        out.print(table)
+        columns = {
+            "file": [escape(part.name) for part in parts],
+            "n": [str(part.files) for part in parts],
+            "size": [size(part.bytes) for part in parts],
+            "what for": [part.purpose for part in parts],
+        }
+        _print_table("files", columns, out)
     return 0
+
+
+def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
+    """``step 10, saved 2026-01-31 12:00:00, 16.0 KiB of arrays, 20.1 KiB on disk``, of what is known."""
+    step = StepNames(None).parse(info.path.rpartition("/")[2])
+    known = {
+        f"step {step}": step is not None,
+        f"saved {when(info.created_unix_secs)}": info.created_unix_secs is not None,
+        f"{size(facts['array_bytes'])} of arrays": True,
+        f"{size(facts['disk_bytes'] or 0)} on disk": facts["disk_bytes"] is not None,
+    }
+    return ", ".join(text for text, is_known in known.items() if is_known)
+
+
+def _held(item: ItemInfo) -> str:
+    name = item.name or "a bare tree"  # a directory of Orbax without items
+    if item.files:
+        return f"{name}: {counted(len(item.files), 'file', 'files')}, {size(item.bytes)}"
+    if not item.leaves:
+        return f"{name} ({item.form})"
+    return f"{name}: {counted(len(item.leaves), 'leaf', 'leaves')}, {size(item.bytes)}"
 
 
 def _provenance(info: CheckpointInfo) -> str:
     if info.format_version is None:
-        date = when(info.created_unix_secs)
-        if info.layout == "safetensors":
-            more = escape(f", {info.metadata}") if info.metadata else ""
-            return "safetensors, without checksums" + (f", {date}" if date else "") + more
-        return "written by Orbax, without checksums" + (f", {date}" if date else "")
+        writer = "safetensors" if info.layout == "safetensors" else "written by Orbax"
+        return f"{writer}, without checksums"
     versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
     topology = ", ".join(f"{name} {value}" for name, value in info.topology.items())
-    return escape(
-        f"written by ckpt, {when(info.created_unix_secs)}, format {info.format_version}; "
-        f"{versions}" + (f"; {topology}" if topology else "")
-    )
+    more = f"; {topology}" if topology else ""
+    return f"written by ckpt, format {info.format_version}; {versions}{more}"
 
 
-def _print_item(item: ItemInfo, all_leaves: bool, out: Console) -> None:
-    count = len(item.leaves)
-    name = item.name or "a bare tree"  # a directory of Orbax without items
-    title = (
-        f"{name}: {counted(count, 'leaf', 'leaves')}, {size(item.bytes)}"
-        if count
-        else f"{name} ({item.form})"
-    )
-    if item.files:
-        _print_files(item, all_leaves, out)
-        return
-    if not count:
-        out.print(escape(title))
-        return
-    table = Table(title=escape(title), title_justify="left", pad_edge=False)
-    shown = item.leaves if all_leaves else item.leaves[:LEAVES_SHOWN]
-    sharded = any(map(_sharding, shown))  # an empty column takes the room of names
-    for name in ("leaf", "kind", "dtype", "shape", "bytes", *(("sharding",) if sharded else ())):
-        table.add_column(name, justify="right" if name == "bytes" else "left", overflow="fold")
-    for leaf in shown:
-        shape = "x".join(map(str, leaf.shape)) if leaf.shape else "scalar"
-        cells = (escape(leaf.path), leaf.kind, leaf.dtype, shape, size(leaf.bytes))
-        table.add_row(*cells, *((_sharding(leaf),) if sharded else ()))
+def _print_item(item: ItemInfo, all_of_it: bool, out: Console) -> None:
+    """A table of its leaves, or of its files."""
+    most = None if all_of_it else LEAVES_SHOWN
+    leaves, files = item.leaves[:most], list(item.files)[:most]
+    if files:
+        sizes = [size(item.files[name]) for name in files]
+        _print_table(item.name, {"file": list(map(escape, files)), "bytes": sizes}, out)
+    elif leaves:
+        columns = {
+            "leaf": [escape(leaf.path) for leaf in leaves],
+            "kind": [leaf.kind for leaf in leaves],
+            "dtype": [leaf.dtype for leaf in leaves],
+            "shape": ["x".join(map(str, leaf.shape)) or "scalar" for leaf in leaves],
+            "bytes": [size(leaf.bytes) for leaf in leaves],
+        }
+        shardings = list(map(_sharding, leaves))
+        if any(shardings):  # an empty column takes the room of names
+            columns["sharding"] = shardings
+        _print_table(item.name or "a bare tree", columns, out)
+    hidden = len(item.files or item.leaves) - len(files or leaves)
+    if hidden:
+        out.print(f"[dim]and {hidden} more: --leaf shows all[/dim]")
+
+
+def _print_table(title: str, columns: Mapping[str, Sequence[str]], out: Console) -> None:
+    table = Table(title=escape(title), title_justify="left")
+    for name in columns:
+        if name in ("n", "size", "bytes"):
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     out.print(table)
-    if len(shown) < count:
-        out.print(f"[dim]and {count - len(shown)} more: --leaf shows all[/dim]")
-
-
-def _print_files(item: ItemInfo, all_files: bool, out: Console) -> None:
-    count = len(item.files)
-    title = f"{item.name}: {counted(count, 'file', 'files')}, {size(item.bytes)}"
-    table = Table(title=escape(title), title_justify="left", pad_edge=False)
-    table.add_column("file", overflow="fold")
-    table.add_column("bytes", justify="right")
-    shown = list(item.files.items())[: None if all_files else LEAVES_SHOWN]
-    for name, bytes_ in shown:
-        table.add_row(escape(name), size(bytes_))
-    out.print(table)
-    if len(shown) < count:
-        out.print(f"[dim]and {count - len(shown)} more: --leaf shows all[/dim]")
 
 
 def _sharding(leaf: LeafInfo) -> str:
@@ -151,8 +174,8 @@ def verify(path: str, *, as_json: bool) -> int:
         if not as_json:
             _print_report(found, report)
     strays = steps.strays()
-    ok = all(row["ok"] for row in rows)
     sound = sum(row["ok"] for row in rows)
+    ok = sound == len(rows)
     checked = sum(row["checked_bytes"] for row in rows)
     if as_json:
         content = {"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows}

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from rich.columns import Columns
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from ckpt_core._look.difference import Difference, LeafDifference, compare
 from ckpt_core._look.statistics import LeafStatistics, leaf_statistics
@@ -41,15 +43,10 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
     out = console()
     out.print(f"[bold]A[/bold] {escape(found.a)}\n[bold]B[/bold] {escape(found.b)}")
     for side, names in (("A", found.only_a), ("B", found.only_b)):
-        for name in names[:limit]:
-            out.print(f"only in {side}: {one_line(name)}", markup=False)
-        if len(names) > limit:
-            out.print(f"and {len(names) - limit} more that only {side} has: --limit shows more")
-    for node in found.structure[:limit]:
-        where = "/".join(part for part in (node.item, node.path) if part != "(root)")
-        out.print(f"{where}: {node.a} -> {node.b}", markup=False, soft_wrap=True)
-    if len(found.structure) > limit:
-        out.print(f"and {len(found.structure) - limit} containers more: --limit shows more")
+        lines = [f"only in {side}: {one_line(name)}" for name in names]
+        _print_first(lines, limit, f"more that only {side} has", out)
+    lines = [f"{_place(node.item, node.path)}: {node.a} -> {node.b}" for node in found.structure]
+    _print_first(lines, limit, "containers more", out)
     for name, same in found.others.items():
         how = {True: "the same", False: "differs", None: "is there on both sides; not compared"}
         out.print(f"item {one_line(name)}: {how[same]}", markup=False)
@@ -61,6 +58,13 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
         out.print(f"and {len(found.changed) - limit} leaves more: --limit shows more")
     out.print(_summary(found))
     return 0 if found.same else DIFFERENT
+
+
+def _print_first(lines: Sequence[str], limit: int, what: str, out: Console) -> None:
+    for line in lines[:limit]:
+        out.print(line, markup=False, soft_wrap=True)
+    if len(lines) > limit:
+        out.print(f"and {len(lines) - limit} {what}: --limit shows more")
 
 
 def newest(path: str) -> str:
@@ -81,12 +85,12 @@ def _summary(found: Difference) -> str:
     return text
 
 
-def _changed(leaves: list[LeafDifference], width: int) -> Iterator[Table | str]:
+def _changed(leaves: list[LeafDifference], width: int) -> Iterator[RenderableType]:
     rows: list[Row] = []
     for leaf in leaves:
         what = escape(leaf.a if leaf.a == leaf.b else f"{leaf.a} -> {leaf.b}")
         if leaf.kind in ("shape", "text"):
-            rows.append((_name(leaf), what, [""] * 6))
+            rows.append((escape(_place(leaf.item, leaf.path)), what, [""] * 6))
             continue
         numbers = [
             f"{leaf.changed:,} of {leaf.count:,}",
@@ -97,23 +101,23 @@ def _changed(leaves: list[LeafDifference], width: int) -> Iterator[Table | str]:
             "" if math.isnan(leaf.cosine) else f"{leaf.cosine:.6f}",
             _not_finite(leaf),
         ]
-        rows.append((_name(leaf), "" if leaf.a == leaf.b else what, numbers))
+        rows.append(
+            (escape(_place(leaf.item, leaf.path)), "" if leaf.a == leaf.b else what, numbers)
+        )
     columns = ("changed", "largest", "rms", "relative", "cosine", "NaN, Inf")
     return _rows("A -> B", columns, rows, width)
 
 
 def _rows(
     what: str, columns: Sequence[str], rows: Sequence[Row], width: int
-) -> Iterator[Table | str]:
-    """The rows as one table; on a narrow console two lines for each, with the names of its numbers."""
+) -> Iterator[RenderableType]:
+    """The rows as one table; on a narrow console some lines for each, with the names of its numbers."""
     if width < WIDE_COLUMNS:
         for name, kind, numbers in rows:
             pairs = zip(columns, numbers, strict=True)
             words = [kind, *(f"{column} {number}" for column, number in pairs if number)]
-            one = f"{name}  {kind}".rstrip()
-            fits = _columns(one) <= width
-            yield one if fits else name
-            yield from _lines(words[fits:], width)
+            yield name
+            yield Padding(Columns(filter(None, words), padding=(0, 2)), (0, 0, 0, 4), expand=False)
     elif rows:
         table = Table(box=None, pad_edge=False)
         for name in ("leaf", what):
@@ -125,23 +129,8 @@ def _rows(
         yield table
 
 
-def _lines(words: Sequence[str], width: int) -> Iterator[str]:
-    """The words in lines that a terminal of this width does not break: it would break numbers."""
-    line = ""
-    for word in filter(None, words):
-        if line and _columns(f"{line}  {word}") > width:
-            yield line
-            line = ""
-        line = f"{line}  {word}" if line else f"    {word}"
-    yield from [line] if line else []
-
-
-def _columns(text: str) -> int:
-    return Text.from_markup(text).cell_len
-
-
-def _name(leaf: LeafDifference | LeafStatistics) -> str:
-    return escape("/".join(part for part in (leaf.item, leaf.path) if part))
+def _place(item: str, path: str) -> str:
+    return "/".join(part for part in (item, path) if part not in ("", "(root)"))
 
 
 def _not_finite(leaf: LeafDifference) -> str:
@@ -175,7 +164,7 @@ def stats(path: str, *, only: list[str], as_json: bool) -> int:
                 *(f"[red]{count:,}[/red]" if count else "" for count in bad),
             ]
         what = escape(f"{leaf.dtype}{list(leaf.shape)}")
-        rows.append((_name(leaf), what, [size(leaf.size_bytes), *numbers]))
+        rows.append((escape(_place(leaf.item, leaf.path)), what, [size(leaf.size_bytes), *numbers]))
     out = console()
     if chosen != path:
         out.print(f"{one_line(chosen)}, the newest step", markup=False, soft_wrap=True)

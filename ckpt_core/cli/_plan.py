@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import typer
 from rich.table import Table
 
 from ckpt_core._directory import resolve
@@ -21,7 +18,7 @@ from ckpt_core.cli._text import console, counted, escape, print_json, size
 
 @dataclass(frozen=True)
 class Question:
-    """What the user said; checked."""
+    """What the user said."""
 
     directory: str
     local: str | None  # a fast directory before it
@@ -33,37 +30,6 @@ class Question:
     slowdown: float  # of training while a save is written, 0 to 1
     host_bytes_per_sec: float | None  # from the devices; None to measure a copy in memory
     probe_bytes: int  # how much is written and read to measure
-
-    def __post_init__(self) -> None:
-        for option, value, least, most in (
-            ("--state-bytes", self.state_bytes, 1, math.inf),
-            ("--step-secs", self.step_secs, 1e-6, 1e6),
-            ("--mtbf", self.failure_secs / 3600, 1e-3, 1e6),
-            ("--lost-hosts", self.lost_hosts, 0.001, 0.999),
-            ("--start-secs", self.start_secs, 0, 1e6),
-            ("--slowdown", self.slowdown, 0, 1),
-            (
-                "--host-rate",
-                1e9 if self.host_bytes_per_sec is None else self.host_bytes_per_sec,
-                1,
-                math.inf,
-            ),
-        ):
-            if not least <= value <= most:
-                raise typer.BadParameter(f"{option} is {value:g}, not in {least:g} to {most:g}")
-
-
-def bytes_of(text: str) -> int:
-    """``16GB`` is 16,000,000,000 and ``1.5GiB`` 1,610,612,736; a plain number is bytes."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgtp]?)(i?)(?:b(?:/s)?)?\s*", text.lower())
-    number = math.nan
-    if found is not None and (found[2] or not found[3]):
-        power = "kmgtp".index(found[2]) + 1 if found[2] else 0
-        with contextlib.suppress(ValueError):
-            number = float(found[1]) * (1024 if found[3] else 1000) ** power
-    if not math.isfinite(number):
-        raise typer.BadParameter(f"{text!r} is no number of bytes, such as 16GB or 1.5GiB")
-    return round(number)
 
 
 def plan(question: Question, *, as_json: bool) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from ckpt_core._directory import place
 from ckpt_core._errors import CheckpointExists
 from ckpt_core.cli._steps import DAMAGED
-from ckpt_core.cli._text import counted, print_json, size
+from ckpt_core.cli._text import counted, print_json, progress, size
 from ckpt_core.report import Request, as_json, page, read_report
 
 
@@ -17,7 +16,8 @@ def report(path: str, output: Path | None, request: Request, *, as_data: bool) -
     """Writes the page to ``output``, or prints its data as JSON; returns 1 if a step is damaged."""
     if output is not None:
         _refuse_other_files(output)
-    found = read_report(path, request, log=_log)
+    with progress(path) as show:
+        found = read_report(path, request, log=show)
     data = as_json(found)
     if as_data:
         print_json(data)
@@ -42,8 +42,3 @@ def _refuse_other_files(output: Path) -> None:
     with output.open("rb") as stream:
         if not stream.read(64).lstrip().lower().startswith(b"<!doctype html"):
             raise CheckpointExists(f"{output} exists already, and is no page: choose another name")
-
-
-def _log(line: str) -> None:
-    if sys.stderr.isatty():
-        print(f"reading {line}", file=sys.stderr)

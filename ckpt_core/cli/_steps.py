@@ -13,7 +13,6 @@ from ckpt_core._directory import (
     StepNames,
     Trace,
     is_locked,
-    kind_at,
     read_run_metadata,
     resolve,
     traces,
@@ -33,6 +32,7 @@ from ckpt_core._run.retention import RETIRED, Retention
 from ckpt_core._run.steps import (
     Steps,
     open_run_directory,
+    refuse_no_directory,
     refuse_one_checkpoint,
     stray_text,
 )
@@ -70,35 +70,32 @@ def list_steps(
 ) -> int:
     """Prints the steps, and ``of_run`` the metadata of the run; returns 1 if one of them cannot be read."""
     directory, local = resolve(directory)
-    if local and kind_at(directory) != "directory":
-        what = (
-            "a file, not a directory" if kind_at(directory, follow=False) else "no such directory"
-        )
-        raise CheckpointNotFound(f"{directory}: {what}")
+    refuse_no_directory(directory, local)
     steps = steps_in(directory, step_prefix)
     listing = steps.look()
-    found = (
-        [] if _is_one(directory) else [_row(steps, step) for step in sorted(listing.committed())]
-    )
-    rows = [row for row in found if row is not None]
-    empty = sorted({*listing.names} - {*listing.committed()}) if found else []
+    rows: list[dict[str, Any]] = []
+    disk: Inodes = {}
+    for step in [] if _is_one(directory) else sorted(listing.committed()):
+        if (found := _row(steps, step)) is not None:
+            rows.append(found[0])
+            disk |= found[1]  # files that steps share count once
+    disk_bytes = sum(disk.values()) if disk else sum(row["disk_bytes"] or 0 for row in rows)
+    empty = sorted({*listing.names} - {*listing.committed()}) if rows else []
     beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
-    strays = steps.strays() if found else {}
+    strays = steps.strays() if rows else {}
     run_metadata = read_run_metadata(backend_of(local), directory) if of_run else None
     if as_json:
         content = {
             "directory": directory,
-            "steps": [
-                {key: value for key, value in row.items() if key != "inodes"} for row in rows
-            ],
-            "disk_bytes": _bytes_of_all(rows),
+            "steps": rows,
+            "disk_bytes": disk_bytes or None,
             "without_checkpoint": empty,
             "beside": [asdict(trace) for trace in beside],
             "strays": strays,
         }
         print_json({**content, **({"run_metadata": run_metadata} if of_run else {})})
     else:
-        _print(directory, rows, beside, run_metadata)
+        _print(directory, rows, disk_bytes, beside, run_metadata)
         print_strays(strays)
         if empty:
             named = ", ".join(os.path.basename(steps.path(step)) for step in empty)
@@ -106,12 +103,20 @@ def list_steps(
     return DAMAGED if any(row["problem"] for row in rows) else 0
 
 
-def _print(directory: str, rows: list[dict[str, Any]], beside: list[Trace], metadata: Any) -> None:
+def _print(
+    directory: str,
+    rows: list[dict[str, Any]],
+    disk_bytes: int,
+    beside: list[Trace],
+    metadata: Any,
+) -> None:
     out = console()
     if metadata is not None:
         out.print(f"run: {one_line(str(metadata))}", markup=False)
     if rows:
         out.print(_table(directory, rows))
+        if len(rows) > 1 and disk_bytes:
+            out.print(f"{size(disk_bytes)} on disk together", style="dim italic")
     else:
         text = one_line(f"{directory}: no steps{_hint(directory)}")
         out.print(text, markup=False, soft_wrap=True)
@@ -163,9 +168,12 @@ def retire(run: Steps, steps: Sequence[int]) -> str:
     )
 
 
-def summary(info: CheckpointInfo) -> dict[str, Any]:
-    """The main facts of a checkpoint, for ``ls`` and ``show``."""
-    files = _files(info.path)
+Inodes = dict[tuple[int, int], int]
+"""Device and inode -> size of each file."""
+
+
+def summary(info: CheckpointInfo, files: Inodes) -> dict[str, Any]:
+    """The main facts of a checkpoint with these files, for ``ls`` and ``show``."""
     return {
         "path": info.path,
         "created_unix_secs": info.created_unix_secs,
@@ -184,23 +192,23 @@ def summary(info: CheckpointInfo) -> dict[str, Any]:
     }
 
 
-def _row(steps: Steps, step: int) -> dict[str, Any] | None:
-    """The facts of a step; None if it was deleted meanwhile."""
-    path = steps.path(step)
-    found: dict[str, Any] = {"step": step, "inodes": {}, "problem": None}
+def _row(steps: Steps, step: int) -> tuple[dict[str, Any], Inodes] | None:
+    """The facts of a step, and its files; None if it was deleted meanwhile."""
+    path, files = steps.path(step), Inodes()
+    found: dict[str, Any] = {"step": step, "problem": None}
     try:
-        found["inodes"] = _files(path)
-        return found | summary(describe_opened(steps.open(step)))
+        files = files_of(path)
+        return found | summary(describe_opened(steps.open(step)), files), files
     except CheckpointNotFound:
         return None
     except (CheckpointCorrupt, NewerFormat, PermissionError) as error:
-        on_disk = sum(found["inodes"].values()) or None
-        return found | {"path": path, "disk_bytes": on_disk, "problem": str(error)}
+        on_disk = sum(files.values()) or None
+        return found | {"path": path, "disk_bytes": on_disk, "problem": str(error)}, files
 
 
-def _files(path: str) -> dict[tuple[int, int], int]:
-    """Inode -> size of each file of a local directory: steps share unchanged files by hard links."""
-    found: dict[tuple[int, int], int] = {}
+def files_of(path: str) -> Inodes:
+    """The files of a local directory: steps share unchanged ones by hard links."""
+    found: Inodes = {}
     text, local = resolve(path)
     backend = backend_of(local)
     text = backend.replaced(text) or text
@@ -214,16 +222,8 @@ def _files(path: str) -> dict[tuple[int, int], int]:
     return found
 
 
-def _bytes_of_all(rows: list[dict[str, Any]]) -> int | None:
-    """The disk space of all steps together: files that they share count once."""
-    files: dict[tuple[int, int], int] = {}
-    for row in rows:
-        files |= row["inodes"]
-    return sum(files.values()) if files else sum(row["disk_bytes"] or 0 for row in rows) or None
-
-
 def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=escape(directory), title_justify="left", pad_edge=False)
+    table = Table(title=escape(directory), title_justify="left")
     sound = [row for row in rows if not row["problem"]]
     # a column that says nothing takes the room of those that do
     measured = any(row["metrics"] for row in sound)
@@ -248,9 +248,6 @@ def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
             *((escape(metrics),) if measured else ()),
             *((escape(row["written_by"]),) if foreign else ()),
         )
-    total = _bytes_of_all(rows)
-    if len(rows) > 1 and total is not None:
-        table.caption, table.caption_justify = f"{size(total)} on disk together", "left"
     return table
 
 
@@ -264,24 +261,18 @@ def _hint(directory: str) -> str:
         return f"; it is a checkpoint itself: ckpt show {directory}"
     except (CheckpointError, OSError):
         pass
-    deeper = _deeper(directory, _DEEPEST)
+    deeper = _deeper(directory)
     return f"; there are some in {deeper}: ckpt ls {deeper}" if deeper else ""
 
 
-def _deeper(directory: str, levels: int) -> str | None:
+def _deeper(directory: str) -> str | None:
     """The nearest directory below this one that has steps; None if there is none."""
-    below = [
-        f"{directory}/{name}"
-        for name in sorted(backend_of(resolve(directory)[1]).children(directory))
-    ]
-    for path in below:
-        if steps_in(path).latest() is not None:
-            return path
-    if levels > 1:
-        for path in below:
-            found = _deeper(path, levels - 1)
-            if found:
-                return found
+    backend, level = backend_of(resolve(directory)[1]), [directory]
+    for _ in range(_DEEPEST):
+        level = [f"{one}/{name}" for one in level for name in sorted(backend.children(one))]
+        for path in level:
+            if steps_in(path).latest() is not None:
+                return path
     return None
 
 

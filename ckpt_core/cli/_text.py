@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+from collections.abc import Callable, Generator
 from typing import IO, Any, TextIO, cast
 
 from rich import markup
@@ -56,6 +58,16 @@ def message_of(error: Exception) -> str:
 def escape(text: str) -> str:
     """``one_line``, for a text that may hold what looks like markup of the console."""
     return markup.escape(one_line(text))
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Generator[Callable[[str], None]]:
+    """A function that shows how far something is, in place of the text before, if there is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with Console(stderr=True).status(escape(text)) as status:
+        yield lambda line: status.update(escape(line))
 
 
 class _Visible:

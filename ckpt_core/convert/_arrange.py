@@ -16,9 +16,9 @@ from ckpt_core._load.derived import under_rules
 from ckpt_core._saved import ExtentItem, Recipe
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec, describe
-from ckpt_core._tree.match import parse_path, positions_of, renamer
+from ckpt_core._tree.match import MatchRules, Renames, match, parse_path, positions_of
 from ckpt_core._tree.patterns import idle_patterns, read_again, selector
-from ckpt_core.convert._source import Array, Slot, Source
+from ckpt_core.convert._source import Array, Slot, Source, spec_of
 
 _Leaves = list[tuple[Path, Any]]
 
@@ -110,17 +110,13 @@ def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
     leaves = list(zip(source.paths, source.leaves, strict=True))
     if asked.only is None:
         return leaves
-    specs = [_spec(path, leaf) for path, leaf in leaves]
+    specs = [spec_of(path, leaf) for path, leaf in leaves]
     only = read_again(asked.only)
     chosen = positions_of(source.paths, specs, selector(only, item="state"))
     idle = idle_patterns(only, [("state", source.paths)])
     if idle or not chosen:
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches nothing in it")
     return [leaves[position] for position in chosen]
-
-
-def _spec(path: Path, leaf: Any) -> LeafSpec:
-    return leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
 
 
 def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
@@ -160,36 +156,16 @@ def _renamed(leaves: _Leaves, rename: Mapping[str, str] | Callable[[str], str]) 
     sign = "." if flat else "/"
     names = [str(path[0]) if flat else format_path(path) for path, _ in leaves]
     if isinstance(rename, Mapping):
-        table = {old.replace("/", sign).strip(sign): new for old, new in rename.items()}
-        idle = [
-            Mismatch(old, "rename", None, new)
-            for old, new in table.items()
-            if not any(f"{name}{sign}".startswith(f"{old}{sign}") for name in names)
-        ]
-        if idle:
+        rename = Renames({old.replace("/", sign).strip(sign): rename[old] for old in rename}, sign)
+        if idle := rename.idle(names):
             raise StructureMismatch(
-                idle, advice="An entry of rename= must be a name, or leading parts of one."
+                [Mismatch(one.old, "rename", None, one.new, one.nearest) for one in idle],
+                advice="An entry of rename= must be a name, or leading parts of one.",
             )
-        rename = _by_parts(table, sign)
-    change = renamer(rename)
-    assert change is not None
-    changed = map(change, names)
     return [
-        (path if new == old else parse_path(new), leaf)
-        for (path, leaf), old, new in zip(leaves, names, changed, strict=True)
+        (path if (new := rename(old)) == old else parse_path(new), leaf)
+        for (path, leaf), old in zip(leaves, names, strict=True)
     ]
-
-
-def _by_parts(table: Mapping[str, str], sign: str) -> Callable[[str], str]:
-    longest = sorted(table, key=len, reverse=True)
-
-    def change(name: str) -> str:
-        for old in longest:
-            if f"{name}{sign}".startswith(f"{old}{sign}"):
-                return f"{table[old]}{name[len(old) :]}".removeprefix(sign)
-        return name
-
-    return change
 
 
 def _split(path: Path, sign: str, where: str) -> Path:
@@ -243,27 +219,21 @@ def _as_target(
     read: Callable[[Sequence[Slot]], Iterator[Array]],
 ) -> Source:
     """The leaves in the tree of a target; all differences are raised in one error."""
-    given = _by_name(leaves, where)
-    problems: list[Mismatch] = []
-    found: list[Any] = []
-    for path, like in zip(target.paths, target.leaves, strict=True):
-        wanted = describe(like, path)
-        there = given.pop(".".join(map(str, path)), None)
-        if there is None:
-            problems.append(Mismatch(format_path(path), "missing", None, str(wanted)))
-            continue
-        spec = _spec(*there)
-        if (spec.dtype, spec.shape) != (wanted.dtype, wanted.shape):
-            kind = "shape" if spec.shape != wanted.shape else "dtype"
-            problems.append(Mismatch(format_path(path), kind, str(spec), str(wanted)))
-        leaf = there[1]
-        if isinstance(leaf, Slot) and wanted.kind in ("jax", "numpy") and leaf.spec.kind != "key":
-            leaf = Slot(replace(spec, kind=wanted.kind), leaf.place)
-        found.append(leaf)
-    problems += [
-        Mismatch(format_path(path), "unexpected", str(_spec(path, leaf)), None)
-        for path, leaf in given.values()
+    wanted = [
+        (path, describe(leaf, path)) for path, leaf in zip(target.paths, target.leaves, strict=True)
     ]
-    if problems:
-        raise StructureMismatch(problems, where=where)
+    places = {".".join(map(str, path)): path for path in target.paths}
+    given = _by_name(leaves, where)
+    there = [(places.get(name, path), spec_of(path, leaf)) for name, (path, leaf) in given.items()]
+    matched = match(there, wanted, MatchRules())
+    if matched.mismatches:
+        raise StructureMismatch(matched.mismatches, where=where)
+    values = [leaf for _, leaf in given.values()]
+    found: list[Any] = []
+    for position, (_, spec) in zip(matched.source, wanted, strict=True):
+        assert position is not None  # or it would be missing
+        leaf = values[position]
+        if isinstance(leaf, Slot) and spec.kind in ("jax", "numpy") and leaf.spec.kind != "key":
+            leaf = Slot(replace(leaf.spec, kind=spec.kind), leaf.place)
+        found.append(leaf)
     return Source(target.root, target.paths, found, read)

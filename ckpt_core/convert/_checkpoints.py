@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
@@ -63,9 +64,9 @@ def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
     specs = list(item.specs)
     if isinstance(item, ExtentItem):
         specs = [array_spec(spec.dtype, spec.shape, opened.path) for spec in specs]
-    texts = _Texts(opened, item)
+    text_of = _text_reader(opened, item)
     leaves = [
-        texts.of(position) if spec.kind in TEXT_KINDS else Slot(spec, position)
+        text_of(position) if spec.kind in TEXT_KINDS else Slot(spec, position)
         for position, spec in enumerate(specs)
     ]
 
@@ -80,15 +81,12 @@ def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
     return Source(item.root, item.paths, leaves, read)
 
 
-class _Texts:
-    """The text leaves of an item."""
+def _text_reader(opened: Checkpoint, item: SavedItem) -> Callable[[int], str]:
+    """Gives the text leaves of an item; their file is read for the first one."""
 
-    def __init__(self, opened: Checkpoint, item: SavedItem) -> None:
-        self._opened, self._item = opened, item
-        self._document: Any = None
+    @functools.cache
+    def document() -> Any:
+        name = item.file(orbax_write.STRINGS_FILE)
+        return orbax_write.parse_strings(opened.read_file(name), name)
 
-    def of(self, leaf: int) -> str:
-        if self._document is None:
-            name = self._item.file(orbax_write.STRINGS_FILE)
-            self._document = orbax_write.parse_strings(self._opened.read_file(name), name)
-        return orbax_write.read_string(self._document, self._item.name_of(leaf))
+    return lambda leaf: orbax_write.read_string(document(), item.name_of(leaf))

@@ -16,22 +16,22 @@ from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
-from ckpt_core._tree.leaves import TEXT_KINDS, describe, to_host_array, to_text
+from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array, to_text
 from ckpt_core.arguments import answering
-from ckpt_core.convert import (
-    _checkpoints,
-    _distributed,
-    _keras,
-    _msgpack,
-    _npz,
-    _torch,
-)
+from ckpt_core.convert import _checkpoints, _distributed, _keras, _msgpack, _npz, _torch
 from ckpt_core.convert._arrange import Arrangement, arranged
 from ckpt_core.convert._detect import FORMATS, format_of
-from ckpt_core.convert._source import Array, Slot, Source
+from ckpt_core.convert._source import Array, Slot, Source, spec_of
 
 _BATCH_BYTES = 64 * MIB
-_AS_CHECKPOINT = frozenset({"safetensors", "orbax", "ckpt"})
+_READERS = {
+    "npz": _npz.opened,
+    "torch": _torch.opened,
+    "dcp": _distributed.opened,
+    "flax": _msgpack.opened,
+    "keras": _keras.opened,
+}
+"""Of the formats that ``load`` does not take."""
 
 
 @answering
@@ -54,8 +54,8 @@ def import_weights(
     """Makes a checkpoint of what another program wrote; no code that a file names is run.
 
     Streamed: holds a few batches of 128 MiB, or the largest array and, under a rule, what it is made of; of Flax, the
-    whole file. Nothing is at ``target`` before all of it is there; an import that was killed begins anew. Files of torch
-    need torch, those of Flax Flax, and those of Keras h5py.
+    whole file. A ``.keras`` file is unpacked into the temporary directory. Nothing is at ``target`` before all of it is
+    there; an import that was killed begins anew. Files of torch need torch, those of Flax Flax, and those of Keras h5py.
 
     Args:
         source: a file or folder; safetensors and Orbax also in a bucket.
@@ -127,27 +127,13 @@ def _opened(
         raise CheckpointError(
             f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
         )
-    if format in _AS_CHECKPOINT:
+    if format not in _READERS:
         yield _checkpoints.items_of(where, item, options)
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with _reader(where, format) as source:
+    with _READERS[format](where) as source:
         yield {"": source}, source.metadata
-
-
-def _reader(where: str, format: str) -> contextlib.AbstractContextManager[Source]:
-    match format:
-        case "npz":
-            return _npz.opened(where)
-        case "torch":
-            return _torch.opened(where)
-        case "dcp":
-            return _distributed.opened(where)
-        case "flax":
-            return _msgpack.opened(where)
-        case _:
-            return _keras.opened(where)
 
 
 def _write(
@@ -158,13 +144,9 @@ def _write(
     target: str,
     options: Options,
 ) -> None:
-    total = sum(
-        leaf.spec.stored_bytes
-        for value in items.values()
-        if isinstance(value, Source)
-        for leaf in value.leaves
-        if isinstance(leaf, Slot)
-    )
+    sources = [value for value in items.values() if isinstance(value, Source)]
+    slots = [leaf for one in sources for leaf in one.leaves if isinstance(leaf, Slot)]
+    total = sum(slot.spec.stored_bytes for slot in slots)
     operation = Operation("import", target, None, None, options.on_event, total_bytes=total)
     for key, value in items.items():
         if isinstance(value, Source):
@@ -182,10 +164,7 @@ def _write(
 
 def _write_tree(writer: CheckpointWriter, name: str, source: Source, operation: Operation) -> None:
     """Writes arrays in batches, as they are read."""
-    specs = [
-        leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
-        for path, leaf in zip(source.paths, source.leaves, strict=True)
-    ]
+    specs = list(map(spec_of, source.paths, source.leaves))
     others = [n for n, leaf in enumerate(source.leaves) if not isinstance(leaf, Slot)]
     texts = {n: to_text(source.leaves[n], specs[n]) for n in others if specs[n].kind in TEXT_KINDS}
     none = (None,) * len(specs)
@@ -198,11 +177,11 @@ def _write_tree(writer: CheckpointWriter, name: str, source: Source, operation: 
     for n, array in zip(slots, source.read(list(slots.values())), strict=True):
         batch.append((n, array))
         held_bytes += array.nbytes
+        del array
         if held_bytes >= _BATCH_BYTES:
             put(batch)
             _count(operation, held_bytes)
             batch, held_bytes = [], 0
-        del array
     put(batch)
     _count(operation, held_bytes)
 

@@ -14,19 +14,22 @@ from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.arguments import answering
-from ckpt_core.convert._outgoing import Choice, Format, PathLike, Rules, new_file, outgoing
+from ckpt_core.convert._outgoing import (
+    NUMPY_DTYPES,
+    Choice,
+    Format,
+    PathLike,
+    Rules,
+    new_file,
+    outgoing,
+)
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, parsing, source_of
 
 _SUFFIX = ".npy"
 _MOST_NAME_BYTES = 60_000
 _FORMAT = Format(
     "npz",
-    frozenset(
-        (
-            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-            *("float16", "float32", "float64", "complex64", "complex128"),
-        )
-    ),
+    NUMPY_DTYPES,
     "numpy has no such dtype: write safetensors, or leave them out with",
 )
 

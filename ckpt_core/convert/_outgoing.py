@@ -23,6 +23,12 @@ from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
 from ckpt_core._tree.patterns import idle_patterns, patterns_of, read_again, selector
 
+NUMPY_DTYPES = frozenset(
+    (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
 _KINDS = frozenset({"jax", "numpy", "numpy_scalar", "int", "float", "bool"})
 _PIECE_BYTES = 4 * MIB
 _TIED = "_tied_weights"
@@ -121,9 +127,14 @@ def _chosen(
 def new_file(target: PathLike) -> str:
     """The path of a file to write, on a disk, where nothing is."""
     where = local(target)
-    if kind_at(where, follow=False):
-        raise CheckpointExists(f"{where} exists already: choose another path, or delete it")
+    refuse_existing(where)
     return where
+
+
+def refuse_existing(path: str) -> None:
+    """Raises CheckpointExists if anything is at a path."""
+    if kind_at(path, follow=False):
+        raise CheckpointExists(f"{path} exists already: choose another path, or delete it")
 
 
 def local(target: PathLike) -> str:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from ckpt_core._directory import kind_at, place
-from ckpt_core._errors import CheckpointExists
 from ckpt_core._format import safetensors
 from ckpt_core._format.rules_back import Export
 from ckpt_core._options import MIB, Options
@@ -22,6 +21,7 @@ from ckpt_core.convert._outgoing import (
     local,
     outgoing,
     pieces_of,
+    refuse_existing,
 )
 
 _FORMAT = Format("safetensors", frozenset(safetensors.DTYPES.values()))
@@ -87,9 +87,12 @@ def _checked(target: PathLike) -> str:
         ends = (safetensors.SUFFIX, safetensors.INDEX_SUFFIX)
         inside = [f"{where}/{name}" for name in os.listdir(where) if name.endswith(ends)]
     for path in inside:
-        if kind_at(path, follow=False):
-            raise CheckpointExists(f"{path} exists already: choose another path, or delete it")
+        refuse_existing(path)
     return where
+
+
+def _bytes_of(one: Export) -> int:
+    return LeafSpec("jax", one.dtype, one.shape).stored_bytes
 
 
 def _shards(where: str, plan: Sequence[Export], max_bytes: int) -> list[tuple[str, list[Export]]]:
@@ -99,12 +102,11 @@ def _shards(where: str, plan: Sequence[Export], max_bytes: int) -> list[tuple[st
     shards: list[list[Export]] = [[]]
     size = 0
     for one in plan:
-        bytes_ = LeafSpec("jax", one.dtype, one.shape).stored_bytes
-        if shards[-1] and size + bytes_ > max_bytes:
+        if shards[-1] and size + _bytes_of(one) > max_bytes:
             shards.append([])
             size = 0
         shards[-1].append(one)
-        size += bytes_
+        size += _bytes_of(one)
     if len(shards) == 1:
         return [(f"{where}/model.safetensors", shards[0])]
     count = len(shards)
@@ -124,13 +126,11 @@ def _write(
         place(path, _pieces(shard, arrays, metadata))
     paths = [path for path, _ in shards]
     if len(shards) > 1:
-        total = sum(
-            LeafSpec("jax", one.dtype, one.shape).stored_bytes
-            for _, shard in shards
-            for one in shard
-        )
-        files = {one.name: os.path.basename(path) for path, shard in shards for one in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+        written = [(one, os.path.basename(path)) for path, shard in shards for one in shard]
+        index = {
+            "metadata": {"total_size": sum(_bytes_of(one) for one, _ in written)},
+            "weight_map": dict(sorted((one.name, file) for one, file in written)),
+        }
         paths.append(f"{where}/model{safetensors.INDEX_SUFFIX}")
         place(paths[-1], [json.dumps(index, indent=2).encode()])
     return paths

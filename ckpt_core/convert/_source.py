@@ -13,7 +13,7 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
 from ckpt_core._tree import Node, Path, flatten
-from ckpt_core._tree.leaves import LeafSpec, dtype_from_name, leaf_spec
+from ckpt_core._tree.leaves import LeafSpec, describe, dtype_from_name, leaf_spec
 
 Array = np.ndarray[Any, Any]
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
@@ -28,6 +28,11 @@ class Slot:
         self, spec: LeafSpec, place: Any = None, refused: CheckpointError | None = None
     ) -> None:
         self.spec, self.place, self.refused = spec, place, refused
+
+
+def spec_of(path: Path, leaf: Any) -> LeafSpec:
+    """What a leaf of a source is: a slot, or a value."""
+    return leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,15 @@ from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import dtype_from_name, to_host_array
 from ckpt_core.arguments import answering
-from ckpt_core.convert._outgoing import Choice, Format, PathLike, Rules, new_file, outgoing
+from ckpt_core.convert._outgoing import (
+    NUMPY_DTYPES,
+    Choice,
+    Format,
+    PathLike,
+    Rules,
+    new_file,
+    outgoing,
+)
 from ckpt_core.convert._source import (
     Array,
     Slot,
@@ -27,17 +35,8 @@ from ckpt_core.convert._source import (
     with_slots,
 )
 
-_FORMAT = Format(
-    "torch",
-    frozenset(
-        (
-            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-            *("float16", "float32", "float64", "bfloat16", "complex64", "complex128"),
-            *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
-            "float8_e8m0fnu",
-        )
-    ),
-)
+_FLOAT8 = {f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
+_FORMAT = Format("torch", NUMPY_DTYPES | {"bfloat16"} | _FLOAT8)
 
 
 @contextlib.contextmanager

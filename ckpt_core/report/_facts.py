@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_core._directory import Trace
 from ckpt_core._look.statistics import LeafStatistics
-from ckpt_core._results import CheckpointInfo, ItemInfo, VerifyReport
+from ckpt_core._results import CheckpointInfo, VerifyReport
 from ckpt_core.report._table import Table
 
 DATA_VERSION = 2
@@ -31,10 +31,6 @@ class ItemFacts:
     leaves: int
     bytes: int
     files: int
-
-    @classmethod
-    def of(cls, name: str, item: ItemInfo) -> ItemFacts:
-        return cls(name, item.form, len(item.leaves), item.bytes, len(item.files))
 
 
 @dataclass(frozen=True)
@@ -95,18 +91,30 @@ class StepFacts:
             write_secs=info.durations.get("write_secs"),
             metrics={str(name): _metric(value) for name, value in info.metrics.items()},
             metadata=as_text(info.metadata),
-            items=tuple(ItemFacts.of(name, item) for name, item in info.items.items()),
+            items=tuple(
+                ItemFacts(name, item.form, len(item.leaves), item.bytes, len(item.files))
+                for name, item in info.items.items()
+            ),
             versions=info.versions,
             topology=info.topology,
         )
 
     @property
+    def state(self) -> str:
+        """``damaged``, ``not readable``, ``verified``, ``no checksums`` or ``not verified``."""
+        if self.problem is not None:
+            return "not readable" if self.unread else "damaged"
+        if self.verified is None:
+            return "not verified"
+        if self.verified.ok:
+            return "verified"
+        # other formats have no checksums: nothing is known of them
+        return "damaged" if self.layout == "ckpt" else "no checksums"
+
+    @property
     def is_damaged(self) -> bool:
         """Whether what can be read of it is wrong, or did not pass the check of its bytes."""
-        if self.problem is not None:
-            return not self.unread
-        # other formats have no checksums: nothing is known of them
-        return self.verified is not None and self.layout == "ckpt" and not self.verified.ok
+        return self.state == "damaged"
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,9 @@ def as_json(report: Report) -> dict[str, Any]:
         for name, value in vars(report).items()
         if name != "table"
     }
-    lists = {name: list(map(asdict, facts[name])) for name in ("steps", "beside")}
+    steps = [{**asdict(step), "state": step.state} for step in report.steps]
+    beside = list(map(asdict, report.beside))
+    lists = {"steps": steps, "beside": beside}
     return {"version": DATA_VERSION, **facts, **lists, **report.table.as_json()}
 
 
@@ -169,13 +179,17 @@ def columns_of(step: int | None, rows: Mapping[int, LeafStatistics]) -> dict[str
     """Numbers about leaves, by their number in the table, as columns."""
     leaves = sorted(rows)
     found = [rows[leaf] for leaf in leaves]
-    exact = {"count": "count", "nan": "nan_count", "inf": "inf_count", "zero": "zero_count"}
-    short = ("min", "max", "mean", "std", "norm")
     return {
         "step": step,
         "leaf": leaves,
-        **{key: [getattr(row, name) for row in found] for key, name in exact.items()},
-        **{name: [_short(getattr(row, name)) for row in found] for name in short},
+        "count": [row.count for row in found],
+        "nan": [row.nan_count for row in found],
+        "inf": [row.inf_count for row in found],
+        "zero": [row.zero_count for row in found],
+        **{
+            name: [_short(getattr(row, name)) for row in found]
+            for name in ("min", "max", "mean", "std", "norm")
+        },
         "octaves": [_bars(row.octaves) for row in found],
     }
 

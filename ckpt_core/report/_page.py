@@ -9,39 +9,23 @@ from typing import Any
 
 from ckpt_core._format.plain_json import strict_json
 
-SCRIPTS = (
-    "base.js",
-    "theme.js",
-    "data.js",
-    "overview.js",
-    "steps.js",
-    "treemap.js",
-    "sharding.js",
-    "leaf.js",
-    "tree.js",
-    "compare.js",
-    "health.js",
-    "main.js",
-)
-"""In the order in which they run; each is a module of its own that adds to the object ``report``."""
-_SECTIONS = {name: name.capitalize() for name in ("overview", "steps", "bytes", "leaves", "compare", "health")}  # fmt: skip
+SCRIPTS = ("base", "data", "charts", "overview", "steps", "treemap", "sharding", "leaf", "tree", "compare", "health", "main")  # fmt: skip
+"""In the order in which they run, as one script."""
 
 
 def page(data: Mapping[str, Any]) -> str:
     """The HTML of a report, of the data that ``as_json`` gives; nothing of it is taken for markup."""
     path = str(data["path"])
     title = path.rstrip("/").rpartition("/")[2] or path
-    links = (f'<a href="#{id_}">{name}</a>' for id_, name in _SECTIONS.items())
     parts = {
-        "TITLE": _safe(title),
-        "STYLE": _text("page", "style.css"),
-        "LINKS": "".join(links),
-        "SECTIONS": "\n".join(f'  <section id="{id_}"></section>' for id_ in _SECTIONS),
-        "LIBRARY": _text("vendor", "echarts.min.js"),
+        # surrogates of a path that is no text are spelled out
+        "TITLE": escape(title.encode("utf-8", "backslashreplace").decode()),
+        "STYLE": _text("page/style.css"),
+        "LIBRARY": _text("vendor/echarts.min.js"),
         "DATA": embedded(data),
-        "SCRIPTS": "".join(f"<script>\n{_text('page', name)}</script>\n" for name in SCRIPTS),
+        "SCRIPTS": "\n".join(_text(f"page/{name}.js") for name in SCRIPTS),
     }
-    pieces = _text("page", "page.html").split("%%")
+    pieces = _text("page/page.html").split("%%")
     return "".join(parts.get(piece, piece) for piece in pieces)
 
 
@@ -55,10 +39,5 @@ def embedded(value: Any) -> str:
     return text
 
 
-def _text(folder: str, name: str) -> str:
-    return (files("ckpt_core.report") / folder / name).read_text(encoding="utf-8")
-
-
-def _safe(text: str) -> str:
-    """Text without markup; surrogates of a path that is no text are spelled out."""
-    return escape(text.encode("utf-8", "backslashreplace").decode())
+def _text(name: str) -> str:
+    return (files("ckpt_core.report") / name).read_text(encoding="utf-8")

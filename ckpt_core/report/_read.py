@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ckpt_core._directory import Backend, StepNames, kind_at, read_run_metadata, resolve, traces
+from ckpt_core._directory import Backend, StepNames, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -21,7 +21,7 @@ from ckpt_core._look.statistics import leaf_statistics
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.retention import DAMAGED, RETIRED
-from ckpt_core._run.steps import Steps, refuse_one_checkpoint
+from ckpt_core._run.steps import Steps, refuse_no_directory, refuse_one_checkpoint
 from ckpt_core._saved import open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, verify
@@ -67,50 +67,37 @@ def read_report(
     request = request or Request()
     text, local = resolve(path)
     backend = backend_of(local)
-    if _is_checkpoint(backend, text, local):
-        report = _one_checkpoint(text)
-    else:
-        report = _run(text, local, backend, request.step_prefix, log)
+    empty = Report(text, True, time.time(), library_versions()["ckpt-core"], Table())
+    try:
+        refuse_one_checkpoint(backend, text, local)
+        report = _run(empty, local, backend, request.step_prefix, log)
+    except CheckpointExists:
+        report = _one_checkpoint(empty)
     report = _verified(report, log) if request.verify else report
     return _with_numbers(report, request.stats, log)
 
 
-def _is_checkpoint(backend: Backend, text: str, local: bool) -> bool:
-    """Whether a path is one checkpoint: also a file or folder of safetensors."""
-    try:
-        refuse_one_checkpoint(backend, text, local)
-    except CheckpointExists:
-        return True
-    return False
-
-
-def _empty(text: str, is_run: bool) -> Report:
-    return Report(text, is_run, time.time(), library_versions()["ckpt-core"], Table())
-
-
-def _one_checkpoint(text: str) -> Report:
-    report = _empty(text, False)
-    info, step = _facts(None, text, report.table, lambda: open_checkpoint(text))
+def _one_checkpoint(empty: Report) -> Report:
+    """Also a file or folder of safetensors."""
+    info, step = _facts(None, empty.path, empty.table, partial(open_checkpoint, empty.path))
     metadata = as_text(info.run_metadata) if info is not None else None
-    return replace(report, steps=(step,), run_metadata=metadata)
+    return replace(empty, is_run=False, steps=(step,), run_metadata=metadata)
 
 
-def _run(text: str, local: bool, backend: Backend, prefix: str | None, log: Log) -> Report:
-    if local and kind_at(text) != "directory":
-        what = "a file, not a directory" if kind_at(text, follow=False) else "no such directory"
-        raise CheckpointNotFound(f"{text}: {what}")
+def _run(empty: Report, local: bool, backend: Backend, prefix: str | None, log: Log) -> Report:
+    text = empty.path
+    refuse_no_directory(text, local)
     steps = Steps(text, local, backend, StepNames(prefix))
     listing = steps.look()
     if not listing.names and _can_be_opened(text):  # a folder of weights in another format
-        return _one_checkpoint(text)
-    report = _empty(text, True)
+        return _one_checkpoint(empty)
     committed, found, gone = sorted(listing.committed()), list[StepFacts](), list[int]()
     for number, step in enumerate(committed):
         if number % 50 == 0:
             log(f"metadata of step {step} ({number + 1} of {len(committed)})")
         try:
             opened = partial(steps.open, step)
-            found.append(_facts(step, steps.path(step), report.table, opened)[1])
+            found.append(_facts(step, steps.path(step), empty.table, opened)[1])
         except CheckpointNotFound:
             gone.append(step)
     metadata, notes = None, ()
@@ -119,7 +106,7 @@ def _run(text: str, local: bool, backend: Backend, prefix: str | None, log: Log)
     except (CheckpointError, OSError) as error:
         notes = (f"the metadata of the run cannot be read: {_in_words(error)}",)
     return replace(
-        report,
+        empty,
         steps=tuple(found),
         beside=tuple(traces(text, OWNER_FILE, _FOLDERS)) if local else (),
         looked_beside=local,
@@ -146,10 +133,9 @@ def _facts(
         info = describe_opened(opened())
     except CheckpointNotFound:
         raise
-    except CheckpointCorrupt as error:
-        return None, StepFacts(step, path, problem=_in_words(error))
-    except (CheckpointError, OSError) as error:  # a newer format, or a refusal
-        return None, StepFacts(step, path, problem=_in_words(error), unread=True)
+    except (CheckpointError, OSError) as error:
+        unread = not isinstance(error, CheckpointCorrupt)
+        return None, StepFacts(step, path, problem=_in_words(error), unread=unread)
     return info, StepFacts.of(step, path, info, table.add(info.items))
 
 
@@ -180,18 +166,16 @@ def _verified(report: Report, log: Log) -> Report:
 
 def _with_numbers(report: Report, newest: int, log: Log) -> Report:
     """With numbers about the leaves of the newest steps that can be read."""
-    sound = [step for step in report.steps if not (step.is_damaged or step.unread)]
-    statistics: list[dict[str, Any]] = []
-    notes = list(report.notes)
+    sound = [step for step in report.steps if step.state not in ("damaged", "not readable")]
+    statistics, notes = list(report.statistics), list(report.notes)
     for step in sound[-newest:] if newest else []:
         log(f"the arrays of {step.path}")
-        known = dict(report.table.numbers_in(step.structure))
+        numbers = dict(report.table.numbers_in(step.structure))
         try:
-            rows = [row for row in leaf_statistics(step.path) if row.count]
+            rows = {numbers.get((row.item, row.path)): row for row in leaf_statistics(step.path)}
         except (CheckpointError, OSError) as error:
             notes.append(f"the arrays of {step.path} cannot be read: {_in_words(error)}")
             continue
-        named = {known.get((row.item, row.path)): row for row in rows}
-        found = {number: row for number, row in named.items() if number is not None}
-        statistics.append(columns_of(step.step, found))
+        known = {leaf: row for leaf, row in rows.items() if leaf is not None and row.count}
+        statistics.append(columns_of(step.step, known))
     return replace(report, statistics=tuple(statistics), notes=tuple(notes))

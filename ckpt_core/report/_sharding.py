@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-MOST_BLOCKS = 1024
-"""More are not drawn: a page shows no more squares than this."""
+MOST_DEVICES = 65_536
+"""A page lists the ids of no more."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Drawing:
     axes: tuple[tuple[str, int], ...] = ()  # name and size of each axis of the mesh
     # for each dimension of the array, the axes that it is split over; dimensions that are not named are not split
     spec: tuple[tuple[str, ...], ...] = ()
-    # ids of the devices that hold each part, in C order over parts; empty if there are too many parts, or the mesh is not known
+    # ids of the devices that hold each part, in C order over parts; empty if there are too many, or the mesh is not known
     devices: tuple[tuple[int, ...], ...] = ()
     note: str = ""  # why there is no drawing
 
@@ -40,32 +40,28 @@ def drawing_of(sharding: Mapping[str, Any]) -> Drawing:
         note = f"all of it on {device}" if device else f"{kind}: its parts are not described"
         return Drawing(kind, note=note)
     try:
-        axes, spec = _axes(sharding), _spec(sharding)
-        found = Drawing(kind, axes, spec)
-        unknown = {axis for split in spec for axis in split} - dict(axes).keys()
-        if unknown:
-            raise ValueError(f"no axis of the mesh is called {sorted(unknown)[0]}")
-        if math.prod(found.parts) > MOST_BLOCKS or math.prod(n for _, n in axes) > 64 * MOST_BLOCKS:
-            return Drawing(kind, axes, spec, note="too many parts to draw")
-        return Drawing(
-            kind, axes, spec, _devices_of_parts(found, _ids(sharding, [n for _, n in axes]))
-        )
+        return _over_a_mesh(sharding)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         return Drawing(kind, note=f"cannot be drawn: {error}")
 
 
-def _axes(sharding: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+def _over_a_mesh(sharding: Mapping[str, Any]) -> Drawing:
     names = [str(name) for name in sharding["axis_names"]]
     sizes = [int(size) for size in sharding["shape"]]
-    if len(names) != len(sizes) or any(size < 1 for size in sizes):
-        raise ValueError(f"axes {names} of sizes {sizes}")
-    return tuple(zip(names, sizes, strict=True))
-
-
-def _spec(sharding: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     entries = sharding["partition_spec"]
     each = [one if isinstance(one, list | tuple) else [one] for one in entries]
-    return tuple(tuple(str(name) for name in names if name is not None) for names in each)
+    spec = tuple(tuple(str(name) for name in axes if name is not None) for axes in each)
+    drawing = Drawing("NamedSharding", tuple(zip(names, sizes, strict=True)), spec)
+    unknown = {axis for axes in spec for axis in axes}.difference(names)
+    if unknown:
+        raise ValueError(f"no axis of the mesh is called {min(unknown)}")
+    if math.prod(sizes) > MOST_DEVICES:
+        return replace(drawing, note="too many devices to draw")
+    split = [names.index(axis) for axes in spec for axis in axes]
+    free = [place for place in range(len(names)) if place not in split]
+    # a part is on the devices whose place on the split axes is its own; the first axis is the slowest
+    parts = _ids(sharding, sizes).transpose(*split, *free).reshape(math.prod(drawing.parts), -1)
+    return replace(drawing, devices=tuple(map(tuple, parts.tolist())))
 
 
 def _ids(sharding: Mapping[str, Any], sizes: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -74,15 +70,5 @@ def _ids(sharding: Mapping[str, Any], sizes: Sequence[int]) -> np.ndarray[Any, A
     if mesh is None:
         return np.arange(math.prod(sizes)).reshape(sizes)
     flat = np.array(mesh, dtype=object).reshape(-1)
-    return np.array([int(one["id"] if isinstance(one, dict) else one) for one in flat]).reshape(
-        sizes
-    )
-
-
-def _devices_of_parts(drawing: Drawing, ids: np.ndarray[Any, Any]) -> tuple[tuple[int, ...], ...]:
-    """For each part, the devices whose place on the split axes is that of the part; the first axis is the slowest."""
-    names = [name for name, _ in drawing.axes]
-    split = [names.index(axis) for axes in drawing.spec for axis in axes]
-    free = [n for n in range(len(names)) if n not in split]
-    parts = ids.transpose(*split, *free).reshape(math.prod(drawing.parts), -1)
-    return tuple(map(tuple, parts.tolist()))
+    ids = [int(one["id"] if isinstance(one, dict) else one) for one in flat]
+    return np.array(ids).reshape(sizes)

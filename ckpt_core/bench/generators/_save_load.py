@@ -19,7 +19,7 @@ from ckpt_core.bench._data import abstract, check_equal, load_onto, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._results import RATE, TIME
 from ckpt_core.bench._schema import nearest
-from ckpt_core.bench.libraries import NAMES, Library, library, make_library
+from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
 
 # The text of swept options in tables; null, the library's own choice, has none.
 _WORDS: dict[str, dict[Any, str]] = {
@@ -62,15 +62,15 @@ class SaveLoadOptions(bench.BenchmarkOptions):
     metric_tracemalloc_enabled: bool = False
 
     def problem(self) -> str | None:
-        if self.library not in NAMES:
-            return f"no library {self.library!r}{nearest(str(self.library), NAMES)}"
-        reason = library(str(self.library)).refuses(self)
-        return None if reason is None else f"{self.library} {reason}"
+        name = str(self.library)
+        if name not in LIBRARIES:
+            return f"no library {name!r}{nearest(name, LIBRARIES)}"
+        reason = LIBRARIES[name].refuses(self)
+        return None if reason is None else f"{name} {reason}"
 
     def label(self, name: str) -> str:
-        words = _WORDS.get(name)
-        if words is not None:
-            return words.get(getattr(self, name), "")
+        if name in _WORDS:
+            return _WORDS[name].get(getattr(self, name), "")
         return super().label(name)
 
 

@@ -1,6 +1,6 @@
 """The measured libraries behind one interface: ckpt, others, and the lower bound of the disk.
 
-To add a library, write a subclass of ``Library`` and a line in ``_LIBRARIES``. What it measures is
+To add a library, write a subclass of ``Library`` and a line in ``LIBRARIES``. What it measures is
 imported at its first use; benchmarks of one that is not installed are skipped with that reason.
 """
 
@@ -10,14 +10,13 @@ import importlib
 from typing import Any
 
 from ckpt_core.bench._core import Skipped
-from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries._base import Library as Library
 from ckpt_core.bench.libraries._files import Equinox, Floor, NumpySavez, Safetensors
 from ckpt_core.bench.libraries._orbax import OrbaxV0Manager, OrbaxV1, OrbaxV1Uncompressed
 from ckpt_core.bench.libraries._ours import Ckpt
 from ckpt_core.bench.libraries._pytorch import TorchDcp, TorchSave
 
-_LIBRARIES: dict[str, type[Library]] = {
+LIBRARIES: dict[str, type[Library]] = {
     "ckpt": Ckpt,
     "orbax_v1": OrbaxV1,
     "orbax_v1_uncompressed": OrbaxV1Uncompressed,
@@ -30,23 +29,10 @@ _LIBRARIES: dict[str, type[Library]] = {
     "floor": Floor,
 }
 
-NAMES = tuple(_LIBRARIES)
-
-
-def library(name: str) -> type[Library]:
-    """The class of a library by its name.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
-    if name not in _LIBRARIES:
-        raise ValueError(f"no library {name!r}{nearest(name, NAMES)}")
-    return _LIBRARIES[name]
-
 
 def installed(name: str) -> type[Library]:
     """The class of a library, with what it measures imported; raises ``Skipped`` if that is not installed."""
-    kind = library(name)
+    kind = LIBRARIES[name]
     try:
         for module in kind.modules:
             importlib.import_module(module)
@@ -57,7 +43,4 @@ def installed(name: str) -> type[Library]:
 
 def make_library(options: Any) -> Library:
     """The library of options of ``SaveLoad``, ready to run; raises ``Skipped`` if it is not installed."""
-    return installed(str(options.library))(options)
-
-
-__all__ = ["NAMES", "Library", "installed", "library", "make_library"]
+    return installed(options.library)(options)

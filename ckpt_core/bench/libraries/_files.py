@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from ckpt_core.bench.libraries._base import FlatLibrary, Library, check_arrays
 class Safetensors(FlatLibrary):
     """``safetensors.flax``: one file, nothing fsynced, loads to jax arrays."""
 
-    modules: ClassVar[tuple[str, ...]] = ("safetensors",)
+    modules = ("safetensors",)
 
     def of_leaf(self, leaf: Any) -> Any:
         return jax.numpy.asarray(leaf)
@@ -55,7 +55,7 @@ class NumpySavez(FlatLibrary):
 class Equinox(Library):
     """``equinox.tree_serialise_leaves``: one file of .npy after .npy, nothing fsynced."""
 
-    modules: ClassVar[tuple[str, ...]] = ("equinox",)
+    modules = ("equinox",)
 
     def prepare(self, state: Any) -> Any:
         check_arrays(state)
@@ -80,8 +80,8 @@ class Floor(Library):
     bytes has more to do.
     """
 
-    default_durability: ClassVar[str] = "yes"
-    skips_fsync: ClassVar[bool] = True
+    default_durability = "yes"
+    skips_fsync = True
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)

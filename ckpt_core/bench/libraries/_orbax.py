@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ckpt_core.bench.libraries._base import GIB, Library
 
@@ -31,11 +31,11 @@ _SETTINGS = {
 class OrbaxV1(Library):
     """``orbax.checkpoint.v1``: compresses with zstd by default; fsyncs data files only."""
 
-    modules: ClassVar[tuple[str, ...]] = ("orbax.checkpoint",)
-    default_durability: ClassVar[str] = "data files"
-    in_background: ClassVar[bool] = True
-    sharded: ClassVar[bool] = True
-    tuned: ClassVar[frozenset[str]] = frozenset(_SETTINGS)
+    modules = ("orbax.checkpoint",)
+    default_durability = "data files"
+    in_background = True
+    sharded = True
+    tuned = frozenset(_SETTINGS)
 
     def _context(self) -> Any:
         from orbax.checkpoint import v1 as ocp
@@ -83,10 +83,10 @@ class OrbaxV1Uncompressed(OrbaxV1):
 class OrbaxV0Manager(Library):
     """``CheckpointManager`` with ``StandardSave`` and ``StandardRestore``, one step."""
 
-    modules: ClassVar[tuple[str, ...]] = ("orbax.checkpoint",)
-    default_durability: ClassVar[str] = "data files"
-    in_background: ClassVar[bool] = True
-    sharded: ClassVar[bool] = True
+    modules = ("orbax.checkpoint",)
+    default_durability = "data files"
+    in_background = True
+    sharded = True
 
     def _manager(self, path: Path, *, background: bool) -> Any:
         import orbax.checkpoint as ocp

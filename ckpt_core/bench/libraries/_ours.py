@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core.bench.libraries._base import GIB, Library
@@ -13,11 +13,11 @@ from ckpt_core.bench.libraries._base import GIB, Library
 class Ckpt(Library):
     """ckpt: durable and verified by default."""
 
-    default_durability: ClassVar[str] = "yes"
-    skips_fsync: ClassVar[bool] = True
-    in_background: ClassVar[bool] = True
-    sharded: ClassVar[bool] = True
-    tuned: ClassVar[frozenset[str]] = frozenset(
+    default_durability = "yes"
+    skips_fsync = True
+    in_background = True
+    sharded = True
+    tuned = frozenset(
         {
             *("use_load_and_broadcast", "use_ocdbt", "use_zarr3", "use_compression"),
             *("chunk_byte_size", "save_concurrent_gb", "restore_concurrent_gb"),

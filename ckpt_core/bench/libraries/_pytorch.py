@@ -7,7 +7,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from ckpt_core.bench.libraries._base import FlatLibrary, names_of
 
 
 class _Torch(FlatLibrary):
-    modules: ClassVar[tuple[str, ...]] = ("torch",)
+    modules = ("torch",)
 
     def of_leaf(self, leaf: Any) -> Any:
         import torch
@@ -50,9 +50,9 @@ class TorchSave(_Torch):
 class TorchDcp(_Torch):
     """``torch.distributed.checkpoint`` with one process: fsyncs data files, not directories."""
 
-    default_durability: ClassVar[str] = "data files"
-    skips_fsync: ClassVar[bool] = True
-    in_background: ClassVar[bool] = True
+    default_durability = "data files"
+    skips_fsync = True
+    in_background = True
 
     def _writer(self, path: Path) -> Any:
         from torch.distributed.checkpoint import FileSystemWriter

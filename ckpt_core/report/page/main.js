@@ -1,41 +1,28 @@
 // Puts the page of a run together.
-"use strict";
-(() => {
-  const { el } = report;
-  const place = (id) => document.getElementById(id);
+const place = (id) => document.getElementById(id);
 
-  const chooser = () => {
-    if (report.steps.length < 2) return;
-    const select = el("select", { "aria-label": "step that is shown", onchange: () => report.select("step", Number(select.value)) },
-      report.steps.map((step, index) => el("option", { value: index }, `step ${report.labelOf(step)}${step.unread ? " (not readable)" : step.problem ? " (damaged)" : ""}`)));
-    const go = (by) => {
-      const to = report.selected.step + by;
-      if (to >= 0 && to < report.steps.length) report.select("step", to);
-    };
-    select.value = String(report.selected.step);
-    report.on("step", (index) => { select.value = String(index); });
-    report.fill(place("chooser"),
-      el("button", { "aria-label": "the step before", onclick: () => go(-1) }, "‹"), select,
-      el("button", { "aria-label": "the next step", onclick: () => go(1) }, "›"));
+const stepChooser = () => {
+  const step = (by, name, sign) => {
+    const to = selected.step + by;
+    return el("button", { "aria-label": name, disabled: !steps[to], onclick: () => select("step", to) }, sign);
   };
+  const show = () => fill(place("chooser"), step(-1, "the step before", "‹"),
+    stepChoice(selected.step, "step that is shown", (index) => select("step", index)), step(1, "the next step", "›"));
+  onSelect("step", show);
+  show();
+};
 
-  const links = () => {
-    for (const link of document.querySelectorAll("nav .links a")) {
-      if (!document.querySelector(link.getAttribute("href"))) link.remove();
-    }
-  };
-
-  report.start(() => {
-    const readable = report.steps.map((step, index) => (step.problem ? -1 : index)).filter((index) => index >= 0);
-    report.selected.step = readable.length ? readable[readable.length - 1] : Math.max(0, report.steps.length - 1);
-    chooser();
-    report.overview(place("overview"));
-    report.stepsSection(place("steps"));
-    report.treemap(place("bytes"));
-    report.tree(place("leaves"));
-    report.compare(place("compare"));
-    report.health(place("health"));
-    report.about(place("about"));
-    links();
-  });
-})();
+guarded(() => {
+  const newest = steps.findLastIndex((step) => !step.problem);
+  selected.step = newest >= 0 ? newest : Math.max(0, steps.length - 1);
+  if (steps.length > 1) stepChooser();
+  drawOverview(place("overview"));
+  drawSteps(place("steps"));
+  drawTreemap(place("bytes"));
+  drawLeaves(place("leaves"));
+  drawCompare(place("compare"));
+  drawHealth(place("health"));
+  drawAbout(place("about"));
+  for (const link of document.querySelectorAll("nav .links a")) if (!place(link.hash.slice(1))) link.remove();
+  document.documentElement.dataset.drawn = "yes";
+});

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_core.bench.libraries import library
+from ckpt_core.bench.libraries import LIBRARIES
 from tests.support.command_line import LOADED, make_call, start  # noqa: F401 (fixture)
 
 pytest.importorskip("typer")
@@ -66,7 +66,7 @@ def test_bench_run_writes_everything(call, suite, tmp_path: Path):
 
 
 def test_a_failed_benchmark_exits_with_1_and_keeps_the_rest(call, suite, tmp_path, monkeypatch):
-    monkeypatch.setattr(library("floor"), "load", lambda *_: 1 / 0)
+    monkeypatch.setattr(LIBRARIES["floor"], "load", lambda *_: 1 / 0)
     code, text, _ = call("bench", "run", suite(), "-o", tmp_path / "out")
     assert code == 1 and "ZeroDivisionError" in text
     statistics = [
@@ -81,7 +81,7 @@ def test_ctrl_c_writes_what_there_is_and_exits_with_130(call, suite, tmp_path, m
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(library("floor"), "load", interrupt)
+    monkeypatch.setattr(LIBRARIES["floor"], "load", interrupt)
     text = SUITE.replace("LIBRARY", "floor") + "order: sequential\n"
     code, out, _ = call("bench", "run", suite(text), "-o", tmp_path / "out")
     assert code == 130 and "interrupted" in out

@@ -162,9 +162,9 @@ def test_what_the_document_shows_works():
     assert names["MyBenchmark"].options_class is names["MyOptions"]  # pyright: ignore
     from ckpt_core.bench import generators
     from ckpt_core.bench.generators import SaveLoadOptions
-    from ckpt_core.bench.libraries import NAMES
+    from ckpt_core.bench.libraries import LIBRARIES
 
-    for name in [*vars(SaveLoadOptions()), *NAMES]:
+    for name in [*vars(SaveLoadOptions()), *LIBRARIES]:
         assert f"`{name}`" in text, name
     for name, value in vars(generators).items():
         if isinstance(value, type) and issubclass(value, bench.BenchmarksGenerator):

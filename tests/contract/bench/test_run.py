@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ckpt_core import bench
-from ckpt_core.bench.libraries import NAMES, library
+from ckpt_core.bench.libraries import LIBRARIES
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,7 @@ def test_traces_are_taken_once_and_do_not_count(tmp_path: Path):
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "ckpt"])
+@pytest.mark.parametrize("name", [name for name in LIBRARIES if name != "ckpt"])
 def test_peers_save_and_load_the_same_numbers(tmp_path: Path, name: str):
     if name == "torch_dcp" and "torchax" in sys.modules:
         pytest.skip("torchax, which another test of this process imported, is torch's device now")
@@ -255,17 +255,17 @@ benchmarks:
     if any("not installed" in reason for reason in skipped):
         pytest.skip(f"{name} is not installed")
     ran = [case for case in result.cases if case.skipped is None]
-    assert len(ran) == (4 if library(name).in_background else 2)
+    assert len(ran) == (4 if LIBRARIES[name].in_background else 2)
     assert [case.errors for case in ran] == [[]] * len(ran)
     notes = {case.notes["durable"] for case in ran}
     assert notes <= {"yes", "yes (fsync added)", "data files", "no"} and "no" not in notes - {
-        library(name).default_durability
+        LIBRARIES[name].default_durability
     }
     assert skipped <= {f"{name} saves in the foreground only"}
 
 
 def test_a_library_that_loads_something_else_fails(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(library("floor"), "load", lambda *_: np.zeros(36, np.uint8))
+    monkeypatch.setattr(LIBRARIES["floor"], "load", lambda *_: np.zeros(36, np.uint8))
     text = (
         "suite_name: s\ncheckpoint_config: {spec: {a: {dtype: float32, shape: [9]}}}\n"
         "benchmarks: [{generator: SaveLoad, options: {library: floor, async_enabled: false}}]"

@@ -63,7 +63,9 @@ def test_a_directory_that_cannot_be_looked_at(
 def test_show(call, steps: Path):
     code, out, _ = call("show", steps / "10")
     assert code == 0
-    assert "model: 2 leaves, 16.0 KiB" in out and "opt: 9 leaves, 54 B" in out
+    _, first, *items = out.splitlines()
+    assert first.startswith("step 10, saved 20") and ", 16.1 KiB of arrays, " in first
+    assert items[:2] == ["model: 2 leaves, 16.0 KiB", "opt: 9 leaves, 54 B"]
     assert "and 4 more: --leaf shows all" in out and "[bold]x" in out and "loss 0.1" in out
     files = "manifest.ocdbt ocdbt.process_0/d/ _METADATA _sharding array_metadatas"
     assert all(name in out for name in [*files.split(), "commit_success.txt", "ckpt.json"])

@@ -108,11 +108,8 @@ def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
     code, out, _ = call("verify", tmp_path / "run", "--json")
     reported = strict(out)
     assert code == 1 and reported["ok"] is False
-    assert [(row["step"], row["ok"]) for row in reported["steps"]] == [
-        (1, True),
-        (2, False),
-        (3, True),
-    ]
+    found = [(row["step"], row["ok"]) for row in reported["steps"]]
+    assert found == [(1, True), (2, False), (3, True)]
 
 
 def test_show_of_a_run_describes_it(call, tmp_path: Path):
@@ -133,11 +130,7 @@ def test_damage_has_a_line_of_its_own(call, tmp_path: Path):
     record = tmp_path / "run/2/ckpt.json"
     record.write_bytes(record.read_bytes().replace(b"w", b"v"))
     code, out, _ = call("ls", tmp_path / "run")
-    (row,) = (
-        line
-        for line in out.splitlines()
-        if line.startswith(("│ 2", "│    2", "|    2")) or "see below" in line
-    )
+    (row,) = (line for line in out.splitlines() if "see below" in line)
     assert code == 1 and row.index("damaged") > row.index("iB")  # not in the column of dates
     assert f"damaged: step 2: {tmp_path}/run/2" in out
     code, out, _ = call("ls", tmp_path / "run", "--json")

@@ -39,7 +39,7 @@ def test_show_and_verify_say_what_it_is(call: Call, tmp_path: Path):
     code, out, _ = call("show", path)
     assert code == 0
     assert "safetensors, without checksums" in out
-    assert "{'format': 'np'}" in out
+    assert 'metadata: {"format": "np"}' in out
     assert "a.w" in out
     code, out, _ = call("show", path, "--json")
     reported = json.loads(out)

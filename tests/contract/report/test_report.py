@@ -42,11 +42,8 @@ def test_numbers_of_the_newest_steps(tmp_path: Path):
     assert [columns["step"] for columns in data["statistics"]] == [2, 3]
     columns = data["statistics"][1]
     paths = [read_report(tmp_path / "run").table.leaves[n].path for n in columns["leaf"]]
-    assert dict(zip(paths, columns["norm"], strict=True)) == {
-        "a/w": 5.0,
-        "a/b~1c": 1.0,
-        "big": 50.0,
-    }
+    norms = dict(zip(paths, columns["norm"], strict=True))
+    assert norms == {"a/w": 5.0, "a/b~1c": 1.0, "big": 50.0}
     octaves = dict(zip(paths, columns["octaves"], strict=True))
     assert octaves == {"a/w": [1, 1, 0, 1, 0, 1], "a/b~1c": [0, 1, 0, 1], "big": [0, 1, 0, 2500]}
     assert dict(zip(paths, columns["nan"], strict=True)) == {"a/w": 0, "a/b~1c": 1, "big": 0}
@@ -109,9 +106,9 @@ def test_the_page_in_a_browser(tmp_path: Path):
         assert "<svg" in dom.partition('id="treemap"')[2][:2000]
 
 
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(("verify", "state"), [(False, "not verified"), (True, "verified")])
 def test_a_step_of_a_newer_format_is_reported_and_is_not_damaged(
-    call: Any, tmp_path: Path, verify: bool
+    call: Any, tmp_path: Path, verify: bool, state: str
 ):
     save_run(tmp_path / "run", {"a": np.ones(3)})
     record: Any = read_record(tmp_path / "run/1")
@@ -120,6 +117,7 @@ def test_a_step_of_a_newer_format_is_reported_and_is_not_damaged(
     first, second = found.steps
     assert "upgrade ckpt" in str(first.problem) and second.problem is None
     assert not found.is_damaged and found.unread == 1
-    assert [step["unread"] for step in as_json(found)["steps"]] == [True, False]
+    states = [(step["unread"], step["state"]) for step in as_json(found)["steps"]]
+    assert states == [(True, "not readable"), (False, state)]
     code, out, _ = call("report", tmp_path / "run", "-o", tmp_path / "r.html")
     assert code == 1 and "1 cannot be read" in out and "damaged" not in out

@@ -32,7 +32,7 @@ GOOD = Disk(
 @pytest.mark.parametrize(
     ("change", "level", "reported"),
     [
-        ({"free_bytes": 2**20}, "problem", "1 MiB are free"),
+        ({"free_bytes": 2**20}, "problem", "1.0 MiB are free"),
         ({"free_inodes": 3}, "problem", "3 more files"),
         ({"locks": False}, "problem", "two writers"),
         ({"clock_ahead_secs": 90.0}, "problem", "90 s ahead of"),
@@ -42,7 +42,7 @@ GOOD = Disk(
         ({"file_system": "", "local": False}, "note", "may be taken for a disk"),
         ({"mounted_by": "gcsfuse", "file_system": "fuse.gcsfuse"}, "note", "its URL"),
         ({"sync_secs": 0.5}, "note", "an fsync takes 0.50 s"),
-        ({"write_bytes_per_sec": 1e6}, "note", "1 MB/s"),
+        ({"write_bytes_per_sec": 1e6}, "note", "977 KiB/s"),
         ({"hard_links": False}, "note", "written again"),
         ({"exchanges": False}, "note", "renames twice"),
     ],
