@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,22 +83,6 @@ def test_right_calls_have_their_types(errors: dict[str, list[dict[str, Any]]]) -
 def test_the_readmes_script_has_no_error(errors: dict[str, list[dict[str, Any]]]) -> None:
     """As a user's editor shows it, and as mypy says it where that is installed."""
     assert errors["readme.py"] == []
-
-
-def test_nor_has_it_for_mypy(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    script = tmp_path / "script.py"
-    script.write_text(blocks_of((ROOT / "README.md").read_text())[0][1])
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--check-untyped-defs", script],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_misspelt_names_are_errors(errors: dict[str, list[dict[str, Any]]]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,58 +35,6 @@ def goes_on(path: Path, target: Any, wanted: int) -> bool:
     return int(next(target)) == wanted
 
 
-def test_a_new_iterator_at_each_save(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    dataset = batches()
-    with caplog.at_level(logging.WARNING), ckpt.Checkpointer(tmp_path / "a", options=FAST) as run:
-        for step in range(3):
-            run.save(step, model=STATE, data=iter(dataset))
-    said = logged("Pass the iterator from which training takes its batches: data = ", caplog)
-    names: dict[str, Any] = {"dataset": dataset, "iter": iter}
-    exec(said.between("its batches: ", " once"), names)
-    with ckpt.Checkpointer(tmp_path / "b", options=FAST) as run:
-        for step in range(3):
-            next(names["data"])
-            save_call = said.after("then ")
-            eval(
-                f"run.{save_call}".replace("...", "step, model=STATE"),
-                {**names, "run": run, "step": step, "STATE": STATE},
-            )
-    fresh = iter(batches())
-    with ckpt.Checkpointer(tmp_path / "b", options=FAST) as run:
-        restored = run.restore_latest(model=STATE, data=fresh)
-        assert restored is not None and restored["model"]
-    assert next(fresh) == 3
-
-
-class Scaled(grain.transforms.Map):
-    def __init__(self, table: dict[str, int]):
-        self._table = table
-
-    def __repr__(self) -> str:
-        return "Scaled()"
-
-    def map(self, element: Any) -> Any:
-        return element * self._table["scale"]
-
-
-def test_other_data(tmp_path: Path):
-    """The description of a pipeline holds the code of functions, and not what they read."""
-    table = {"scale": 1}
-
-    def made() -> Any:
-        return iter(grain.MapDataset.range(20).map(Scaled(table)).to_iter_dataset())
-
-    iterator = ckpt_grain.with_proof(made())
-    next(iterator)
-    save(tmp_path / "a", data=iterator)
-    table["scale"] = 5
-    with told("Restore into the iterator without with_proof to accept it"):
-        ckpt.restore(tmp_path / "a", data=ckpt_grain.with_proof(made()))
-    assert goes_on(tmp_path / "a", made(), 5)
-    table["scale"] = 1
-    assert goes_on(tmp_path / "a", ckpt_grain.with_proof(made()), 1)
-
-
 # NNX
 
 
@@ -101,22 +47,6 @@ class Sharded(nnx.Module):
     def __init__(self):
         init = nnx.with_partitioning(nnx.initializers.ones_init(), ("data", None))
         self.w = nnx.Param(init(jax.random.key(0), (4, 4)))
-
-
-def test_part_of_an_abstract_model(tmp_path: Path):
-    model = Model(nnx.Rngs(0))
-    save(tmp_path / "a", model=model)
-    abstract = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    with pytest.warns(UserWarning, match="Set them before") as caught:
-        ckpt.restore(tmp_path / "a", model=abstract, only="**/kernel")
-    said = str(caught[0].message)
-    key = "Set them before the object is used, or restore all of it"
-    assert key in said
-    abstract.layer.bias.set_value(jnp.zeros(4))
-    assert np.array_equal(abstract.layer(jnp.ones(4)), model.layer(jnp.ones(4)))
-    again = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    ckpt.restore(tmp_path / "a", model=again)
-    assert np.array_equal(again.layer(jnp.ones(4)), model.layer(jnp.ones(4)))
 
 
 @pytest.mark.parametrize("action", ["inside", "abstract"])

@@ -40,9 +40,6 @@ class Counted:
         self.w = state["w"]
 
 
-# What is not there
-
-
 # Items and states
 
 
@@ -111,13 +108,6 @@ def test_what_a_difference_may_be(tmp_path: Path):
     assert right(ckpt.load(path, other, rename={"b": "bias"})["bias"])
     both = eval(f"dict({arguments[0]}, {arguments[1]})")
     assert right(ckpt.load(path, other, **both)["w"])
-
-
-def test_a_target_that_is_traced(tmp_path: Path):
-    save(tmp_path / "a", STATE)
-    with told(": it is being traced: load outside of jit and grad"):
-        jax.jit(lambda w: ckpt.load(tmp_path / "a", {"w": w}))(jnp.zeros(4))
-    assert right(jax.jit(lambda w: w + 0)(ckpt.load(tmp_path / "a", {"w": jnp.zeros(4)})["w"]))
 
 
 def test_nothing_to_keep(tmp_path: Path):
@@ -246,6 +236,3 @@ def test_a_restore_that_failed_in_the_middle(tmp_path: Path, action: str):
     again = make(1) if action == "create" else again
     ckpt.restore(tmp_path / "b", model=again)
     assert all(map(np.array_equal, values(again), values(make(0))))
-
-
-# Settings that this machine lacks

@@ -208,9 +208,6 @@ def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
     assert resumes(run, 2)
 
 
-# Names of items
-
-
 # Options
 
 

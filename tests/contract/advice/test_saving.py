@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,11 +75,6 @@ def test_secrets_are_no_options(monkeypatch: pytest.MonkeyPatch):
 # Leaves
 
 
-@dataclasses.dataclass
-class InADict(dict):  # pyright: ignore[reportMissingTypeArgument]
-    w: Any = None
-
-
 class Fields(NamedTuple):
     w: Any
 
@@ -145,31 +139,6 @@ def test_an_item_as_a_leaf(tmp_path: Path):
     assert holds_item(tmp_path / "a", "state")
 
 
-def test_dataclasses_with_contents(tmp_path: Path):
-    with told("jax.tree_util.register_pytree_node, or save a plain"):
-        save(tmp_path / "a", {"one": InADict(w=STATE["w"])})
-    save(tmp_path / "a", dict(STATE))
-    assert holds(tmp_path / "a")
-    jax.tree_util.register_pytree_node(
-        InADict, lambda d: ((dict(d), d.w), None), lambda _, c: InADict(c[1])
-    )
-    save(tmp_path / "b", {"one": InADict(w=STATE["w"])})
-    like = {"one": InADict(w=np.zeros(4))}
-    assert np.array_equal(ckpt.load(tmp_path / "b", like)["one"].w, STATE["w"])
-
-
-def test_a_traced_value(tmp_path: Path):
-    def step(x: Any, saved: bool) -> Any:
-        if saved:
-            save(tmp_path / "a", {"w": x})
-        return x + 1
-
-    with told("it is being traced: save outside of jit and grad"):
-        jax.jit(functools.partial(step, saved=True))(jnp.arange(4.0))
-    save(tmp_path / "a", {"w": jax.jit(functools.partial(step, saved=False))(jnp.arange(4.0) - 1)})
-    assert holds(tmp_path / "a")
-
-
 def test_a_donated_array(tmp_path: Path):
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
     for saved_before in (False, True):
@@ -182,9 +151,6 @@ def test_a_donated_array(tmp_path: Path):
             with told("was donated or deleted: save before the step that donates"):
                 save(tmp_path / "a", {"w": w})
     assert holds(tmp_path / "a")
-
-
-# Files
 
 
 # The writer, and copies

@@ -191,15 +191,6 @@ def test_a_partial_is_its_function(tmp_path: Path):
         assert ckpt.load(tmp_path / "one", other).activation is other.activation
 
 
-def test_functions_that_were_filtered_out_are_missed_by_nobody(tmp_path: Path):
-    make = MODULES["MLP"]
-    ckpt.save(tmp_path / "filtered", eqx.filter(make(1), eqx.is_array))
-    ckpt.save(tmp_path / "whole", make(1))
-    assert arrays(ckpt.load(tmp_path / "filtered", make(2))) == arrays(make(1))
-    found = ckpt.load(tmp_path / "whole", eqx.filter(make(2), eqx.is_array))
-    assert arrays(found) == arrays(make(1)) and found.activation is None
-
-
 class Pair(NamedTuple):
     w: Any
     f: Any

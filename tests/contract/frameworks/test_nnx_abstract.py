@@ -120,8 +120,10 @@ def test_what_only_leaves_abstract_is_named_and_restored_later(name: str, tmp_pa
     make = MODELS[name]
     ckpt.save(tmp_path / "a", model=make())
     model = abstract(make)
-    with pytest.warns(UserWarning, match=r"item 'model': only= leaves .* held/"):
+    with pytest.warns(UserWarning, match=r"item 'model': only= leaves .* held/") as caught:
         ckpt.restore(tmp_path / "a", model=model, only=nnx.Param)
+    told = "Set them before the object is used, or restore all of it"
+    assert told in str(caught[0].message)
     with pytest.raises(ckpt.UnsupportedLeaf, match="it has no values"):
         ckpt.save(tmp_path / "b", model=model)
     ckpt.restore(tmp_path / "a", model=model)

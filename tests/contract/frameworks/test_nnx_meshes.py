@@ -90,14 +90,6 @@ def test_into_what_eval_shape_gives_inside_a_mesh(tmp_path: Path) -> None:
     assert target.linear.kernel.get_value().sharding == NamedSharding(mesh, P(None, "model"))
 
 
-def test_eval_shape_outside_its_mesh_says_what_to_do(tmp_path: Path) -> None:
-    with jax.set_mesh(make_mesh((4, 2), AxisType.Explicit)):
-        ckpt.save(tmp_path / "a", model=Annotated(0))
-        target = nnx.eval_shape(lambda: Annotated(1))
-    with pytest.raises(ValueError, match="set_mesh"):
-        ckpt.restore(tmp_path / "a", model=target)
-
-
 def test_annotations_by_logical_names_and_own_mesh() -> None:
     mesh = make_mesh((4, 2))
     rules = (("wide", "model"),)

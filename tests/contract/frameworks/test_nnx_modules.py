@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.paths import INTEGRATIONS
 
 pytest.importorskip("flax")
 pytest.importorskip("ckpt_flax_nnx")
@@ -247,21 +245,6 @@ def test_caches_are_state_and_intermediates_are_not(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------- README
-
-
-# JAX before 0.9 says that axes will be Explicit; a mesh of one device is the same either way.
-@pytest.mark.filterwarnings("ignore:The default axis_types will change:DeprecationWarning")
-def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    readme = INTEGRATIONS / "flax_nnx" / "README.md"
-    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    assert len(blocks) == 5
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, str(readme), "exec"), names)
-    # The second run goes on after the last step: nothing is left to do.
-    exec(compile(blocks[0], str(readme), "exec"), names)
-    assert names["restored"].step == 4
 
 
 class Average(nnx.Module):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import safetensors.flax
 import safetensors.numpy
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
@@ -121,9 +120,6 @@ def test_the_advice_about_leaves_that_have_no_place(tmp_path: Path):
             export_safetensors(tmp_path / "one", tmp_path / "x", exclude=wrong)
     with pytest.raises(ckpt.CheckpointNotFound, match=r"exclude='\*\*' leave no leaf"):
         export_safetensors(tmp_path / "one", tmp_path / "x", exclude="**")
-
-
-NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(tuple)
 
 
 def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path):

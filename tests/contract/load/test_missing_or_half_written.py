@@ -95,13 +95,6 @@ def test_reading_a_directory_that_does_not_exist(tmp_path):
             checkpointer.load(3)
 
 
-def test_a_fresh_directory_is_a_fresh_start(tmp_path):
-    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
-        assert checkpointer.restore_latest(state=tree(0)) is None
-        assert checkpointer.latest_step() is None
-        assert list(checkpointer.all_steps()) == []
-
-
 # ------------------------------------------------------------------------------------- half-written
 
 

@@ -7,24 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given
 
 import ckpt_core as ckpt
-from ckpt_core._directory import PosixBackend, hidden_names
+from ckpt_core._directory import PosixBackend
 from ckpt_core.testing import assert_same
 
 DEAD = "00000000-1-1"
 QUICK = ckpt.Options(durable=False)
-
-checkpoint_names = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=260
-) | st.binary(min_size=1, max_size=255).map(os.fsdecode)
-checkpoint_names = checkpoint_names.filter(
-    lambda name: "/" not in name and "\0" not in name and name not in (".", "..")
-)
 
 
 def state(value: float) -> dict[str, Any]:
@@ -33,46 +24,6 @@ def state(value: float) -> dict[str, Any]:
 
 def saved_value(path: str | Path) -> float:
     return float(ckpt.load(path)["w"][0])
-
-
-# ---- made and read ------------------------------------------------------------------------------
-
-
-@given(
-    checkpoint_names,
-    checkpoint_names,
-    st.sampled_from([hidden_names.TEMPORARY, hidden_names.REPLACED, hidden_names.KEPT]),
-)
-@example("model", "model.v2", hidden_names.REPLACED)
-@example("model", "model.v2.deadbeef", hidden_names.REPLACED)
-@example("a" * 64, "a" * 65, hidden_names.REPLACED)
-def test_a_hidden_name_says_whose_it_is(name: str, other: str, kind: str) -> None:
-    made = os.path.basename(hidden_names.make(kind, "/somewhere", name))
-    assert len(os.fsencode(made)) <= 143  # what the most frugal file system takes
-    found = hidden_names.parse(made)
-    assert found is not None
-    assert (found.entry, found.kind) == (made, kind)
-    assert found.is_of(name)
-    assert found.is_of(other) == (name == other)
-    assert found.name in (name, None)
-    assert (found.name == name) == (len(os.fsencode(name)) <= 64)
-
-
-@pytest.mark.parametrize(
-    "entry", [".ckpt-old.model", ".ckpt-old..deadbeef", ".ckpt-old.model.notrandom", ".ckpt-tmp.model",
-              ".ckpt-tmp.", ".ckpt-kept.model.deadbeef", ".ckpt-owner", ".ckpt-run", "model", ""]
-)  # fmt: skip
-def test_what_is_no_hidden_name(entry: str) -> None:
-    assert hidden_names.parse(entry) is None
-
-
-@given(checkpoint_names, st.integers(8, 300))
-def test_a_shortened_name_is_its_beginning(name: str, most_bytes: int) -> None:
-    cut = hidden_names.shortened(name, most_bytes)
-    assert name.startswith(cut) or os.fsencode(name).startswith(os.fsencode(cut))
-    assert most_bytes - 3 <= len(os.fsencode(cut)) <= most_bytes or cut == name
-    if not any("\udc80" <= character <= "\udcff" for character in name):
-        assert name.startswith(cut)  # no character is cut in two
 
 
 # ---- long names ---------------------------------------------------------------------------------

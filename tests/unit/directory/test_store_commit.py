@@ -6,8 +6,6 @@ import json
 import os
 import threading
 import time
-import zlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +13,9 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import object_store, store_attempt
 from ckpt_core._errors import is_visible
-from ckpt_core._format.record import load_record
 from ckpt_core._storage import KeyValues
 from tests.support import seams
-from tests.support.gcs_server import Request, Server
+from tests.support.gcs_server import Server
 from tests.support.stores import backend, keys_at, saved, tree, unfinished, value_at
 
 RECORD, COMMIT = "ckpt.json", "commit_success.txt"
@@ -334,114 +331,7 @@ def test_a_step_of_orbax_is_there_when_orbax_has_finished_it(store: str, commit_
     assert ckpt.Checkpointer(store, read_only=True).all_steps() == [5]
 
 
-# ---- dead at every request ---------------------------------------------------------------------
-
-
-class Dead:
-    """From its ``number``-th request on, a server that answers a process no more.
-
-    Args:
-        server: the server.
-        number: counted from 1.
-        applied: whether that request is still carried out, if it changes something.
-    """
-
-    def __init__(self, server: Server, number: int, applied: bool) -> None:
-        self.seen = 0
-        self._number = number
-        self._applied = applied
-        self._server = server
-        server.fault, server.lost = self.fault, self.lost
-
-    def fault(self, request: Request) -> int | None:
-        self.seen += 1
-        last = self._applied and request.kind in ("put", "delete")
-        return 403 if self.seen > self._number or (self.seen == self._number and not last) else None
-
-    def lost(self, request: Request) -> int | None:
-        return 403 if self.seen >= self._number else None
-
-    def revive(self) -> None:
-        self._server.fault = self._server.lost = lambda _: None
-
-
-def run_dying(server: Server, work: Callable[[], None], number: int, applied: bool) -> str:
-    """How work ended whose process cannot reach the store any more: ``done``, ``visible`` or ``failed``."""
-    dead = Dead(server, number, applied)
-    try:
-        work()
-    except (ckpt.CheckpointError, OSError) as error:
-        return "visible" if is_visible(error) else "failed"
-    finally:
-        dead.revive()
-    return "done"
-
-
-def check_what_orbax_sees(server: Server, name: str) -> None:
-    """Whenever Orbax takes a step for finished, all files of the record are there."""
-    objects = {
-        key.removeprefix(f"{name}/"): data
-        for key, (_, data) in server.objects.items()
-        if key.startswith(f"{name}/")
-    }
-    # Between the commit of an overwriting save and its copies, Orbax sees what is overwritten.
-    if COMMIT in objects and not any(key.endswith(".owner") for key in objects):
-        for file, saved_file in load_record(objects[RECORD]).files.items():
-            assert file in objects and len(objects[file]) == saved_file.size_bytes, file
-            assert saved_file.data or zlib.crc32(objects[file]) == saved_file.crc32, file
-
-
-@pytest.mark.parametrize("what", ["save", "overwrite", "delete", "next step"])
-@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-def test_dead_at_every_request_every_acknowledged_step_loads(
-    server: Server, what: str, applied: bool
-) -> None:
-    works: dict[str, Callable[[str], None]] = {
-        "save": lambda url: ckpt.save(url, tree(2)),
-        "overwrite": lambda url: ckpt.save(url, tree(2), overwrite=True),
-        "delete": lambda url: backend().delete(url),
-        "next step": lambda url: _save_next(url),
-    }
-    number, ended = 0, 0
-    while ended < 3:
-        number += 1
-        name = f"{what.replace(' ', '-')}-{number}"
-        url = f"{server.root}/{name}"
-        where = f"{name}/2" if what == "next step" else name
-        if what in ("overwrite", "delete"):
-            ckpt.save(url, tree(1))
-        if what == "next step":
-            _save_next(url, 1)
-        how = run_dying(server, lambda url=url: works[what](url), number, applied)
-        check_what_orbax_sees(server, where)
-        before = None if what in ("save", "next step") else 1
-        after = None if what == "delete" else 2
-        found = value_at(f"{server.root}/{where}")
-        assert found in ((after,) if how == "done" else (before, after)), (number, how)
-        assert how != "failed" or found == before or what == "delete", number
-        if what == "next step":
-            assert value_at(f"{url}/1") == 1
-            with ckpt.Checkpointer(url) as checkpointer:  # finishes the copies
-                assert checkpointer.latest_step() == (1 if found is None else 2)
-                check_what_orbax_sees(server, where)
-                assert found is None or f"{where}/{COMMIT}" in server.objects
-                restored = checkpointer.restore_latest(tree(0))
-                assert restored.state["n"] == restored.step
-                assert checkpointer.save(restored.step + 1, tree(restored.step + 1))
-            assert value_at(f"{url}/{restored.step + 1}") == restored.step + 1
-        else:
-            assert saved(url, 3, overwrite=found is not None)
-            assert value_at(url) == 3
-            check_what_orbax_sees(server, name)
-        ended += how == "done"
-    assert number > (3 if what == "delete" else 15)
-
-
-def _save_next(url: str, step: int = 2) -> None:
-    with ckpt.Checkpointer(url, asynchronous=False, max_to_keep=5) as checkpointer:
-        if step > 1:
-            assert checkpointer.restore_latest(tree(0)).state["n"] == 1
-        checkpointer.save(step, tree(step))
+# ---- what dead writers left --------------------------------------------------------------------------
 
 
 def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(store: str) -> None:

@@ -67,18 +67,6 @@ def test_a_refusal_while_reading_is_no_damage(
     assert same(ckpt.load(f"{server.root}/run/1"), tree(1))
 
 
-def test_a_directory_that_may_not_be_looked_into_is_not_empty(server: Server) -> None:
-    """Training would begin anew, and be saved over the old run."""
-    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
-        checkpointer.save(0, tree(0))
-    server.fault = lambda _: 403
-    reader = ckpt.Checkpointer(f"{server.root}/run", read_only=True)
-    with pytest.raises(PermissionError, match=server.root):
-        reader.restore_latest(state=tree(9))
-    with pytest.raises(PermissionError, match=server.root):
-        reader.latest_step()
-
-
 def test_a_refusal_while_saving_is_told_and_nothing_is_acknowledged(server: Server) -> None:
     ckpt.save(f"{server.root}/count", tree(0))
     count = len(server.requests)
