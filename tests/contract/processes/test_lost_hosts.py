@@ -16,8 +16,7 @@ from tests.support.local_tiers import ON_ALL
 COMMON = (
     ON_ALL
     + """
-import hashlib, itertools, logging, shutil, threading, warnings
-from pathlib import Path
+import hashlib, logging, shutil, threading, warnings
 warnings.simplefilter("ignore", RuntimeWarning)
 never = ckpt.when.at_steps([0])
 
@@ -44,25 +43,12 @@ def restored(by, local=own, **more):
         found = resume(checkpointer, by)
         return found and [found.step, "persistent" if Path(found.path).parent == persistent else "local"]
 
-def damage(step):
-    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
 def lose():
     shutil.rmtree(own)
 
 def everyone(work):
     for process in range(count):
         on(process, work)
-
-def on(process, work):
-    # one process does something, and the others wait
-    meet(f"turn{next(turns)}")
-    if index == process:
-        work()
-    meet(f"turn{next(turns)}")
 
 def destroy_persistent():
     # what was saved there cannot be read any more

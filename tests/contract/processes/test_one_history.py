@@ -35,12 +35,6 @@ def save(checkpointer, step, value, **more):
     assert checkpointer.save(step, state(value), metadata=value, **more), step
     checkpointer.wait_until_finished()
 
-def on(process, work):
-    meet(f"turn{next(turns)}")
-    if index == process:
-        work()
-    meet(f"turn{next(turns)}")
-
 def seen(local=own, policy=never, **more):
     # all that a restart reports of its steps, which must agree
     with start(policy, local, **more) as checkpointer:

@@ -14,8 +14,7 @@ from tests.support.local_tiers import ON_ALL
 COMMON = (
     ON_ALL
     + """
-import itertools, shutil, warnings
-from pathlib import Path
+import shutil, warnings
 options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.every_steps(3))
 
 def state(step, by=P("data")):
@@ -56,18 +55,6 @@ def part(step):
 def local_steps():
     return sorted(int(path.name) for path in own.glob(f"run-*/process_{index}-of-{count}/[0-9]*"))
 
-def damage(step):
-    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-def on(process, work):
-    # one process does something to its own directory, and the others wait
-    meet(f"turn{next(turns)}")
-    if index == process:
-        work()
-    meet(f"turn{next(turns)}")
 """
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,9 +237,8 @@ def test_one_live_object_under_two_names_is_refused(tmp_path: Path, kind: str, p
     for file in (tmp_path / "a").rglob("d/*"):
         file.write_bytes(bytes(file.stat().st_size))  # what is damaged cannot have been read
     before = prints_of(targets["a"])
-    for path in (tmp_path / "a",):
-        with pytest.raises(ckpt.UnsupportedLeaf, match=f"{message} and the same live "):
-            ckpt.restore(path, items=targets)
+    with pytest.raises(ckpt.UnsupportedLeaf, match=f"{message} and the same live "):
+        ckpt.restore(tmp_path / "a", items=targets)
     assert prints_of(targets["a"]) == before
 
 
@@ -333,10 +331,3 @@ def test_what_was_given_is_not_advised(tmp_path: Path) -> None:
     text = message_of(lambda: ckpt.load(tmp_path / "a", wanted, missing="keep", cast=True))
     assert 'missing="keep"' not in text and "cast=True" not in text
     assert "no value there that could be kept" in text
-    with contextlib.suppress(ckpt.StructureMismatch):
-        text = message_of(
-            lambda: ckpt.load(
-                tmp_path / "a", {"y": jnp.ones(2)}, rename={"x": "z"}, only=["z", "y"]
-            )
-        )
-        assert "rename=" not in text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +15,6 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import choose_address, networks_of
 from ckpt_core._format.part import Part, contains, runs_of
-from ckpt_core._layout.chunks import chunk_count, chunk_parts
 from ckpt_core._run.tiers.coverage import (
     MOST_STATE_BYTES,
     Holding,
@@ -36,18 +33,6 @@ from ckpt_core._run.tiers.judge import (
     parse_judgement,
 )
 from ckpt_core._run.tiers.verdict import State, judge_failure, vote
-
-INDICES = st.sets(st.integers(0, 40))
-
-
-@given(INDICES)
-def test_runs_hold_their_indices_and_no_other(indices: set[int]):
-    runs = runs_of(sorted(indices))
-    assert {index for index in range(50) if contains(runs, index)} == indices
-    assert all(b[0] > a[1] + 1 for a, b in itertools.pairwise(runs))
-    for index in indices:
-        part = Part(index, 41, runs)
-        assert Part.load(json.loads(json.dumps(part.dump() | {"unknown": 1}))) == part
 
 
 @pytest.mark.parametrize(
@@ -289,15 +274,3 @@ def test_what_options_refuse():
         ckpt.Options(local_max_to_keep=0)
     with pytest.raises(TypeError, match="persist_policy"):
         ckpt.Options(persist_policy=1000)  # pyright: ignore[reportArgumentType]
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=3
-    )
-)
-def test_chunks_are_counted_without_listing_them(axes: list[tuple[int, int, int]]):
-    region = tuple((min(a, b), max(a, b)) for a, b, _ in axes)
-    chunk = tuple(step for _, _, step in axes)
-    if all(start < stop for start, stop in region):
-        assert chunk_count(region, chunk) == len(list(chunk_parts(region, chunk)))
