@@ -1,7 +1,5 @@
 """Each relative link of a page leads to a file of a clone, and no page installs what is on no index."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples run as a user starts them: in processes of their own, from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Files of tests stay small enough to be read, and lie where their subject is."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``import ckpt_core`` costs little beside jax: it imports eight modules of its own, and nothing that jax does not."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The table is the one of docs/design.md. A module without a layer fails, so that 
 say where it belongs.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path

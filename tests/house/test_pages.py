@@ -1,7 +1,5 @@
 """The pages that promise to be complete are: every error, every promise, and tests that are there."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -6,8 +6,6 @@ has imported the frameworks, and nothing more; the long matrix runs all pages in
 hidden in an HTML comment: a first block that is pasted must run alone, and go on when it is run again.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -247,37 +245,6 @@ def test_the_first_screen():
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert len(text.split()) <= 700
-
-
-def test_the_script_says_what_it_restored_after_an_interrupt(tmp_path: Path):
-    """The second run names the step that it goes on from."""
-    code = blocks_of((ROOT / "README.md").read_text())[0][1]
-    interrupted = code.replace(
-        '            print(f"saving',
-        '            if step == 200: raise KeyboardInterrupt\n            print(f"saving',
-    )
-    assert interrupted != code
-    done = run_codes([interrupted], ROOT / "README.md", tmp_path, new=True)
-    assert "KeyboardInterrupt" in done.stderr
-    says(done, "no step there: starting at step 0", (0, 100))
-    done = run_codes([code], ROOT / "README.md", tmp_path, new=True)
-    assert done.returncode == 0, done.stderr
-    says(done, "restored step 200", (300,))
-
-
-def test_blocks_are_found():
-    text = "a\n```python\nx = 1\n```\n<!--\n```python\ny = 2\n```\n-->\n```\nmake\n```\n"
-    assert blocks_of(text) == [(2, "x = 1\n"), (6, "y = 2\n")]
-
-
-def test_a_failing_block_names_its_line(tmp_path: Path):
-    readme = tmp_path / "README.md"
-    readme.write_text("text\n\n```python\nx = 1\n```\nmore\n```python\ny = x\ny / 0\n```\n")
-    done = run_blocks(readme, tmp_path)
-    assert done.returncode == 1
-    assert f'{readme}", line 9' in done.stderr
-    assert "y / 0" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
 
 
 def test_warnings_fail_a_block(tmp_path: Path):

@@ -1,7 +1,5 @@
 """The recipes that send metrics elsewhere run with the real client library, where it is installed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The moments of ``tests.support.seams``: a real save passes each, each can fail, and nobody else patches them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What `make test` leaves out is decided by the median of the last three runs, and by nothing that did not run."""
 
-from __future__ import annotations
-
 from tests.support import seconds
 
 KNOWN = {"a.py::one": (0.5, 0.6, 0.7), "a.py::left": (9.0,), "a.py::gone": (2.0,), "b.py::new": ()}

@@ -1,7 +1,5 @@
 """The site is built without a warning, and its API pages leave no public name out."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

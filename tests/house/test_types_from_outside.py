@@ -1,7 +1,5 @@
 """What a user's type checker sees: the right types of results, and errors where a name is misspelt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 What the stubs of other packages get wrong is named in ``NOT_OURS``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

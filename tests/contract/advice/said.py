@@ -1,7 +1,5 @@
 """Catching a message in a test, by a part of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Arguments and settings in the wrong place, misspelt, or of another type."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

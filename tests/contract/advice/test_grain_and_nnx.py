@@ -1,7 +1,5 @@
 """What the adapters of Grain and NNX refuse, and what their messages say to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

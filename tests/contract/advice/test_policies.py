@@ -1,7 +1,5 @@
 """Policies and metrics that a ``Checkpointer`` refuses, and what its messages say to write."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``load`` and ``restore`` refuse, and what their messages say to do: done to the letter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a ``Checkpointer`` refuses, and what its messages say to do: done, and the program started again."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

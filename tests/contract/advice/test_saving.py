@@ -1,7 +1,5 @@
 """What ``save`` refuses, and what its messages say to do: done to the letter, and saved."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple

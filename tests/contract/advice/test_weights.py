@@ -1,7 +1,5 @@
 """What imports and exports of other formats refuse, and what their messages say to do."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``assert_exact_resume`` finds what it is for, names it, and cannot pass on nothing."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

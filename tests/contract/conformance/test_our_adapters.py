@@ -1,7 +1,5 @@
 """The suite of ``ckpt_core.testing``, passed by our own adapters and by a user's own class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The public strategies give everything that they promise, and all of it goes through a checkpoint."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

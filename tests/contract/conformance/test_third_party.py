@@ -4,8 +4,6 @@ The distribution is written to a temporary directory as pip would install it, an
 run in a process of their own, where it is on the path.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """With which credentials S3 is asked: those that AWS' own tools would take."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """In a bucket, one conditional put decides who has saved a checkpoint; Orbax's mark comes last."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

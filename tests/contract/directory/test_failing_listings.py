@@ -4,8 +4,6 @@ A directory that cannot be listed was taken for empty: a checkpoint without half
 acknowledged, and retention then removed the good one before it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

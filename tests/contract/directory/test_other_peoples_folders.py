@@ -1,7 +1,5 @@
 """A folder of somebody else, with a file that has a name of a checkpoint's, is neither replaced nor deleted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

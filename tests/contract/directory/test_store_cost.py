@@ -1,7 +1,5 @@
 """What a save and a load cost in requests to a store."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``Options(storage_options=)`` says how to reach a bucket, over what the environment says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`Options(trash_directory=)` in a bucket: what retention deletes is copied there first, and no step piles up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

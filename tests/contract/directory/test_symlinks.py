@@ -4,8 +4,6 @@ Caches of weights (the hub of Hugging Face), git-annex and `cp -rs` make such di
 followed for reading, wherever they lead; what deletes or replaces never follows one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Fixtures that the fault tests share; a module imports the ones it uses."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ need what was damaged); `verify` must find every change. Loads run in children w
 a crash or a hang is a failure and not the end of the test run.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

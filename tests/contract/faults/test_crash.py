@@ -4,8 +4,6 @@ The operations are numbered by a preload shim (`tests/contract/faults`). The qui
 a save to a new path, and at fewer of the rest; `make faults` takes every operation of every scenario.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

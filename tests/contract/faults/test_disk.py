@@ -3,8 +3,6 @@
 Most of these mount something, which takes root; elsewhere they are skipped and say so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import filecmp
 import json
@@ -248,7 +246,7 @@ class _Trainer:
         self._request = scratch / "request"
         self._request.write_text(json.dumps(request))
 
-    def __enter__(self) -> _Trainer:
+    def __enter__(self) -> "_Trainer":
         command = [sys.executable, str(HERE / "nursery.py"), "--once", str(self._request)]
         self._process = subprocess.Popen(command, env=environment(None))
         return self

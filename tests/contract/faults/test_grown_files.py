@@ -4,8 +4,6 @@ Grown files are sparse, so they cost nothing to make; whoever read one would be 
 of the child's memory, or by its time. Each file of a checkpoint in turn, and what lies beside steps.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -7,8 +7,6 @@ a writer start anew: all that they can ask gives one number one value, and the r
 The quick run takes some operations of each; ``make faults`` takes all.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

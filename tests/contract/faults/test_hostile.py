@@ -6,8 +6,6 @@ untyped exception, a signal, a file changed or made outside, bytes from outside 
 Checksums are no defence here: who makes a hostile checkpoint makes its checksums too.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Each case is a small file whose content asks for much more. It must be refused w
 is made for.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The order of a save's file operations: all is durable before it has its name, and then the name is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

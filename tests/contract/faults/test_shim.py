@@ -1,7 +1,5 @@
 """The shim sees what it must see: the crash tests are worth as much as this."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

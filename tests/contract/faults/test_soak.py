@@ -1,7 +1,5 @@
 """Thousands of saves leave nothing behind: descriptors, threads, memory and files stay flat."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -5,8 +5,6 @@ answer comes. The quick run takes a few requests of each scenario on a server of
 all of them, there and on SeaweedFS.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

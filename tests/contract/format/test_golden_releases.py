@@ -1,7 +1,5 @@
 """What each released version wrote, by every framework, loads bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

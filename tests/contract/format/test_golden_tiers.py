@@ -3,8 +3,6 @@
 The run went to step 6 on one host, with steps 0 and 4 in the persistent directory; its local parts are given up.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The header of safetensors: what the format's own library writes is read, and what is damaged is told."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Modules that hold functions in their fields: Equinox's, and any registered class of one's own."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass
@@ -79,7 +77,7 @@ class Indexed:
         return (self.w, self.f), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> Indexed:
+    def tree_unflatten(cls, _: None, children: Any) -> "Indexed":
         return cls(*children)
 
 

@@ -1,7 +1,5 @@
 """A model and a Grain pipeline, saved together by several real processes of jax.distributed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

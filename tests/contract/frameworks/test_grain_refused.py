@@ -1,7 +1,5 @@
 """Grain pipelines that were changed since the save: refused, or proven to be the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Grain pipelines of every shape go on with exactly the next element."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import struct

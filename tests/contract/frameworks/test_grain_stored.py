@@ -1,7 +1,5 @@
 """What is stored of a Grain pipeline: its position, beside arrays, in files that Grain reads too."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The other half of the flax package: Linen's states, with and within NNX."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

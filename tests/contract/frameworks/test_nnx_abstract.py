@@ -1,7 +1,5 @@
 """Abstract NNX models whose arrays lie outside of Variables, in containers of ``nnx.data``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

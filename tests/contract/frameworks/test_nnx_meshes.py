@@ -1,7 +1,5 @@
 """NNX models on meshes: annotated, abstract, onto other meshes, slots beside their parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Flax NNX adapter: live modules saved and restored in one call each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Optimizers, random streams and metrics of NNX go on bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

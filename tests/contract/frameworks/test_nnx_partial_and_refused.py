@@ -1,7 +1,5 @@
 """NNX models that do not fit what was saved: refused with every leaf named, or taken in part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

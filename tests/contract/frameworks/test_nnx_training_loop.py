@@ -1,7 +1,5 @@
 """Everything a training loop has, checkpointed in three lines, resumed to the bit."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

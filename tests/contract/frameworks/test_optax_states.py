@@ -1,7 +1,5 @@
 """Optax states: ordinary pytrees, which must come back node for node and bit for bit."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Training with Optax goes on bit for bit; other optimizers and meshes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

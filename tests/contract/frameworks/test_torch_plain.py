@@ -1,7 +1,5 @@
 """PyTorch without torchax: tensors, modules and optimizers on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

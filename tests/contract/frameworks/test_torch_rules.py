@@ -1,7 +1,5 @@
 """Rules for decoders: weights that PyTorch saved give the same logits in jax, scanned over layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

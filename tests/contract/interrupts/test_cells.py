@@ -1,7 +1,5 @@
 """Ctrl-C in a cell of a notebook, which is then run again: it goes on from where it stood, and ends as if never interrupted."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM in each phase of a call: it ends, no lock stays held, and the same program again goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

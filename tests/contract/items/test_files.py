@@ -1,7 +1,5 @@
 """`ckpt.Files`: any files inside the atomic, checksummed step."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

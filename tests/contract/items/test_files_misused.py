@@ -1,7 +1,5 @@
 """`ckpt.Files` where a program makes a natural mistake, or saves files that look like ckpt's own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How results show themselves in a notebook."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`ckpt.Json`: plain values that Orbax's Json handlers read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics that are nested or text: kept as an item, and their numbers are used by policies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

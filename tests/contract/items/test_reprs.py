@@ -1,7 +1,5 @@
 """What an interactive session echoes: short for any number of leaves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

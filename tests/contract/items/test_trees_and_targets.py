@@ -1,7 +1,5 @@
 """The tree of a checkpoint without its arrays; targets that describe, or leave places out by `...`."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an adapter may ask of the core: a target that depends on what was saved, arrays that are copied."""
 
-from __future__ import annotations
-
 import collections
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Casts between floats happen block by block: the values of astype, and no second copy of the array."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes

@@ -1,7 +1,5 @@
 """An error of the system while a data file is read or written says which file; what a signal handler raises stays as it is."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Exports to safetensors: leaf by leaf what was saved, and through rules what was loaded."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

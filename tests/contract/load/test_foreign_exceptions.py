@@ -1,7 +1,5 @@
 """What the user's own code raises is no damage: it arrives as it is, and no step is passed over because of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The most memory that a load takes, in a child of its own: the arrays, and little beyond them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Restores that set live objects while they read: one peak of memory, and nothing half old is used."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref

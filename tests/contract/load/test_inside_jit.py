@@ -1,7 +1,5 @@
 """A save or a load in a function that jax is tracing: values are values, random keys too, and what is traced is refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

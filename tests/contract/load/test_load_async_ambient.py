@@ -1,7 +1,5 @@
 """``load_async`` loads with the 64-bit types, the default device and the mesh of the thread that called it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

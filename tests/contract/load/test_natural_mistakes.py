@@ -1,7 +1,5 @@
 """What people write by mistake is answered with what to write instead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

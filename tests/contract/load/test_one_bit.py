@@ -1,7 +1,5 @@
 """One flipped bit in a file of each kind: no load gives other values, and verify names the file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``only=``: every pattern matches something, whoever reads it, and however often it can be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

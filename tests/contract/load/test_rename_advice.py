@@ -1,7 +1,5 @@
 """What a mismatch says of ``rename=``: entries that fit nothing, whatever else fits, and those that would fit."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

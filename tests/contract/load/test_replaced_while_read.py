@@ -3,8 +3,6 @@
 CheckpointNotFound is a FileNotFoundError, after which programs begin afresh; and nothing was damaged.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

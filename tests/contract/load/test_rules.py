@@ -1,7 +1,5 @@
 """Rules between saved and wanted names: what they make is what numpy makes, whichever part a device needs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What was saved decides kinds: an array stays an array of its dtype, whatever stands in the target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tracebacks of common mistakes: ckpt's part of them is short, each is one error, and its last line is the answer."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from pathlib import Path

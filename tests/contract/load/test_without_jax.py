@@ -1,7 +1,5 @@
 """Weights as numpy arrays, and the commands that look at them, need no jax: its import takes a second; nor TensorStore."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """``ckpt diff`` and ``ckpt stats``: two checkpoints of any format, compared leaf by leaf; numbers about one."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """A save fails on one process, whose disk is full or whose object raises: all raise at once, and the next save works."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 There are always eight devices, spread over some processes, so that all runs can make the same meshes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """jax.distributed ended and begun again in the same processes: what each did alone in between is its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.launch import launch, reports

@@ -1,7 +1,5 @@
 """Options(broadcast=True): each region is read once, by one of the processes that hold it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 An array that is spread over processes would be woven of both, each part with a checksum that is right.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.launch import launch, reports

@@ -4,8 +4,6 @@ Two real processes with two devices each. What reaches the disk is in one of two
 must have the same, and what may differ, where process 0's counts or each has its own.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An error that one process meets has the same class on all: programs decide by it what to do next."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

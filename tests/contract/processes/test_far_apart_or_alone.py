@@ -1,7 +1,5 @@
 """Processes that are far apart, or of which one fails alone: all hear of it, and go on together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

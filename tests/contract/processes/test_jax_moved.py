@@ -1,7 +1,5 @@
 """A version of jax without the private names that ckpt uses: one process goes on, several are told."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 What the persistent directory holds of saved steps is destroyed before the restores that must not read it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

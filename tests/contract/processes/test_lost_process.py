@@ -1,7 +1,5 @@
 """One of the processes is killed in the middle of a save: what is left on disk, and what the others see."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

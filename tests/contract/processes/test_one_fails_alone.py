@@ -1,7 +1,5 @@
 """What fails on one process alone, outside of any agreement: the others hear of it at once, and all go on from the same steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.launch import launch, reports

@@ -1,7 +1,5 @@
 """One number, one value, over the tiers of several processes: replaced, left and deleted steps, and parts that are lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

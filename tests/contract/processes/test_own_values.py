@@ -1,7 +1,5 @@
 """Values of which every process has one of its own: equal ones are saved once, different ones are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.launch import launch, reports

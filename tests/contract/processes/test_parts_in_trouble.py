@@ -1,7 +1,5 @@
 """Local parts in trouble: a sound newest step is never taken for damaged, nor deleted, nor passed over in silence."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

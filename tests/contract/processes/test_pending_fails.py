@@ -1,7 +1,5 @@
 """``Options(on_pending="fail")``: a save is refused on all processes or on none, though each ends its part of one at another time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.launch import launch, reports

@@ -4,8 +4,6 @@ A campaign is one run: job after job goes on from what the one before left. What
 there at the next start, with the same value on all, as long as somebody has each part; and no process waits for ever.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

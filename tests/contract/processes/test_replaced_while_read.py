@@ -1,7 +1,5 @@
 """Several processes that load together a path which another program replaces: one whole save on all, or a clear error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

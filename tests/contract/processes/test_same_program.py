@@ -1,7 +1,5 @@
 """Several processes: whatever a save acknowledged, the same program restores in new processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Signals that tell a run of several processes to stop: all stop at one step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

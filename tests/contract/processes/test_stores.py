@@ -1,7 +1,5 @@
 """Two real processes save into one object store together, and load from it together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

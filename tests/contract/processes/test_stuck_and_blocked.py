@@ -3,8 +3,6 @@
 Each wait has a bound, each message says who was waited for, and the next start finds what was saved.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Several processes take over together: process 0 decides what makes way, and all know of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.launch import launch, reports

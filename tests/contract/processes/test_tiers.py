@@ -1,7 +1,5 @@
 """Several processes, each with a local directory of its own, over one persistent directory."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Local directories in memory over a bucket: a lost host reads no object of it, and a loss of all is made good from it."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Two processes: what both hold is written once, each gets its own state back, and nobody waits without end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The diffs in ``examples/ports`` fit the programs beside them: a formatter of one may forget the other."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

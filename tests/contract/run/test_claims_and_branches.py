@@ -1,7 +1,5 @@
 """Who claims a directory, what becomes of steps that are left or damaged, and what is no directory of steps."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """Who else is in a fast directory when ended runs are listed and removed there: users, readers, foreign files, dead removers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is told of saves, restores and deletions: to a listener, jax.monitoring, the log, TensorBoard."""
 
-from __future__ import annotations
-
 import io
 import logging
 import threading

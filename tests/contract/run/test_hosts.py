@@ -4,8 +4,6 @@ A job with local directories on host a; then another writer does something; then
 host. What it restores is of the branch that was written last, and no older than what the persistent directory has.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field

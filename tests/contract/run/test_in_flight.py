@@ -1,7 +1,5 @@
 """What this process has in flight is waited for by whoever looks: a second Checkpointer, a load of the path that is written."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a directory says of a run and of its steps: metadata, durations, versions; Orbax reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run whose persistent directory is named in another way, through a link, has the local steps that it had."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

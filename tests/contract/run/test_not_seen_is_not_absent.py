@@ -1,7 +1,5 @@
 """What the system cannot look at now is neither absent nor of another kind: the error says so, and no older step counts instead."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path

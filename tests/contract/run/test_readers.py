@@ -1,7 +1,5 @@
 """Readers beside a run that goes on: what they read stays, or they get what counts now."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

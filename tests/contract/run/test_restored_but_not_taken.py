@@ -1,7 +1,5 @@
 """Restored values that nobody took: whatever is saved in their place is refused, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

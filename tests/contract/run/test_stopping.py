@@ -1,7 +1,5 @@
 """Being asked to stop: signals are noticed and passed on, and the last step is saved within the time that is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 The old run is stalled in the middle of a save: right before it asks whether it may still commit, or right after.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A local directory over the persistent one, in a process alone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -3,8 +3,6 @@
 It may be the newest: training went back to an older step, and the next save deleted it.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Iterator

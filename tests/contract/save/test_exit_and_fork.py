@@ -1,7 +1,5 @@
 """The end of the interpreter, and a fork, while a save is or was under way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

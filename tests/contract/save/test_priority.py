@@ -1,7 +1,5 @@
 """``background_priority="low"``: the threads of a background save give way, those that somebody waits for do not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A save or load that takes long says where it is."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

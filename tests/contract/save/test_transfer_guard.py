@@ -1,7 +1,5 @@
 """Saves and restores under `jax.transfer_guard`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``ckpt.writer``: a checkpoint built piece by piece."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import OrderedDict
 from pathlib import Path

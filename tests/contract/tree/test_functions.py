@@ -1,7 +1,5 @@
 """Functions in the fields of modules: told apart by their names, and told where they stand on one side only."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

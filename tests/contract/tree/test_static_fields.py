@@ -1,7 +1,5 @@
 """Static fields of registered classes: what is plain comes back and is compared, the rest is told or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools
@@ -233,7 +231,7 @@ class Handwritten:
         return (self.w,), self.aux
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> Handwritten:
+    def tree_unflatten(cls, aux: Any, children: Any) -> "Handwritten":
         return cls(*children, aux)
 
 

@@ -1,7 +1,5 @@
 """Hidden names beside checkpoints: whatever a checkpoint is called, nobody takes another one's for its own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Buckets that are mounted as directories: recognized, and written without a rename of a directory."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import logging

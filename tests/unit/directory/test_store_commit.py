@@ -1,7 +1,5 @@
 """In a store, one conditional put decides: whatever is acknowledged is there, and whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

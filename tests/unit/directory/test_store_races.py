@@ -1,7 +1,5 @@
 """What another writer does in a store between two requests of a save, a deletion or a clean-up."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

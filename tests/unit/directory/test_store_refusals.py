@@ -1,7 +1,5 @@
 """A store that refuses is not a damaged checkpoint: against a server of Google's JSON API, at every request."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random interleavings of writers in a store, request by request: what is acknowledged is there, and whole."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -3,8 +3,6 @@
 Locks are hints only: some do not reach another host, and a forked child would hold its parent's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

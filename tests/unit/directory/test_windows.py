@@ -1,7 +1,5 @@
 """On Windows, checkpoints that a cluster wrote are read, in a process that has no POSIX; saving there is refused."""
 
-from __future__ import annotations
-
 import ntpath
 import os
 from pathlib import Path

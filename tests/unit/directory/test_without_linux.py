@@ -3,8 +3,6 @@
 `CKPT_TEST_PLATFORM=portable make test` runs the quick tests that way.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A listing that Google's store refuses has a body of JSON, which TensorStore take
 started afresh beside its own steps.
 """
 
-from __future__ import annotations
-
 import threading
 import urllib.parse
 from collections.abc import Callable

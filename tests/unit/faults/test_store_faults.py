@@ -1,7 +1,5 @@
 """A store whose answers fail: nothing that was acknowledged is lost, nothing wrong is returned, every call ends."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator

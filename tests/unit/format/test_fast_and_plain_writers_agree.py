@@ -4,8 +4,6 @@ Small arrays are copied before they are written, others are not; regions are rea
 from local files, through TensorStore's key-values as from an object store, or by its zarr driver.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The index of an OCDBT database, which TensorStore writes and ckpt decodes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Databases of many small values, whose files ckpt encodes itself: TensorStore and our own reader must find the same in them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

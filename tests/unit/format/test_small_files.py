@@ -1,7 +1,5 @@
 """Small files: those in one value come back, and nothing else is accepted."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """A load reads what its regions need, once: counted in bytes of data files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who loads one leaf of thousands reads little: counted in bytes and calls, not in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

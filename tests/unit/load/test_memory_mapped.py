@@ -1,7 +1,5 @@
 """What `load(as_numpy=True)` maps is what reading gives, is the caller's own, and is verified."""
 
-from __future__ import annotations
-
 import mmap
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ Only `CheckpointCorrupt` makes `restore_latest` go back a step, after which the 
 aside. So each of these must arrive as what it is, from wherever it is raised, and nothing may move.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import mmap

@@ -1,7 +1,5 @@
 """A large load reads from a local disk past the page cache, and gives what a load through it gives."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import gc

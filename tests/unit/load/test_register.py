@@ -1,7 +1,5 @@
 """``register``: an adapter of the program's own; and two adapters for one class."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Safetensors load as checkpoints do: to any sharding, into any target, strictly."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

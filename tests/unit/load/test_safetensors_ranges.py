@@ -1,7 +1,5 @@
 """Which bytes of a safetensors file a load reads: those of its regions, in few reads."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

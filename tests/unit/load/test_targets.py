@@ -1,7 +1,5 @@
 """What a load or restore is given: load leaves it as it is, restore sets each object once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

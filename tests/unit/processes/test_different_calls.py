@@ -1,7 +1,5 @@
 """What stays at the coordination service, and processes that make different calls at one moment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Process 0 compares what the others say they wrote with what it sees."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

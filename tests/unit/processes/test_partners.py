@@ -1,7 +1,5 @@
 """Copies that partners make of local parts: when one cannot be made, or its maker is killed."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A persistent directory that is slow, or hangs, under local directories: training never waits for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.contract.processes.test_lost_hosts import COMMON

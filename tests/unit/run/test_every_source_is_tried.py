@@ -1,7 +1,5 @@
 """A part that a process lacks is asked of each of its sources, and is damaged only where all of them lack it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

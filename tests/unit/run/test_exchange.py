@@ -1,7 +1,5 @@
 """The server of local steps gives what is on its served, to who knows the secret, and nothing else."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

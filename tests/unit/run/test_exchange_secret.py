@@ -4,8 +4,6 @@ The service answers anybody who reaches the coordinator's port. So nothing that 
 must carry; only processes that can read a file of the job's user know that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -58,7 +56,7 @@ class _Process:
     def __init__(self, meeting: _Meeting, index: int) -> None:
         self._meeting, self.index, self.count = meeting, index, meeting.count
 
-    def round(self, call: str, timeout_secs: float) -> _Process:
+    def round(self, call: str, timeout_secs: float) -> "_Process":
         return self
 
     def decide(self, mine: str, judge: Any) -> str:

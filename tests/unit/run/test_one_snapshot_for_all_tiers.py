@@ -1,7 +1,5 @@
 """A step that goes to the fast and to the persistent directory is asked for, flattened and copied once."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Which local steps are whole, who fetches what from whom, and who keeps copies of what."""
 
-from __future__ import annotations
-
 import errno
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How far a save or a load has come is told now and then, and a bar shows it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pipeline states of many processes: each local part has those of eight that hold the same, and they restore what is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

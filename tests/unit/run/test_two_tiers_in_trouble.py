@@ -1,7 +1,5 @@
 """Saves of two tiers that are interrupted or fail: nothing wrong is committed, no sound step is left, nothing waits or stays."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import threading

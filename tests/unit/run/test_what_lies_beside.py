@@ -1,7 +1,5 @@
 """A file, a name or a listing that is not the save's own does not stop it, and is not counted for it."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -31,7 +29,7 @@ def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(
     class Bad:
         read = staticmethod(failing_read)
 
-        def __enter__(self) -> Bad:
+        def __enter__(self) -> "Bad":
             return self
 
         def __exit__(self, *_: object) -> None: ...

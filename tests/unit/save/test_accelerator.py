@@ -1,7 +1,5 @@
 """Transfers from an accelerator, on CPU devices which pretend to be one: they have the same kinds of memory."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

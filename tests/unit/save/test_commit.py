@@ -4,8 +4,6 @@ Each operation of it fails, or is interrupted, before it is done and after, once
 rename on nothing is deleted, and the error says that the checkpoint can be seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

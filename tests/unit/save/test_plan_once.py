@@ -1,7 +1,5 @@
 """A tree is planned once, and a leaf does not look at every process again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

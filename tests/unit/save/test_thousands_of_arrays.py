@@ -1,7 +1,5 @@
 """Trees of thousands of arrays: how they are written, and what that costs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -1,7 +1,5 @@
 """Without the private functions of jax by which arrays are placed quickly."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path
