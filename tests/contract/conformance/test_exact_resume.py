@@ -164,9 +164,6 @@ def test_wrong_arguments(arguments: Any, error: Any, match: str, tmp_path: Path)
         check(train, directory=tmp_path, **arguments)
 
 
-# ------------------------------------------------------------------------------------- processes
-
-
 @pytest.mark.always
 def test_killed_processes(tmp_path: Path) -> None:
     found = check(
@@ -204,9 +201,6 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
 def test_a_local_function_cannot_go_to_a_process(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="top of a module"):
         check(lambda directory, report: None, by="SIGKILL", directory=tmp_path)
-
-
-# ---------------------------------------------------------------------------- fixture, assert_same
 
 
 def test_the_fixture(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from grain import experimental as gx
 
 from ckpt_core.testing import InPlaceSuite, PytreeSuite
 
-# ------------------------------------------------------------------------------------- Flax NNX
-
 
 class Net(nnx.Module):
     """Something of everything: lists, statistics, dropout keys, tied weights, bare arrays."""
@@ -108,8 +106,6 @@ class TestNnx(InPlaceSuite):
         return case[1]
 
 
-# ---------------------------------------------------------------------------------------- Optax
-
 CHAIN = optax.chain(
     optax.clip_by_global_norm(1.0),
     optax.masked(optax.adamw(1e-2), {"kernel": True, "bias": False}),
@@ -139,8 +135,6 @@ class TestOptax(PytreeSuite):
     def step(self) -> Callable[[Any], Any]:
         return step_state
 
-
-# ---------------------------------------------------------------------------------------- Grain
 
 READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
@@ -206,9 +200,6 @@ class TestGrain(InPlaceSuite):
             "another seed": lambda: iter(numbers(seed=2)),
             "another pipeline": lambda: iter(packed().batch(2)),
         }
-
-
-# ---------------------------------------------------------------------------- a user's own object
 
 
 class Counter:

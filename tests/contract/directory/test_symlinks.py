@@ -207,9 +207,6 @@ def test_what_dead_writers_left_as_links_is_removed_as_links(tmp_path: Path):
     assert (outside / "kept").read_text() == "kept"
 
 
-# ---- links that lead to nothing that could be read ------------------------------------------------
-
-
 def dangling(file: Path) -> None:
     file.symlink_to(file.parent / "gone")
 

@@ -80,9 +80,6 @@ def test_truncated_at_many_lengths(plain_pool: Pool, saved: Path, tmp_path: Path
     _check(plain_pool, saved, tmp_path, changes)
 
 
-# ---- the changes --------------------------------------------------------------------------------
-
-
 def _files(directory: Path) -> list[str]:
     paths = (path for path in directory.rglob("*") if path.is_file())
     return sorted(str(path.relative_to(directory)) for path in paths)
@@ -138,9 +135,6 @@ def _counterpart(good: Path, stale: Path, name: str) -> Path:
         return sorted((directory / name).parent.iterdir(), key=lambda path: path.stat().st_size)
 
     return by_size(stale)[by_size(good).index(good / name)]
-
-
-# ---- the check ----------------------------------------------------------------------------------
 
 
 def _check(pool: Pool, saved: Path, scratch: Path, changes: list[Change]) -> None:

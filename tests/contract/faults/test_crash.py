@@ -40,9 +40,6 @@ def counted(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
     return dict(zip(SCENARIOS, pool.map(job, SCENARIOS), strict=True))
 
 
-# ---- what may be found --------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Expectation:
     """The version of every checkpoint that a reader may find in a scenario.
@@ -173,9 +170,6 @@ def _numbers(count: int, stride: int) -> list[int]:
     return sorted({*range(count, 0, -stride), *range(1, min(4, count) + 1)})
 
 
-# ---- kills --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "stride"),
     [
@@ -227,9 +221,6 @@ def test_killed_in_the_middle_of_a_write(
 
 def _check_killed_or_done(name: str, outcome: Outcome, after: Outcome) -> None:
     assert outcome.was_killed or outcome.exit_code == 0, str(outcome)
-
-
-# ---- errors -------------------------------------------------------------------------------------
 
 
 def _removes(op: Op) -> bool:

@@ -59,9 +59,6 @@ def _failed_save(outcome: Outcome, errnos: set[str]) -> None:
     assert outcome.reported("intact") == [True], str(outcome)
 
 
-# ---- no room ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["save", "overwrite", "step", "async_step"])
 def test_full_disk(plain_pool: Pool, tmp_path: Path, how: str) -> None:
     with _mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=6m", "tmpfs") as disk:
@@ -84,9 +81,6 @@ def test_file_size_limit(plain_pool: Pool, tmp_path: Path) -> None:
     outcome = plain_pool.run("probes:save_beyond_limit", [str(tmp_path), 2**20])
     _failed_save(outcome, {"EFBIG"})
     assert outcome.reported("retried") == [True], str(outcome)
-
-
-# ---- no permission ------------------------------------------------------------------------------
 
 
 def test_read_only_file_system(plain_pool: Pool, tmp_path: Path) -> None:
@@ -123,9 +117,6 @@ def test_an_older_step_that_cannot_be_read(plain_pool: Pool, tmp_path: Path) -> 
     assert outcome.exit_code == 0, str(outcome)
     assert outcome.reported("restored") == [1]
     assert outcome.reported("steps") == [[0, 1, 2]]
-
-
-# ---- no power -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -34,9 +34,6 @@ _QUICK_KILLS = 3
 THIRD = 7
 
 
-# ---- what a restart finds ------------------------------------------------------------------------
-
-
 def seen(checkpointer: ckpt.Checkpointer, *, loads: bool = True) -> Steps:
     """All that a Checkpointer tells of its steps, which must agree; without ``loads`` only the newest is loaded."""
     steps = checkpointer.all_steps()
@@ -98,8 +95,6 @@ def going_on(layout: str) -> list[int]:
     """How far the next saves are from the newest step: also onto numbers that were left, in all tiers that save."""
     return [1, 1] if layout in ("one tier", "local only") else [100, 1, 99]
 
-
-# ---- kills ---------------------------------------------------------------------------------------
 
 NAMES = [
     (layout, name, restarted)

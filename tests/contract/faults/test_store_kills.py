@@ -100,9 +100,6 @@ def make_on_s3(
         )
 
 
-# ---- what is prepared, and what may be found --------------------------------------------------------
-
-
 def _steps(url: str) -> dict[int, int]:
     """Step -> the value that it holds; every step that is listed must be whole."""
     found: dict[int, int] = {}

@@ -29,8 +29,6 @@ from tests.support.stores import keys_at
 
 GOLDEN = ROOT / "tests/contract/format/golden"
 
-# ---- what ckpt loads, in the form of the reader -----------------------------------------------------
-
 
 class Moments(NamedTuple):
     mu: Any
@@ -154,9 +152,6 @@ def state() -> dict[str, Any]:
         ("a", 1): {7: "seven", "8/~1": "text", -1: 1},
         "objects": [Moments(1, {"x": np.ones(2)}), Schedule(0.5, [1, 2]), OrderedDict(b=1, a=2)],
     }
-
-
-# ---- the tests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

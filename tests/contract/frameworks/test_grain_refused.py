@@ -35,8 +35,6 @@ from tests.support.grain_pipelines import (
     take,
 )
 
-# --------------------------------------------------------------------------------------- proof
-
 
 @pytest.mark.parametrize("shape", ["map, batch, repeat", "window shuffle", "loader"])
 def test_a_proof_changes_nothing_else(shape: str, tmp_path: Path, opened: Open) -> None:
@@ -107,9 +105,6 @@ def test_a_proof_is_no_way_around_the_description(tmp_path: Path, opened: Open) 
         ckpt.restore(tmp_path / "a", data=with_proof(opened(records().batch(4))))
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"iter\(\.\.\.\)"):
         with_proof(records())
-
-
-# --------------------------------------------------------------------------------- what is refused
 
 
 @dataclasses.dataclass
@@ -405,6 +400,3 @@ def test_datasets_and_generators_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ckpt.UnsupportedLeaf):
         ckpt.save(tmp_path / "a", data=map(plain, stream()))
     assert not (tmp_path / "a").exists()
-
-
-# ----------------------------------------------------------------------------------------- README

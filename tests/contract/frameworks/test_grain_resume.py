@@ -69,9 +69,6 @@ def resumes(make: Callable[[], Any], opened: Open, path: Path, consumed: int, th
     assert take(iterator, then) == expected
 
 
-# ---------------------------------------------------------------------------------- exact resume
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_goes_on_exactly(shape: str, tmp_path: Path, opened: Open) -> None:
     resumes(SHAPES[shape], opened, tmp_path / "a", 7, 12)

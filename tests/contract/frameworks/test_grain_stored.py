@@ -202,9 +202,6 @@ def test_a_pipeline_that_was_set_is_named_when_the_arrays_are_damaged(tmp_path: 
     assert "data was set before the restore failed" in caught.value.__notes__[0]
 
 
-# ------------------------------------------------------------------------ Grain's and Orbax's files
-
-
 @pytest.mark.parametrize("shape", ["concat then split", "loader", "mix", "elastic, iterated"])
 def test_orbax_reads_ours_and_we_read_orbax(shape: str, tmp_path: Path, opened: Open) -> None:
     ocp = pytest.importorskip("orbax.checkpoint")

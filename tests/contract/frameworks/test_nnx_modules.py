@@ -24,8 +24,6 @@ NEEDS_HIJAX = pytest.mark.skipif(
     reason=f"jax {jax.__version__} lacks what hijax variables of flax need",
 )
 
-# ---------------------------------------------------------------------------- modules and paths
-
 
 def test_model_comes_back_into_live_and_merged_objects(tmp_path: Path) -> None:
     model = MLP(0)
@@ -191,9 +189,6 @@ def test_shared_variables_of_an_abstract_pair(tmp_path: Path) -> None:
     assert same(live[1].kernel.get_value(), saved[0].kernel.get_value())
 
 
-# --------------------------------------------------------------------------------- what is stored
-
-
 @pytest.mark.filterwarnings("ignore:Variable hooks are deprecated")
 def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path: Path) -> None:
     def make(value: float) -> Holder:
@@ -240,9 +235,6 @@ def test_caches_are_state_and_intermediates_are_not(tmp_path: Path) -> None:
     fresh.attention.init_cache((1, 6, 4))
     ckpt.restore(tmp_path / "a", model=fresh)
     assert same(state_of(fresh), state_of(model))
-
-
-# ----------------------------------------------------------------------------------------- README
 
 
 class Average(nnx.Module):

@@ -23,9 +23,6 @@ class WithLoRA(Base):
         self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(2))
 
 
-# --------------------------------------------------------------------------------- abstract parts
-
-
 @pytest.mark.parametrize("missing", ["error", "keep"])
 def test_what_an_abstract_model_lacks_is_never_advised_to_be_kept(tmp_path, missing):
     ckpt.save(tmp_path / "a", model=Base())
@@ -47,9 +44,6 @@ def test_nothing_is_said_of_models_that_were_made_and_of_pytrees(tmp_path):
     assert isinstance(part["base"]["kernel"], jax.Array)
     assert isinstance(part["lora"]["lora_a"], jax.ShapeDtypeStruct)
     ckpt.restore(tmp_path / "a", model=abstract(WithLoRA), only="**")
-
-
-# ------------------------------------------------------------------------------------- tuple keys
 
 
 def spectral(seed):

@@ -37,9 +37,6 @@ NEW_AFTER_INIT = {"monitor"}
 """Their first update adds entries, so that ``init`` is no target for what training left."""
 
 
-# ------------------------------------------------------------------------------- training goes on
-
-
 def make_step(tx: Any) -> Callable[[Any, Any], Any]:
     @jax.jit
     def step(params: Any, state: Any) -> Any:
@@ -107,9 +104,6 @@ def test_what_training_adds_to_the_state_loads_without_a_target(tmp_path: Path) 
         ckpt.load(tmp_path / "a", tx.init(FLAT))
 
 
-# ------------------------------------------------------------------------------ another optimizer
-
-
 def kinds(error: pytest.ExceptionInfo[ckpt.StructureMismatch], kind: str) -> set[str]:
     return {mismatch.path for mismatch in error.value.mismatches if mismatch.kind == kind}
 
@@ -150,9 +144,6 @@ def test_a_learning_rate_from_the_code_instead_of_the_disk(tmp_path: Path) -> No
     assert kept.hyperparams["learning_rate"] == 123.0
     assert ckpt.load(tmp_path / "a", target).hyperparams["learning_rate"] != 123.0
     assert kept.count != 0
-
-
-# ----------------------------------------------------------------------------------------- meshes
 
 
 @pytest.mark.parametrize("target", ["init", "eval_shape"])

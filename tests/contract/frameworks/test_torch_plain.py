@@ -21,9 +21,6 @@ class Holder(nn.Module):
         self.register_buffer("x", value)
 
 
-# -------------------------------------------------------------------------- CPU tensors
-
-
 def test_every_dtype_bit_by_bit(tmp_path: Path):
     found = {name: bits(name) for name in DTYPES}
     ckpt.save(tmp_path / "a", model=found)
@@ -178,9 +175,6 @@ def test_a_number_that_is_no_state_is_warned_of(tmp_path: Path):
     counting = Counting(0)
     ckpt.restore(tmp_path / "b", model=counting)
     assert counting.updates == 5
-
-
-# -------------------------------------------------- parameters of an optimizer in another order
 
 
 class Two(nn.Module):

@@ -51,9 +51,6 @@ def forms(value: Any) -> Any:
     return None if value is None else tuple(getattr(value, "shape", np.shape(value)))
 
 
-# --------------------------------------------------------------------------- inspect().items[].tree
-
-
 def test_containers_none_and_empty_ones_are_as_saved(tmp_path: Path):
     ckpt.save(tmp_path / "step", tree())
     item = ckpt.inspect(tmp_path / "step").items["state"]
@@ -98,9 +95,6 @@ def test_it_is_a_target(tmp_path: Path):
     ckpt.save(tmp_path / "other", tree() | {"list": [jnp.ones((2, 2)), None, (), [], {}]})
     with pytest.raises(ckpt.StructureMismatch, match="list/0"):
         ckpt.load(tmp_path / "other", info.items["state"].tree)
-
-
-# ------------------------------------------------------------------------------ abstract, by duck typing
 
 
 @dataclasses.dataclass
@@ -153,9 +147,6 @@ def test_a_dataclass_is_saved_as_before(tmp_path: Path):
     ckpt.save(tmp_path / "step", {"a": Described((2,), "float32")})
     found = ckpt.load(tmp_path / "step")
     assert (found["a"].shape, found["a"].dtype) == ((2,), "float32")
-
-
-# ------------------------------------------------------------------------------------------------ `...`
 
 
 def test_a_place_is_left_out(tmp_path: Path):

@@ -14,8 +14,6 @@ from tests.support.unchanged import (
     unchanged,
 )
 
-# ------------------------------------------------------------------------------------ no checkpoint
-
 
 def test_missing_path(tmp_path):
     with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound) as caught:
@@ -93,9 +91,6 @@ def test_reading_a_directory_that_does_not_exist(tmp_path):
         assert list(checkpointer.all_steps()) == []
         with pytest.raises(ckpt.CheckpointNotFound):
             checkpointer.load(3)
-
-
-# ------------------------------------------------------------------------------------- half-written
 
 
 def test_a_step_without_its_record(steps):

@@ -245,8 +245,6 @@ def test_a_pattern_that_one_side_alone_has_is_a_difference(call: Call, tmp_path:
     assert code == 2 and "matches no leaf" in err
 
 
-# -------------------------------------- two trees of the same leaves may still be two trees
-
 W = np.ones(2)
 
 

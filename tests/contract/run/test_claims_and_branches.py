@@ -122,9 +122,6 @@ def test_a_directory_that_cannot_be_written_is_restored(
     assert set(values(run)) == {0, 1}
 
 
-# ---- steps that are left -------------------------------------------------------------------------
-
-
 def test_steps_that_are_left_are_moved_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,9 +208,6 @@ def test_a_step_that_is_saved_twice_is_reported_once(
     assert "step 0" in told
 
 
-# ---- damage --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("file", ["ckpt.json", "state/manifest.ocdbt"])
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_past_damage_and_beyond_it(tmp_path: Path, file: str, asynchronous: bool) -> None:
@@ -250,9 +244,6 @@ def test_damaged_steps_hide_until_they_are_found_deleted_or_rolled_back(tmp_path
             checkpointer.delete(4)
         assert checkpointer.rollback_to(0) == [2, 3]
     assert values(tmp_path) == {0: 0}
-
-
-# ---- what a directory is -------------------------------------------------------------------------
 
 
 def test_a_directory_that_is_one_checkpoint(directory: str) -> None:

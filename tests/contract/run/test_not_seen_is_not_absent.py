@@ -40,9 +40,6 @@ def make_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ---- the best step -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", ERRORS)
 def test_the_best_step_may_be_one_that_cannot_be_read(
     root: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -81,9 +78,6 @@ def test_the_best_step_is_local(tmp_path: Path) -> None:
     assert start(tmp_path).best_step() == 0
 
 
-# ---- an interrupted replacement ------------------------------------------------------------------
-
-
 @pytest.fixture(name="replaced")
 def make_replaced(root: Path) -> Path:
     """The same, killed between the two renames of a replacement, where a file system cannot exchange directories."""
@@ -116,9 +110,6 @@ def test_a_step_under_its_hidden_name_is_not_passed_over(
     assert met and caught.value.errno == number, caught.value
     assert not isinstance(caught.value, ckpt.CheckpointError)
     assert reader.restore_latest(state(9)).step == 2  # pyright: ignore[reportOptionalMemberAccess]
-
-
-# ---- a look that fails once ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nth", range(4))

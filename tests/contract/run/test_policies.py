@@ -37,9 +37,6 @@ def facts(*losses: float | None) -> list[keep.StepFacts]:
     ]
 
 
-# ---- when --------------------------------------------------------------------------------------
-
-
 def even(step: int, _: when.SaveContext) -> bool:
     return step % 2 == 0
 
@@ -125,9 +122,6 @@ def test_what_is_no_list_of_steps(value: Any):
         with pytest.raises((TypeError, ValueError), match=r"steps of (when|keep)\.\w+ must be"):
             make(value)
     assert repr(keep.steps(np.arange(3))) == "steps([0, 1, 2])"
-
-
-# ---- keep --------------------------------------------------------------------------------------
 
 
 SEVEN = facts(*[None] * 7)

@@ -24,8 +24,6 @@ from tests.support.places import (  # noqa: F401 (fixtures)
     write,
 )
 
-# ---- what is there -----------------------------------------------------------------------------
-
 
 def test_an_empty_directory(place):
     checkpointer = open_at(place, best_metric="loss", best_mode="min")
@@ -122,9 +120,6 @@ def test_stateful_objects_are_set_in_place(place):
     assert other.history.tolist() == [1, 2, 3]
 
 
-# ---- names -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -158,12 +153,6 @@ def test_overwrite_of_a_step_with_another_name(local):
     assert same(open_at(local, step_prefix="step").load(1), 2)
 
 
-def test_names_refused(local):
-    for bad in ({"step_prefix": "a/b"}, {"step_prefix": ".a"}, {"step_format_fixed_length": 0}):
-        with pytest.raises(ValueError, match="step_"):
-            open_at(local, **bad)
-
-
 def test_what_is_no_step_is_left_alone(local):
     write(local, 1)
     for name in ("logs", "12abc", "5"):  # a number with nothing in it is no step either
@@ -172,9 +161,6 @@ def test_what_is_no_step_is_left_alone(local):
     write(local, 2, 3, max_to_keep=1)
     assert open_at(local).all_steps() == [3]
     assert local.entries() == ["12abc", "3", "5", "9", "logs"]
-
-
-# ---- waiting -----------------------------------------------------------------------------------
 
 
 def test_wait_for_new_step(place):
@@ -191,9 +177,6 @@ def test_wait_for_new_step(place):
     writer.start()
     assert follower.wait_for_new_step(3, timeout_secs=30) == 8
     writer.join()
-
-
-# ---- damage ------------------------------------------------------------------------------------
 
 
 def test_a_step_without_its_record_is_not_there(place):
@@ -276,9 +259,6 @@ def test_an_item_that_was_not_saved(place):
     write(place, 1)
     with pytest.raises(ckpt.CheckpointNotFound, match="state"):
         open_at(place).restore_latest(model=state(0))
-
-
-# ---- restored values that nobody read ----------------------------------------------------------
 
 
 def test_restored_values_are_not_kept_alive(local):

@@ -38,9 +38,6 @@ def during(work: Callable[[], Any]) -> Callable[..., bool]:
     return choose
 
 
-# ---- in the middle of a read ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("locks", ["as Linux has them", "as NFS has them"])
 def test_retention_leaves_a_step_that_is_being_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: str
@@ -205,9 +202,6 @@ def test_local_steps_that_go_while_they_are_read_are_no_damage(
         assert (restored.step, value_of(restored["state"])) == (newest, newest)
 
 
-# ---- evaluators ----------------------------------------------------------------------------------
-
-
 def test_an_evaluator_that_follows(tmp_path: Path) -> None:
     """A reader and a writer with the tightest retention, in turn: what was waited for stays until the next is asked for."""
     with trains(tmp_path, max_to_keep=1) as trainer:
@@ -264,9 +258,6 @@ def test_waiting_for_a_step_after_what_is_no_number(tmp_path: Path, after: Any) 
             reader.wait_for_new_step(after, 0)
         three: Any = np.int32(3)
         assert reader.wait_for_new_step(-1, 0) == reader.wait_for_new_step(three, 0) == 4
-
-
-# ---- tools ---------------------------------------------------------------------------------------
 
 
 def test_a_tool_that_deletes_the_newest_persistent_step_takes_none_that_the_run_saves_on(

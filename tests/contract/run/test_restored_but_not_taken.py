@@ -50,8 +50,6 @@ def saved(directory: Path, **items: Any) -> Path:
     return directory
 
 
-# ---- values that come back, by kind ------------------------------------------------------------
-
 # kind -> (a fresh one, what a loop makes of it before it saves)
 VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "jax": (params, lambda tree: jax.tree.map(lambda x: x * 2, tree)),
@@ -164,9 +162,6 @@ def test_only_the_one_that_was_not_taken_is_named(tmp_path: Path) -> None:
         assert checkpointer.save(1, one=params())
 
 
-# ---- what is set in place ----------------------------------------------------------------------
-
-
 def test_objects_that_are_set_in_place_need_no_taking(tmp_path: Path) -> None:
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     live = {
@@ -180,9 +175,6 @@ def test_objects_that_are_set_in_place_need_no_taking(tmp_path: Path) -> None:
     with open_at(saved(tmp_path, **live)) as checkpointer:
         checkpointer.restore_latest(items=live)
         assert checkpointer.save(1, items=live)
-
-
-# ---- items that were left out ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["restore", "restore_latest"])
@@ -263,9 +255,6 @@ def test_an_item_that_is_restored_in_part_is_restored(tmp_path: Path) -> None:
                 checkpointer.save(1, tree=target)
             assert restored["tree"]["a"][0] == 1
             assert checkpointer.save(1, tree=target, overwrite=True)
-
-
-# ---- when nothing is watched -------------------------------------------------------------------
 
 
 def test_a_fresh_start_is_not_watched(tmp_path: Path) -> None:

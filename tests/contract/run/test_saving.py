@@ -20,8 +20,6 @@ from tests.support.places import (  # noqa: F401 (fixtures)
     write,
 )
 
-# ---- saving -----------------------------------------------------------------------------------
-
 
 def test_interval(place, asynchronous):
     with open_at(place, save_interval_steps=3, asynchronous=asynchronous) as checkpointer:
@@ -45,9 +43,6 @@ def test_arguments_that_do_not_go_together(place):
         open_at(place, keep_period=2)
     with pytest.raises(ckpt.CheckpointError, match="best_metric"):
         open_at(place).best_step()
-
-
-# ---- steps that are refused --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [-1, True, "3", 1.5, None, 2**63], ids=repr)
@@ -121,9 +116,6 @@ def test_a_file_is_no_directory_of_steps(local):
         open_at(local, read_only=True).restore_latest(state=state(0))
 
 
-# ---- the end -----------------------------------------------------------------------------------
-
-
 def test_close(place):
     checkpointer = open_at(place)
     checkpointer.save(0, state(0))
@@ -177,9 +169,6 @@ def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
         monkeypatch.undo()
         assert checkpointer.save(0, state(0)) is True
     assert checkpointer.all_steps() == [0] and local.entries() == ["0"]
-
-
-# ---- arguments of save -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["overwrit", "metric", "metadat", "forced", "item", "option"])

@@ -122,9 +122,6 @@ def test_a_thread_that_cannot_listen_is_told(
     assert "'trainer'" in caplog.text
 
 
-# ---- the grace period ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stopped", ["in time", "too late", "while it waits", "not at all"])
 def test_the_grace_period(tmp_path: Path, stopped: str) -> None:
     go = threading.Event()
@@ -159,8 +156,6 @@ def test_the_grace_period(tmp_path: Path, stopped: str) -> None:
     checkpointer.close()
     assert checkpointer.all_steps() == [1]
 
-
-# ---- in processes that signals end ---------------------------------------------------------------
 
 BEGINNING = """
 import gc, os, signal, sys, time, warnings

@@ -182,9 +182,6 @@ def test_a_late_step_appears_while_the_newcomer_saves(
     old.run.close()
 
 
-# ---- who is fenced -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_older_writer_is_fenced(directory: str, asynchronous: bool) -> None:
     old = start(directory, asynchronous=asynchronous)
@@ -224,8 +221,6 @@ def test_taking_over_from_a_living_writer_warns(
         save(third, 3, NEW)
     assert caplog.text == ""
 
-
-# ---- with real processes -------------------------------------------------------------------------
 
 ZOMBIE = """
 import os, signal, sys, threading

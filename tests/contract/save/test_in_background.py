@@ -35,9 +35,6 @@ def soon(gate: seams.Gate) -> None:
     threading.Timer(0.1, gate.go.set).start()
 
 
-# ---- PendingSave and PendingLoad ---------------------------------------------------------------
-
-
 def test_pending_save(path, gate):
     pending = ckpt.save_async(path, {"n": 1}, options=QUICK)
     assert isinstance(pending, ckpt.PendingSave) and pending.path == path
@@ -101,9 +98,6 @@ def test_load_async_fails(path):
         ckpt.load_async(path, {"m": 0}).result()
     with pytest.raises(TypeError):
         ckpt.load_async(path, nonsense=1).result()
-
-
-# ---- failures of a Checkpointer's saves --------------------------------------------------------
 
 
 class Refusal(OSError):

@@ -25,9 +25,6 @@ def save_and_wait(checkpointer, step, state=None):
     checkpointer.wait_until_finished()
 
 
-# ----------------------------------------------------------------------------------------- existing
-
-
 @pytest.mark.parametrize("save", [ckpt.save, lambda *a, **kw: ckpt.save_async(*a, **kw).result()],
                          ids=["save", "save_async"])  # fmt: skip
 def test_existing_checkpoint(tmp_path, save):
@@ -70,9 +67,6 @@ def test_saving_inside_a_checkpoint(tmp_path, inside):
     assert ckpt.verify(tmp_path / "c").ok
 
 
-# --------------------------------------------------------------- a file where a directory should be
-
-
 @pytest.mark.parametrize("inside", ["", "below"])
 def test_a_file_in_the_way(tmp_path, inside):
     (tmp_path / "c").write_text("text")
@@ -97,9 +91,6 @@ def test_a_file_among_the_steps(steps):
         assert checkpointer.latest_step() == 4
         with unchanged(steps), pytest.raises(ckpt.CheckpointExists):
             save_and_wait(checkpointer, 5)
-
-
-# ------------------------------------------------------------------- what cannot be saved or loaded
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

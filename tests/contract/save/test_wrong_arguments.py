@@ -76,9 +76,6 @@ def test_by_items_any_name_is_one(tmp_path):
     assert [*ckpt.restore(tmp_path / "b", **{name: STATE for name in ordinary})] == ordinary
 
 
-# ---- refused: what is called with the directory and a Checkpointer, what it says -----------------
-
-
 def settings(**arguments):
     return lambda root, run: ckpt.Checkpointer(root / "other", **arguments)
 
@@ -111,6 +108,7 @@ NO_SETTINGS = [
     {"max_to_kep": 3},
 ]
 EVERY_100 = r"save_policy=ckpt\.when\.every_steps\(100\)"
+# What is called with the directory and a Checkpointer, its error, what that says.
 REFUSED = [
     *[(call, TypeError, None) for call in (saves(tree(), model=tree()), saves(), saves(items={}))],
     (saves(tree(), items={"model": tree()}), TypeError, None),
@@ -168,9 +166,6 @@ def test_paths_that_no_file_can_have(path):
             call()
         if isinstance(path, str) and path:
             assert caught.match("no path can hold")
-
-
-# ---- taken ---------------------------------------------------------------------------------------
 
 
 def test_metrics_may_be_arrays_of_one_number(tmp_path):

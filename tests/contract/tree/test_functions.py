@@ -68,9 +68,6 @@ def test_without_a_target_a_function_is_missed_too(tmp_path: Path):
     assert ckpt.load(tmp_path / "one", only="**")["w"].shape == (2,)
 
 
-# ------------------------------------------------------------------- functions on one side only
-
-
 def told(path: Path, target: Any, **arguments: Any) -> list[tuple[str, str | None, str | None]]:
     with pytest.raises(ckpt.StructureMismatch) as refused:
         ckpt.load(path, target, **arguments)

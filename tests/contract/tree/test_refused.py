@@ -127,9 +127,6 @@ def test_names_longer_than_the_array_database_holds(tmp_path):
     assert not (tmp_path / "longer").exists()
 
 
-# ---- what a container holds beside what is saved of it -------------------------------------------
-
-
 @dataclasses.dataclass
 class Plain:
     w: Any
@@ -216,9 +213,6 @@ def test_a_dataclass_with_contents_is_refused(tmp_path, value, name):
     ckpt.save(tmp_path / "b", {"deep": [{"w": 1}]})
     with pytest.raises(ckpt.UnsupportedLeaf, match=f"a dataclass and a {name}"):
         ckpt.load(tmp_path / "b", {"deep": [value]})
-
-
-# ---- what holds itself, or is too deep -----------------------------------------------------------
 
 
 class Own:

@@ -24,8 +24,6 @@ def saved_value(path: str | Path) -> float:
     return float(ckpt.load(path)["w"][0])
 
 
-# ---- long names ---------------------------------------------------------------------------------
-
 CHARACTERS = {"one byte": "n", "two bytes": "é", "three bytes": "あ", "four bytes": "😀"}
 
 
@@ -70,8 +68,6 @@ def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
         ckpt.load(moved / "compressed")
 
-
-# ---- neighbours ---------------------------------------------------------------------------------
 
 NEIGHBOURS = ("model", "model.v2", "model.v2.deadbeef", "model.deadbeef", "mod")
 

@@ -246,9 +246,6 @@ def test_a_condition_is_compared(mounted: Path) -> None:
     assert keys.list() == [] and not (mounted / "x").exists()
 
 
-# ------------------------------------------------------------------------------------- a real mount
-
-
 @pytest.fixture(name="rclone")
 def make_rclone(tmp_path: Path) -> Iterator[Path]:
     """A directory mounted by ``rclone mount`` without a cache, as it is by default."""

@@ -19,9 +19,6 @@ from tests.support.stores import backend, keys_at, saved, tree, unfinished, valu
 RECORD, COMMIT = "ckpt.json", "commit_success.txt"
 
 
-# ---- several writers -----------------------------------------------------------------------------
-
-
 def test_of_two_writers_at_once_one_is_acknowledged_and_its_values_are_there(store: str) -> None:
     for turn in range(10):
         url, told = f"{store}/{turn}", {}
@@ -183,9 +180,6 @@ def test_what_passed_between_processes_is_not_taken_for_an_item_of_that_name(sto
     assert sorted(keys_at(store).list()) == [apart, RECORD, copy]
 
 
-# ---- overwriting, deleting, damage -----------------------------------------------------------------
-
-
 def test_overwriting_leaves_the_new_one_alone(store: str) -> None:
     ckpt.save(store, tree(1))
     assert not saved(store, 2)
@@ -297,9 +291,6 @@ def test_a_refused_deletion_after_the_commit_fails_no_save(server: Server, caplo
     assert "cannot be deleted" in caplog.text
 
 
-# ---- what Orbax sees -------------------------------------------------------------------------------
-
-
 def test_orbax_sees_the_commit_last_and_its_end_first(server: Server) -> None:
     with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
         checkpointer.save(1, items={"model": tree(1), "other": tree(1)})
@@ -327,9 +318,6 @@ def test_a_step_of_orbax_is_there_when_orbax_has_finished_it(store: str, commit_
     assert ckpt.Checkpointer(store, read_only=True).all_steps() == steps
     keys.put(COMMIT, b"")
     assert ckpt.Checkpointer(store, read_only=True).all_steps() == [5]
-
-
-# ---- what dead writers left --------------------------------------------------------------------------
 
 
 def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(store: str) -> None:

@@ -146,8 +146,6 @@ def test_a_deletion_that_died_is_finished_by_the_next_clean_up(store: str) -> No
     assert keys.list() == []
 
 
-# ---- a writer that hung for more than a day, and was taken for dead ----------------------------------
-
 TOKEN = "2" * 32
 DATA = f"state/d/{TOKEN}.{'3' * 32}"
 

@@ -48,9 +48,6 @@ def start_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
-# ---- one function -------------------------------------------------------------------------------
-
-
 def test_this_process_lives() -> None:
     assert owner.lives(owner.this_owner()) is True
 
@@ -135,8 +132,6 @@ def test_a_save_of_another_host_outlives_a_wrong_clock(
     assert (running / "state").is_dir()
 
 
-# ---- a real /proc with hidepid ------------------------------------------------------------------
-
 HIDDEN = """
 import json, os, sys
 from ckpt_core._directory import PosixBackend, backend, locks, object_store, posix, syscalls
@@ -201,9 +196,6 @@ def test_a_live_writer_that_proc_hides(hidden_proc: list[str], tmp_path: Path) -
     said = json.loads(done.stdout)
     assert said["living"] == [False, []]
     assert len(said["dead"][1]) == 1
-
-
-# ---- local directories that hosts share ---------------------------------------------------------
 
 
 class Neighbour:
@@ -281,8 +273,6 @@ def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbou
     assert neighbour.path.exists()
     claim.close()
 
-
-# ---- forked children ----------------------------------------------------------------------------
 
 FORKED = """
 import json, os, select, sys, warnings

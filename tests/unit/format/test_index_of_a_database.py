@@ -196,9 +196,6 @@ def test_impossible_nodes_are_refused_with_the_reason(payload: bytes, message: s
         decode_manifest(signed(bytes(16) + b"\2" + bytes(5), _MANIFEST))
 
 
-# ---- in a file system, where nodes are read without TensorStore
-
-
 def table(file: bytes) -> bytes:
     """A table of one file, without a base."""
     return varint(1) + varint(len(file)) + varint(0) + file

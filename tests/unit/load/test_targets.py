@@ -211,9 +211,6 @@ def test_an_abstract_model_is_a_target(tmp_path: Path, kept: bool) -> None:
     np.testing.assert_array_equal(wanted(x), linear(3.0)(x))
 
 
-# ---------------------------------------------------------------------- one object, two names
-
-
 def twice(make: Callable[[float], Any]) -> dict[str, tuple[dict[str, Any], str]]:
     one = make(1.0)
     return {
@@ -285,9 +282,6 @@ def test_a_load_into_one_model_under_two_names_gives_what_each_holds(tmp_path: P
     loaded = ckpt.load(tmp_path / "a", {"a": one, "b": one})
     values = [float(loaded[name].kernel[...][0, 0]) for name in "ab"]
     assert values == [3.0, 4.0] and float(one.kernel[...][0, 0]) == 1.0
-
-
-# --------------------------------------------------------------------------- what errors advise
 
 
 UNSUPPORTED: dict[str, Any] = {

@@ -101,9 +101,6 @@ class Operations:
         return max((n for n, text in enumerate(self.done, 1) if text in ways), default=10**6)
 
 
-# ---- every operation fails ----------------------------------------------------------------------
-
-
 class Fault(NamedTuple):
     error: type[BaseException]
     after: bool  # it was done
@@ -279,9 +276,6 @@ def test_a_step_of_which_it_is_not_known_can_be_saved_again(
         c.wait_until_finished()
         assert c.all_steps() == [1, 2]
     assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]
-
-
-# ---- who may ------------------------------------------------------------------------------------
 
 
 def test_the_fence_is_asked_when_all_is_durable(

@@ -109,8 +109,6 @@ def _steps_are_right(path: Path, steps: list[int]) -> None:
         assert ckpt.verify(path / str(step)).ok
 
 
-# ---- asked to stop while something waits ---------------------------------------------------------
-
 SAVES = "slowly()\nc = ckpt.Checkpointer(path)\nc.save(0, state(0))\n"
 LEAVES = """
 def handler(*_):
@@ -158,8 +156,6 @@ def test_who_insists_ends_without_it_and_a_message_says_so(path: Path) -> None:
     assert code == 1 and "was not saved: interrupted at exit" in error, error
     _steps_are_right(path, [])
 
-
-# ---- saves that begin when the program is over --------------------------------------------------
 
 LATE = {
     "atexit": "atexit.register(lambda: {call})",
@@ -240,9 +236,6 @@ os._exit(0 if child else 7)
     ).end()
     assert (code, out, error) == (0, "7\n", "")
     _steps_are_right(path, [0])
-
-
-# ---- loads --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["there", "missing", "damaged"])

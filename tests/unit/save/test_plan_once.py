@@ -82,9 +82,6 @@ def test_a_writer_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ckpt.writer(tmp_path / "b")
 
 
-# ---- thousands of processes ----------------------------------------------------------------------
-
-
 class Device:
     def __init__(self, process: int) -> None:
         self.process_index = process
