@@ -214,7 +214,7 @@ def test_every_layer_has_a_module():
         ("_save.py", "def f(client):\n    client.wait_at_barrier('a', 1)", "coordinates"),
     ],
 )
-def test_the_checker_can_fail(tmp_path: Path, file: str, source: str, complaint: str):
+def test_the_checker_can_fail(tmp_path, file, source, complaint):
     """One bad file among empty ones: every other file of the real package passes, see above."""
     package = tmp_path / PACKAGE.name
     package.mkdir()
@@ -243,7 +243,7 @@ def test_importing_ckpt_imports_nothing_heavy(run_python):
     assert loaded & HEAVY == set()
 
 
-def test_saving_arrays_imports_no_framework(run_python, tmp_path: Path):
+def test_saving_arrays_imports_no_framework(run_python, tmp_path):
     code = (
         "import ckpt_core, jax.numpy as jnp; "
         f"ckpt_core.save({str(tmp_path / 'step')!r}, {{'a': jnp.ones(3)}}); "

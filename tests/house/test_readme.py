@@ -130,7 +130,7 @@ def run_codes(
 @pytest.mark.parametrize(
     "notebook", sorted((ROOT / "docs").rglob("*.ipynb")), ids=lambda path: path.name
 )
-def test_notebooks_run(notebook: Path, tmp_path: Path):
+def test_notebooks_run(notebook, tmp_path):
     """The cells, in order; what a cell shows at its end is shown as a notebook would."""
     cells = json.loads(notebook.read_text())["cells"]
     codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -148,7 +148,7 @@ def test_notebooks_run(notebook: Path, tmp_path: Path):
     [pytest.param(READMES[0], marks=pytest.mark.always), *READMES[1:]],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_blocks_run(readme: Path, tmp_path: Path):
+def test_blocks_run(readme, tmp_path):
     root = readme == ROOT / "README.md"
     then = ("assert bool(restored) is False, restored",) if root else ()
     done = run_blocks(readme, tmp_path, then=then)
@@ -158,7 +158,7 @@ def test_blocks_run(readme: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run_in_a_new_interpreter(readme: Path, tmp_path: Path):
+def test_blocks_run_in_a_new_interpreter(readme, tmp_path):
     """Where nothing has been imported, and a warning of an import fails the page as any other."""
     done = run_blocks(readme, tmp_path, new=True)
     assert done.returncode == 0, done.stderr
@@ -181,7 +181,7 @@ RESUMING = [
 
 
 @pytest.mark.parametrize("readme", RESUMING)
-def test_what_resumes_is_killed_and_runs_again(readme: Path, tmp_path: Path):
+def test_what_resumes_is_killed_and_runs_again(readme, tmp_path):
     """Each training is killed at its third save; the second run of the same text goes on from there."""
     root = readme == ROOT / "README.md"
     killed = run_blocks(readme, tmp_path, "killed")
@@ -200,7 +200,7 @@ def test_what_resumes_is_killed_and_runs_again(readme: Path, tmp_path: Path):
     [one for one in READMES if one.name == "README.md"],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path: Path):
+def test_the_first_block_runs_as_pasted_and_then_resumes(readme, tmp_path):
     """Alone, in an empty directory, by two interpreters: the second one restores what the first saved."""
     code = blocks_of(readme.read_text())[0][1]
     for resumed in (False, True):
@@ -216,7 +216,7 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path:
     [one for one in READMES if one.name == "README.md"],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_a_whole_page_that_is_pasted_runs_again(readme: Path, tmp_path: Path):
+def test_a_whole_page_that_is_pasted_runs_again(readme, tmp_path):
     """Saved to a file and started twice in one directory."""
     for _ in range(2):
         done = run_blocks(readme, tmp_path, new=True)
@@ -224,7 +224,7 @@ def test_a_whole_page_that_is_pasted_runs_again(readme: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_code_is_hidden_from_the_reader(readme: Path):
+def test_no_code_is_hidden_from_the_reader(readme):
     for comment in re.findall(r"<!--.*?-->", readme.read_text(), re.DOTALL):
         assert "```" not in comment
 
@@ -247,7 +247,7 @@ def test_the_first_screen():
     assert len(text.split()) <= 700
 
 
-def test_warnings_fail_a_block(tmp_path: Path):
+def test_warnings_fail_a_block(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("```python\nimport warnings\nwarnings.warn('old')\n```\n")
     assert run_blocks(readme, tmp_path).returncode == 1

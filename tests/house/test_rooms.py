@@ -115,7 +115,7 @@ def state_of(source: str) -> set[str]:
     return rebound
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_no_module_imports_itself_through_others():
     known = modules()
     graph = {
         name: set(imported(ast.parse(file.read_text()), known, at_once=True))
@@ -124,7 +124,7 @@ def test_no_module_imports_itself_through_others() -> None:
     assert len(graph) > 300 and circles(graph) == []
 
 
-def test_few_imports_go_past_the_face_of_a_room() -> None:
+def test_few_imports_go_past_the_face_of_a_room():
     known = modules()
     past: dict[str, list[str]] = {room: [] for room in PAST_THE_FACE}
     for name, file in known.items():
@@ -139,6 +139,6 @@ def test_few_imports_go_past_the_face_of_a_room() -> None:
     assert {room: len(found) for room, found in past.items()} == PAST_THE_FACE, past
 
 
-def test_state_of_modules_lies_in_named_places() -> None:
+def test_state_of_modules_lies_in_named_places():
     found = {name: state_of(file.read_text()) for name, file in modules().items()}
     assert {name: names for name, names in found.items() if names} == STATE

@@ -1,7 +1,6 @@
 """The moments of ``tests.support.seams``: a real save passes each, each can fail, and nobody else patches them."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ OF_ONE: list[seams.Point] = ["write", "record", "commit"]
 
 
 @pytest.mark.parametrize("kind", ["local", "bucket"])
-def test_a_save_passes_each_moment_once_and_in_order(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_passes_each_moment_once_and_in_order(kind, tmp_path, monkeypatch):
     place = str(tmp_path / "a") if kind == "local" else f"memory://{tmp_path.name}/a"
     passed: list[str] = []
     for point in OF_ONE:
@@ -28,7 +25,7 @@ def test_a_save_passes_each_moment_once_and_in_order(
     assert passed == [f"{when} {point}" for point in OF_ONE for when in ("before", "after")]
 
 
-def test_nobody_else_patches_them() -> None:
+def test_nobody_else_patches_them():
     methods = [(owner.__name__, name) for pairs in seams.POINTS.values() for owner, name in pairs]
     methods += [("write", "dump_record"), ("Round", "all")]  # the same moments
     patched = "|".join(rf'\b{owner}(\.{name}( = |",)|,\s*"{name}")' for owner, name in methods)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.support.paths import INTEGRATIONS, ROOT
 API = ROOT / "docs" / "api"
 
 
-def test_it_is_built_strictly(tmp_path: Path) -> None:
+def test_it_is_built_strictly(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install 'ckpt-core[docs]'")
     pytest.importorskip("mkdocstrings", reason="pip install 'ckpt-core[docs]'")
     done = subprocess.run(
@@ -48,13 +47,13 @@ def test_it_is_built_strictly(tmp_path: Path) -> None:
         assert (tmp_path / "notebooks" / notebook.name).read_text() == notebook.read_text()
 
 
-def test_every_public_name_is_on_a_page_of_the_api() -> None:
+def test_every_public_name_is_on_a_page_of_the_api():
     text = "".join(page.read_text() for page in API.glob("*.md"))
     shown = set(re.findall(r"::: ckpt_core\.(?:_run\.policies\.)?(\w+)", text))
     assert set(ckpt_core.__all__) <= shown
 
 
-def test_so_is_what_tests_and_conversions_use() -> None:
+def test_so_is_what_tests_and_conversions_use():
     text = "".join(page.read_text() for page in API.glob("*.md"))
     assert set(ckpt_core.testing.__all__) <= set(re.findall(r"::: ckpt_core\.testing\.(\w+)", text))
     offered = {name for name in vars(ckpt_core.convert) if name.startswith(("import_", "export_"))}
@@ -62,7 +61,7 @@ def test_so_is_what_tests_and_conversions_use() -> None:
 
 
 @pytest.mark.parametrize("framework", ["flax_nnx", "grain", "keras", "torchax"])
-def test_so_is_what_an_adapter_offers(framework: str) -> None:
+def test_so_is_what_an_adapter_offers(framework):
     """Read from the source: the framework need not be installed."""
     source = (INTEGRATIONS / framework / f"ckpt_{framework}" / "__init__.py").read_text()
     listed = next(
@@ -76,7 +75,7 @@ def test_so_is_what_an_adapter_offers(framework: str) -> None:
     assert offered == set(re.findall(rf"::: ckpt_{framework}\.(\w+)", text))
 
 
-def test_drawings_are_shown_and_stand_alone() -> None:
+def test_drawings_are_shown_and_stand_alone():
     """On the repository's own pages, too: nothing is fetched, no script runs, and each says what it shows."""
     sources = [ROOT / "README.md", ROOT / "benchmarks/results.md", *(ROOT / "docs").rglob("*.md")]
     pages = "".join(page.read_text() for page in sources)
@@ -89,7 +88,7 @@ def test_drawings_are_shown_and_stand_alone() -> None:
         assert f"images/{drawing.name})" in pages
 
 
-def test_drawings_fit_a_phone() -> None:
+def test_drawings_fit_a_phone():
     """They shrink with the screen instead of being cut off, and a tap opens what has become small."""
     style = (ROOT / "docs" / "site.css").read_text()
     (rule,) = re.findall(r"img\[src\$=\"\.svg\"\] \{(.*?)\}", style, re.DOTALL)

@@ -74,16 +74,16 @@ def make_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
     }
 
 
-def test_right_calls_have_their_types(errors: dict[str, list[dict[str, Any]]]) -> None:
+def test_right_calls_have_their_types(errors):
     assert errors["good.py"] == []
 
 
-def test_the_readmes_script_has_no_error(errors: dict[str, list[dict[str, Any]]]) -> None:
+def test_the_readmes_script_has_no_error(errors):
     """As a user's editor shows it, and as mypy says it where that is installed."""
     assert errors["readme.py"] == []
 
 
-def test_misspelt_names_are_errors(errors: dict[str, list[dict[str, Any]]]) -> None:
+def test_misspelt_names_are_errors(errors):
     lines = {one["range"]["start"]["line"] for one in errors["bad.py"]}
     wrong = {n for n, line in enumerate(BAD.splitlines()) if line and "import" not in line}
     unknown = {
@@ -94,6 +94,6 @@ def test_misspelt_names_are_errors(errors: dict[str, list[dict[str, Any]]]) -> N
     assert lines >= wrong - unknown - items
 
 
-def test_every_package_says_that_it_is_typed() -> None:
+def test_every_package_says_that_it_is_typed():
     packages = [ROOT / "ckpt_core", *INTEGRATIONS.glob("*/ckpt_*")]
     assert len(packages) == 6 and all((package / "py.typed").exists() for package in packages)

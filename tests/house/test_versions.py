@@ -26,11 +26,11 @@ def as_number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def test_the_floors_on_the_page_are_those_of_the_package() -> None:
+def test_the_floors_on_the_page_are_those_of_the_package():
     assert {name: cells[0] for name, cells in rows().items()} == floors.floors()
 
 
-def test_the_tested_versions_on_the_page_are_those_that_are_held() -> None:
+def test_the_tested_versions_on_the_page_are_those_that_are_held():
     held = floors.tested()
     assert {name: cells[1] for name, cells in rows().items()} == {
         name: held[name] for name in rows()
@@ -38,19 +38,19 @@ def test_the_tested_versions_on_the_page_are_those_that_are_held() -> None:
 
 
 @pytest.mark.parametrize("name", floors.floors())
-def test_no_version_is_below_one_before_it(name: str) -> None:
+def test_no_version_is_below_one_before_it(name):
     floor, tested, newest = map(as_number, rows()[name])
     assert floor <= tested <= newest
 
 
-def test_constraints_install_the_floors_and_hold_torch() -> None:
+def test_constraints_install_the_floors_and_hold_torch():
     lines = dict(line.split("==") for line in floors.constraints())
     expected = floors.floors()
     assert lines.pop("torch") == floors.tested()["torch"] != expected.pop("torch")
     assert lines == expected
 
 
-def test_the_pythons_on_the_page_are_those_of_the_package() -> None:
+def test_the_pythons_on_the_page_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     named = re.findall(r"^\| Python (3\.\d+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
     prefix = "Programming Language :: Python :: 3."
@@ -102,7 +102,7 @@ _DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_
 
 
 @pytest.mark.parametrize(("where", "names"), _LISTED)
-def test_others_have_the_private_names_that_we_read(where: str, names: list[str]) -> None:
+def test_others_have_the_private_names_that_we_read(where, names):
     package, _, rest = where.partition("/")
     spec = find_spec(package)
     if spec is None or spec.origin is None:
@@ -135,7 +135,7 @@ def _read_of_others(source: str) -> Iterator[tuple[int, str]]:
             yield line, str(name)
 
 
-def test_no_other_private_name_is_read() -> None:
+def test_no_other_private_name_is_read():
     listed = {"_C", *_DOCUMENTED}
     for where, names in _LISTED:
         listed |= {*names, *(f"{where}/{name}".replace("/", ".") for name in ("", *names))}

@@ -48,7 +48,7 @@ class Sharded(nnx.Module):
 
 
 @pytest.mark.parametrize("action", ["inside", "abstract"])
-def test_a_mesh_that_is_no_longer_set(tmp_path: Path, mesh: Any, action: str):
+def test_a_mesh_that_is_no_longer_set(tmp_path, mesh, action):
     with jax.set_mesh(mesh):
         save(tmp_path / "a", model=Sharded())
         model = nnx.eval_shape(Sharded)
@@ -67,7 +67,7 @@ def test_a_mesh_that_is_no_longer_set(tmp_path: Path, mesh: Any, action: str):
 
 
 @pytest.mark.parametrize("call", ["abstract", "restore_or_init"])
-def test_a_model_for_the_function_that_makes_it(tmp_path: Path, call: str):
+def test_a_model_for_the_function_that_makes_it(tmp_path, call):
     def pass_(make: Any) -> Any:
         if call == "abstract":
             return ckpt_flax_nnx.abstract(make)
@@ -89,7 +89,7 @@ def test_a_model_for_the_function_that_makes_it(tmp_path: Path, call: str):
         pass_(3)
 
 
-def test_an_iterator_that_never_moves(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_an_iterator_that_never_moves(tmp_path, caplog):
     """``for batch in dataset`` makes an iterator of its own: the one that is saved stands."""
     dataset = grain.MapDataset.range(100).batch(4).to_iter_dataset()
 
@@ -114,7 +114,7 @@ def test_an_iterator_that_never_moves(tmp_path: Path, caplog: pytest.LogCaptureF
     assert next(again)[0] == next(data)[0]
 
 
-def test_another_iterator_than_the_restored_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_another_iterator_than_the_restored_one(tmp_path, caplog):
     dataset = grain.MapDataset.range(100).batch(4).to_iter_dataset()
     first = iter(dataset)
     with ckpt.Checkpointer(tmp_path / "a", options=FAST) as run:

@@ -41,7 +41,7 @@ class Counted:
 # Items and states
 
 
-def test_items_and_one_state(tmp_path: Path):
+def test_items_and_one_state(tmp_path):
     save(tmp_path / "items", params=STATE, opt=STATE)
     save(tmp_path / "one", STATE)
     like: Any = AS_NUMPY
@@ -80,7 +80,7 @@ def mismatch(path: Path, like: Any, **more: Any) -> list[str]:
     return [part.split(" ")[0] for part in said.replace(".", ";").split("; ")]
 
 
-def test_what_a_difference_may_be(tmp_path: Path):
+def test_what_a_difference_may_be(tmp_path):
     covers = [
         'missing="keep" keeps what the target holds',
         'unexpected="ignore" leaves saved leaves out',
@@ -108,7 +108,7 @@ def test_what_a_difference_may_be(tmp_path: Path):
     assert right(ckpt.load(path, other, **both)["w"])
 
 
-def test_nothing_to_keep(tmp_path: Path):
+def test_nothing_to_keep(tmp_path):
     save(tmp_path / "a", STATE)
     abstract = {
         "w": jax.ShapeDtypeStruct((4,), jnp.float32),
@@ -126,7 +126,7 @@ def test_nothing_to_keep(tmp_path: Path):
 # Targets
 
 
-def test_shardings_that_have_no_place_for_a_leaf(tmp_path: Path, mesh: Any):
+def test_shardings_that_have_no_place_for_a_leaf(tmp_path, mesh):
     save(tmp_path / "a", {"w": jnp.arange(4.0), "b": jnp.arange(4.0)})
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     with told("a tree of shardings with the structure of the checkpoint, or a") as said:
@@ -137,7 +137,7 @@ def test_shardings_that_have_no_place_for_a_leaf(tmp_path: Path, mesh: Any):
         assert right(back["b"]) and len(back["b"].sharding.device_set) == 8
 
 
-def test_sixty_four_bits(tmp_path: Path):
+def test_sixty_four_bits(tmp_path):
     with jax.enable_x64(True):
         save(tmp_path / "a", {"w": jnp.arange(4.0, dtype=jnp.float64)})
     with told("load with as_numpy=True, or give a target of 32 bits and cast=True") as said:
@@ -159,7 +159,7 @@ def test_sixty_four_bits(tmp_path: Path):
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_random_keys_of_another_kind(tmp_path: Path, impl: str):
+def test_random_keys_of_another_kind(tmp_path, impl):
     typed = jax.random.key(7, impl=impl)
     raw = jax.random.key_data(typed)
     other = jax.random.key(3, impl="rbg" if impl == "threefry2x32" else "threefry2x32")
@@ -184,7 +184,7 @@ def test_random_keys_of_another_kind(tmp_path: Path, impl: str):
 # Live objects
 
 
-def test_one_object_under_two_names(tmp_path: Path):
+def test_one_object_under_two_names(tmp_path):
     one, two = Counted(), Counted()
     one.w = W
     save(tmp_path / "a", one=one, two=two)
@@ -205,7 +205,7 @@ class Refuses(Counted):
 
 
 @pytest.mark.parametrize("action", ["another step", "create", "atomic"])
-def test_a_restore_that_failed_in_the_middle(tmp_path: Path, action: str):
+def test_a_restore_that_failed_in_the_middle(tmp_path, action):
     nnx = pytest.importorskip("flax.nnx")
 
     def make(seed: int) -> Any:

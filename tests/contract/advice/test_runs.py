@@ -52,7 +52,7 @@ TAKEN = "before the first save, to go on from step"
 
 
 @pytest.mark.parametrize("action", ["go on", "begin anew"])
-def test_a_step_that_is_there(tmp_path: Path, action: str):
+def test_a_step_that_is_there(tmp_path, action):
     saved(tmp_path, [0, 1, 2])
     with runs(tmp_path) as run, told(TAKEN) as said:
         run.save(1, state(1, run=1))
@@ -83,7 +83,7 @@ OLDER = "call restore_latest() before the first save, to go on from step"
 
 
 @pytest.mark.parametrize("action", ["go on", "retire", "another directory", "beside"])
-def test_an_older_step_than_those_there(tmp_path: Path, action: str):
+def test_an_older_step_than_those_there(tmp_path, action):
     directory = tmp_path / "run"
     saved(directory, [0, 5, 10])
     with runs(directory) as run, told(OLDER.replace("call restore_latest() ", "")) as said:
@@ -109,7 +109,7 @@ def test_an_older_step_than_those_there(tmp_path: Path, action: str):
 
 
 @pytest.mark.parametrize("action", ["rollback_to", "another directory", "force=True"])
-def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
+def test_an_older_step_after_a_restore(tmp_path, action):
     directory = tmp_path / "run"
     saved(directory, [0, 5, 10])
     with runs(directory) as run:
@@ -130,7 +130,7 @@ def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
 
 
 @pytest.mark.parametrize("action", ["pass it", "begin anew"])
-def test_an_item_that_was_left_out(tmp_path: Path, action: str):
+def test_an_item_that_was_left_out(tmp_path, action):
     with runs(tmp_path) as run:
         run.save(1, params=state(1), opt=state(1))
     with runs(tmp_path) as run:
@@ -159,7 +159,7 @@ def test_an_item_that_was_left_out(tmp_path: Path, action: str):
 # Directories
 
 
-def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
+def test_a_checkpoint_is_no_directory_of_steps(tmp_path):
     saved(tmp_path, [3])
     key = "if this is one of its steps, or load it with ckpt.load or ckpt.restore"
     with told(key.replace(", or load it with ckpt.load or ckpt.restore", "")) as said:
@@ -170,7 +170,7 @@ def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"{", b"run-x\n"])
-def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
+def test_a_note_of_the_run_that_is_damaged(tmp_path, content):
     """Local steps would count no more, and a restart go back, without a word."""
     persists = ckpt.when.every_steps(2)
     more: dict[str, Any] = {
@@ -192,7 +192,7 @@ def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
 
 
 @pytest.mark.parametrize("where", ["run", "run/", "link"])
-def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
+def test_a_local_directory_that_is_the_other(tmp_path, where):
     run, local = tmp_path / "run", f"{tmp_path}/{where}"
     (tmp_path / "link").symlink_to(run)
     with told("for one directory leave local_directory= out; else pass") as said:
@@ -209,7 +209,7 @@ def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
 # Options
 
 
-def test_a_save_that_is_running(tmp_path: Path):
+def test_a_save_that_is_running(tmp_path):
     go_on = threading.Event()
 
     def listen(event: Any) -> None:
@@ -227,9 +227,7 @@ def test_a_save_that_is_running(tmp_path: Path):
     assert resumes(tmp_path, 1)
 
 
-def test_a_checkpointer_outside_of_the_main_thread(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_checkpointer_outside_of_the_main_thread(tmp_path, caplog):
     made: list[ckpt.Checkpointer] = []
 
     def work() -> None:
@@ -262,9 +260,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("tier", [False, True])
-def test_a_run_onto_which_fresh_weights_are_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, tier: bool
-):
+def test_a_run_onto_which_fresh_weights_are_saved(tmp_path, caplog, tier):
     key = "%s: step 4 is saved after step 3, of which this Checkpointer has restored nothing: "
     more = {"local_directory": tmp_path / "local"} if tier else {}
     saved(tmp_path / "run", range(4), **more)
@@ -291,9 +287,7 @@ def test_a_run_onto_which_fresh_weights_are_saved(
 
 
 @pytest.mark.parametrize("launcher", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
-def test_tasks_of_a_launcher_that_are_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launcher: str
-):
+def test_tasks_of_a_launcher_that_are_no_run(tmp_path, monkeypatch, caplog, launcher):
     key = "This is one of 4 tasks, and jax knows of one process: as one run they call jax.distributed."
     ckpt.save(tmp_path / "a", state(0))
     with pytest.raises(ckpt.CheckpointExists) as exists:

@@ -38,7 +38,7 @@ def right(value: Any) -> bool:
 @pytest.mark.parametrize(
     ("name", "module"), [("a.pt", "torch"), ("a", "flax.serialization"), ("a.h5", "h5py")]
 )
-def test_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str):
+def test_without_a_package(tmp_path, monkeypatch, name, module):
     library: Any = pytest.importorskip(module)
     file, package = tmp_path / name, module.partition(".")[0]
     if package == "torch":
@@ -59,7 +59,7 @@ def test_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
     assert "w" in imported(file, tmp_path), "with it"
 
 
-def test_rename_twice(tmp_path: Path):
+def test_rename_twice(tmp_path):
     save(tmp_path / "a", {"one": W, "two": W + 1})
     like = {"x": W * 0}
     with told("the same path"):

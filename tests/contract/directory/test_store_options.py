@@ -1,16 +1,13 @@
 """``Options(storage_options=)`` says how to reach a bucket, over what the environment says."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.gcs_server import Server
 from tests.support.stores import BUCKET, tree
 
 
-def test_every_call_takes_them(s3_url: str, monkeypatch: Any) -> None:
+def test_every_call_takes_them(s3_url, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody there
@@ -34,7 +31,7 @@ def test_every_call_takes_them(s3_url: str, monkeypatch: Any) -> None:
         assert np.array_equal(checkpointer.load(2)["w"], tree(2)["w"])
 
 
-def test_the_project_that_pays_is_named_in_every_request(server: Server) -> None:
+def test_the_project_that_pays_is_named_in_every_request(server):
     options = ckpt.Options(storage_options={"requester_pays": "project-7"})
     ckpt.save(f"{server.root}/a", tree(1), options=options)
     assert ckpt.load(f"{server.root}/a", options=options)["n"] == 1
@@ -50,6 +47,6 @@ def test_the_project_that_pays_is_named_in_every_request(server: Server) -> None
         ({"secret": "x"}, "set AWS_ACCESS_KEY_ID"),
     ],
 )
-def test_what_is_not_known_is_refused(given: dict[str, Any], said: str) -> None:
+def test_what_is_not_known_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         ckpt.Options(storage_options=given)

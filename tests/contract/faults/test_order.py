@@ -10,7 +10,7 @@ from tests.contract.faults.harness import Nursery, Op
 pytestmark = pytest.mark.faults
 
 
-def test_all_is_synced_before_the_rename_and_the_name_after_it(shim: Path, tmp_path: Path) -> None:
+def test_all_is_synced_before_the_rename_and_the_name_after_it(shim, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     run = Nursery(tmp_path, shim=shim).run

@@ -232,7 +232,7 @@ def _killed_at(mortal: Mortal, root: str, name: str, number: int, applied: bool)
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_killed_at_a_request(on_gs: tuple[Mortal, str], name: str, applied: bool) -> None:
+def test_killed_at_a_request(on_gs, name, applied):
     for number in SCENARIOS[name].quick:
         assert _killed_at(*on_gs, name, number, applied)
 
@@ -240,9 +240,7 @@ def test_killed_at_a_request(on_gs: tuple[Mortal, str], name: str, applied: bool
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("where", ["on_gs", "on_s3"])
-def test_killed_at_every_request(
-    where: str, name: str, applied: bool, request: pytest.FixtureRequest
-) -> None:
+def test_killed_at_every_request(where, name, applied, request):
     mortal, root = request.getfixturevalue(where)
     killed = 0
     for number in itertools.count(1):

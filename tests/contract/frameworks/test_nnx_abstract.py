@@ -86,7 +86,7 @@ def mesh(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_of_an_abstract_model_is_restored(name: str, mesh: Any, tmp_path):
+def test_all_of_an_abstract_model_is_restored(name, mesh, tmp_path):
     make = MODELS[name]
     ckpt.save(tmp_path / "a", model=make())
     model = abstract(make, mesh)
@@ -114,7 +114,7 @@ def test_several_models_in_a_tuple(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["dict", "list", "keyed by tuples"])
-def test_what_only_leaves_abstract_is_named_and_restored_later(name: str, tmp_path):
+def test_what_only_leaves_abstract_is_named_and_restored_later(name, tmp_path):
     make = MODELS[name]
     ckpt.save(tmp_path / "a", model=make())
     model = abstract(make)

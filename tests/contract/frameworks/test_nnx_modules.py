@@ -1,6 +1,5 @@
 """The Flax NNX adapter: live modules saved and restored in one call each."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ NEEDS_HIJAX = pytest.mark.skipif(
 )
 
 
-def test_model_comes_back_into_live_and_merged_objects(tmp_path: Path) -> None:
+def test_model_comes_back_into_live_and_merged_objects(tmp_path):
     model = MLP(0)
     saved = state_of(model)
     ckpt.save(tmp_path / "a", model=model)
@@ -39,7 +38,7 @@ def test_model_comes_back_into_live_and_merged_objects(tmp_path: Path) -> None:
     assert restored["model"] is live
 
 
-def test_without_a_target_lists_have_int_keys(tmp_path: Path) -> None:
+def test_without_a_target_lists_have_int_keys(tmp_path):
     model = MLP(0)
     ckpt.save(tmp_path / "a", model=model)
     loaded = ckpt.load(tmp_path / "a")["model"]
@@ -47,7 +46,7 @@ def test_without_a_target_lists_have_int_keys(tmp_path: Path) -> None:
     assert same(loaded, state_of(model))
 
 
-def test_text_digits_and_positions_stay_apart(tmp_path: Path) -> None:
+def test_text_digits_and_positions_stay_apart(tmp_path):
     def make(value: float) -> Holder:
         return Holder(
             named=nnx.Dict({"0": nnx.Param(jnp.full(2, value)), "1": nnx.Param(jnp.ones(1))}),
@@ -66,7 +65,7 @@ def test_text_digits_and_positions_stay_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_hijax", [False, pytest.param(True, marks=NEEDS_HIJAX)])
-def test_every_sort_of_leaf_is_set_where_it_lives(as_hijax: bool, tmp_path: Path) -> None:
+def test_every_sort_of_leaf_is_set_where_it_lives(as_hijax, tmp_path):
     def make(k: float) -> Holder:
         return Holder(
             scalar=nnx.Variable(3.0 + k),
@@ -94,7 +93,7 @@ def test_every_sort_of_leaf_is_set_where_it_lives(as_hijax: bool, tmp_path: Path
     assert np.array_equal(other.hijax.get_value(), [1.0, 1.0])
 
 
-def test_a_bare_variable_and_a_state_are_targets_too(tmp_path: Path) -> None:
+def test_a_bare_variable_and_a_state_are_targets_too(tmp_path):
     model, other = MLP(0), MLP(1)
     ckpt.save(tmp_path / "a", kernel=model.out.kernel, params=nnx.state(model, nnx.Param))
     ckpt.restore(tmp_path / "a", kernel=other.out.kernel, params=nnx.state(other, nnx.Param))
@@ -102,7 +101,7 @@ def test_a_bare_variable_and_a_state_are_targets_too(tmp_path: Path) -> None:
     assert not same(state_of(other.dropout), state_of(model.dropout))
 
 
-def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     model, other = tied(0), tied(1)
     ckpt.save(tmp_path / "a", model=model)
     leaves = ckpt.inspect(tmp_path / "a").items["model"].leaves
@@ -124,7 +123,7 @@ def tied(seed: int, *, tie: bool = True) -> Holder:
     return model
 
 
-def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path: Path) -> None:
+def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path):
     saved, live = tied(0), tied(1, tie=False)
     ckpt.save(tmp_path / "a", model=saved)
     restored = ckpt.restore(tmp_path / "a", model=live, missing="keep")
@@ -135,7 +134,7 @@ def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path: Path) -> None:
     assert same(live.emb.embedding.get_value(), saved.emb.embedding.get_value())
 
 
-def test_an_untied_checkpoint_in_code_that_ties(tmp_path: Path) -> None:
+def test_an_untied_checkpoint_in_code_that_ties(tmp_path):
     saved = tied(0, tie=False)
     ckpt.save(tmp_path / "a", model=saved)
     live = tied(1)
@@ -156,7 +155,7 @@ def test_an_untied_checkpoint_in_code_that_ties(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "container", [tuple, list, lambda pair: dict(zip("ba", pair, strict=True))]
 )
-def test_variables_shared_between_modules_of_a_container(container: Any, tmp_path: Path) -> None:
+def test_variables_shared_between_modules_of_a_container(container, tmp_path):
     def make(seed: int) -> Any:
         pair = [nnx.Linear(4, 4, rngs=nnx.Rngs(seed + i)) for i in range(2)]
         pair[1].kernel = pair[0].kernel
@@ -176,7 +175,7 @@ def test_variables_shared_between_modules_of_a_container(container: Any, tmp_pat
     assert ckpt.inspect(tmp_path / "again").items["state"].leaves == leaves
 
 
-def test_shared_variables_of_an_abstract_pair(tmp_path: Path) -> None:
+def test_shared_variables_of_an_abstract_pair(tmp_path):
     def make() -> tuple[Any, Any]:
         first, second = (nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2))
         second.kernel = first.kernel
@@ -190,7 +189,7 @@ def test_shared_variables_of_an_abstract_pair(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Variable hooks are deprecated")
-def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path: Path) -> None:
+def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path):
     def make(value: float) -> Holder:
         return Holder(
             w=nnx.Param(
@@ -207,7 +206,7 @@ def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path: Path) -> No
     assert np.array_equal(other.w.get_value(), [10.0, 10.0])
 
 
-def test_live_metadata_stays(tmp_path: Path) -> None:
+def test_live_metadata_stays(tmp_path):
     ckpt.save(tmp_path / "a", model=Holder(w=nnx.Param(jnp.ones(2), tag="saved")))
     live = Holder(w=nnx.Param(jnp.zeros(2), tag="live", extra=np.ones(2)))
     ckpt.restore(tmp_path / "a", model=live)
@@ -216,7 +215,7 @@ def test_live_metadata_stays(tmp_path: Path) -> None:
     assert np.array_equal(live.w.get_value(), [1.0, 1.0])
 
 
-def test_caches_are_state_and_intermediates_are_not(tmp_path: Path) -> None:
+def test_caches_are_state_and_intermediates_are_not(tmp_path):
     def make(seed: int) -> Holder:
         return Holder(
             attention=nnx.MultiHeadAttention(
@@ -247,7 +246,7 @@ class Average(nnx.Module):
         self.kept = nnx.Param(jnp.ones(2))
 
 
-def test_a_static_number_is_warned_of(tmp_path: Path):
+def test_a_static_number_is_warned_of(tmp_path):
     ckpt.save(tmp_path / "a", nets={"ema": Average(5)}, one=Average(5))
     ckpt.restore(tmp_path / "a", nets={"ema": Average(5, False)}, one=Average(5))
     target = Average(0)

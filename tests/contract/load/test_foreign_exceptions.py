@@ -55,7 +55,7 @@ def _saved(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("bad", ["only", "get_state", "set_state"])
 @pytest.mark.parametrize("error", ERRORS)
-def test_code_of_the_user_raises(tmp_path: Path, error: type[Exception], bad: str) -> None:
+def test_code_of_the_user_raises(tmp_path, error, bad):
     box = Box(-1, bad, error(5, "of the user's code"))
     how: dict[str, Any] = {"only": lambda *_: box.asked("only")} if bad == "only" else {}
     calls = [

@@ -1,6 +1,5 @@
 """``only=``: every pattern matches something, whoever reads it, and however often it can be read."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -109,9 +108,7 @@ class Anything:
     ],
 )
 @pytest.mark.parametrize("as_jax", [False, True])
-def test_an_object_keeps_what_is_not_selected(
-    tmp_path: Path, only: Any, expected: dict[str, Any], as_jax: bool
-) -> None:
+def test_an_object_keeps_what_is_not_selected(tmp_path, only, expected, as_jax):
     full = jnp.full if as_jax else np.full
     saved = Anything({"n": full(2, 1), "m": {"k": 1, "name": "saved"}})
     ckpt.save(tmp_path / "c", items={"e": saved, "w": {"a": np.ones(3)}})
@@ -125,7 +122,7 @@ def test_an_object_keeps_what_is_not_selected(
     assert found["w"]["a"].tolist() == ([1.0] * 3 if "w/**" in only else [0.0] * 3)
 
 
-def test_an_object_without_what_is_left_out_is_not_changed(tmp_path: Path) -> None:
+def test_an_object_without_what_is_left_out_is_not_changed(tmp_path):
     ckpt.save(tmp_path / "c", items={"e": Anything({"n": 1, "m": {"k": 1}})})
     target = Anything({"n": 0})
     with pytest.raises(ckpt.StructureMismatch, match=r"m/k.*not in the target"):

@@ -72,7 +72,7 @@ def make_replaced(
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_readers_see_the_old_or_the_new(replaced: tuple[str, Callable[[], int]], call: str) -> None:
+def test_readers_see_the_old_or_the_new(replaced, call):
     path, count = replaced
     CALLS[call](path)
     before, calls, failed = count(), 0, list[str]()

@@ -15,7 +15,7 @@ def run(code: str, directory: Path) -> list[dict[str, Any]]:
     return reports(launch(PRELUDE + code, directory, devices=1))
 
 
-def test_one_process_is_600_decisions_behind(tmp_path: Path) -> None:
+def test_one_process_is_600_decisions_behind(tmp_path):
     """A clock policy asks at each step, and nothing else makes the processes meet."""
     told = run(
         """
@@ -86,7 +86,7 @@ report(failed=failed, steps=checkpointer.all_steps())
 """
 
 
-def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path: Path) -> None:
+def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path):
     """The others do not wait for it to the time limit, and the next calls meet again."""
     first, second = run(ALONE, tmp_path / "run")
 

@@ -263,7 +263,7 @@ def run_campaign(root: Path, seed: int, secs: float) -> Campaign:
 @pytest.mark.parametrize(
     ("seed", "secs"), [(0, 0.0), (1, 0.0), pytest.param(None, 3600.0, marks=pytest.mark.soak)]
 )
-def test_jobs(tmp_path: Path, seed: int | None, secs: float) -> None:
+def test_jobs(tmp_path, seed, secs):
     if why := hosts.missing():
         pytest.skip(why)
     campaign = run_campaign(tmp_path, random.randrange(2**32) if seed is None else seed, secs)

@@ -166,7 +166,7 @@ def check_journey(tmp_path: Path, processes: int, devices: int) -> None:
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
-def test_a_journey(tmp_path: Path, processes: int, devices: int) -> None:
+def test_a_journey(tmp_path, processes, devices):
     check_journey(tmp_path, processes, devices)
 
 
@@ -217,7 +217,7 @@ PHASES = {
         ("renamed", 0),
     ],
 )
-def test_one_is_killed(tmp_path: Path, phase: str, victim: int) -> None:
+def test_one_is_killed(tmp_path, phase, victim):
     """Kills one while it saves step 2, which goes to local directories only, and starts again."""
     code = KILLED.replace("{victim}", str(victim)).replace("{phase}", repr(PHASES[phase]))
     ended = launch(code, tmp_path / "run", devices=1)

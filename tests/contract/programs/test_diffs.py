@@ -9,7 +9,7 @@ from tests.support.programs import PORTS, forms_of
 
 
 @pytest.mark.parametrize("port", [style.port for style in STYLES])
-def test_diffs_apply(port: str) -> None:
+def test_diffs_apply(port):
     forms = forms_of(port)
     assert len(forms) == len(list(PORTS.glob(f"{port}.*"))) > 1
     for program in forms.values():

@@ -87,7 +87,7 @@ def first_of(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["restore", "restore_latest", "by a policy that declines"])
-def test_whatever_is_saved_under_the_name_is_refused(tmp_path: Path, kind: str, how: str) -> None:
+def test_whatever_is_saved_under_the_name_is_refused(tmp_path, kind, how):
     """A loop updates its state before it saves, so it never saves the very objects it passed."""
     make, update = VALUES[kind]
     saved(tmp_path, thing=first_of(kind))
@@ -122,7 +122,7 @@ TAKING: dict[str, Callable[[ckpt.Restored], Any]] = {
 
 
 @pytest.mark.parametrize("way", TAKING)
-def test_every_way_of_taking_it_counts(tmp_path: Path, way: str) -> None:
+def test_every_way_of_taking_it_counts(tmp_path, way):
     with open_at(saved(tmp_path, thing=params())) as checkpointer:
         restored = checkpointer.restore_latest(thing=params())
         assert restored is not None
@@ -142,7 +142,7 @@ LOOKING: dict[str, Callable[[ckpt.Restored], Any]] = {
 
 
 @pytest.mark.parametrize("way", LOOKING)
-def test_looking_at_the_result_takes_nothing(tmp_path: Path, way: str) -> None:
+def test_looking_at_the_result_takes_nothing(tmp_path, way):
     with open_at(saved(tmp_path, thing=params())) as checkpointer:
         restored = checkpointer.restore_latest(thing=params())
         assert restored is not None
@@ -151,7 +151,7 @@ def test_looking_at_the_result_takes_nothing(tmp_path: Path, way: str) -> None:
             checkpointer.save(1, thing=params())
 
 
-def test_only_the_one_that_was_not_taken_is_named(tmp_path: Path) -> None:
+def test_only_the_one_that_was_not_taken_is_named(tmp_path):
     with open_at(saved(tmp_path, one=params(), two=params())) as checkpointer:
         restored = checkpointer.restore_latest(one=params(), two=params())
         assert restored is not None
@@ -162,7 +162,7 @@ def test_only_the_one_that_was_not_taken_is_named(tmp_path: Path) -> None:
         assert checkpointer.save(1, one=params())
 
 
-def test_objects_that_are_set_in_place_need_no_taking(tmp_path: Path) -> None:
+def test_objects_that_are_set_in_place_need_no_taking(tmp_path):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     live = {
         "model": model,
@@ -178,7 +178,7 @@ def test_objects_that_are_set_in_place_need_no_taking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["restore", "restore_latest"])
-def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path: Path, how: str) -> None:
+def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path, how):
     saved(tmp_path, model=Counter(1), optimizer=Counter(2))
     with open_at(tmp_path) as checkpointer:
         if how == "restore":
@@ -193,7 +193,7 @@ def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path: Path, how: str) -
         assert checkpointer.save(1, model=Counter(), more=Counter())  # what is new may begin anew
 
 
-def test_the_two_ways_out(tmp_path: Path) -> None:
+def test_the_two_ways_out(tmp_path):
     saved(tmp_path, model=Counter(1), optimizer=Counter(2))
     ways: list[dict[str, Any]] = [
         {"unexpected": "ignore"},
@@ -206,7 +206,7 @@ def test_the_two_ways_out(tmp_path: Path) -> None:
             assert checkpointer.save(step, model=Counter(), optimizer=Counter())
 
 
-def test_what_is_written_anew_needs_no_restoring(tmp_path: Path) -> None:
+def test_what_is_written_anew_needs_no_restoring(tmp_path):
     saved(tmp_path, model=Counter(1), description=Description(2))
     with open_at(tmp_path) as checkpointer:
         checkpointer.restore_latest(model=Counter())
@@ -228,7 +228,7 @@ CONSTANTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ["config", "metrics"])
 @pytest.mark.parametrize("kind", CONSTANTS)
-def test_constants_are_written_anew(tmp_path: Path, kind: str, name: str) -> None:
+def test_constants_are_written_anew(tmp_path, kind, name):
     """Each program makes them at its start, and saves them with each step; a restore may leave them out, or nobody read them."""
     make = CONSTANTS[kind]
     saved(tmp_path, state=params(), **{name: make()})
@@ -241,7 +241,7 @@ def test_constants_are_written_anew(tmp_path: Path, kind: str, name: str) -> Non
             assert checkpointer.save(step, items={"state": restored["state"], name: make()})
 
 
-def test_an_item_that_is_restored_in_part_is_restored(tmp_path: Path) -> None:
+def test_an_item_that_is_restored_in_part_is_restored(tmp_path):
     saved(tmp_path, tree={"a": jnp.ones(2), "b": jnp.ones(3)})
     parts: list[dict[str, Any]] = [
         {"only": "tree/a"},
@@ -257,13 +257,13 @@ def test_an_item_that_is_restored_in_part_is_restored(tmp_path: Path) -> None:
             assert checkpointer.save(1, tree=target, overwrite=True)
 
 
-def test_a_fresh_start_is_not_watched(tmp_path: Path) -> None:
+def test_a_fresh_start_is_not_watched(tmp_path):
     with open_at(tmp_path) as checkpointer:
         assert checkpointer.restore_latest(state=params()) is None
         assert checkpointer.save(0, params())
 
 
-def test_a_later_restore_is_the_one_that_counts(tmp_path: Path) -> None:
+def test_a_later_restore_is_the_one_that_counts(tmp_path):
     saved(tmp_path, one=params(), two=params())
     with open_at(tmp_path) as checkpointer:
         checkpointer.restore_latest(one=params(), two=params())
@@ -275,7 +275,7 @@ def test_a_later_restore_is_the_one_that_counts(tmp_path: Path) -> None:
             checkpointer.save(2, one=params(), two=params())
 
 
-def test_load_neither_takes_a_value_nor_has_to_be_taken(tmp_path: Path) -> None:
+def test_load_neither_takes_a_value_nor_has_to_be_taken(tmp_path):
     saved(tmp_path, state=params())
     with open_at(tmp_path) as checkpointer:
         checkpointer.load(0)
@@ -286,7 +286,7 @@ def test_load_neither_takes_a_value_nor_has_to_be_taken(tmp_path: Path) -> None:
             checkpointer.save(2, params())
 
 
-def test_a_failed_restore_is_not_watched(tmp_path: Path) -> None:
+def test_a_failed_restore_is_not_watched(tmp_path):
     saved(tmp_path, state=params())
     with open_at(tmp_path) as checkpointer:
         with pytest.raises(ckpt.StructureMismatch):
@@ -294,7 +294,7 @@ def test_a_failed_restore_is_not_watched(tmp_path: Path) -> None:
         assert checkpointer.save(1, params())
 
 
-def test_the_positional_state_is_an_item_as_well(tmp_path: Path) -> None:
+def test_the_positional_state_is_an_item_as_well(tmp_path):
     with open_at(tmp_path) as checkpointer:
         checkpointer.save(0, params())
     with open_at(tmp_path) as checkpointer:

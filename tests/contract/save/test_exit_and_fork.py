@@ -30,7 +30,7 @@ def run(code: str, path: Path) -> forked.Done:
 @pytest.mark.parametrize(
     "how", ["goes well", "Checkpointer", "exception", "fails", "Checkpointer fails"]
 )
-def test_exit_waits_for_a_save_and_tells_of_its_failure(tmp_path: Path, how: str) -> None:
+def test_exit_waits_for_a_save_and_tells_of_its_failure(tmp_path, how):
     path = tmp_path / "c"
     ended = run(
         f"""
@@ -54,7 +54,7 @@ print("done")
         np.testing.assert_array_equal(ckpt.load(path / "0")["w"], np.arange(5000))
 
 
-def test_what_was_asked_about_or_is_left_open_is_not_reported(tmp_path: Path) -> None:
+def test_what_was_asked_about_or_is_left_open_is_not_reported(tmp_path):
     ended = run(
         """
 left_open = ckpt.Checkpointer(path + "/run", asynchronous=False)
@@ -71,7 +71,7 @@ except OSError:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "caught\n", "")
 
 
-def test_a_forked_child_is_told(tmp_path: Path) -> None:
+def test_a_forked_child_is_told(tmp_path):
     ended = run(
         """
 import warnings

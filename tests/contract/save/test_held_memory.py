@@ -65,7 +65,7 @@ SAVES = [_save_async, _on_the_device, _checkpointer, _tiers]
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_a_raised_failure_holds_nothing(save: Any, full_disk: None, tmp_path: Path) -> None:
+def test_a_raised_failure_holds_nothing(save, full_disk, tmp_path):
     tree, references = state()
     wait = save(tmp_path / "a", tree)
     del tree
@@ -75,7 +75,7 @@ def test_a_raised_failure_holds_nothing(save: Any, full_disk: None, tmp_path: Pa
     assert wait
 
 
-def test_a_failure_that_nobody_asked_about_holds_no_arrays(full_disk: None, tmp_path: Path) -> None:
+def test_a_failure_that_nobody_asked_about_holds_no_arrays(full_disk, tmp_path):
     tree, references = state()
     pending = ckpt.save_async(tmp_path / "a", tree, options=QUICK)
     del tree
@@ -93,7 +93,7 @@ def test_a_failure_that_nobody_asked_about_holds_no_arrays(full_disk: None, tmp_
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_a_save_that_ended_well_holds_nothing(save: Any, tmp_path: Path) -> None:
+def test_a_save_that_ended_well_holds_nothing(save, tmp_path):
     tree, references = state()
     wait = save(tmp_path / "a", tree)
     del tree
@@ -102,7 +102,7 @@ def test_a_save_that_ended_well_holds_nothing(save: Any, tmp_path: Path) -> None
     assert wait
 
 
-def test_what_was_loaded_belongs_to_the_caller(tmp_path: Path) -> None:
+def test_what_was_loaded_belongs_to_the_caller(tmp_path):
     """And the target of a load, once it has ended."""
     ckpt.save(tmp_path / "a", {"w": jnp.ones(50_000)}, options=QUICK)
     like = {"w": jnp.zeros(50_000)}
@@ -129,7 +129,7 @@ class Owner:
         self.w = state["w"]
 
 
-def test_a_model_is_not_kept_alive(tmp_path: Path) -> None:
+def test_a_model_is_not_kept_alive(tmp_path):
     owner = Owner()
     references = [weakref.ref(owner)]
     ckpt.save(tmp_path / "one", model=owner)
@@ -137,7 +137,7 @@ def test_a_model_is_not_kept_alive(tmp_path: Path) -> None:
     assert_gone(references)
 
 
-def test_saves_and_loads_leave_no_objects_behind(tmp_path: Path) -> None:
+def test_saves_and_loads_leave_no_objects_behind(tmp_path):
     """TensorStore's own decoding left 8 objects for each leaf of every save and load, for ever."""
     leaves = 300
     state = {f"w{number}": jnp.ones(100) for number in range(leaves)}

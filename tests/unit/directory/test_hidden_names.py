@@ -30,9 +30,7 @@ CHARACTERS = {"one byte": "n", "two bytes": "é", "three bytes": "あ", "four by
 @pytest.mark.parametrize("swap", [True, False], ids=["exchange", "two renames"])
 @pytest.mark.parametrize("length_bytes", [100, 143, 241, 243, 255])
 @pytest.mark.parametrize("character", CHARACTERS.values(), ids=CHARACTERS)
-def test_whatever_name_the_file_system_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str, length_bytes: int, swap: bool
-) -> None:
+def test_whatever_name_the_file_system_takes(tmp_path, monkeypatch, character, length_bytes, swap):
     if not swap:
         no_exchange(monkeypatch)
     size = len(os.fsencode(character))
@@ -53,7 +51,7 @@ def test_whatever_name_the_file_system_takes(
     assert os.listdir(tmp_path) == ["trash"]
 
 
-def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_no_utf_8_is_refused(tmp_path):
     """TensorStore takes none; so says the error, and nothing is left. What was given such a name later is read without it."""
     with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
         ckpt.save(tmp_path / os.fsdecode(b"model\xff"), state(1))
@@ -143,12 +141,8 @@ def _delete(folder: Path, name: str) -> None:
     [("model", True), ("model.v2", True), ("model.v2.deadbeef", False), ("mod", False)],
 )
 def test_a_replacement_that_was_cut_short_concerns_one_name(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    victim: str,
-    act: Act,
-    present: bool,
-) -> None:
+    tmp_path, monkeypatch, victim, act, present
+):
     values = {name: float(i) for i, name in enumerate(NEIGHBOURS) if present or name == victim}
     for name, value in values.items():
         ckpt.save(tmp_path / name, state(value))
@@ -180,9 +174,7 @@ def test_a_replacement_that_was_cut_short_concerns_one_name(
 
 
 @pytest.mark.usefixtures("dead_is_dead")
-def test_a_step_that_was_being_replaced_is_still_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_was_being_replaced_is_still_a_step(tmp_path, monkeypatch):
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state(1))
         checkpointer.save(2, state(2))
@@ -199,9 +191,7 @@ def test_a_step_that_was_being_replaced_is_still_a_step(
     assert ckpt.Checkpointer(tmp_path).all_steps() == [1]
 
 
-def test_an_empty_directory_does_not_hide_the_only_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_directory_does_not_hide_the_only_copy(tmp_path, monkeypatch):
     """Launch scripts make directories."""
     path = tmp_path / "model"
     ckpt.save(path, state(1))

@@ -172,7 +172,7 @@ KINDS = ["save", "over", "dead save", "dead over", "dead delete", "delete", "cle
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_whatever_the_order_of_requests(seed: int, monkeypatch: Any) -> None:
+def test_whatever_the_order_of_requests(seed, monkeypatch):
     run = f"memory://schedules-{os.getpid()}-{next(_numbers)}/run"
     url, schedule = f"{run}/1", Schedule(seed)
     existed = schedule.random.random() < 0.6

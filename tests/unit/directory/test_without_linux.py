@@ -78,19 +78,17 @@ def told(run_python: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return found | {"root": str(root)}
 
 
-def test_what_only_linux_has_is_taken_away(told: dict[str, Any]) -> None:
+def test_what_only_linux_has_is_taken_away(told):
     assert told["system"] == [False, True, False]
     assert told["taken away"] == [True] * 5
 
 
-def test_saves_replaces_and_verifies(told: dict[str, Any]) -> None:
+def test_saves_replaces_and_verifies(told):
     assert (told["value"], told["ok"], told["beside"]) == ([2] * 3, True, ["one"])
     assert told["damaged"] is False
 
 
-def test_a_save_empties_the_drives_cache_before_and_after_it_gets_its_name(
-    told: dict[str, Any],
-) -> None:
+def test_a_save_empties_the_drives_cache_before_and_after_it_gets_its_name(told):
     root, calls = told["root"], told["saved"]
     named = calls.index(f"rename {root}/one")
     synced = [call for call in calls[:named] if call.startswith("F_FULLFSYNC")]
@@ -98,13 +96,13 @@ def test_a_save_empties_the_drives_cache_before_and_after_it_gets_its_name(
     assert calls[named + 1 :] == [f"F_FULLFSYNC {root}"]
 
 
-def test_a_replacement_is_two_renames(told: dict[str, Any]) -> None:
+def test_a_replacement_is_two_renames(told):
     """Between them, readers find the old checkpoint under its hidden name."""
     renamed = [Path(call).name for call in told["replaced"] if call.startswith("rename")]
     assert renamed[0].startswith(".ckpt-old.one.") and renamed[1] == "one"
 
 
-def test_a_run_resumes_keeps_its_newest_steps_and_clears_up(told: dict[str, Any]) -> None:
+def test_a_run_resumes_keeps_its_newest_steps_and_clears_up(told):
     assert told["resumed"] == [3, [3] * 3]
     assert told["steps"] == [3, 4]
     assert told["left"] == [told["parent"]]  # of a process that lives

@@ -33,7 +33,7 @@ CALLS = {
 }
 
 
-def test_different_calls_at_one_moment(tmp_path: Path) -> None:
+def test_different_calls_at_one_moment(tmp_path):
     """A typed error on all that says which call each made."""
     told = run(
         f"cases = {CALLS!r}"

@@ -43,7 +43,7 @@ from ckpt_core._run.tiers.verdict import State, judge_failure, vote
         [],
     ],
 )
-def test_a_note_of_a_part_that_cannot_be(value: Any):
+def test_a_note_of_a_part_that_cannot_be(value):
     with pytest.raises((ValueError, KeyError, TypeError)):
         Part.load(value)
 
@@ -101,9 +101,7 @@ def _sights(draw: Any) -> tuple[int, list[list[Seen]]]:
 
 
 @given(_sights(), st.data())
-def test_whole_means_that_everybody_gets_what_serves_him(
-    sights: tuple[int, list[list[Seen]]], data: st.DataObject
-):
+def test_whole_means_that_everybody_gets_what_serves_him(sights, data):
     count, everyone = sights
     serving = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
     found = judged(everyone, serving=serving)
@@ -252,7 +250,7 @@ def test_at_which_address_a_process_serves():
         ([(CheckpointError("check_state"), True)] * 2, "raise"),
     ],
 )
-def test_who_goes_on_to_another_copy(errors: list[tuple[Exception, bool]], verdict: str):
+def test_who_goes_on_to_another_copy(errors, verdict):
     votes = [vote(error, there) for error, there in errors]
     assert judge_failure(votes) == verdict
 
