@@ -1,44 +1,17 @@
 """What the adapters of Grain and NNX refuse, and what their messages say to do."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import logged, told
+from tests.contract.advice.said import FAST, logged, save, told
 
 grain = pytest.importorskip("grain")
 nnx = pytest.importorskip("flax.nnx")
-ckpt_grain = pytest.importorskip("ckpt_grain")
+pytest.importorskip("ckpt_grain")
 ckpt_flax_nnx = pytest.importorskip("ckpt_flax_nnx")
-
-FAST = ckpt.Options(durable=False)
-STATE = {"w": np.arange(4.0)}
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
-
-
-def batches(scale: int = 1) -> Any:
-    return grain.MapDataset.range(20).map(lambda x: x * scale).to_iter_dataset()
-
-
-def goes_on(path: Path, target: Any, wanted: int) -> bool:
-    """A new program draws this next."""
-    ckpt.restore(path, data=target)
-    return int(next(target)) == wanted
-
-
-# NNX
-
-
-class Model(nnx.Module):
-    def __init__(self, rngs: Any):
-        self.layer = nnx.Linear(4, 4, rngs=rngs)
 
 
 class Sharded(nnx.Module):

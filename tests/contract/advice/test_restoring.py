@@ -9,33 +9,20 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import told
+from tests.contract.advice.said import save, told
+from tests.support.own import Own
 
 W = np.arange(4.0, dtype=np.float32)
 STATE = {"w": W}
-FAST = ckpt.Options(durable=False)
 AS_NUMPY: dict[str, Any] = {"w": np.zeros(4, np.float32)}
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
 
 
 def right(value: Any) -> bool:
     return np.array_equal(value, W)
 
 
-class Counted:
-    """A live object that cannot be copied."""
-
-    def __init__(self):
-        self.w = np.zeros(4, np.float32)
-
-    def get_state(self):
-        return {"w": self.w}
-
-    def set_state(self, state: Any):
-        self.w = state["w"]
+def counted() -> Own:
+    return Own(w=np.zeros(4, np.float32))
 
 
 # Items and states
@@ -185,10 +172,10 @@ def test_random_keys_of_another_kind(tmp_path, impl):
 
 
 def test_one_object_under_two_names(tmp_path):
-    one, two = Counted(), Counted()
+    one, two = counted(), counted()
     one.w = W
     save(tmp_path / "a", one=one, two=two)
-    again = Counted()
+    again = counted()
     with told("Restore it under one of the names; what is saved under another") as said:
         ckpt.restore(tmp_path / "a", one=again, two=again)
     ckpt.restore(tmp_path / "a", one=again)
@@ -197,7 +184,7 @@ def test_one_object_under_two_names(tmp_path):
     assert right(again.w) and other["w"].tolist() == [0] * 4
 
 
-class Refuses(Counted):
+class Refuses(Own):
     """Takes its own state, and no other: fails when what comes before it is set already."""
 
     def set_state(self, state: Any):
@@ -215,12 +202,12 @@ def test_a_restore_that_failed_in_the_middle(tmp_path, action):
     def values(model: Any) -> list[Any]:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
-    save(tmp_path / "a", other=Counted(), model=make(0))
+    save(tmp_path / "a", other=counted(), model=make(0))
     save(tmp_path / "b", model=make(0))
     again, before = make(1), values(make(1))
     options = ckpt.Options(max_host_bytes=4096, durable=False)
     with pytest.raises(ValueError, match="not today") as caught:
-        ckpt.restore(tmp_path / "a", other=Refuses(), model=again, options=options)
+        ckpt.restore(tmp_path / "a", other=Refuses(w=W), model=again, options=options)
     note = "\n".join(caught.value.__notes__)
     key = "Restore another step into it, or create it again. Options(atomic_restore="
     assert key in note
@@ -229,7 +216,7 @@ def test_a_restore_that_failed_in_the_middle(tmp_path, action):
         again = make(1)
         options = eval(f"ckpt.Options({how}, max_host_bytes=4096)", {"ckpt": ckpt})
         with pytest.raises(ValueError, match="not today"):
-            ckpt.restore(tmp_path / "a", other=Refuses(), model=again, options=options)
+            ckpt.restore(tmp_path / "a", other=Refuses(w=W), model=again, options=options)
         assert all(map(np.array_equal, values(again), before)), "changes nothing"
     again = make(1) if action == "create" else again
     ckpt.restore(tmp_path / "b", model=again)

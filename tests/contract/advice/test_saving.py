@@ -1,7 +1,7 @@
 """What ``save`` refuses, and what its messages say to do: done to the letter, and saved."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,10 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import told
+from tests.contract.advice.said import FAST, save, told
 
 STATE = {"w": np.arange(4.0)}
 OTHER = {"w": np.arange(4.0) + 7}
-FAST = ckpt.Options(durable=False)
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
 
 
 def holds(path: Any, value: Any = STATE["w"]) -> bool:
@@ -70,10 +65,6 @@ def test_secrets_are_no_options(monkeypatch):
 
 
 # Leaves
-
-
-class Fields(NamedTuple):
-    w: Any
 
 
 class Opaque:

@@ -10,15 +10,10 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core.convert import import_weights
-from tests.contract.advice.said import told
+from tests.contract.advice.said import FAST, save, told
 
 W = np.arange(4.0, dtype=np.float32)
 STATE = {"w": W}
-FAST = ckpt.Options(durable=False)
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
 
 
 def imported(source: Any, tmp_path: Path, **more: Any) -> Any:

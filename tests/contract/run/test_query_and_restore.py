@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.own import Own
 from tests.support.places import (  # noqa: F401 (fixtures)
     Place,
     make_asynchronous,
@@ -93,28 +94,13 @@ def test_restored(place):
     assert "step=4" in repr(restored)
 
 
-class Counter:
-    """A user's own object."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.history = np.zeros(3)
-
-    def get_state(self) -> Any:
-        return {"count": self.count, "history": self.history}
-
-    def set_state(self, state: Any) -> None:
-        self.count, self.history = state["count"], state["history"]
-
-
 def test_stateful_objects_are_set_in_place(place):
-    mine = Counter(5)
-    mine.history[:] = [1, 2, 3]
+    mine = Own(count=5, history=np.array([1.0, 2.0, 3.0]))
     with open_at(place) as checkpointer:
         checkpointer.save(0, counter=mine, params=state(0))
         mine.count = 6
         mine.history[:] = 0
-    other = Counter(0)
+    other = Own(count=0, history=np.zeros(3))
     restored = open_at(place).restore_latest(counter=other, params=state(1))
     assert restored["counter"] is other and other.count == 5
     assert other.history.tolist() == [1, 2, 3]

@@ -12,24 +12,12 @@ import pytest
 from flax import nnx
 
 import ckpt_core as ckpt
+from tests.support.own import Own
 
 ADAM = optax.adam(1e-3)
 
 
-class Counter:
-    """A user's own object, which is set in place."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def get_state(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
-
-
-class Description(Counter):
+class Description(Own):
     """One that each save writes anew."""
 
     written_anew = True
@@ -68,10 +56,10 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree),
     ),
     "holds a live object": (
-        lambda: {"live": Counter(), "n": 1},
+        lambda: {"live": Own(count=0), "n": 1},
         lambda tree: {**tree, "n": tree["n"] + 1},
     ),
-    "of another kind": (lambda: {"w": np.zeros(3)}, lambda tree: Counter(5)),
+    "of another kind": (lambda: {"w": np.zeros(3)}, lambda tree: Own(count=5)),
 }
 
 
@@ -167,8 +155,8 @@ def test_objects_that_are_set_in_place_need_no_taking(tmp_path):
     live = {
         "model": model,
         "optimizer": nnx.Optimizer(model, ADAM, wrt=nnx.Param),
-        "counter": Counter(3),
-        "several": [Counter(1), Counter(2)],
+        "counter": Own(count=3),
+        "several": [Own(count=1), Own(count=2)],
         "nothing": {},
         "none": None,
     }
@@ -179,40 +167,42 @@ def test_objects_that_are_set_in_place_need_no_taking(tmp_path):
 
 @pytest.mark.parametrize("how", ["restore", "restore_latest"])
 def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path, how):
-    saved(tmp_path, model=Counter(1), optimizer=Counter(2))
+    saved(tmp_path, model=Own(count=1), optimizer=Own(count=2))
     with open_at(tmp_path) as checkpointer:
         if how == "restore":
-            checkpointer.restore(0, model=Counter())
+            checkpointer.restore(0, model=Own(count=0))
         else:
-            checkpointer.restore_latest(model=Counter())
+            checkpointer.restore_latest(model=Own(count=0))
         with pytest.raises(ckpt.RestoredValueIgnored, match="'optimizer'") as caught:
-            checkpointer.save(1, model=Counter(), optimizer=Counter())
+            checkpointer.save(1, model=Own(count=0), optimizer=Own(count=0))
         assert caught.value.item == "optimizer"
         assert "optimizer=" in str(caught.value)
         assert 'unexpected="ignore"' in str(caught.value)
-        assert checkpointer.save(1, model=Counter(), more=Counter())  # what is new may begin anew
+        assert checkpointer.save(
+            1, model=Own(count=0), more=Own(count=0)
+        )  # what is new may begin anew
 
 
 def test_the_two_ways_out(tmp_path):
-    saved(tmp_path, model=Counter(1), optimizer=Counter(2))
+    saved(tmp_path, model=Own(count=1), optimizer=Own(count=2))
     ways: list[dict[str, Any]] = [
         {"unexpected": "ignore"},
-        {"items": {"optimizer": Counter()}},
+        {"items": {"optimizer": Own(count=0)}},
     ]
     for arguments in ways:
         with open_at(tmp_path) as checkpointer:
-            checkpointer.restore_latest(model=Counter(), **arguments)
+            checkpointer.restore_latest(model=Own(count=0), **arguments)
             step = (checkpointer.latest_step() or 0) + 1
-            assert checkpointer.save(step, model=Counter(), optimizer=Counter())
+            assert checkpointer.save(step, model=Own(count=0), optimizer=Own(count=0))
 
 
 def test_what_is_written_anew_needs_no_restoring(tmp_path):
-    saved(tmp_path, model=Counter(1), description=Description(2))
+    saved(tmp_path, model=Own(count=1), description=Description(count=2))
     with open_at(tmp_path) as checkpointer:
-        checkpointer.restore_latest(model=Counter())
-        assert checkpointer.save(1, model=Counter(), description=Description(3))
+        checkpointer.restore_latest(model=Own(count=0))
+        assert checkpointer.save(1, model=Own(count=0), description=Description(count=3))
         with pytest.raises(ckpt.RestoredValueIgnored):
-            checkpointer.save(2, model=Counter(), description=Counter())
+            checkpointer.save(2, model=Own(count=0), description=Own(count=0))
 
 
 def write_into(folder: Path) -> None:

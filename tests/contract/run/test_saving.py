@@ -65,6 +65,7 @@ def test_step_numbers_refused(place, step):
 def test_numpy_integers_are_steps(place):
     with open_at(place) as checkpointer:
         assert checkpointer.save(np.int32(3), state(3))
+        assert checkpointer.save(jnp.int32(4), state(4))
     assert same(checkpointer.load(np.int64(3)), 3)
     assert type(checkpointer.restore(np.int64(3), state=state(0)).step) is int
 

@@ -14,6 +14,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support import seams
+from tests.support.own import Own
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -116,21 +117,8 @@ def test_what_was_loaded_belongs_to_the_caller(tmp_path):
     assert_gone(references)
 
 
-class Owner:
-    """Holds its arrays, and takes part in saves by itself."""
-
-    def __init__(self) -> None:
-        self.w = jnp.ones(1000)
-
-    def get_state(self) -> Any:
-        return {"w": self.w}
-
-    def set_state(self, state: Any) -> None:
-        self.w = state["w"]
-
-
 def test_a_model_is_not_kept_alive(tmp_path):
-    owner = Owner()
+    owner = Own(w=jnp.ones(1000))
     references = [weakref.ref(owner)]
     ckpt.save(tmp_path / "one", model=owner)
     del owner

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -166,21 +165,6 @@ def test_paths_that_no_file_can_have(path):
             call()
         if isinstance(path, str) and path:
             assert caught.match("no path can hold")
-
-
-def test_metrics_may_be_arrays_of_one_number(tmp_path):
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, tree(), metrics={"a": jnp.float32(0.5), "b": np.float64(1), "c": 2})
-        checkpointer.wait_until_finished()
-        assert checkpointer.metrics(1) == {"a": 0.5, "b": 1.0, "c": 2}
-
-
-def test_a_step_may_be_an_integer_of_numpy_or_jax(tmp_path):
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(np.int64(1), tree(1))
-        checkpointer.save(jnp.int32(2), tree(2))
-        assert_tree(checkpointer.load(np.int32(1)), 1)
-    assert_tree(ckpt.load(tmp_path / "2"), 2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Hidden names beside checkpoints: whatever a checkpoint is called, nobody takes another one's for its own."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +107,6 @@ def dead_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             f"ckpt_core._directory.{module}.lives", lambda owner: owner != DEAD, raising=False
         )
-
-
-Act = Callable[[Path, str], None]
 
 
 def _load(folder: Path, name: str) -> None:

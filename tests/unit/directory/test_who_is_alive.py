@@ -48,14 +48,6 @@ def start_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
-def test_this_process_lives():
-    assert owner.lives(owner.this_owner()) is True
-
-
-def test_a_process_that_has_ended():
-    assert owner.lives(f"{HOST}-{dead_pid()}-1") is False
-
-
 @pytest.mark.linux("/proc says when a process started")
 def test_a_process_that_ended_and_was_not_waited_for():
     process = subprocess.Popen(["true"])
