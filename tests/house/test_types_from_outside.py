@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tests.house.test_readme import blocks_of
 from tests.support.paths import INTEGRATIONS, ROOT
 from tests.support.typed import diagnostics_of
 
@@ -66,7 +65,6 @@ def make_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
     texts = {
         "good.py": GOOD + STRICT,
         "bad.py": BAD + STRICT,
-        "readme.py": blocks_of((ROOT / "README.md").read_text())[0][1],
     }
     found = diagnostics_of(tmp_path_factory.mktemp("typed"), texts, settings)
     return {
@@ -76,11 +74,6 @@ def make_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
 
 def test_right_calls_have_their_types(errors):
     assert errors["good.py"] == []
-
-
-def test_the_readmes_script_has_no_error(errors):
-    """As a user's editor shows it, and as mypy says it where that is installed."""
-    assert errors["readme.py"] == []
 
 
 def test_misspelt_names_are_errors(errors):

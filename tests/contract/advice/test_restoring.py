@@ -25,9 +25,6 @@ def counted() -> Own:
     return Own(w=np.zeros(4, np.float32))
 
 
-# Items and states
-
-
 def test_items_and_one_state(tmp_path):
     save(tmp_path / "items", params=STATE, opt=STATE)
     save(tmp_path / "one", STATE)
@@ -54,9 +51,6 @@ def test_items_and_one_state(tmp_path):
     target = eval(f"dict({said.between('such as ', ';')})", {"model": like})
     assert right(ckpt.restore(tmp_path / "model", **target)["model"]["w"])
     assert "use load" in said.text and right(ckpt.load(tmp_path / "one")["w"])
-
-
-# Differences
 
 
 def mismatch(path: Path, like: Any, **more: Any) -> list[str]:
@@ -108,9 +102,6 @@ def test_nothing_to_keep(tmp_path):
     back = ckpt.load(tmp_path / "a", values, missing="keep")
     assert right(back["w"]) and back["b"].tolist() == [1]
     assert right(ckpt.load(tmp_path / "a", abstract, only="w")["w"])
-
-
-# Targets
 
 
 def test_shardings_that_have_no_place_for_a_leaf(tmp_path, mesh):
@@ -166,9 +157,6 @@ def test_random_keys_of_another_kind(tmp_path, impl):
             if back:
                 found = eval(back, {"jax": jax, "key": found})
             assert found.dtype == typed.dtype and (jax.random.key_data(found) == raw).all()
-
-
-# Live objects
 
 
 def test_one_object_under_two_names(tmp_path):

@@ -156,9 +156,6 @@ def test_an_item_that_was_left_out(tmp_path, action):
         assert np.array_equal(found["opt"]["w"], wanted)
 
 
-# Directories
-
-
 def test_a_checkpoint_is_no_directory_of_steps(tmp_path):
     saved(tmp_path, [3])
     key = "if this is one of its steps, or load it with ckpt.load or ckpt.restore"
@@ -204,9 +201,6 @@ def test_a_local_directory_that_is_the_other(tmp_path, where):
         with runs(run, local_directory=tmp_path / other):
             pass
     assert resumes(run, 2)
-
-
-# Options
 
 
 def test_a_save_that_is_running(tmp_path):

@@ -33,9 +33,6 @@ def test_the_path_comes_first(tmp_path):
     )
 
 
-# Items and arguments
-
-
 def holds_item(path: Any, name: str, value: Any = STATE["w"]) -> bool:
     return np.array_equal(ckpt.load(path, item=name)["w"], value)
 
@@ -62,9 +59,6 @@ def test_secrets_are_no_options(monkeypatch):
         ckpt.Options(storage_options={"secret": "x"})
     assert "GOOGLE_APPLICATION_CREDENTIALS" in said.text
     ckpt.Options(storage_options={"profile": "mine"})
-
-
-# Leaves
 
 
 class Opaque:
@@ -139,9 +133,6 @@ def test_a_donated_array(tmp_path):
             with told("was donated or deleted: save before the step that donates"):
                 save(tmp_path / "a", {"w": w})
     assert holds(tmp_path / "a")
-
-
-# The writer, and copies
 
 
 @pytest.mark.parametrize("store", [False, True])

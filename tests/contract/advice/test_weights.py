@@ -27,9 +27,6 @@ def right(value: Any) -> bool:
     return np.array_equal(value, W)
 
 
-# A package that is not there
-
-
 @pytest.mark.parametrize(
     ("name", "module"), [("a.pt", "torch"), ("a", "flax.serialization"), ("a.h5", "h5py")]
 )
