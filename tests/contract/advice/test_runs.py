@@ -1,7 +1,5 @@
 """What a ``Checkpointer`` refuses, and what its messages say to do: done, and the program started again."""
 
-import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +154,6 @@ def test_an_item_that_was_left_out(tmp_path, action):
         assert np.array_equal(found["opt"]["w"], wanted)
 
 
-def test_a_checkpoint_is_no_directory_of_steps(tmp_path):
-    saved(tmp_path, [3])
-    key = "if this is one of its steps, or load it with ckpt.load or ckpt.restore"
-    with told(key.replace(", or load it with ckpt.load or ckpt.restore", "")) as said:
-        runs(tmp_path / "3")
-    assert resumes(Path(said.between("make the Checkpointer on ", " if")), 3)
-    assert np.array_equal(ckpt.load(tmp_path / "3")["w"], state(3)["w"])
-    assert np.array_equal(ckpt.restore(tmp_path / "3", state(0))["state"]["w"], state(3)["w"])
-
-
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"{", b"run-x\n"])
 def test_a_note_of_the_run_that_is_damaged(tmp_path, content):
     """Local steps would count no more, and a restart go back, without a word."""
@@ -201,46 +189,6 @@ def test_a_local_directory_that_is_the_other(tmp_path, where):
         with runs(run, local_directory=tmp_path / other):
             pass
     assert resumes(run, 2)
-
-
-def test_a_save_that_is_running(tmp_path):
-    go_on = threading.Event()
-
-    def listen(event: Any) -> None:
-        if event.kind == "committed":
-            go_on.wait(30)
-
-    options = ckpt.Options(durable=False, on_pending="fail", on_event=listen)
-    with runs(tmp_path, options=options) as run:
-        run.save(0, state(0))
-        with told("is still running, and Options(on_pending='fail') does not wait"):
-            run.save(1, state(1))
-        go_on.set()
-        run.wait_until_finished()
-        run.save(1, state(1))
-    assert resumes(tmp_path, 1)
-
-
-def test_a_checkpointer_outside_of_the_main_thread(tmp_path, caplog):
-    made: list[ckpt.Checkpointer] = []
-
-    def work() -> None:
-        with runs(tmp_path / "a") as run:
-            assert not run.should_stop
-        assert not made[0].should_stop
-
-    with caplog.at_level(logging.WARNING), runs(tmp_path / "b") as outside:
-        made.append(outside)
-        assert not outside.should_stop
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    logged("Python lets only the main thread listen, and this is", caplog)
-    logged("Make the Checkpointer, or ask should_stop once, there", caplog)
-    told_here = [
-        record for record in caplog.records if "will not be noticed" in record.getMessage()
-    ]
-    assert len(told_here) == 1, "the one that was asked in the main thread says nothing"
 
 
 LOOKS = {

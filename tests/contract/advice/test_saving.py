@@ -54,13 +54,6 @@ def test_settings_that_options_do_not_have(tmp_path):
     assert ckpt.Checkpointer(tmp_path / "run").all_steps() == [2, 3]
 
 
-def test_secrets_are_no_options(monkeypatch):
-    with told("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile") as said:
-        ckpt.Options(storage_options={"secret": "x"})
-    assert "GOOGLE_APPLICATION_CREDENTIALS" in said.text
-    ckpt.Options(storage_options={"profile": "mine"})
-
-
 class Opaque:
     def __init__(self):
         self.w = np.arange(4.0)

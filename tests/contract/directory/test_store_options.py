@@ -44,7 +44,8 @@ def test_the_project_that_pays_is_named_in_every_request(server):
         ({"endpont_url": "http://x"}, "takes endpoint_url, region"),
         ({"region": 7}, "region=7"),
         ({"anon": "yes"}, "anon='yes'"),
-        ({"secret": "x"}, "set AWS_ACCESS_KEY_ID"),
+        ({"secret": "x"}, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile"),
+        ({"secret": "x"}, "GOOGLE_APPLICATION_CREDENTIALS"),
     ],
 )
 def test_what_is_not_known_is_refused(given, said):

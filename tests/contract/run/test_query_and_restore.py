@@ -241,12 +241,6 @@ def test_mismatch_is_raised_even_with_older_steps(place):
     assert {mismatch.kind for mismatch in caught.value.mismatches} == {"missing", "unexpected"}
 
 
-def test_an_item_that_was_not_saved(place):
-    write(place, 1)
-    with pytest.raises(ckpt.CheckpointNotFound, match="state"):
-        open_at(place).restore_latest(model=state(0))
-
-
 def test_restored_values_are_not_kept_alive(local):
     """What is noticed of them (test_restored_but_not_taken.py) holds none of them."""
     fresh = {"w": jnp.zeros(64)}

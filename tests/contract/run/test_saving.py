@@ -106,11 +106,6 @@ def test_read_only(place):
     assert {name: place.read(name) for name in place.names()} == before
 
 
-def test_read_only_makes_no_directory(local):
-    assert open_at(local, read_only=True).all_steps() == []
-    assert not os.path.exists(local.url)
-
-
 def test_a_file_is_no_directory_of_steps(local):
     Path(local.url).write_text("a file")
     with pytest.raises(NotADirectoryError):

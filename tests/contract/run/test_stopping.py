@@ -106,15 +106,19 @@ def test_checkpointers_closed_in_any_order_leave_no_handler(tmp_path):
 
 def test_a_thread_that_cannot_listen_is_told(tmp_path, caplog):
     def train() -> None:
-        with ckpt.Checkpointer(tmp_path) as checkpointer:
+        with ckpt.Checkpointer(tmp_path / "a") as checkpointer:
             for _ in range(3):
                 assert not checkpointer.should_stop
+        assert not asked_before.should_stop
 
-    thread = threading.Thread(target=train, name="trainer")
-    thread.start()
-    thread.join()
+    with ckpt.Checkpointer(tmp_path / "b") as asked_before:
+        assert not asked_before.should_stop
+        thread = threading.Thread(target=train, name="trainer")
+        thread.start()
+        thread.join()
     assert caplog.text.count("SIGTERM will not be noticed") == 1
-    assert "'trainer'" in caplog.text
+    assert "Python lets only the main thread listen, and this is 'trainer'" in caplog.text
+    assert "Make the Checkpointer, or ask should_stop once, there" in caplog.text
 
 
 @pytest.mark.parametrize("stopped", ["in time", "too late", "while it waits", "not at all"])

@@ -179,7 +179,8 @@ def test_on_pending_fail(path, gate):
     with ckpt.Checkpointer(path, options=options) as checkpointer:
         checkpointer.save(0, {"n": 0})
         assert gate.entered.wait(LONG_SECS)
-        with pytest.raises(ckpt.CheckpointError, match="save of step 0 is still running"):
+        told = r"save of step 0 is still running, and Options\(on_pending='fail'\) does not wait"
+        with pytest.raises(ckpt.CheckpointError, match=told):
             checkpointer.save(1, {"n": 1})
         gate.go.set()
         checkpointer.wait_until_finished()
