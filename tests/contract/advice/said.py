@@ -16,8 +16,6 @@ def save(path: Any, *state: Any, **named: Any) -> None:
 
 
 class Said:
-    """What a message said."""
-
     text = ""
     error: BaseException | None = None
 

@@ -156,8 +156,6 @@ def test_a_step_in_quotes(tmp_path):
 
 
 class Counter:
-    """A live object of a user."""
-
     def __init__(self, count: int = 0) -> None:
         self.count = count
 
@@ -169,8 +167,6 @@ class Counter:
 
 
 class Reader(Counter):
-    """One whose state belongs to its process."""
-
     per_process = True
 
 

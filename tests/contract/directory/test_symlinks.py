@@ -150,25 +150,19 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def test_deleting_takes_the_links(linked, tmp_path):
+@pytest.mark.parametrize("retired", [False, True])
+def test_deleting_takes_the_links(linked, tmp_path, retired):
     before = contents(tmp_path / "elsewhere")
     assert before
-    with ckpt.Checkpointer(linked, asynchronous=False) as checkpointer:
-        checkpointer.delete(0)
-        assert checkpointer.all_steps() == []
+    with ckpt.Checkpointer(linked, asynchronous=False, max_to_keep=1) as checkpointer:
+        if retired:
+            checkpointer.restore_latest(state=TREE)["state"]
+            checkpointer.save(1, state=TREE)
+        else:
+            checkpointer.delete(0)
+        assert checkpointer.all_steps() == [1] * retired
     assert contents(tmp_path / "elsewhere") == before
     assert not any(name.startswith((".ckpt-tmp", "0")) for name in os.listdir(linked))
-
-
-def test_retention_takes_the_links(linked, tmp_path):
-    before = contents(tmp_path / "elsewhere")
-    with ckpt.Checkpointer(linked, asynchronous=False, max_to_keep=1) as checkpointer:
-        checkpointer.restore_latest(state=TREE)["state"]  # pyright: ignore
-        checkpointer.save(1, state=TREE)
-        checkpointer.wait_until_finished()
-        assert checkpointer.all_steps() == [1]
-    assert contents(tmp_path / "elsewhere") == before
-    assert not any(name.startswith(".ckpt-tmp") for name in os.listdir(linked))
 
 
 def test_overwriting_through_a_link_is_refused(linked, tmp_path):

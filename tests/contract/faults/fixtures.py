@@ -11,7 +11,6 @@ from tests.contract.faults.harness import Pool, Unavailable, build_shim
 
 @pytest.fixture(name="shim", scope="module")
 def make_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled preload shim."""
     try:
         return build_shim(tmp_path_factory.mktemp("shim"))
     except Unavailable as reason:

@@ -32,7 +32,6 @@ def state(value: float) -> dict[str, Any]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()

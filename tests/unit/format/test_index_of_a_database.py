@@ -36,8 +36,6 @@ UNCOMPRESSED = {"compression": None, "max_decoded_node_bytes": 1000, "manifest_k
 
 
 class Database:
-    """A database in memory."""
-
     def __init__(self, config: dict[str, Any], folder: str = "") -> None:
         self.context = new_context()
         self.url = f"memory://test_index/{folder}"
