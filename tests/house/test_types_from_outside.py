@@ -62,10 +62,7 @@ def make_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
         "extraPaths": [str(ROOT), *(str(path) for path in INTEGRATIONS.iterdir() if path.is_dir())],
         "reportMissingTypeStubs": False,
     }
-    texts = {
-        "good.py": GOOD + STRICT,
-        "bad.py": BAD + STRICT,
-    }
+    texts = {"good.py": GOOD + STRICT, "bad.py": BAD + STRICT}
     found = diagnostics_of(tmp_path_factory.mktemp("typed"), texts, settings)
     return {
         name: [one for one in told if one["severity"] == "error"] for name, told in found.items()
