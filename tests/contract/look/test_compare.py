@@ -86,6 +86,7 @@ def test_everything_that_differs(call, pair):
     moved = by_path["layers/0/w"]
     assert [moved[name] for name in ("count", "changed", "largest")] == [12, 11, 11.0]
     assert math.isclose(moved["relative"], 1.0) and math.isclose(moved["cosine"], 1.0)
+    assert math.isclose(moved["rms"], math.sqrt(506 / 12))
     assert by_path["step"]["largest"] == 1.0
     sides = by_path["layers/1/w"]["a"], by_path["layers/1/w"]["b"]
     assert sides == ("bfloat16[2, 2]", "bfloat16[2, 3]")
