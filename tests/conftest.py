@@ -1,7 +1,5 @@
 """Eight CPU devices for every test, and what else must be settled before jax is imported."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,10 +1,7 @@
 """Each relative link of a page leads to a file of a clone, and no page installs what is on no index."""
 
-from __future__ import annotations
-
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ PAGES = [
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def test_no_page_installs_what_is_not_on_the_index() -> None:
+def test_no_page_installs_what_is_not_on_the_index():
     """Until there is a release: from a clone, or a wheel that somebody made of it."""
     notebooks = sorted((ROOT / "docs").rglob("*.ipynb"))
     installs = re.compile(r"pip install[^\n`]*\bckpt[-_]core(?!-[\d*])")
@@ -28,13 +25,13 @@ def test_no_page_installs_what_is_not_on_the_index() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_lead_to_files(page: Path) -> None:
+def test_relative_links_lead_to_files(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     links = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
     assert [link for link in links if link and not (page.parent / link).exists()] == []
 
 
-def test_the_description_of_the_wheel_has_no_link() -> None:
+def test_the_description_of_the_wheel_has_no_link():
     """On the page of an index a relative link leads nowhere."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "restore_latest" in project["readme"]["text"]

@@ -1,14 +1,11 @@
 """The examples run as a user starts them: in processes of their own, from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -36,9 +33,7 @@ def _run_example(compiled: dict[str, str], name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_train_nnx_goes_on_where_it_stopped(
-    run_example: Callable[..., str], tmp_path: Path
-) -> None:
+def test_train_nnx_goes_on_where_it_stopped(run_example, tmp_path):
     pytest.importorskip("flax")
     pytest.importorskip("grain")
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -53,23 +48,21 @@ def test_train_nnx_goes_on_where_it_stopped(
     assert prints[0] == prints[1]
 
 
-def test_train_nnx_resumes_exactly(run_example: Callable[..., str]) -> None:
+def test_train_nnx_resumes_exactly(run_example):
     pytest.importorskip("flax")
     pytest.importorskip("grain")
     printed = run_example("train_nnx.py", "--check", "--steps", "12")
     assert "interrupted_at=(9,), resumed_from=(" in printed
 
 
-def test_equinox_train_resumes_exactly(run_example: Callable[..., str]) -> None:
+def test_equinox_train_resumes_exactly(run_example):
     for needed in ("equinox", "grain", "optax"):
         pytest.importorskip(needed)
     printed = run_example("equinox_train.py", "--check", "--steps", "12")
     assert "interrupted_at=(9,), resumed_from=(" in printed
 
 
-def test_multihost_goes_on_with_fewer_processes(
-    run_example: Callable[..., str], tmp_path: Path
-) -> None:
+def test_multihost_goes_on_with_fewer_processes(run_example, tmp_path):
     pytest.importorskip("optax")
     printed = run_example("multihost.py", "--demo", "--directory", str(tmp_path), "--steps", "20")
     assert "four processes, one killed after step 12: [" in printed
@@ -78,12 +71,12 @@ def test_multihost_goes_on_with_fewer_processes(
     assert float(printed.rpartition(":")[2]) < 1e-3
 
 
-def test_decoder_rules_load_a_small_llama(run_example: Callable[..., str]) -> None:
+def test_decoder_rules_load_a_small_llama(run_example):
     pytest.importorskip("safetensors")
     assert "layers/attention/kv (3, 2, 64, 2, 16)" in run_example("decoder_rules.py")
 
 
-def test_llama_weights_go_in_and_out(run_example: Callable[..., str], tmp_path: Path) -> None:
+def test_llama_weights_go_in_and_out(run_example, tmp_path):
     for needed in ("flax", "safetensors", "torch"):
         pytest.importorskip(needed)
     printed = run_example("llama_weights.py", "--gib", "0.0625", "--directory", str(tmp_path))

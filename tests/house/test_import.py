@@ -1,10 +1,6 @@
 """``import ckpt_core`` costs little beside jax: it imports eight modules of its own, and nothing that jax does not."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +15,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-def test_the_modules_that_the_import_adds(run_python: Any) -> None:
+def test_the_modules_that_the_import_adds(run_python):
     """Counted, not timed: it is 2 to 4 ms on a quiet machine."""
     added = run_python(LOADED)
     ours = [name for name in added if name.startswith("ckpt_core")]
@@ -40,7 +36,7 @@ print(json.dumps([of["collections"] - at for of, at in zip(gc.get_stats(), befor
 """
 
 
-def test_the_modules_of_a_load_come_without_a_pass_over_all_objects(run_python: Any) -> None:
+def test_the_modules_of_a_load_come_without_a_pass_over_all_objects(run_python):
     """Else there are 16,000 with this threshold."""
     assert sum(run_python(PASSES)) < 10
 
@@ -63,9 +59,7 @@ FIRST = "import jax, ckpt_core as ckpt\nckpt.load, ckpt.Checkpointer"
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_a_child_of_a_process_that_has_only_imported_it_can_load(
-    run_python: Any, tmp_path: Path, method: str
-) -> None:
+def test_a_child_of_a_process_that_has_only_imported_it_can_load(run_python, tmp_path, method):
     """A fork server imports the program; all its children were refused, and sent to a fork server."""
     (tmp_path / "program_of_test.py").write_text(SERVED.format(first=FIRST))
     code = (
@@ -84,9 +78,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_child_of_a_process_that_has_used_another_library_is_refused(
-    run_python: Any, tmp_path: Path, use: str
-) -> None:
+def test_a_child_of_a_process_that_has_used_another_library_is_refused(run_python, tmp_path, use):
     code = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore")  # jax warns of every fork

@@ -4,10 +4,7 @@ The table is the one of docs/design.md. A module without a layer fails, so that 
 say where it belongs.
 """
 
-from __future__ import annotations
-
 import ast
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -217,7 +214,7 @@ def test_every_layer_has_a_module():
         ("_save.py", "def f(client):\n    client.wait_at_barrier('a', 1)", "coordinates"),
     ],
 )
-def test_the_checker_can_fail(tmp_path: Path, file: str, source: str, complaint: str):
+def test_the_checker_can_fail(tmp_path, file, source, complaint):
     """One bad file among empty ones: every other file of the real package passes, see above."""
     package = tmp_path / PACKAGE.name
     package.mkdir()
@@ -230,33 +227,6 @@ def test_the_checker_can_fail(tmp_path: Path, file: str, source: str, complaint:
     assert len(found) == 1, found
     assert found[0].startswith(module_of(planted, package))
     assert complaint in found[0]
-
-
-def test_the_checker_finds_a_bad_file_in_the_whole_package(tmp_path: Path):
-    package = tmp_path / PACKAGE.name
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "_read" / "planted.py").write_text("import os\nos.replace('a', 'b')")
-    assert problems_of(package) == ["_read:2 uses .replace; only _directory renames and deletes"]
-
-
-@pytest.mark.parametrize(
-    ("file", "source"),
-    [
-        ("bench/deep.py", "def f():\n    import torch"),
-        ("testing.py", "from ckpt_core import save"),
-        ("_storage/deep.py", "import tensorstore\nfrom .._layout.chunks import blocks"),
-        ("_save.py", "'a'.replace('a', 'b')"),
-        ("_save.py", "def f(rules):\n    return rules.rename"),
-        ("_directory.py", "import os\nos.replace('a', 'b')"),
-    ],
-)
-def test_the_checker_can_pass(tmp_path: Path, file: str, source: str):
-    package = tmp_path / PACKAGE.name
-    for module in ("__init__.py", "_layout/chunks.py", file):
-        (package / module).parent.mkdir(parents=True, exist_ok=True)
-        (package / module).touch()
-    (package / file).write_text(source)
-    assert problems_of(package) == []
 
 
 LOADED_AFTER = """
@@ -273,11 +243,7 @@ def test_importing_ckpt_imports_nothing_heavy(run_python):
     assert loaded & HEAVY == set()
 
 
-def test_the_import_test_can_fail(run_python):
-    assert set(run_python(LOADED_AFTER, "import ckpt_core, numpy")) & HEAVY == {"numpy"}
-
-
-def test_saving_arrays_imports_no_framework(run_python, tmp_path: Path):
+def test_saving_arrays_imports_no_framework(run_python, tmp_path):
     code = (
         "import ckpt_core, jax.numpy as jnp; "
         f"ckpt_core.save({str(tmp_path / 'step')!r}, {{'a': jnp.ones(3)}}); "

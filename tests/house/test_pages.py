@@ -1,10 +1,7 @@
 """The pages that promise to be complete are: every error, every promise, and tests that are there."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from tests.support.paths import ROOT
 DOCS = ROOT / "docs"
 
 
-def test_every_public_error_has_an_entry() -> None:
+def test_every_public_error_has_an_entry():
     text = (DOCS / "troubleshooting.md").read_text()
     entries = dict(re.findall(r"^## `(\w+)`(?: \(`(\w+)`\))?$", text, re.MULTILINE))
     public = {name: getattr(ckpt, name) for name in ckpt.__all__}
@@ -31,7 +28,7 @@ def test_every_public_error_has_an_entry() -> None:
         assert not builtin or builtin in bases, name
 
 
-def test_every_kind_of_mismatch_is_told() -> None:
+def test_every_kind_of_mismatch_is_told():
     text = (DOCS / "troubleshooting.md").read_text()
     kinds = re.findall(r"``(\w+)``", (ckpt.Mismatch.__doc__ or "").partition("saved:")[0])
     assert len(kinds) >= 8
@@ -39,7 +36,7 @@ def test_every_kind_of_mismatch_is_told() -> None:
         assert f"`{kind}`" in text, kind
 
 
-def test_what_the_page_has_of_errors_is_so(tmp_path: Path) -> None:
+def test_what_the_page_has_of_errors_is_so(tmp_path):
     one, state = tmp_path / "one", {"params": {"w": np.ones((4, 8))}, "step": 7}
     ckpt.save(one, state)
     with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -52,7 +49,7 @@ def test_what_the_page_has_of_errors_is_so(tmp_path: Path) -> None:
     assert (refused.value.leaf, refused.value.type_name) == ("run/lock", "object")
 
 
-def test_the_page_of_the_promises_names_folders_of_tests_for_each() -> None:
+def test_the_page_of_the_promises_names_folders_of_tests_for_each():
     text = (DOCS / "guide" / "promises.md").read_text()
     promised = re.split(
         r"^\d\. \*\*", text.partition("## What was never run")[0], flags=re.MULTILINE

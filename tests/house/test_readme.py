@@ -6,8 +6,6 @@ has imported the frameworks, and nothing more; the long matrix runs all pages in
 hidden in an HTML comment: a first block that is pasted must run alone, and go on when it is run again.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -132,7 +130,7 @@ def run_codes(
 @pytest.mark.parametrize(
     "notebook", sorted((ROOT / "docs").rglob("*.ipynb")), ids=lambda path: path.name
 )
-def test_notebooks_run(notebook: Path, tmp_path: Path):
+def test_notebooks_run(notebook, tmp_path):
     """The cells, in order; what a cell shows at its end is shown as a notebook would."""
     cells = json.loads(notebook.read_text())["cells"]
     codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -150,7 +148,7 @@ def test_notebooks_run(notebook: Path, tmp_path: Path):
     [pytest.param(READMES[0], marks=pytest.mark.always), *READMES[1:]],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_blocks_run(readme: Path, tmp_path: Path):
+def test_blocks_run(readme, tmp_path):
     root = readme == ROOT / "README.md"
     then = ("assert bool(restored) is False, restored",) if root else ()
     done = run_blocks(readme, tmp_path, then=then)
@@ -160,7 +158,7 @@ def test_blocks_run(readme: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run_in_a_new_interpreter(readme: Path, tmp_path: Path):
+def test_blocks_run_in_a_new_interpreter(readme, tmp_path):
     """Where nothing has been imported, and a warning of an import fails the page as any other."""
     done = run_blocks(readme, tmp_path, new=True)
     assert done.returncode == 0, done.stderr
@@ -183,7 +181,7 @@ RESUMING = [
 
 
 @pytest.mark.parametrize("readme", RESUMING)
-def test_what_resumes_is_killed_and_runs_again(readme: Path, tmp_path: Path):
+def test_what_resumes_is_killed_and_runs_again(readme, tmp_path):
     """Each training is killed at its third save; the second run of the same text goes on from there."""
     root = readme == ROOT / "README.md"
     killed = run_blocks(readme, tmp_path, "killed")
@@ -202,7 +200,7 @@ def test_what_resumes_is_killed_and_runs_again(readme: Path, tmp_path: Path):
     [one for one in READMES if one.name == "README.md"],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path: Path):
+def test_the_first_block_runs_as_pasted_and_then_resumes(readme, tmp_path):
     """Alone, in an empty directory, by two interpreters: the second one restores what the first saved."""
     code = blocks_of(readme.read_text())[0][1]
     for resumed in (False, True):
@@ -218,7 +216,7 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path:
     [one for one in READMES if one.name == "README.md"],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_a_whole_page_that_is_pasted_runs_again(readme: Path, tmp_path: Path):
+def test_a_whole_page_that_is_pasted_runs_again(readme, tmp_path):
     """Saved to a file and started twice in one directory."""
     for _ in range(2):
         done = run_blocks(readme, tmp_path, new=True)
@@ -226,7 +224,7 @@ def test_a_whole_page_that_is_pasted_runs_again(readme: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_code_is_hidden_from_the_reader(readme: Path):
+def test_no_code_is_hidden_from_the_reader(readme):
     for comment in re.findall(r"<!--.*?-->", readme.read_text(), re.DOTALL):
         assert "```" not in comment
 
@@ -249,38 +247,7 @@ def test_the_first_screen():
     assert len(text.split()) <= 700
 
 
-def test_the_script_says_what_it_restored_after_an_interrupt(tmp_path: Path):
-    """The second run names the step that it goes on from."""
-    code = blocks_of((ROOT / "README.md").read_text())[0][1]
-    interrupted = code.replace(
-        '            print(f"saving',
-        '            if step == 200: raise KeyboardInterrupt\n            print(f"saving',
-    )
-    assert interrupted != code
-    done = run_codes([interrupted], ROOT / "README.md", tmp_path, new=True)
-    assert "KeyboardInterrupt" in done.stderr
-    says(done, "no step there: starting at step 0", (0, 100))
-    done = run_codes([code], ROOT / "README.md", tmp_path, new=True)
-    assert done.returncode == 0, done.stderr
-    says(done, "restored step 200", (300,))
-
-
-def test_blocks_are_found():
-    text = "a\n```python\nx = 1\n```\n<!--\n```python\ny = 2\n```\n-->\n```\nmake\n```\n"
-    assert blocks_of(text) == [(2, "x = 1\n"), (6, "y = 2\n")]
-
-
-def test_a_failing_block_names_its_line(tmp_path: Path):
-    readme = tmp_path / "README.md"
-    readme.write_text("text\n\n```python\nx = 1\n```\nmore\n```python\ny = x\ny / 0\n```\n")
-    done = run_blocks(readme, tmp_path)
-    assert done.returncode == 1
-    assert f'{readme}", line 9' in done.stderr
-    assert "y / 0" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
-
-
-def test_warnings_fail_a_block(tmp_path: Path):
+def test_warnings_fail_a_block(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("```python\nimport warnings\nwarnings.warn('old')\n```\n")
     assert run_blocks(readme, tmp_path).returncode == 1

@@ -1,16 +1,9 @@
 """What a user's type checker sees: the right types of results, and errors where a name is misspelt."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.house.test_readme import blocks_of
 from tests.support.paths import INTEGRATIONS, ROOT
 from tests.support.typed import diagnostics_of
 
@@ -69,43 +62,18 @@ def make_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
         "extraPaths": [str(ROOT), *(str(path) for path in INTEGRATIONS.iterdir() if path.is_dir())],
         "reportMissingTypeStubs": False,
     }
-    texts = {
-        "good.py": GOOD + STRICT,
-        "bad.py": BAD + STRICT,
-        "readme.py": blocks_of((ROOT / "README.md").read_text())[0][1],
-    }
+    texts = {"good.py": GOOD + STRICT, "bad.py": BAD + STRICT}
     found = diagnostics_of(tmp_path_factory.mktemp("typed"), texts, settings)
     return {
         name: [one for one in told if one["severity"] == "error"] for name, told in found.items()
     }
 
 
-def test_right_calls_have_their_types(errors: dict[str, list[dict[str, Any]]]) -> None:
+def test_right_calls_have_their_types(errors):
     assert errors["good.py"] == []
 
 
-def test_the_readmes_script_has_no_error(errors: dict[str, list[dict[str, Any]]]) -> None:
-    """As a user's editor shows it, and as mypy says it where that is installed."""
-    assert errors["readme.py"] == []
-
-
-def test_nor_has_it_for_mypy(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    script = tmp_path / "script.py"
-    script.write_text(blocks_of((ROOT / "README.md").read_text())[0][1])
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--check-untyped-defs", script],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_misspelt_names_are_errors(errors: dict[str, list[dict[str, Any]]]) -> None:
+def test_misspelt_names_are_errors(errors):
     lines = {one["range"]["start"]["line"] for one in errors["bad.py"]}
     wrong = {n for n, line in enumerate(BAD.splitlines()) if line and "import" not in line}
     unknown = {
@@ -116,6 +84,6 @@ def test_misspelt_names_are_errors(errors: dict[str, list[dict[str, Any]]]) -> N
     assert lines >= wrong - unknown - items
 
 
-def test_every_package_says_that_it_is_typed() -> None:
+def test_every_package_says_that_it_is_typed():
     packages = [ROOT / "ckpt_core", *INTEGRATIONS.glob("*/ckpt_*")]
     assert len(packages) == 6 and all((package / "py.typed").exists() for package in packages)

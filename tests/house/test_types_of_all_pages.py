@@ -3,8 +3,6 @@
 What the stubs of other packages get wrong is named in ``NOT_OURS``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -72,7 +70,7 @@ def _run(folder: Path, *arguments: str) -> str:
     return done.stdout or done.stderr
 
 
-def test_for_pyright(folder: Path) -> None:
+def test_for_pyright(folder):
     pytest.importorskip("pyright")
     packages = [ROOT, *(one for one in INTEGRATIONS.iterdir() if one.is_dir())]
     settings = {
@@ -94,7 +92,7 @@ def test_for_pyright(folder: Path) -> None:
     assert _ours(found) == []
 
 
-def test_for_mypy(folder: Path) -> None:
+def test_for_mypy(folder):
     pytest.importorskip("mypy")
     options = ("--ignore-missing-imports", "--check-untyped-defs", "--follow-imports=silent")
     files = sorted(one.name for one in folder.glob("*.py"))

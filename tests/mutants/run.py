@@ -12,8 +12,6 @@ A test that goes on without end finds a mutation whose text ends in `(waits)`, a
 mutations that have one of them in their text are applied.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

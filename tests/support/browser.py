@@ -1,7 +1,5 @@
 """Pages as Chromium draws them, where it is installed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Interpreters that tests start."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``ckpt``, called in this process and started in one of its own."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

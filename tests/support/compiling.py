@@ -1,7 +1,5 @@
 """How jax compiles while tests run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A coordination service in memory that counts what it sends to each process; processes are threads."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -3,8 +3,6 @@
 It prints its own URL, and ends when its input ends. ``/counts`` below it answers with what came since the last time.
 """
 
-from __future__ import annotations
-
 import collections
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Damage that only checksums show, and a disk that does not give what it holds."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ It sits between ckpt and a server on this machine. Requests go on as they are, t
 S3's signatures cover.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket

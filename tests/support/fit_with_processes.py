@@ -3,8 +3,6 @@
 The processes that prepare batches import this file, so that it has a main guard.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ With them pip installs the oldest versions that the package says it works with; 
 It needs nothing that is to be installed.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -6,8 +6,6 @@ survive. Each child runs its code as `python -c` would, and ends as an interpret
 which frameworks do not survive a fork), each child is a new interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -40,7 +38,7 @@ SET_IN_CHILDREN: dict[str, Callable[[str], Any]] = {
 class Forked:
     """One such process; what it prints goes into a file."""
 
-    def __init__(self, parent: _Parent, pid: int) -> None:
+    def __init__(self, parent: "_Parent", pid: int) -> None:
         self.pid = pid
         self._parent = parent
         self._watch = os.pidfd_open(pid)  # nobody else gets its number before `wait` has asked

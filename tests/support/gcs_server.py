@@ -6,8 +6,6 @@ listings, and uploads in parts. https://cloud.google.com/storage/docs/json_api h
 and ``fault`` may answer them in the server's place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

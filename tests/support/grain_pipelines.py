@@ -1,7 +1,5 @@
 """Grain pipelines of every shape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

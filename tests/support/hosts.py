@@ -3,8 +3,6 @@
 A link can be cut, slowed, and lose packets. Needs root, ``ip`` and ``tc``; what a kernel lacks is said by ``missing``.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

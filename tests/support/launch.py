@@ -4,8 +4,6 @@ The children run code that finds these names: ``index``, ``count``, ``directory`
 ``Mesh``, ``NamedSharding``, ``P``, ``ckpt``, ``options``, and the functions of the prelude below.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

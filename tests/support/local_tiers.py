@@ -1,6 +1,7 @@
 """What the processes of tests of local tiers begin with, after the prelude of ``launch``.
 
-Code that follows defines ``state(step, by)``: the tree that a step holds, its distributed arrays cut by ``by``.
+Code that follows defines ``state(step, by)``: the tree that a step holds, its distributed arrays cut by ``by``; and,
+where it damages them, ``part(step)``: the directory of this process's part of a local step.
 """
 
 ON_ALL = """
@@ -31,4 +32,17 @@ def resume(checkpointer, by=P("data")):
     found = checkpointer.restore_latest(state=state(99, by))
     assert found is None or same(found["state"], found.step, by), found
     return found
+
+def on(process, work):
+    # one process does something to its own directory, and the others wait
+    meet(f"turn{next(turns)}")
+    if index == process:
+        work()
+    meet(f"turn{next(turns)}")
+
+def damage(step):
+    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
 """

@@ -1,7 +1,5 @@
 """Meshes that are the same with every version of JAX."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -1,7 +1,5 @@
 """NNX models to save, and what it means that two are the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

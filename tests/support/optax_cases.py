@@ -1,7 +1,5 @@
 """Every public transformation of Optax, made with what it insists on."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What all tests beside Orbax share: silence, and arrays on a mesh of eight devices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Orbax on gs://: it reads and writes arrays through TensorStore, and small files through gcsfs."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

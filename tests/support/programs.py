@@ -3,8 +3,6 @@
 Beside each are the diffs that move it. Here they are run in processes of their own, killed at random, and resumed.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import signal

@@ -1,7 +1,5 @@
 """Datasets of Keras that shuffle themselves."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -3,8 +3,6 @@
 For the Makefile: pip itself tries an index that does not answer again and again, for every package.
 """
 
-from __future__ import annotations
-
 import sys
 import urllib.request
 

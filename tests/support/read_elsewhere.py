@@ -1,7 +1,5 @@
 """Reads checkpoints that were written on Linux, and tries to save: for systems on which the tests do not run (Windows)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

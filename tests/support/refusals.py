@@ -1,7 +1,5 @@
 """A system that refuses to look at a path: what it refuses is there, and neither absent nor damaged."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import os

@@ -1,7 +1,5 @@
 """A program that replaces the checkpoint at a path all the time, for tests of who reads there meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

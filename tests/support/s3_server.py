@@ -1,7 +1,5 @@
 """A SeaweedFS of one process, which speaks S3."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What an array is, to the bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -5,8 +5,6 @@ same classes, shardings and devices each time. One set of processes saves ``make
 begins with ``make(0)`` as the restarted program would, and restores into it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

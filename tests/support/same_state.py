@@ -3,8 +3,6 @@
 For code that runs in processes of ``jax.distributed``: arrays may lie on other processes.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

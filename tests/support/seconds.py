@@ -7,8 +7,6 @@ median decides. Figures are divided by what a loop takes on the machine, so that
 that nobody has measured yet, which counts as slow.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time
@@ -46,7 +44,7 @@ class Spent(NamedTuple):
     clock_secs: float
 
     @classmethod
-    def now(cls) -> Spent:
+    def now(cls) -> "Spent":
         return cls(cpu_secs(), time.perf_counter())
 
     def since(self) -> float:

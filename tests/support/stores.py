@@ -1,7 +1,5 @@
 """Fixtures of object stores: in memory, a server of Google's JSON API, and SeaweedFS, which speaks S3."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Stories of a run: texts of calls, which are made beside its model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the house weighs: lines, characters, files, words, long sentences, private docstrings of several paragraphs."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator

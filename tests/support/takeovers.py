@@ -1,7 +1,5 @@
 """A run that takes a directory of steps over from another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

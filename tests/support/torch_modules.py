@@ -1,7 +1,5 @@
 """Modules of plain PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ pre-releases, on each Python of ``PYTHONS`` that the machine has; one that is mi
 tested release in both. Needs nothing but Python and an index.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@
 Needs nothing but Python and an index. The block runs twice: what trains goes on from where the first run ended.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Checkpointers of one run with a local directory beside its persistent one, started as often as a test likes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What pyright says of a user's script."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

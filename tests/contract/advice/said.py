@@ -1,16 +1,21 @@
-"""Catching a message in a test, by a part of it."""
-
-from __future__ import annotations
+"""Saves that do not wait for the disk, and catching a message by a part of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+import ckpt_core as ckpt
+
+FAST = ckpt.Options(durable=False)
+
+
+def save(path: Any, *state: Any, **named: Any) -> None:
+    ckpt.save(path, *state, options=FAST, **named)
+
 
 class Said:
-    """What a message said."""
-
     text = ""
     error: BaseException | None = None
 

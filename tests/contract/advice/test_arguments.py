@@ -1,7 +1,5 @@
 """Arguments and settings in the wrong place, misspelt, or of another type."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from tests.contract.advice.test_saving import FAST, OTHER, STATE, holds, holds_i
 
 
 @pytest.mark.parametrize("name", ["mising", "missing", "unexpectd", "as_numpy"])
-def test_arguments_of_a_restore_are_no_items(tmp_path: Path, name: str):
+def test_arguments_of_a_restore_are_no_items(tmp_path, name):
     with told("of restore and load, and a save has none: pass ") as said:
         save(tmp_path / "a", model=STATE, **{name: True})
     argument = said.between("has none: pass ", "=")
@@ -32,7 +30,7 @@ def test_arguments_of_a_restore_are_no_items(tmp_path: Path, name: str):
     assert holds_item(tmp_path / "b", name)
 
 
-def test_arguments_of_another_call(tmp_path: Path):
+def test_arguments_of_another_call(tmp_path):
     key = ", and not of this one: pass it there; "
     with told(key) as said:
         ckpt.save(tmp_path / "a", STATE, force=True)
@@ -50,7 +48,7 @@ def test_arguments_of_another_call(tmp_path: Path):
     assert ckpt.load(tmp_path / "b", item="model", as_numpy=True) is not None
 
 
-def test_a_step_by_keyword(tmp_path: Path):
+def test_a_step_by_keyword(tmp_path):
     with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
         for name, more in (("save", {"model": STATE}), ("load", {}), ("restore", {"model": OTHER})):
             call: Any = getattr(run, name)
@@ -73,18 +71,18 @@ def test_a_step_by_keyword(tmp_path: Path):
         *(("storage_options", 3), ("local_max_to_keep", "2"), ("max_host_bytes", None)),
     ],
 )
-def test_settings_of_another_type(name: str, value: Any):
+def test_settings_of_another_type(name, value):
     with pytest.raises(TypeError, match=f"Options.{name} ") as caught:
         ckpt.Options(**{name: value})
     assert repr(value) in str(caught.value)
 
 
-def test_a_setting_that_is_gone_says_what_does_its_work() -> None:
+def test_a_setting_that_is_gone_says_what_does_its_work():
     with pytest.raises(TypeError, match="local_max_bytes: `ckpt rm --local DIRECTORY` removes"):
         ckpt.Options(**{"local_max_bytes": 2**30})
 
 
-def test_items_without_names(tmp_path: Path):
+def test_items_without_names(tmp_path):
     for call in (ckpt.save, ckpt.restore):
         for items in ([STATE], STATE["w"]):
             with told(": write items={'model': ...}") as said:
@@ -94,7 +92,7 @@ def test_items_without_names(tmp_path: Path):
     assert holds_item(tmp_path / "a", "model")
 
 
-def test_arguments_of_a_restore_of_another_type(tmp_path: Path):
+def test_arguments_of_a_restore_of_another_type(tmp_path):
     save(tmp_path / "a", model=STATE)
     pairs: Any = [("w", "v")]
     with told("rename= is a dict of saved paths and wanted ones, or a function of"):
@@ -106,7 +104,7 @@ def test_arguments_of_a_restore_of_another_type(tmp_path: Path):
         ckpt.restore(tmp_path / "a", model=OTHER, only=number)
 
 
-def test_a_random_key_is_not_cast(tmp_path: Path):
+def test_a_random_key_is_not_cast(tmp_path):
     """``cast=True`` was advised, and does not convert one kind of key into another."""
     save(tmp_path / "a", {"k": jax.random.key(0), "w": np.ones(2)})
     other = jax.random.key(0, impl="rbg")
@@ -146,7 +144,7 @@ def test_a_random_key_is_not_cast(tmp_path: Path):
         (lambda _, **named: v1.options.ArrayOptions.Saving(**named), "use_ocdb", True),
     ],
 )
-def test_an_argument_that_is_misspelt(tmp_path: Path, call: Any, wrong: str, value: Any):
+def test_an_argument_that_is_misspelt(tmp_path, call, wrong, value):
     save(tmp_path / "3", STATE)
     with told(": write ", of=TypeError) as said:
         call(tmp_path / "3", **{wrong: value})
@@ -155,7 +153,7 @@ def test_an_argument_that_is_misspelt(tmp_path: Path, call: Any, wrong: str, val
 
 
 @pytest.mark.parametrize("call", [ckpt.load, ckpt.load_async])
-def test_a_target_by_name(tmp_path: Path, call: Any):
+def test_a_target_by_name(tmp_path, call):
     save(tmp_path / "a", STATE)
     with told("like comes without a name: write ", of=TypeError) as said:
         call(tmp_path / "a", like=OTHER)
@@ -180,9 +178,7 @@ def at_all_loads(root: Path) -> list[Any]:
         *(("item", 3), ("options", {"durable": "no"}), ("options", {"checksum": True})),
     ],
 )
-def test_an_argument_that_a_load_without_a_target_cannot_use(
-    tmp_path: Path, argument: str, value: Any
-):
+def test_an_argument_that_a_load_without_a_target_cannot_use(tmp_path, argument, value):
     save(tmp_path / "run" / "3", STATE)
     for call in at_all_loads(tmp_path):
         with pytest.raises(TypeError, match=argument if argument != "options" else "Options"):
@@ -190,7 +186,7 @@ def test_an_argument_that_a_load_without_a_target_cannot_use(
         assert call(as_numpy=1, cast=False, missing="error")["w"].shape == (4,)
 
 
-def test_a_dtype_for_a_load_without_a_target(tmp_path: Path):
+def test_a_dtype_for_a_load_without_a_target(tmp_path):
     with told("cast=jnp.bfloat16 gives all floats in that dtype", of=TypeError) as said:
         ckpt.load(tmp_path / "a", cast=True)
     exact = {"w": jnp.arange(3.0), "n": np.arange(4.0), "big": np.arange(5, dtype=">f4")}
@@ -226,7 +222,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("call", "flag"), FLAGS)
-def test_a_text_is_not_taken_for_true(tmp_path: Path, call: Any, flag: str):
+def test_a_text_is_not_taken_for_true(tmp_path, call, flag):
     with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
         run.save(0, STATE)
         run.wait_until_finished()
@@ -246,7 +242,7 @@ def test_help_shows_no_comment_of_the_source():
                 assert inspect.getdoc(member) or not inspect.getcomments(member), (name, member)
 
 
-def test_arguments_of_orbax(tmp_path: Path):
+def test_arguments_of_orbax(tmp_path):
     model = STATE
     key = "of Orbax, and here a tree or an object is passed as it is: write "
     wrapped = [ocp.args.StandardSave(STATE), ocp.args.Composite(m=ocp.args.StandardSave(STATE))]
@@ -278,7 +274,7 @@ def test_arguments_of_orbax(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["target", "model", "abstract_state", "state"])
-def test_a_target_by_any_name(tmp_path: Path, name: str):
+def test_a_target_by_any_name(tmp_path, name):
     save(tmp_path / "run" / "3", STATE)
     save(tmp_path / "items", items={name: STATE})
     for call in at_all_loads(tmp_path):

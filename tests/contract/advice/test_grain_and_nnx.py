@@ -1,100 +1,17 @@
 """What the adapters of Grain and NNX refuse, and what their messages say to do."""
 
-from __future__ import annotations
-
-import logging
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import logged, told
+from tests.contract.advice.said import FAST, logged, save, told
 
 grain = pytest.importorskip("grain")
 nnx = pytest.importorskip("flax.nnx")
-ckpt_grain = pytest.importorskip("ckpt_grain")
+pytest.importorskip("ckpt_grain")
 ckpt_flax_nnx = pytest.importorskip("ckpt_flax_nnx")
-
-FAST = ckpt.Options(durable=False)
-STATE = {"w": np.arange(4.0)}
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
-
-
-def batches(scale: int = 1) -> Any:
-    return grain.MapDataset.range(20).map(lambda x: x * scale).to_iter_dataset()
-
-
-def goes_on(path: Path, target: Any, wanted: int) -> bool:
-    """A new program draws this next."""
-    ckpt.restore(path, data=target)
-    return int(next(target)) == wanted
-
-
-def test_a_new_iterator_at_each_save(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    dataset = batches()
-    with caplog.at_level(logging.WARNING), ckpt.Checkpointer(tmp_path / "a", options=FAST) as run:
-        for step in range(3):
-            run.save(step, model=STATE, data=iter(dataset))
-    said = logged("Pass the iterator from which training takes its batches: data = ", caplog)
-    names: dict[str, Any] = {"dataset": dataset, "iter": iter}
-    exec(said.between("its batches: ", " once"), names)
-    with ckpt.Checkpointer(tmp_path / "b", options=FAST) as run:
-        for step in range(3):
-            next(names["data"])
-            save_call = said.after("then ")
-            eval(
-                f"run.{save_call}".replace("...", "step, model=STATE"),
-                {**names, "run": run, "step": step, "STATE": STATE},
-            )
-    fresh = iter(batches())
-    with ckpt.Checkpointer(tmp_path / "b", options=FAST) as run:
-        restored = run.restore_latest(model=STATE, data=fresh)
-        assert restored is not None and restored["model"]
-    assert next(fresh) == 3
-
-
-class Scaled(grain.transforms.Map):
-    def __init__(self, table: dict[str, int]):
-        self._table = table
-
-    def __repr__(self) -> str:
-        return "Scaled()"
-
-    def map(self, element: Any) -> Any:
-        return element * self._table["scale"]
-
-
-def test_other_data(tmp_path: Path):
-    """The description of a pipeline holds the code of functions, and not what they read."""
-    table = {"scale": 1}
-
-    def made() -> Any:
-        return iter(grain.MapDataset.range(20).map(Scaled(table)).to_iter_dataset())
-
-    iterator = ckpt_grain.with_proof(made())
-    next(iterator)
-    save(tmp_path / "a", data=iterator)
-    table["scale"] = 5
-    with told("Restore into the iterator without with_proof to accept it"):
-        ckpt.restore(tmp_path / "a", data=ckpt_grain.with_proof(made()))
-    assert goes_on(tmp_path / "a", made(), 5)
-    table["scale"] = 1
-    assert goes_on(tmp_path / "a", ckpt_grain.with_proof(made()), 1)
-
-
-# NNX
-
-
-class Model(nnx.Module):
-    def __init__(self, rngs: Any):
-        self.layer = nnx.Linear(4, 4, rngs=rngs)
 
 
 class Sharded(nnx.Module):
@@ -103,24 +20,8 @@ class Sharded(nnx.Module):
         self.w = nnx.Param(init(jax.random.key(0), (4, 4)))
 
 
-def test_part_of_an_abstract_model(tmp_path: Path):
-    model = Model(nnx.Rngs(0))
-    save(tmp_path / "a", model=model)
-    abstract = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    with pytest.warns(UserWarning, match="Set them before") as caught:
-        ckpt.restore(tmp_path / "a", model=abstract, only="**/kernel")
-    said = str(caught[0].message)
-    key = "Set them before the object is used, or restore all of it"
-    assert key in said
-    abstract.layer.bias.set_value(jnp.zeros(4))
-    assert np.array_equal(abstract.layer(jnp.ones(4)), model.layer(jnp.ones(4)))
-    again = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    ckpt.restore(tmp_path / "a", model=again)
-    assert np.array_equal(again.layer(jnp.ones(4)), model.layer(jnp.ones(4)))
-
-
 @pytest.mark.parametrize("action", ["inside", "abstract"])
-def test_a_mesh_that_is_no_longer_set(tmp_path: Path, mesh: Any, action: str):
+def test_a_mesh_that_is_no_longer_set(tmp_path, mesh, action):
     with jax.set_mesh(mesh):
         save(tmp_path / "a", model=Sharded())
         model = nnx.eval_shape(Sharded)
@@ -139,7 +40,7 @@ def test_a_mesh_that_is_no_longer_set(tmp_path: Path, mesh: Any, action: str):
 
 
 @pytest.mark.parametrize("call", ["abstract", "restore_or_init"])
-def test_a_model_for_the_function_that_makes_it(tmp_path: Path, call: str):
+def test_a_model_for_the_function_that_makes_it(tmp_path, call):
     def pass_(make: Any) -> Any:
         if call == "abstract":
             return ckpt_flax_nnx.abstract(make)
@@ -161,7 +62,7 @@ def test_a_model_for_the_function_that_makes_it(tmp_path: Path, call: str):
         pass_(3)
 
 
-def test_an_iterator_that_never_moves(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_an_iterator_that_never_moves(tmp_path, caplog):
     """``for batch in dataset`` makes an iterator of its own: the one that is saved stands."""
     dataset = grain.MapDataset.range(100).batch(4).to_iter_dataset()
 
@@ -186,7 +87,7 @@ def test_an_iterator_that_never_moves(tmp_path: Path, caplog: pytest.LogCaptureF
     assert next(again)[0] == next(data)[0]
 
 
-def test_another_iterator_than_the_restored_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_another_iterator_than_the_restored_one(tmp_path, caplog):
     dataset = grain.MapDataset.range(100).batch(4).to_iter_dataset()
     first = iter(dataset)
     with ckpt.Checkpointer(tmp_path / "a", options=FAST) as run:

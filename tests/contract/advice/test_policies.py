@@ -1,9 +1,6 @@
 """Policies and metrics that a ``Checkpointer`` refuses, and what its messages say to write."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ from tests.contract.advice.test_runs import resumes, resumes_unchanged, runs, sa
 
 
 @pytest.mark.parametrize("given", [{"save_policy": when.first}, {"keep_policy": keep.latest}])
-def test_a_policy_that_was_not_called(tmp_path: Path, given: dict[str, Any]):
+def test_a_policy_that_was_not_called(tmp_path, given):
     key = "is the function that makes a policy: write "
     with told(key, of=TypeError) as said:
         runs(tmp_path, **given)
@@ -25,7 +22,7 @@ def test_a_policy_that_was_not_called(tmp_path: Path, given: dict[str, Any]):
     assert resumes(tmp_path, 0 if "save_policy" in given else 1)
 
 
-def test_metrics_twice_or_an_object(tmp_path: Path):
+def test_metrics_twice_or_an_object(tmp_path):
     with runs(tmp_path) as run:
         item = {"metrics": ckpt.Json({"loss": 2.0})}
         with told("pass the metrics by metrics=, or all of them as an"):
@@ -47,7 +44,7 @@ def test_metrics_twice_or_an_object(tmp_path: Path):
         assert found["metrics"].tolist() == [1, 1]
 
 
-def test_a_metric_that_no_step_has(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_metric_that_no_step_has(tmp_path, caplog):
     best: dict[str, Any] = {"best_metric": "loss", "best_mode": "min", "max_to_keep": 1}
     with caplog.at_level(logging.WARNING), runs(tmp_path, **best) as run:
         for step in range(3):

@@ -1,7 +1,5 @@
 """What ``load`` and ``restore`` refuse, and what their messages say to do: done to the letter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +9,23 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import told
+from tests.contract.advice.said import save, told
+from tests.support.own import Own
 
 W = np.arange(4.0, dtype=np.float32)
 STATE = {"w": W}
-FAST = ckpt.Options(durable=False)
 AS_NUMPY: dict[str, Any] = {"w": np.zeros(4, np.float32)}
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
 
 
 def right(value: Any) -> bool:
     return np.array_equal(value, W)
 
 
-class Counted:
-    """A live object that cannot be copied."""
-
-    def __init__(self):
-        self.w = np.zeros(4, np.float32)
-
-    def get_state(self):
-        return {"w": self.w}
-
-    def set_state(self, state: Any):
-        self.w = state["w"]
+def counted() -> Own:
+    return Own(w=np.zeros(4, np.float32))
 
 
-# What is not there
-
-
-# Items and states
-
-
-def test_items_and_one_state(tmp_path: Path):
+def test_items_and_one_state(tmp_path):
     save(tmp_path / "items", params=STATE, opt=STATE)
     save(tmp_path / "one", STATE)
     like: Any = AS_NUMPY
@@ -74,9 +53,6 @@ def test_items_and_one_state(tmp_path: Path):
     assert "use load" in said.text and right(ckpt.load(tmp_path / "one")["w"])
 
 
-# Differences
-
-
 def mismatch(path: Path, like: Any, **more: Any) -> list[str]:
     """The arguments that the message names, as it spells them."""
     with pytest.raises(ckpt.StructureMismatch) as caught:
@@ -85,14 +61,7 @@ def mismatch(path: Path, like: Any, **more: Any) -> list[str]:
     return [part.split(" ")[0] for part in said.replace(".", ";").split("; ")]
 
 
-def test_what_a_difference_may_be(tmp_path: Path):
-    covers = [
-        'missing="keep" keeps what the target holds',
-        'unexpected="ignore" leaves saved leaves out',
-        "cast=True converts dtypes",
-        "rename= maps saved paths to wanted ones",
-    ]
-    assert covers
+def test_what_a_difference_may_be(tmp_path):
     save(tmp_path / "a", {"w": W, "b": W})
     path, like = tmp_path / "a", {"w": jnp.zeros(4), "b": jnp.zeros(4)}
     arguments = mismatch(path, {**like, "c": jnp.ones(1)})
@@ -113,14 +82,7 @@ def test_what_a_difference_may_be(tmp_path: Path):
     assert right(ckpt.load(path, other, **both)["w"])
 
 
-def test_a_target_that_is_traced(tmp_path: Path):
-    save(tmp_path / "a", STATE)
-    with told(": it is being traced: load outside of jit and grad"):
-        jax.jit(lambda w: ckpt.load(tmp_path / "a", {"w": w}))(jnp.zeros(4))
-    assert right(jax.jit(lambda w: w + 0)(ckpt.load(tmp_path / "a", {"w": jnp.zeros(4)})["w"]))
-
-
-def test_nothing_to_keep(tmp_path: Path):
+def test_nothing_to_keep(tmp_path):
     save(tmp_path / "a", STATE)
     abstract = {
         "w": jax.ShapeDtypeStruct((4,), jnp.float32),
@@ -135,10 +97,7 @@ def test_nothing_to_keep(tmp_path: Path):
     assert right(ckpt.load(tmp_path / "a", abstract, only="w")["w"])
 
 
-# Targets
-
-
-def test_shardings_that_have_no_place_for_a_leaf(tmp_path: Path, mesh: Any):
+def test_shardings_that_have_no_place_for_a_leaf(tmp_path, mesh):
     save(tmp_path / "a", {"w": jnp.arange(4.0), "b": jnp.arange(4.0)})
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     with told("a tree of shardings with the structure of the checkpoint, or a") as said:
@@ -149,7 +108,7 @@ def test_shardings_that_have_no_place_for_a_leaf(tmp_path: Path, mesh: Any):
         assert right(back["b"]) and len(back["b"].sharding.device_set) == 8
 
 
-def test_sixty_four_bits(tmp_path: Path):
+def test_sixty_four_bits(tmp_path):
     with jax.enable_x64(True):
         save(tmp_path / "a", {"w": jnp.arange(4.0, dtype=jnp.float64)})
     with told("load with as_numpy=True, or give a target of 32 bits and cast=True") as said:
@@ -171,7 +130,7 @@ def test_sixty_four_bits(tmp_path: Path):
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_random_keys_of_another_kind(tmp_path: Path, impl: str):
+def test_random_keys_of_another_kind(tmp_path, impl):
     typed = jax.random.key(7, impl=impl)
     raw = jax.random.key_data(typed)
     other = jax.random.key(3, impl="rbg" if impl == "threefry2x32" else "threefry2x32")
@@ -193,14 +152,11 @@ def test_random_keys_of_another_kind(tmp_path: Path, impl: str):
             assert found.dtype == typed.dtype and (jax.random.key_data(found) == raw).all()
 
 
-# Live objects
-
-
-def test_one_object_under_two_names(tmp_path: Path):
-    one, two = Counted(), Counted()
+def test_one_object_under_two_names(tmp_path):
+    one, two = counted(), counted()
     one.w = W
     save(tmp_path / "a", one=one, two=two)
-    again = Counted()
+    again = counted()
     with told("Restore it under one of the names; what is saved under another") as said:
         ckpt.restore(tmp_path / "a", one=again, two=again)
     ckpt.restore(tmp_path / "a", one=again)
@@ -209,7 +165,7 @@ def test_one_object_under_two_names(tmp_path: Path):
     assert right(again.w) and other["w"].tolist() == [0] * 4
 
 
-class Refuses(Counted):
+class Refuses(Own):
     """Takes its own state, and no other: fails when what comes before it is set already."""
 
     def set_state(self, state: Any):
@@ -217,7 +173,7 @@ class Refuses(Counted):
 
 
 @pytest.mark.parametrize("action", ["another step", "create", "atomic"])
-def test_a_restore_that_failed_in_the_middle(tmp_path: Path, action: str):
+def test_a_restore_that_failed_in_the_middle(tmp_path, action):
     nnx = pytest.importorskip("flax.nnx")
 
     def make(seed: int) -> Any:
@@ -227,12 +183,12 @@ def test_a_restore_that_failed_in_the_middle(tmp_path: Path, action: str):
     def values(model: Any) -> list[Any]:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
-    save(tmp_path / "a", other=Counted(), model=make(0))
+    save(tmp_path / "a", other=counted(), model=make(0))
     save(tmp_path / "b", model=make(0))
     again, before = make(1), values(make(1))
     options = ckpt.Options(max_host_bytes=4096, durable=False)
     with pytest.raises(ValueError, match="not today") as caught:
-        ckpt.restore(tmp_path / "a", other=Refuses(), model=again, options=options)
+        ckpt.restore(tmp_path / "a", other=Refuses(w=W), model=again, options=options)
     note = "\n".join(caught.value.__notes__)
     key = "Restore another step into it, or create it again. Options(atomic_restore="
     assert key in note
@@ -241,11 +197,8 @@ def test_a_restore_that_failed_in_the_middle(tmp_path: Path, action: str):
         again = make(1)
         options = eval(f"ckpt.Options({how}, max_host_bytes=4096)", {"ckpt": ckpt})
         with pytest.raises(ValueError, match="not today"):
-            ckpt.restore(tmp_path / "a", other=Refuses(), model=again, options=options)
+            ckpt.restore(tmp_path / "a", other=Refuses(w=W), model=again, options=options)
         assert all(map(np.array_equal, values(again), before)), "changes nothing"
     again = make(1) if action == "create" else again
     ckpt.restore(tmp_path / "b", model=again)
     assert all(map(np.array_equal, values(again), values(make(0))))
-
-
-# Settings that this machine lacks

@@ -1,9 +1,5 @@
 """What a ``Checkpointer`` refuses, and what its messages say to do: done, and the program started again."""
 
-from __future__ import annotations
-
-import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +50,7 @@ TAKEN = "before the first save, to go on from step"
 
 
 @pytest.mark.parametrize("action", ["go on", "begin anew"])
-def test_a_step_that_is_there(tmp_path: Path, action: str):
+def test_a_step_that_is_there(tmp_path, action):
     saved(tmp_path, [0, 1, 2])
     with runs(tmp_path) as run, told(TAKEN) as said:
         run.save(1, state(1, run=1))
@@ -85,7 +81,7 @@ OLDER = "call restore_latest() before the first save, to go on from step"
 
 
 @pytest.mark.parametrize("action", ["go on", "retire", "another directory", "beside"])
-def test_an_older_step_than_those_there(tmp_path: Path, action: str):
+def test_an_older_step_than_those_there(tmp_path, action):
     directory = tmp_path / "run"
     saved(directory, [0, 5, 10])
     with runs(directory) as run, told(OLDER.replace("call restore_latest() ", "")) as said:
@@ -111,7 +107,7 @@ def test_an_older_step_than_those_there(tmp_path: Path, action: str):
 
 
 @pytest.mark.parametrize("action", ["rollback_to", "another directory", "force=True"])
-def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
+def test_an_older_step_after_a_restore(tmp_path, action):
     directory = tmp_path / "run"
     saved(directory, [0, 5, 10])
     with runs(directory) as run:
@@ -132,7 +128,7 @@ def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
 
 
 @pytest.mark.parametrize("action", ["pass it", "begin anew"])
-def test_an_item_that_was_left_out(tmp_path: Path, action: str):
+def test_an_item_that_was_left_out(tmp_path, action):
     with runs(tmp_path) as run:
         run.save(1, params=state(1), opt=state(1))
     with runs(tmp_path) as run:
@@ -158,21 +154,8 @@ def test_an_item_that_was_left_out(tmp_path: Path, action: str):
         assert np.array_equal(found["opt"]["w"], wanted)
 
 
-# Directories
-
-
-def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
-    saved(tmp_path, [3])
-    key = "if this is one of its steps, or load it with ckpt.load or ckpt.restore"
-    with told(key.replace(", or load it with ckpt.load or ckpt.restore", "")) as said:
-        runs(tmp_path / "3")
-    assert resumes(Path(said.between("make the Checkpointer on ", " if")), 3)
-    assert np.array_equal(ckpt.load(tmp_path / "3")["w"], state(3)["w"])
-    assert np.array_equal(ckpt.restore(tmp_path / "3", state(0))["state"]["w"], state(3)["w"])
-
-
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"{", b"run-x\n"])
-def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
+def test_a_note_of_the_run_that_is_damaged(tmp_path, content):
     """Local steps would count no more, and a restart go back, without a word."""
     persists = ckpt.when.every_steps(2)
     more: dict[str, Any] = {
@@ -194,7 +177,7 @@ def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
 
 
 @pytest.mark.parametrize("where", ["run", "run/", "link"])
-def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
+def test_a_local_directory_that_is_the_other(tmp_path, where):
     run, local = tmp_path / "run", f"{tmp_path}/{where}"
     (tmp_path / "link").symlink_to(run)
     with told("for one directory leave local_directory= out; else pass") as said:
@@ -208,54 +191,6 @@ def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
     assert resumes(run, 2)
 
 
-# Names of items
-
-
-# Options
-
-
-def test_a_save_that_is_running(tmp_path: Path):
-    go_on = threading.Event()
-
-    def listen(event: Any) -> None:
-        if event.kind == "committed":
-            go_on.wait(30)
-
-    options = ckpt.Options(durable=False, on_pending="fail", on_event=listen)
-    with runs(tmp_path, options=options) as run:
-        run.save(0, state(0))
-        with told("is still running, and Options(on_pending='fail') does not wait"):
-            run.save(1, state(1))
-        go_on.set()
-        run.wait_until_finished()
-        run.save(1, state(1))
-    assert resumes(tmp_path, 1)
-
-
-def test_a_checkpointer_outside_of_the_main_thread(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    made: list[ckpt.Checkpointer] = []
-
-    def work() -> None:
-        with runs(tmp_path / "a") as run:
-            assert not run.should_stop
-        assert not made[0].should_stop
-
-    with caplog.at_level(logging.WARNING), runs(tmp_path / "b") as outside:
-        made.append(outside)
-        assert not outside.should_stop
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    logged("Python lets only the main thread listen, and this is", caplog)
-    logged("Make the Checkpointer, or ask should_stop once, there", caplog)
-    told_here = [
-        record for record in caplog.records if "will not be noticed" in record.getMessage()
-    ]
-    assert len(told_here) == 1, "the one that was asked in the main thread says nothing"
-
-
 LOOKS = {
     "restore_latest": lambda run: run.restore_latest(state(0))["state"],
     "restore": lambda run: run.restore(3, state(0))["state"],
@@ -267,9 +202,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("tier", [False, True])
-def test_a_run_onto_which_fresh_weights_are_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, tier: bool
-):
+def test_a_run_onto_which_fresh_weights_are_saved(tmp_path, caplog, tier):
     key = "%s: step 4 is saved after step 3, of which this Checkpointer has restored nothing: "
     more = {"local_directory": tmp_path / "local"} if tier else {}
     saved(tmp_path / "run", range(4), **more)
@@ -296,9 +229,7 @@ def test_a_run_onto_which_fresh_weights_are_saved(
 
 
 @pytest.mark.parametrize("launcher", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"])
-def test_tasks_of_a_launcher_that_are_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launcher: str
-):
+def test_tasks_of_a_launcher_that_are_no_run(tmp_path, monkeypatch, caplog, launcher):
     key = "This is one of 4 tasks, and jax knows of one process: as one run they call jax.distributed."
     ckpt.save(tmp_path / "a", state(0))
     with pytest.raises(ckpt.CheckpointExists) as exists:

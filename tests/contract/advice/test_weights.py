@@ -1,7 +1,5 @@
 """What imports and exports of other formats refuse, and what their messages say to do."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -12,15 +10,10 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core.convert import import_weights
-from tests.contract.advice.said import told
+from tests.contract.advice.said import FAST, save, told
 
 W = np.arange(4.0, dtype=np.float32)
 STATE = {"w": W}
-FAST = ckpt.Options(durable=False)
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
 
 
 def imported(source: Any, tmp_path: Path, **more: Any) -> Any:
@@ -34,13 +27,10 @@ def right(value: Any) -> bool:
     return np.array_equal(value, W)
 
 
-# A package that is not there
-
-
 @pytest.mark.parametrize(
     ("name", "module"), [("a.pt", "torch"), ("a", "flax.serialization"), ("a.h5", "h5py")]
 )
-def test_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str):
+def test_without_a_package(tmp_path, monkeypatch, name, module):
     library: Any = pytest.importorskip(module)
     file, package = tmp_path / name, module.partition(".")[0]
     if package == "torch":
@@ -61,7 +51,7 @@ def test_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
     assert "w" in imported(file, tmp_path), "with it"
 
 
-def test_rename_twice(tmp_path: Path):
+def test_rename_twice(tmp_path):
     save(tmp_path / "a", {"one": W, "two": W + 1})
     like = {"x": W * 0}
     with told("the same path"):

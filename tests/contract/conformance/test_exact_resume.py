@@ -1,7 +1,5 @@
 """``assert_exact_resume`` finds what it is for, names it, and cannot pass on nothing."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal
@@ -54,7 +52,7 @@ def train(
 
 
 @pytest.mark.parametrize("save_first", [False, True])
-def test_exact_training_passes(save_first: bool, tmp_path: Path) -> None:
+def test_exact_training_passes(save_first, tmp_path):
     found = check(functools.partial(train, save_first=save_first), directory=tmp_path)
     assert found.steps == tuple(range(TOTAL))
     assert found.interrupted_at == (4, 5)
@@ -63,7 +61,7 @@ def test_exact_training_passes(save_first: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forget", ["w", "key", "rng"])
-def test_forgotten_state_is_named_with_its_step(forget: str, tmp_path: Path) -> None:
+def test_forgotten_state_is_named_with_its_step(forget, tmp_path):
     with pytest.raises(AssertionError) as caught:
         check(functools.partial(train, forget=forget), interrupt_at=4, directory=tmp_path)
     first = {"w": "w", "key": "w", "rng": "batch"}[forget]
@@ -71,7 +69,7 @@ def test_forgotten_state_is_named_with_its_step(forget: str, tmp_path: Path) -> 
     assert f"at step 4, {first}: expected float" in str(caught.value)
 
 
-def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_one_flipped_bit_is_found(tmp_path):
     lives = 0
 
     def almost(directory: Path, report: Any) -> None:
@@ -89,7 +87,7 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
         check(almost, interrupt_at=2, directory=tmp_path)
 
 
-def test_what_is_returned_counts(tmp_path: Path) -> None:
+def test_what_is_returned_counts(tmp_path):
     lives = iter(range(9))
 
     def returns_something_else(directory: Path, report: Any) -> Any:
@@ -100,7 +98,7 @@ def test_what_is_returned_counts(tmp_path: Path) -> None:
         check(returns_something_else, directory=tmp_path)
 
 
-def test_training_that_is_not_deterministic_is_found(tmp_path: Path) -> None:
+def test_training_that_is_not_deterministic_is_found(tmp_path):
     generator = np.random.default_rng(0)
 
     def unseeded(directory: Path, report: Any) -> None:
@@ -111,7 +109,7 @@ def test_training_that_is_not_deterministic_is_found(tmp_path: Path) -> None:
         check(unseeded, directory=tmp_path)
 
 
-def test_starting_from_scratch_does_not_pass(tmp_path: Path) -> None:
+def test_starting_from_scratch_does_not_pass(tmp_path):
     def starts_again(directory: Path, report: Any) -> None:
         train(directory / str(next(lives)), report)
 
@@ -120,7 +118,7 @@ def test_starting_from_scratch_does_not_pass(tmp_path: Path) -> None:
         check(starts_again, directory=tmp_path)
 
 
-def test_skipped_steps_do_not_pass(tmp_path: Path) -> None:
+def test_skipped_steps_do_not_pass(tmp_path):
     def skips(directory: Path, report: Any) -> None:
         with ckpt.Checkpointer(directory) as checkpointer:
             restored = checkpointer.restore_latest(state=0)
@@ -132,7 +130,7 @@ def test_skipped_steps_do_not_pass(tmp_path: Path) -> None:
         check(skips, interrupt_at=3, directory=tmp_path)
 
 
-def test_swallowing_the_interruption_does_not_pass(tmp_path: Path) -> None:
+def test_swallowing_the_interruption_does_not_pass(tmp_path):
     def stubborn(directory: Path, report: Any) -> None:
         for step in range(4):
             try:
@@ -144,7 +142,7 @@ def test_swallowing_the_interruption_does_not_pass(tmp_path: Path) -> None:
         check(stubborn, directory=tmp_path)
 
 
-def test_errors_of_the_training_keep_their_type(tmp_path: Path) -> None:
+def test_errors_of_the_training_keep_their_type(tmp_path):
     def broken(directory: Path, report: Any) -> None:
         raise ZeroDivisionError("here")
 
@@ -161,16 +159,13 @@ def test_errors_of_the_training_keep_their_type(tmp_path: Path) -> None:
         ({"by": "luck"}, ValueError, "SIGKILL"),
     ],
 )
-def test_wrong_arguments(arguments: Any, error: Any, match: str, tmp_path: Path) -> None:
+def test_wrong_arguments(arguments, error, match, tmp_path):
     with pytest.raises(error, match=match):
         check(train, directory=tmp_path, **arguments)
 
 
-# ------------------------------------------------------------------------------------- processes
-
-
 @pytest.mark.always
-def test_killed_processes(tmp_path: Path) -> None:
+def test_killed_processes(tmp_path):
     found = check(
         functools.partial(train, save_first=True), interrupt_at=5, by="SIGKILL", directory=tmp_path
     )
@@ -179,7 +174,7 @@ def test_killed_processes(tmp_path: Path) -> None:
     assert found.resumed_from[0] in (5, 6)
 
 
-def test_a_process_that_gets_sigterm(tmp_path: Path) -> None:
+def test_a_process_that_gets_sigterm(tmp_path):
     found = check(train, interrupt_at=5, by="SIGTERM", directory=tmp_path)
     assert found.interrupted_at == (5,)
     assert found.resumed_from == (6,)  # it saved the step at which the signal came
@@ -189,7 +184,7 @@ def fails(directory: Path, report: Any) -> None:
     raise ZeroDivisionError("over there")
 
 
-def test_an_error_in_a_process_is_shown(tmp_path: Path) -> None:
+def test_an_error_in_a_process_is_shown(tmp_path):
     with pytest.raises(RuntimeError, match="ZeroDivisionError: over there"):
         check(fails, by="SIGKILL", directory=tmp_path)
 
@@ -198,20 +193,17 @@ def hangs(directory: Path, report: Any) -> None:
     signal.pause()
 
 
-def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_killed(tmp_path):
     with pytest.raises(TimeoutError, match="not done after 5 s"):
         check(hangs, by="SIGKILL", directory=tmp_path, timeout_secs=5)
 
 
-def test_a_local_function_cannot_go_to_a_process(tmp_path: Path) -> None:
+def test_a_local_function_cannot_go_to_a_process(tmp_path):
     with pytest.raises(TypeError, match="top of a module"):
         check(lambda directory, report: None, by="SIGKILL", directory=tmp_path)
 
 
-# ---------------------------------------------------------------------------- fixture, assert_same
-
-
-def test_the_fixture(tmp_path: Path) -> None:
+def test_the_fixture(tmp_path):
     test = tmp_path / "test_mine.py"
     test.write_text(
         "from tests.contract.conformance.test_exact_resume import train\n"
@@ -238,12 +230,12 @@ def test_the_fixture(tmp_path: Path) -> None:
     assert "differs at step 5, w: expected float32[3]" in done.stdout
 
 
-def test_the_plugin_loads_no_jax(run_python: Any) -> None:
+def test_the_plugin_loads_no_jax(run_python):
     code = "import json, sys, ckpt_core.testing.plugin; print(json.dumps('jax' in sys.modules))"
     assert run_python(code) is False
 
 
-def test_same_values_are_the_same() -> None:
+def test_same_values_are_the_same():
     value = {
         "nan": np.array([np.nan, -0.0]),
         "key": jax.random.key(1),
@@ -270,7 +262,7 @@ def test_same_values_are_the_same() -> None:
         ([], None, "expected None, found list"),
     ],
 )
-def test_different_values_are_named(actual: Any, expected: Any, message: str) -> None:
+def test_different_values_are_named(actual, expected, message):
     with pytest.raises(AssertionError) as caught:
         assert_same(actual, expected)
     assert message in str(caught.value)

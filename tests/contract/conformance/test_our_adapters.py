@@ -1,7 +1,5 @@
 """The suite of ``ckpt_core.testing``, passed by our own adapters and by a user's own class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,8 +17,6 @@ from flax import nnx
 from grain import experimental as gx
 
 from ckpt_core.testing import InPlaceSuite, PytreeSuite
-
-# ------------------------------------------------------------------------------------- Flax NNX
 
 
 class Net(nnx.Module):
@@ -110,8 +106,6 @@ class TestNnx(InPlaceSuite):
         return case[1]
 
 
-# ---------------------------------------------------------------------------------------- Optax
-
 CHAIN = optax.chain(
     optax.clip_by_global_norm(1.0),
     optax.masked(optax.adamw(1e-2), {"kernel": True, "bias": False}),
@@ -141,8 +135,6 @@ class TestOptax(PytreeSuite):
     def step(self) -> Callable[[Any], Any]:
         return step_state
 
-
-# ---------------------------------------------------------------------------------------- Grain
 
 READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
@@ -208,9 +200,6 @@ class TestGrain(InPlaceSuite):
             "another seed": lambda: iter(numbers(seed=2)),
             "another pipeline": lambda: iter(packed().batch(2)),
         }
-
-
-# ---------------------------------------------------------------------------- a user's own object
 
 
 class Counter:

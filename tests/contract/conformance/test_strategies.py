@@ -1,7 +1,5 @@
 """The public strategies give everything that they promise, and all of it goes through a checkpoint."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 
@@ -26,7 +24,7 @@ def check(directory: Any, tree: Any) -> None:
 
 @given(strategies.pytrees())
 @settings(max_examples=40)
-def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
+def test_any_tree_comes_back(tmp_path_factory, tree):
     check(tmp_path_factory.mktemp("tree"), tree)
 
 
@@ -44,9 +42,7 @@ def check_sharding(directory: Any, array: jax.Array, data: st.DataObject) -> Non
 
 @given(strategies.sharded_arrays(), st.data())
 @settings(max_examples=30)
-def test_any_sharding_to_any_other(
-    tmp_path_factory: pytest.TempPathFactory, array: jax.Array, data: st.DataObject
-) -> None:
+def test_any_sharding_to_any_other(tmp_path_factory, array, data):
     check_sharding(tmp_path_factory.mktemp("array"), array, data)
 
 
@@ -76,6 +72,6 @@ def test_any_sharding_to_any_other(
         (strategies.sharded_arrays(), lambda a: len(a.sharding.device_set) == 1 and a.committed),
     ],
 )
-def test_what_they_give(strategy: Any, wanted: Any) -> None:
+def test_what_they_give(strategy, wanted):
     search = settings(max_examples=3000, database=None, phases=[Phase.generate])
     assert wanted(find(strategy, wanted, settings=search))

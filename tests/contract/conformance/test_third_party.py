@@ -4,8 +4,6 @@ The distribution is written to a temporary directory as pip would install it, an
 run in a process of their own, where it is on the path.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -79,19 +77,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
     return found
 
 
-def test_it_passes_the_suite(outcomes: dict[str, dict[str, str]]) -> None:
+def test_it_passes_the_suite(outcomes):
     assert len(outcomes["TestAbacus"]) == 15
     assert {name: text for name, text in outcomes["TestAbacus"].items() if text != "passed"} == {}
 
 
 @pytest.mark.parametrize(("fault", "test", "message"), FAULTS)
-def test_it_finds_what_is_wrong(
-    fault: str, test: str, message: str, outcomes: dict[str, dict[str, str]]
-) -> None:
+def test_it_finds_what_is_wrong(fault, test, message, outcomes):
     assert message in outcomes["TestFaulty"][f"test_{test}[{fault}]"]
 
 
-def test_it_says_what_is_missing(outcomes: dict[str, dict[str, str]]) -> None:
+def test_it_says_what_is_missing(outcomes):
     without = outcomes["TestWithoutAdapter"]["test_comes_back_bit_for_bit"]
     assert "object" in without and not without.startswith("passed")
     nothing = outcomes["TestTheSame"]["test_comes_back_bit_for_bit"]

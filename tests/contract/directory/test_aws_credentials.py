@@ -1,7 +1,5 @@
 """With which credentials S3 is asked: those that AWS' own tools would take."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator
@@ -67,7 +65,7 @@ def asked_with(seen: list[str], options: ckpt.Options | None = None) -> str:
     return found
 
 
-def test_those_of_a_profile(keys_seen: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+def test_those_of_a_profile(keys_seen, tmp_path, monkeypatch):
     write_files(tmp_path, CREDENTIALS)
     assert asked_with(keys_seen) == "of-default"
     monkeypatch.setenv("AWS_PROFILE", "lab")
@@ -81,7 +79,7 @@ def test_those_of_a_profile(keys_seen: list[str], tmp_path: Path, monkeypatch: A
     assert asked_with(keys_seen, options) == "of-lab"
 
 
-def test_files_in_another_place(keys_seen: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+def test_files_in_another_place(keys_seen, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").write_text(CREDENTIALS)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "elsewhere"))
     assert asked_with(keys_seen) == "of-default"
@@ -91,17 +89,13 @@ def test_files_in_another_place(keys_seen: list[str], tmp_path: Path, monkeypatc
     "credentials",
     ["", "[lab]\naws_access_key_id = x\n", "no ini", "[default]\nregion = x\n", "\xff"],
 )
-def test_a_file_without_default_credentials_is_no_source(
-    keys_seen: list[str], tmp_path: Path, credentials: str
-) -> None:
+def test_a_file_without_default_credentials_is_no_source(keys_seen, tmp_path, credentials):
     """The machine may have a role; asked is without any here."""
     write_files(tmp_path, credentials, "[default]\nregion = eu-west-1\n")
     assert asked_with(keys_seen) == ""
 
 
-def test_a_profile_that_is_not_there_is_told(
-    keys_seen: list[str], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_profile_that_is_not_there_is_told(keys_seen, tmp_path, monkeypatch):
     write_files(tmp_path, CREDENTIALS)
     monkeypatch.setenv("AWS_PROFILE", "labb")
     with pytest.raises(PermissionError, match=r"s3://bucket/x.*credentials"):

@@ -1,20 +1,13 @@
 """In a bucket, one conditional put decides who has saved a checkpoint; Orbax's mark comes last."""
 
-from __future__ import annotations
-
 import threading
-
-import pytest
 
 import ckpt_core as ckpt
 from tests.support import seams
-from tests.support.gcs_server import Server
 from tests.support.stores import make_server, saved, tree, value_at  # noqa: F401 (fixture)
 
 
-def test_of_two_writers_the_first_to_commit_stays(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_writers_the_first_to_commit_stays(server, monkeypatch):
     url, told, gate = f"{server.root}/1", list[bool](), seams.Gate()
     seams.at(monkeypatch, "commit", before=gate, nth=1)
     late = threading.Thread(target=lambda: told.append(saved(url, 1)))
@@ -27,7 +20,7 @@ def test_of_two_writers_the_first_to_commit_stays(
     assert value_at(url) == 2
 
 
-def test_the_mark_of_a_whole_checkpoint_is_the_last_object_of_it(server: Server) -> None:
+def test_the_mark_of_a_whole_checkpoint_is_the_last_object_of_it(server):
     ckpt.save(f"{server.root}/1", tree(1))
     put = [request.name.removeprefix("1/") for request in server.requests if request.kind == "put"]
     record, mark = put.index("ckpt.json"), put.index("commit_success.txt")

@@ -4,8 +4,6 @@ A directory that cannot be listed was taken for empty: a checkpoint without half
 acknowledged, and retention then removed the good one before it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -53,7 +51,7 @@ def state(n: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["scandir", "listdir", "lstat", "stat"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
-def test_a_listing_that_fails_loses_nothing(tmp_path: Path, name: str, number: int) -> None:
+def test_a_listing_that_fails_loses_nothing(tmp_path, name, number):
     """At every call of a save that replaces a checkpoint: one of the two is there, whole."""
     path = tmp_path / "run"
     ckpt.save(path, state(0))
@@ -79,7 +77,7 @@ def test_a_listing_that_fails_loses_nothing(tmp_path: Path, name: str, number: i
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
-def test_the_step_before_stays(tmp_path: Path, number: int) -> None:
+def test_the_step_before_stays(tmp_path, number):
     for at in range(1, MOST):
         run = tmp_path / str(at)
         with ckpt.Checkpointer(run, max_to_keep=1, asynchronous=False) as checkpointer:

@@ -1,9 +1,6 @@
 """A folder of somebody else, with a file that has a name of a checkpoint's, is neither replaced nor deleted."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ CONTENTS = [b"", b"{}", b'{"mine": [1]}', b"notes of mine\n", b'{"crc32c":"notes
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_on_a_disk(call, tmp_path: Path, name: str, content: bytes, overwrite: bool):
+def test_a_folder_on_a_disk(call, tmp_path, name, content, overwrite):
     folder = tmp_path / "work"
     (folder / "years").mkdir(parents=True)
     (folder / name).write_bytes(content)
@@ -46,7 +43,7 @@ def test_a_folder_on_a_disk(call, tmp_path: Path, name: str, content: bytes, ove
 
 
 @pytest.mark.parametrize("name", ["a folder", "a pipe", "a link that leads nowhere"])
-def test_what_is_no_file(tmp_path: Path, name: str):
+def test_what_is_no_file(tmp_path, name):
     folder = tmp_path / "work"
     folder.mkdir()
     match name:
@@ -63,7 +60,7 @@ def test_what_is_no_file(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["ckpt.json", "_METADATA", "commit_success.txt"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_keys_in_a_bucket(store: str, name: str, overwrite: bool):
+def test_keys_in_a_bucket(store, name, overwrite):
     mine = keys_at(f"{store}/work")
     mine.put(name, b"notes of mine")
     mine.put("years/of.txt", b"labour")
@@ -75,7 +72,7 @@ def test_keys_in_a_bucket(store: str, name: str, overwrite: bool):
 @pytest.mark.parametrize(
     "damage", ["ckpt.json", "empty ckpt.json", "_CHECKPOINT_METADATA", "no ckpt.json"]
 )
-def test_a_damaged_checkpoint_is_replaced(tmp_path: Path, damage: str):
+def test_a_damaged_checkpoint_is_replaced(tmp_path, damage):
     path = tmp_path / "a"
     ckpt.save(path, tree(1))
     name = damage.rpartition(" ")[2]
@@ -87,7 +84,7 @@ def test_a_damaged_checkpoint_is_replaced(tmp_path: Path, damage: str):
     assert value_at(str(path)) == 2
 
 
-def test_what_orbax_wrote_is_replaced(tmp_path: Path):
+def test_what_orbax_wrote_is_replaced(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", {"w": np.ones(2)})

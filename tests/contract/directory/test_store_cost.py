@@ -1,7 +1,5 @@
 """What a save and a load cost in requests to a store."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +17,7 @@ def requests(server: Server, work: Callable[[], Any]) -> int:
     return len(server.requests) - before
 
 
-def test_a_small_save_and_its_load(server: Server) -> None:
+def test_a_small_save_and_its_load(server):
     url = f"{server.root}/a"
     state = {"w": np.arange(20_000.0), "b": np.ones(30), "n": 1}
     # the first of a process in a bucket asks it whether it regards conditions
@@ -28,7 +26,7 @@ def test_a_small_save_and_its_load(server: Server) -> None:
     assert requests(server, lambda: ckpt.load(url)) <= 5
 
 
-def test_small_leaves_are_fetched_together(server: Server) -> None:
+def test_small_leaves_are_fetched_together(server):
     url = f"{server.root}/a"
     state = {f"w{number}": np.full(256, number) for number in range(2000)}
     assert requests(server, lambda: ckpt.save(url, state)) <= 24
@@ -36,13 +34,13 @@ def test_small_leaves_are_fetched_together(server: Server) -> None:
     assert requests(server, lambda: ckpt.load(url, only="w77")) <= 5
 
 
-def test_a_large_leaf_is_fetched_in_few_large_pieces(server: Server) -> None:
+def test_a_large_leaf_is_fetched_in_few_large_pieces(server):
     url = f"{server.root}/a"
     ckpt.save(url, {"w": np.arange(2**22)})  # 32 MiB
     assert requests(server, lambda: ckpt.load(url)) <= 15
 
 
-def test_the_number_of_steps_costs_nothing(server: Server) -> None:
+def test_the_number_of_steps_costs_nothing(server):
     def reader(run: str) -> int:
         with ckpt.Checkpointer(f"{server.root}/{run}", read_only=True) as checkpointer:
             return requests(server, lambda: checkpointer.restore_latest({"n": 0}))
@@ -54,7 +52,7 @@ def test_the_number_of_steps_costs_nothing(server: Server) -> None:
     assert reader("many") == reader("few") <= 15
 
 
-def test_nothing_is_read_back_or_listed_for_what_was_uploaded(server: Server) -> None:
+def test_nothing_is_read_back_or_listed_for_what_was_uploaded(server):
     state = {f"w{number}": np.full(2**20, float(number)) for number in range(24)}  # 192 MiB
     ckpt.save(f"{server.root}/a", state)
     kinds = [request.kind for request in server.requests]
@@ -69,7 +67,7 @@ def test_nothing_is_read_back_or_listed_for_what_was_uploaded(server: Server) ->
     assert kinds.count("list") == 3  # of the empty place
 
 
-def test_an_asynchronous_save_waits_for_no_answer_before_it_returns(server: Server) -> None:
+def test_an_asynchronous_save_waits_for_no_answer_before_it_returns(server):
     returned = threading.Event()
     server.fault = lambda _: None if returned.wait(20) else 403
     pending = ckpt.save_async(f"{server.root}/a", {"w": np.arange(20_000.0)})
@@ -78,7 +76,7 @@ def test_an_asynchronous_save_waits_for_no_answer_before_it_returns(server: Serv
     assert ckpt.load(f"{server.root}/a")["w"][3] == 3
 
 
-def test_a_later_save_of_a_run_waits_for_no_answer_before_it_returns(server: Server) -> None:
+def test_a_later_save_of_a_run_waits_for_no_answer_before_it_returns(server):
     state = {"w": np.arange(20_000.0)}
     with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
         checkpointer.save(0, state)
@@ -90,7 +88,7 @@ def test_a_later_save_of_a_run_waits_for_no_answer_before_it_returns(server: Ser
     assert ckpt.Checkpointer(f"{server.root}/run", read_only=True).all_steps() == [0, 1]
 
 
-def test_a_save_of_a_run(server: Server) -> None:
+def test_a_save_of_a_run(server):
     with ckpt.Checkpointer(f"{server.root}/run", max_to_keep=3) as checkpointer:
 
         def save(step: int) -> None:

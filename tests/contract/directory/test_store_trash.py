@@ -1,14 +1,12 @@
 """`Options(trash_directory=)` in a bucket: what retention deletes is copied there first, and no step piles up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.gcs_server import Request, Server
+from tests.support.gcs_server import Request
 from tests.support.stores import make_s3_url, make_server, make_store  # noqa: F401 (fixtures)
 
 OPTIONS = ckpt.Options(trash_directory="trash")
@@ -18,7 +16,7 @@ def tree(step: int) -> dict[str, Any]:
     return {"n": step, "w": np.full(1000, step, np.float32), "text": "words"}
 
 
-def test_steps_go_to_the_trash_whole(store: str) -> None:
+def test_steps_go_to_the_trash_whole(store):
     with ckpt.Checkpointer(store, max_to_keep=2, asynchronous=False, options=OPTIONS) as run:
         for step in range(5):
             run.save(step, tree(step), metrics={"loss": step})
@@ -33,7 +31,7 @@ def test_steps_go_to_the_trash_whole(store: str) -> None:
         assert run.all_steps() == [3, 4]
 
 
-def test_a_number_that_is_in_the_trash_already_keeps_both(store: str) -> None:
+def test_a_number_that_is_in_the_trash_already_keeps_both(store):
     for n in (1, 2):
         with ckpt.Checkpointer(store, asynchronous=False, options=OPTIONS) as run:
             run.save(7, tree(n), force=True)
@@ -43,7 +41,7 @@ def test_a_number_that_is_in_the_trash_already_keeps_both(store: str) -> None:
     assert ckpt.load(f"{store}/trash/7")["n"] == 1
 
 
-def test_a_step_stays_whole_until_its_copy_is(server: Server) -> None:
+def test_a_step_stays_whole_until_its_copy_is(server):
     """The copy is refused at each of its objects: the step is there, and no half of it is a step in the trash."""
     url = f"{server.root}/run"
     with ckpt.Checkpointer(url, asynchronous=False, options=OPTIONS) as run:

@@ -4,8 +4,6 @@ Caches of weights (the hub of Hugging Face), git-annex and `cp -rs` make such di
 followed for reading, wherever they lead; what deletes or replaces never follows one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket
@@ -107,7 +105,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_link_that_leads_nowhere_is_no_fresh_start(tmp_path: Path):
+def test_a_link_that_leads_nowhere_is_no_fresh_start(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "scratch")
     with pytest.raises(ckpt.CheckpointNotFound, match=r"link to .*scratch, which is not there"):
         ckpt.Checkpointer(tmp_path / "link" / "run")
@@ -115,14 +113,14 @@ def test_a_link_that_leads_nowhere_is_no_fresh_start(tmp_path: Path):
     assert ckpt.Checkpointer(tmp_path / "link" / "run").restore_latest(TREE) is None
 
 
-def test_files_of_desktops_and_nfs_are_no_damage(linked: Path):
+def test_files_of_desktops_and_nfs_are_no_damage(linked):
     for name in (".DS_Store", "._w", ".nfs0001"):
         (linked / "0" / "state" / name).touch()
     report = ckpt.verify(linked / "0")
     assert report.ok and len(report.others) == 3, report
 
 
-def test_content_counts(linked: Path):
+def test_content_counts(linked):
     step = linked / "0"
     assert ckpt.verify(step).ok, ckpt.verify(step).problems
     assert ckpt.inspect(step).items["state"].leaves
@@ -137,7 +135,7 @@ def test_content_counts(linked: Path):
         assert_same(restored["state"], TREE)
 
 
-def test_damaged_content_is_found(linked: Path, tmp_path: Path):
+def test_damaged_content_is_found(linked, tmp_path):
     data = max((path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()), key=_size)
     data.chmod(0o644)
     content = bytearray(data.read_bytes())
@@ -152,28 +150,22 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def test_deleting_takes_the_links(linked: Path, tmp_path: Path):
+@pytest.mark.parametrize("retired", [False, True])
+def test_deleting_takes_the_links(linked, tmp_path, retired):
     before = contents(tmp_path / "elsewhere")
     assert before
-    with ckpt.Checkpointer(linked, asynchronous=False) as checkpointer:
-        checkpointer.delete(0)
-        assert checkpointer.all_steps() == []
+    with ckpt.Checkpointer(linked, asynchronous=False, max_to_keep=1) as checkpointer:
+        if retired:
+            checkpointer.restore_latest(state=TREE)["state"]
+            checkpointer.save(1, state=TREE)
+        else:
+            checkpointer.delete(0)
+        assert checkpointer.all_steps() == [1] * retired
     assert contents(tmp_path / "elsewhere") == before
     assert not any(name.startswith((".ckpt-tmp", "0")) for name in os.listdir(linked))
 
 
-def test_retention_takes_the_links(linked: Path, tmp_path: Path):
-    before = contents(tmp_path / "elsewhere")
-    with ckpt.Checkpointer(linked, asynchronous=False, max_to_keep=1) as checkpointer:
-        checkpointer.restore_latest(state=TREE)["state"]  # pyright: ignore
-        checkpointer.save(1, state=TREE)
-        checkpointer.wait_until_finished()
-        assert checkpointer.all_steps() == [1]
-    assert contents(tmp_path / "elsewhere") == before
-    assert not any(name.startswith(".ckpt-tmp") for name in os.listdir(linked))
-
-
-def test_overwriting_through_a_link_is_refused(linked: Path, tmp_path: Path):
+def test_overwriting_through_a_link_is_refused(linked, tmp_path):
     before = contents(tmp_path / "elsewhere")
     (tmp_path / "best").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ckpt.CheckpointExists, match="is a link to"):
@@ -181,7 +173,7 @@ def test_overwriting_through_a_link_is_refused(linked: Path, tmp_path: Path):
     assert contents(tmp_path / "elsewhere") == before and (tmp_path / "best").is_symlink()
 
 
-def test_the_trash_gets_the_links(linked: Path, tmp_path: Path):
+def test_the_trash_gets_the_links(linked, tmp_path):
     before = contents(tmp_path / "elsewhere")
     options = ckpt.Options(trash_directory="trash")
     with ckpt.Checkpointer(linked, asynchronous=False, options=options) as checkpointer:
@@ -190,7 +182,7 @@ def test_the_trash_gets_the_links(linked: Path, tmp_path: Path):
     assert contents(tmp_path / "elsewhere") == before
 
 
-def test_what_dead_writers_left_as_links_is_removed_as_links(tmp_path: Path):
+def test_what_dead_writers_left_as_links_is_removed_as_links(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("kept")
@@ -207,9 +199,6 @@ def test_what_dead_writers_left_as_links_is_removed_as_links(tmp_path: Path):
         checkpointer.save(0, state=TREE)
     assert not os.path.lexists(left)
     assert (outside / "kept").read_text() == "kept"
-
-
-# ---- links that lead to nothing that could be read ------------------------------------------------
 
 
 def dangling(file: Path) -> None:
@@ -265,9 +254,7 @@ def two_steps(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", [*NEEDED, "data"])
-def test_what_cannot_be_read_is_named_and_never_waited_for(
-    two_steps: Path, broken: Callable[[Path], None], name: str
-):
+def test_what_cannot_be_read_is_named_and_never_waited_for(two_steps, broken, name):
     step = two_steps / "1"
     if name == "data":
         found = max(step.glob("state/*/d/*"), key=_size)
@@ -292,7 +279,7 @@ def test_what_cannot_be_read_is_named_and_never_waited_for(
             assert_same(restored["state"], TREE)
 
 
-def test_a_step_that_is_a_link_to_nowhere_is_no_step(two_steps: Path):
+def test_a_step_that_is_a_link_to_nowhere_is_no_step(two_steps):
     (two_steps / "2").symlink_to(two_steps / "gone")
     with ckpt.Checkpointer(two_steps, read_only=True) as checkpointer:
         assert checkpointer.all_steps() == [0, 1]

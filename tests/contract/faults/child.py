@@ -3,8 +3,6 @@
 A child is a fork of `nursery`, or a fresh interpreter; it calls one function of `scenarios`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

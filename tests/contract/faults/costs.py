@@ -3,8 +3,6 @@
 It reports "refused" with the text, or "took" with what the call gave, and its seconds.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ A change is plain JSON, so that it travels to a child: `["flip", file, byte, bit
 `["replace_item", item, path]`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

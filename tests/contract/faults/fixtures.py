@@ -1,7 +1,5 @@
 """Fixtures that the fault tests share; a module imports the ones it uses."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,6 @@ from tests.contract.faults.harness import Pool, Unavailable, build_shim
 
 @pytest.fixture(name="shim", scope="module")
 def make_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled preload shim."""
     try:
         return build_shim(tmp_path_factory.mktemp("shim"))
     except Unavailable as reason:

@@ -1,7 +1,5 @@
 """The children that open checkpoints of which a file was grown beyond all memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ A child makes one of them under the shim, and is killed. The values say who wrot
 call, ``second`` in it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

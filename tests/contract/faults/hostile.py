@@ -5,8 +5,6 @@ each call is only classed: "ok", "good", "problems ..." of `verify`, the name an
 `CheckpointError`, or "untyped ...".
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ hundreds of children. Nothing here may start a thread or use a jax backend or Te
 would not survive it. That a child makes the operations of a new interpreter is tested (`test_shim`).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Jobs for children by which the tests of the shim and of the disks look at something."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import filecmp

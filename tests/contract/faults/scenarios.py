@@ -4,8 +4,6 @@ Each scenario prepares a directory without being counted, and then makes one sav
 What was acknowledged is reported at once, so the parent knows what must be there after a kill.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

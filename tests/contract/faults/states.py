@@ -1,7 +1,5 @@
 """Small training states that differ in every leaf from version to version, and exact equality."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

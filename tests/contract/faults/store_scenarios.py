@@ -1,7 +1,5 @@
 """What the children do that are killed at a request to a store; each reports what was acknowledged to it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

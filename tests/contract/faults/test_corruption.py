@@ -6,8 +6,6 @@ need what was damaged); `verify` must find every change. Loads run in children w
 a crash or a hang is a failure and not the end of the test run.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +33,7 @@ def saved(plain_pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_undamaged_copy_loads(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
+def test_undamaged_copy_loads(plain_pool, saved, tmp_path):
     """The copies themselves are fine: what the other tests find is the damage."""
     nothing: Change = ["zero_range", _files(saved / "good")[0], 0, 0]
     outcome = plain_pool.run(
@@ -47,42 +45,35 @@ def test_undamaged_copy_loads(plain_pool: Pool, saved: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.always
-def test_flipped_bits(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
+def test_flipped_bits(plain_pool, saved, tmp_path):
     _check(plain_pool, saved, tmp_path, list(_flips(saved / "good", per_file=14)))
 
 
-def test_truncated_grown_zeroed_and_missing_files(
-    plain_pool: Pool, saved: Path, tmp_path: Path
-) -> None:
+def test_truncated_grown_zeroed_and_missing_files(plain_pool, saved, tmp_path):
     _check(plain_pool, saved, tmp_path, list(_sizes(saved / "good")))
 
 
-def test_swapped_and_stale_files(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
+def test_swapped_and_stale_files(plain_pool, saved, tmp_path):
     files = _files(saved / "good")
     changes: list[Change] = [["swap", a, b] for a, b in itertools.pairwise(files)]
     _check(plain_pool, saved, tmp_path, changes + list(_stale(saved)))
 
 
-def test_every_byte_of_metadata_and_every_64th_of_data(
-    plain_pool: Pool, saved: Path, tmp_path: Path
-) -> None:
+def test_every_byte_of_metadata_and_every_64th_of_data(plain_pool, saved, tmp_path):
     _check(plain_pool, saved, tmp_path, list(_flips(saved / "good", per_file=None)))
 
 
-def test_every_pair_of_files_swapped(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
+def test_every_pair_of_files_swapped(plain_pool, saved, tmp_path):
     pairs = itertools.combinations(_files(saved / "good"), 2)
     _check(plain_pool, saved, tmp_path, [["swap", a, b] for a, b in pairs])
 
 
-def test_truncated_at_many_lengths(plain_pool: Pool, saved: Path, tmp_path: Path) -> None:
+def test_truncated_at_many_lengths(plain_pool, saved, tmp_path):
     changes: list[Change] = []
     for name in _files(saved / "good"):
         size = (saved / "good" / name).stat().st_size
         changes += [["cut", name, length] for length in range(0, size, max(1, size // 150))]
     _check(plain_pool, saved, tmp_path, changes)
-
-
-# ---- the changes --------------------------------------------------------------------------------
 
 
 def _files(directory: Path) -> list[str]:
@@ -140,9 +131,6 @@ def _counterpart(good: Path, stale: Path, name: str) -> Path:
         return sorted((directory / name).parent.iterdir(), key=lambda path: path.stat().st_size)
 
     return by_size(stale)[by_size(good).index(good / name)]
-
-
-# ---- the check ----------------------------------------------------------------------------------
 
 
 def _check(pool: Pool, saved: Path, scratch: Path, changes: list[Change]) -> None:

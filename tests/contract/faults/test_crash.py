@@ -4,8 +4,6 @@ The operations are numbered by a preload shim (`tests/contract/faults`). The qui
 a save to a new path, and at fewer of the rest; `make faults` takes every operation of every scenario.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -40,9 +38,6 @@ def counted(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
         return outcome.ops
 
     return dict(zip(SCENARIOS, pool.map(job, SCENARIOS), strict=True))
-
-
-# ---- what may be found --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,9 +170,6 @@ def _numbers(count: int, stride: int) -> list[int]:
     return sorted({*range(count, 0, -stride), *range(1, min(4, count) + 1)})
 
 
-# ---- kills --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "stride"),
     [
@@ -191,9 +183,7 @@ def _numbers(count: int, stride: int) -> list[int]:
         *((name, 1) for name in SCENARIOS),
     ],
 )
-def test_killed_before_an_operation(
-    pool: Pool, counted: dict[str, list[Op]], tmp_path: Path, name: str, stride: int
-) -> None:
+def test_killed_before_an_operation(pool, counted, tmp_path, name, stride):
     count = len(counted[name])
     seen = {op.name for op in counted[name]}
     assert {"open", "write", "fsync", "rename", "mkdir"} <= seen, "the shim sees too little"
@@ -218,9 +208,7 @@ def test_killed_before_an_operation(
         *((name, 1) for name in SCENARIOS),
     ],
 )
-def test_killed_in_the_middle_of_a_write(
-    pool: Pool, counted: dict[str, list[Op]], tmp_path: Path, name: str, stride: int
-) -> None:
+def test_killed_in_the_middle_of_a_write(pool, counted, tmp_path, name, stride):
     count = sum(op.name == "write" for op in counted[name])
 
     faults = [Fault("torn", nth, ops="write") for nth in _numbers(count, stride)]
@@ -229,9 +217,6 @@ def test_killed_in_the_middle_of_a_write(
 
 def _check_killed_or_done(name: str, outcome: Outcome, after: Outcome) -> None:
     assert outcome.was_killed or outcome.exit_code == 0, str(outcome)
-
-
-# ---- errors -------------------------------------------------------------------------------------
 
 
 def _removes(op: Op) -> bool:
@@ -290,15 +275,7 @@ def _check_error(name: str, errno: str, outcome: Outcome) -> None:
         ),
     ],
 )
-def test_failing_operation(
-    pool: Pool,
-    counted: dict[str, list[Op]],
-    tmp_path: Path,
-    name: str,
-    stride: int,
-    action: str,
-    errno: str,
-) -> None:
+def test_failing_operation(pool, counted, tmp_path, name, stride, action, errno):
     faults = [Fault(action, nth) for nth in _numbers(len(counted[name]), stride)]
 
     def check(name: str, outcome: Outcome, after: Outcome) -> None:
@@ -307,7 +284,7 @@ def test_failing_operation(
     _sweep(pool, tmp_path, name, faults, check, _check_next_process)
 
 
-def test_the_linked_step_shares_its_large_leaf(pool: Pool, tmp_path: Path) -> None:
+def test_the_linked_step_shares_its_large_leaf(pool, tmp_path):
     """Else that scenario would be as `step`."""
 
     def check(name: str, outcome: Outcome, after: Outcome) -> None:
@@ -318,7 +295,7 @@ def test_the_linked_step_shares_its_large_leaf(pool: Pool, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_short_writes_are_completed(pool: Pool, tmp_path: Path, name: str) -> None:
+def test_short_writes_are_completed(pool, tmp_path, name):
     def check(name: str, outcome: Outcome, after: Outcome) -> None:
         assert outcome.exit_code == 0, str(outcome)
         assert not outcome.reported("error"), str(outcome)

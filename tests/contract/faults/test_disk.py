@@ -3,8 +3,6 @@
 Most of these mount something, which takes root; elsewhere they are skipped and say so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import filecmp
 import json
@@ -16,12 +14,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import HERE, Outcome, Pool, environment
+from tests.contract.faults.harness import HERE, Outcome, environment
 
 pytestmark = pytest.mark.faults
 
@@ -61,11 +58,8 @@ def _failed_save(outcome: Outcome, errnos: set[str]) -> None:
     assert outcome.reported("intact") == [True], str(outcome)
 
 
-# ---- no room ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["save", "overwrite", "step", "async_step"])
-def test_full_disk(plain_pool: Pool, tmp_path: Path, how: str) -> None:
+def test_full_disk(plain_pool, tmp_path, how):
     with _mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=6m", "tmpfs") as disk:
         outcome = plain_pool.run("probes:save_too_much", [str(disk), how, 16 * 2**20])
         _failed_save(outcome, {"ENOSPC"})
@@ -74,7 +68,7 @@ def test_full_disk(plain_pool: Pool, tmp_path: Path, how: str) -> None:
         assert outcome.reported("retried") == [True], str(outcome)
 
 
-def test_no_inodes_left(plain_pool: Pool, tmp_path: Path) -> None:
+def test_no_inodes_left(plain_pool, tmp_path):
     with _mounted(
         tmp_path / "disk", "-t", "tmpfs", "-o", "size=50m,nr_inodes=200", "tmpfs"
     ) as disk:
@@ -82,16 +76,13 @@ def test_no_inodes_left(plain_pool: Pool, tmp_path: Path) -> None:
         _failed_save(outcome, {"ENOSPC"})
 
 
-def test_file_size_limit(plain_pool: Pool, tmp_path: Path) -> None:
+def test_file_size_limit(plain_pool, tmp_path):
     outcome = plain_pool.run("probes:save_beyond_limit", [str(tmp_path), 2**20])
     _failed_save(outcome, {"EFBIG"})
     assert outcome.reported("retried") == [True], str(outcome)
 
 
-# ---- no permission ------------------------------------------------------------------------------
-
-
-def test_read_only_file_system(plain_pool: Pool, tmp_path: Path) -> None:
+def test_read_only_file_system(plain_pool, tmp_path):
     with _mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=50m", "tmpfs") as disk:
         assert plain_pool.run("probes:save_both", [str(disk)]).exit_code == 0
         assert _command("mount", "-o", "remount,ro", disk).returncode == 0
@@ -100,7 +91,7 @@ def test_read_only_file_system(plain_pool: Pool, tmp_path: Path) -> None:
     assert outcome.reported("step_error") == [["OSError", "EROFS"]], str(outcome)
 
 
-def test_directory_without_permission(plain_pool: Pool, tmp_path: Path) -> None:
+def test_directory_without_permission(plain_pool, tmp_path):
     assert plain_pool.run("probes:save_both", [str(tmp_path)]).exit_code == 0
     for directory in (tmp_path, tmp_path / "steps"):
         directory.chmod(0o555)
@@ -113,7 +104,7 @@ def test_directory_without_permission(plain_pool: Pool, tmp_path: Path) -> None:
     assert outcome.reported("step_error") == [["PermissionError", "EACCES"]], str(outcome)
 
 
-def test_an_older_step_that_cannot_be_read(plain_pool: Pool, tmp_path: Path) -> None:
+def test_an_older_step_that_cannot_be_read(plain_pool, tmp_path):
     assert plain_pool.run("probes:save_both", [str(tmp_path)]).exit_code == 0
     steps = tmp_path / "steps"
     shutil.copytree(steps / "0", steps / "1")
@@ -125,9 +116,6 @@ def test_an_older_step_that_cannot_be_read(plain_pool: Pool, tmp_path: Path) -> 
     assert outcome.exit_code == 0, str(outcome)
     assert outcome.reported("restored") == [1]
     assert outcome.reported("steps") == [[0, 1, 2]]
-
-
-# ---- no power -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -164,9 +152,7 @@ def _cut_power(image: Path, copy: Path) -> None:
         "step",
     ],
 )
-def test_power_cut_after_a_save_was_acknowledged(
-    plain_pool: Pool, tmp_path: Path, scenario: str
-) -> None:
+def test_power_cut_after_a_save_was_acknowledged(plain_pool, tmp_path, scenario):
     with _ext4(tmp_path) as (image, disk):
         root = disk / "new" / "directories"  # whose names must be durable too
         root.mkdir(parents=True)
@@ -187,9 +173,7 @@ def test_power_cut_after_a_save_was_acknowledged(
 
 
 @pytest.mark.parametrize("name", ["a", "a/b/c"])
-def test_power_cut_after_saving_into_new_directories(
-    plain_pool: Pool, tmp_path: Path, name: str
-) -> None:
+def test_power_cut_after_saving_into_new_directories(plain_pool, tmp_path, name):
     """The names of all directories that the save itself makes are durable."""
     with _ext4(tmp_path) as (image, disk):
         os.sync()
@@ -202,7 +186,7 @@ def test_power_cut_after_saving_into_new_directories(
     assert reader.reported("versions") == [[1, 2]], f"{outcome}\n{reader}"
 
 
-def test_power_cut_loses_what_was_not_synced(plain_pool: Pool, tmp_path: Path) -> None:
+def test_power_cut_loses_what_was_not_synced(plain_pool, tmp_path):
     """The method itself works: a save that may be lost is lost."""
     with _ext4(tmp_path) as (image, disk):
         os.sync()
@@ -215,7 +199,7 @@ def test_power_cut_loses_what_was_not_synced(plain_pool: Pool, tmp_path: Path) -
     assert reader.reported("error")[0]["type"] in ("CheckpointNotFound", "CheckpointCorrupt")
 
 
-def test_power_cut_at_any_moment(plain_pool: Pool, tmp_path: Path) -> None:
+def test_power_cut_at_any_moment(plain_pool, tmp_path):
     """While steps are saved one after another, power fails now and then; resuming always works."""
     cuts_with_steps = 0
     with _ext4(tmp_path) as (image, disk), _Trainer(tmp_path, disk / "steps") as trainer:
@@ -248,7 +232,7 @@ class _Trainer:
         self._request = scratch / "request"
         self._request.write_text(json.dumps(request))
 
-    def __enter__(self) -> _Trainer:
+    def __enter__(self) -> "_Trainer":
         command = [sys.executable, str(HERE / "nursery.py"), "--once", str(self._request)]
         self._process = subprocess.Popen(command, env=environment(None))
         return self
@@ -340,14 +324,14 @@ def _preloaded(tmp_path: Path, source: str) -> str:
     return str(library)
 
 
-def test_directories_that_cannot_be_synced(tmp_path: Path, run_python: Any) -> None:
+def test_directories_that_cannot_be_synced(tmp_path, run_python):
     library = _preloaded(tmp_path, UNSYNCED)
     (tmp_path / "run").mkdir()
     found = run_python(ASKS_THE_DOCTOR, str(tmp_path / "run"), LD_PRELOAD=library)
     assert found == [1, True, ["quick"]]
 
 
-def test_a_file_system_without_locks(tmp_path: Path, run_python: Any) -> None:
+def test_a_file_system_without_locks(tmp_path, run_python):
     """Lustre without `flock` and NFS without lockd refuse each lock."""
     library = _preloaded(tmp_path, NO_LOCKS)
     for found in ([0, [1, 2], True], [3, [4, 5], True]):

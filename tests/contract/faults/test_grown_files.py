@@ -4,8 +4,6 @@ Grown files are sparse, so they cost nothing to make; whoever read one would be 
 of the child's memory, or by its time. Each file of a checkpoint in turn, and what lies beside steps.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -62,20 +60,20 @@ def outcomes(
     return {event["file"]: event["results"] for event in outcome.events}
 
 
-def test_every_file_was_grown(steps: Path, outcomes: dict[str, dict[str, Any]]):
+def test_every_file_was_grown(steps, outcomes):
     assert list(outcomes) == files_of(steps / "1")
     bases = {name.rpartition("/")[2] for name in outcomes}
     assert {"ckpt.json", "manifest.ocdbt", "process_0", "process_0-of-1.json"} <= bases
     assert any("/d/" in name for name in outcomes)
 
 
-def test_verify_names_the_file(outcomes: dict[str, dict[str, Any]]):
+def test_verify_names_the_file(outcomes):
     for name, results in outcomes.items():
         assert results["verify"].startswith("problems"), (name, results["verify"])
         assert name.rpartition("/")[2] in results["verify"], (name, results["verify"])
 
 
-def test_readers_name_the_file_or_do_without_it(outcomes: dict[str, dict[str, Any]]):
+def test_readers_name_the_file_or_do_without_it(outcomes):
     for name, results in outcomes.items():
         for reader in ("inspect", "load", "as_numpy", "step_metadata"):
             result = results[reader]
@@ -87,9 +85,7 @@ def test_readers_name_the_file_or_do_without_it(outcomes: dict[str, dict[str, An
             assert outcomes[name][reader].startswith("CheckpointCorrupt"), (name, reader)
 
 
-def test_a_grown_data_file_is_refused_though_what_was_saved_is_there(
-    steps: Path, outcomes: dict[str, dict[str, Any]]
-):
+def test_a_grown_data_file_is_refused_though_what_was_saved_is_there(steps, outcomes):
     data = [name for name in outcomes if name.startswith("state/") and "/d/" in name]
     described = [name for name in data if (steps / "1" / name).stat().st_size < 1000]
     assert len(described) < len(data)
@@ -98,7 +94,7 @@ def test_a_grown_data_file_is_refused_though_what_was_saved_is_there(
             assert f"has {GROWN_BYTES} bytes" in outcomes[name][reader], outcomes[name]
 
 
-def test_restore_latest_goes_back(outcomes: dict[str, dict[str, Any]]):
+def test_restore_latest_goes_back(outcomes):
     for name, results in outcomes.items():
         harmless = results["load"] == "ok"
         assert results["restore_latest"] == ("step 1" if harmless else "step 0"), (name, results)
@@ -106,7 +102,7 @@ def test_restore_latest_goes_back(outcomes: dict[str, dict[str, Any]]):
         assert results["best_step"] == ("0" if name == "ckpt.json" else "1"), (name, results)
 
 
-def test_what_lies_beside_the_steps(plain_pool: Pool, steps: Path, tmp_path: Path):
+def test_what_lies_beside_the_steps(plain_pool, steps, tmp_path):
     for number, name in enumerate(BESIDE):
         copy = tmp_path / str(number)
         shutil.copytree(steps, copy)
@@ -129,7 +125,7 @@ def test_what_lies_beside_the_steps(plain_pool: Pool, steps: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "data"])
-def test_orbax_checkpoints(plain_pool: Pool, steps: Path, tmp_path: Path, name: str):
+def test_orbax_checkpoints(plain_pool, steps, tmp_path, name):
     """Nothing there is listed by anybody: fixed limits, and sizes that the index gives."""
     copy = tmp_path / "copy"
     shutil.copytree(steps / "1", copy)

@@ -7,8 +7,6 @@ a writer start anew: all that they can ask gives one number one value, and the r
 The quick run takes some operations of each; ``make faults`` takes all.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
-from tests.contract.faults.harness import Fault, Nursery, Outcome, Pool
+from tests.contract.faults.harness import Fault, Nursery, Outcome
 from tests.contract.faults.history_scenarios import (
     CASES,
     STEPS,
@@ -34,9 +32,6 @@ from tests.contract.faults.history_scenarios import (
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:.*another save of step")]
 _QUICK_KILLS = 3
 THIRD = 7
-
-
-# ---- what a restart finds ------------------------------------------------------------------------
 
 
 def seen(checkpointer: ckpt.Checkpointer, *, loads: bool = True) -> Steps:
@@ -101,8 +96,6 @@ def going_on(layout: str) -> list[int]:
     return [1, 1] if layout in ("one tier", "local only") else [100, 1, 99]
 
 
-# ---- kills ---------------------------------------------------------------------------------------
-
 NAMES = [
     (layout, name, restarted)
     for layout in STEPS
@@ -126,9 +119,7 @@ def _numbers(count: int, seed: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("layout", "name", "restarted", "all_"), _marked(_QUICK))
-def test_killed(
-    pool: Pool, tmp_path: Path, layout: str, name: str, restarted: bool, all_: bool
-) -> None:
+def test_killed(pool, tmp_path, layout, name, restarted, all_):
     allowed = CASES[name].found(STEPS[layout])
 
     def run(nursery: Nursery, fault: Fault) -> tuple[Path, Outcome]:
@@ -168,7 +159,7 @@ def test_killed(
     assert kills >= 0.8 * len(numbers), f"only {kills} of {len(numbers)} operations were reached"
 
 
-def test_what_a_restart_finds_can_fail(tmp_path: Path) -> None:
+def test_what_a_restart_finds_can_fail(tmp_path):
     """Else the tests above would say nothing."""
     checkpointer = prepared(str(tmp_path), "local only", CASES["rollback"], restarted=False)
     checkpointer.close()

@@ -6,8 +6,6 @@ untyped exception, a signal, a file changed or made outside, bytes from outside 
 Checksums are no defence here: who makes a hostile checkpoint makes its checksums too.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +45,7 @@ def make_good(plain_pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Pat
     [RECORD_CASES, DATABASE_CASES, FILE_CASES, ORBAX_CASES],
     ids=["record", "database", "files", "orbax"],
 )
-def test_hostile(plain_pool: Pool, good: Path, tmp_path: Path, cases: list[Case]) -> None:
+def test_hostile(plain_pool, good, tmp_path, cases):
     names = [case.name for case in CASES]
     assert len(names) == len(set(names)) or pytest.fail(f"names twice in {sorted(names)}")
     outside = make_outside(tmp_path)
@@ -63,7 +61,7 @@ def test_hostile(plain_pool: Pool, good: Path, tmp_path: Path, cases: list[Case]
     ), "something was made beside the checkpoints"
 
 
-def test_hostile_step(plain_pool: Pool, good: Path, tmp_path: Path) -> None:
+def test_hostile_step(plain_pool, good, tmp_path):
     """A trainer that finds only a hostile step does not start from scratch, nor die."""
     directory = tmp_path / "steps"
     shutil.copytree(f"{good}-steps", directory)

@@ -4,8 +4,6 @@ Each case is a small file whose content asks for much more. It must be refused w
 is made for.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json
@@ -300,7 +298,7 @@ def _too_much(outcome: Outcome) -> Iterator[str]:
     COSTS,
     ids=lambda case: case.name,
 )
-def test_it_is_refused_for_little(plain_pool: Pool, tmp_path: Path, case: Cost) -> None:
+def test_it_is_refused_for_little(plain_pool, tmp_path, case):
     path = _made(case, tmp_path)
     for call in case.calls:
         outcome = _open(plain_pool, call, path)

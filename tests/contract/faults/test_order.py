@@ -1,7 +1,5 @@
 """The order of a save's file operations: all is durable before it has its name, and then the name is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from tests.contract.faults.harness import Nursery, Op
 pytestmark = pytest.mark.faults
 
 
-def test_all_is_synced_before_the_rename_and_the_name_after_it(shim: Path, tmp_path: Path) -> None:
+def test_all_is_synced_before_the_rename_and_the_name_after_it(shim, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     run = Nursery(tmp_path, shim=shim).run

@@ -1,7 +1,5 @@
 """The shim sees what it must see: the crash tests are worth as much as this."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
-from tests.contract.faults.harness import HERE, Fault, Op, Pool, environment
+from tests.contract.faults.harness import HERE, Fault, Op, environment
 
 pytestmark = pytest.mark.faults
 
@@ -50,7 +48,7 @@ _CALLS = {
 _BEGIN, _END = "shim-test-begin", "shim-test-end"
 
 
-def test_fork_makes_the_operations_of_a_fresh_interpreter(pool: Pool, tmp_path: Path) -> None:
+def test_fork_makes_the_operations_of_a_fresh_interpreter(pool, tmp_path):
     counts: list[Counter[str]] = []
     for fresh in (False, True):
         root = tmp_path / f"fresh-{fresh}"
@@ -67,7 +65,7 @@ def test_fork_makes_the_operations_of_a_fresh_interpreter(pool: Pool, tmp_path: 
     "scenario",
     ["step", "new", "overwrite"],
 )
-def test_shim_sees_every_changing_system_call(shim: Path, tmp_path: Path, scenario: str) -> None:
+def test_shim_sees_every_changing_system_call(shim, tmp_path, scenario):
     """A library that writes in a way the shim does not know would escape all other tests.
 
     One run under both, because two runs differ: threads race for a directory, for example.
@@ -89,7 +87,7 @@ def test_shim_sees_every_changing_system_call(shim: Path, tmp_path: Path, scenar
         (Fault("short", 1), True),
     ],
 )
-def test_actions(pool: Pool, tmp_path: Path, fault: Fault, survives: bool) -> None:
+def test_actions(pool, tmp_path, fault, survives):
     outcome = pool.run("probes:write_three", [str(tmp_path)], path=str(tmp_path), fault=fault)
     assert outcome.was_killed is not survives, str(outcome)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -1,11 +1,8 @@
 """Thousands of saves leave nothing behind: descriptors, threads, memory and files stay flat."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +24,7 @@ GROWTH_BYTES = 48 * 2**20
         pytest.param(10_000, False, marks=pytest.mark.soak),
     ],
 )
-def test_many_saves(tmp_path: Path, saves: int, asynchronous: bool) -> None:
+def test_many_saves(tmp_path, saves, asynchronous):
     process = psutil.Process()
     state = {"w": jnp.arange(4096.0), "b": np.ones(7), "n": 0}
     options = ckpt.Options(durable=False)

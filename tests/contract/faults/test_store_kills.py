@@ -5,8 +5,6 @@ answer comes. The quick run takes a few requests of each scenario on a server of
 all of them, there and on SeaweedFS.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -100,9 +98,6 @@ def make_on_s3(
             _mortal(nursery, proxy, "AWS_ENDPOINT_URL", monkeypatch, tmp_path),
             f"s3://{BUCKET}/kills-{os.getpid()}",
         )
-
-
-# ---- what is prepared, and what may be found --------------------------------------------------------
 
 
 def _steps(url: str) -> dict[int, int]:
@@ -237,7 +232,7 @@ def _killed_at(mortal: Mortal, root: str, name: str, number: int, applied: bool)
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_killed_at_a_request(on_gs: tuple[Mortal, str], name: str, applied: bool) -> None:
+def test_killed_at_a_request(on_gs, name, applied):
     for number in SCENARIOS[name].quick:
         assert _killed_at(*on_gs, name, number, applied)
 
@@ -245,9 +240,7 @@ def test_killed_at_a_request(on_gs: tuple[Mortal, str], name: str, applied: bool
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("where", ["on_gs", "on_s3"])
-def test_killed_at_every_request(
-    where: str, name: str, applied: bool, request: pytest.FixtureRequest
-) -> None:
+def test_killed_at_every_request(where, name, applied, request):
     mortal, root = request.getfixturevalue(where)
     killed = 0
     for number in itertools.count(1):

@@ -6,8 +6,6 @@ Once for each release, and never again for that version: later versions must loa
 whole numbers, which every platform makes the same.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """A second reader of checkpoints, written from docs/format.md alone: numpy, json and zstandard, and nothing of ckpt."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

@@ -1,7 +1,4 @@
-"""A checkpoint that an earlier version wrote: every later one must load it, bit for bit.
-
-`python -m tests.contract.format.test_golden` writes it anew: only for a new format version, into a new directory.
-"""
+"""A checkpoint that an earlier version wrote: every later one must load it, bit for bit."""
 
 import shutil
 import sys
@@ -112,23 +109,3 @@ def test_every_file_is_here():
     there = {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*") if path.is_file()}
     assert there == {*recorded, "ckpt.json"}
     assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 50_000
-
-
-def test_todays_code_writes_what_it_reads(tmp_path):
-    """The tree above is what the golden checkpoint should hold: a fresh one of it is equal."""
-    ckpt.save(tmp_path / "fresh", tree(), options=ckpt.Options(durable=False))
-    assert_same(ckpt.load(tmp_path / "fresh"), ckpt.load(GOLDEN))
-
-
-if __name__ == "__main__":
-    # imported by its name, so that the class of the NamedTuple is found again by the tests
-    from tests.contract.format import test_golden
-
-    # saved elsewhere and copied: a checkpoint notes the path to which it was written
-    made = Path("/tmp/ckpt-golden/v1")
-    ckpt.save(made, test_golden.tree(), overwrite=True, metadata=METADATA)
-    shutil.rmtree(GOLDEN, ignore_errors=True)
-    shutil.copytree(made, GOLDEN)
-    shutil.rmtree(made.parent)
-    assert ckpt.verify(GOLDEN).ok
-    print(f"wrote {GOLDEN}")

@@ -1,7 +1,5 @@
 """What each released version wrote, by every framework, loads bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +26,20 @@ def release(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
-def test_every_byte(release: Path) -> None:
+def test_every_byte(release):
     assert {path.name for path in release.iterdir()} == {*MAKERS}
     for name in MAKERS:
         assert ckpt.verify(release / name).ok
         assert ckpt.inspect(release / name).metadata == {"by": name}
 
 
-def test_nnx(release: Path) -> None:
+def test_nnx(release):
     pytest.importorskip("flax")
     assert_same(*restored(release, "nnx"))
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_keras(release: Path) -> None:
+def test_keras(release):
     pytest.importorskip("tests.support.keras_models")
     found, wanted = restored(release, "keras")
     pairs = zip(
@@ -53,7 +51,7 @@ def test_keras(release: Path) -> None:
         assert np.asarray(one.value).tobytes() == np.asarray(other.value).tobytes(), one.path
 
 
-def test_torch(release: Path) -> None:
+def test_torch(release):
     pytest.importorskip("torch")
     found, wanted = restored(release, "torch")
     states = [one["module"].state_dict() for one in (found, wanted)]
@@ -63,20 +61,20 @@ def test_torch(release: Path) -> None:
 
 # The golden was written with another version of Grain than the oldest supported one.
 @pytest.mark.filterwarnings("ignore:the position was saved by Grain:UserWarning")
-def test_grain(release: Path) -> None:
+def test_grain(release):
     pytest.importorskip("grain")
     found, wanted = restored(release, "grain")
     for _ in range(20):
         np.testing.assert_array_equal(next(found["data"]), next(wanted["data"]))
 
 
-def test_equinox(release: Path) -> None:
+def test_equinox(release):
     eqx = pytest.importorskip("equinox")
     found, wanted = restored(release, "equinox")
     assert bool(eqx.tree_equal(found["model"], wanted["model"]))
 
 
-def test_plain(release: Path) -> None:
+def test_plain(release):
     found = ckpt.load(release / "plain")
     wanted = MAKERS["plain"](3)
     assert found["state"]["w"].tobytes() == wanted["state"]["w"].tobytes()

@@ -3,8 +3,6 @@
 The run went to step 6 on one host, with steps 0 and 4 in the persistent directory; its local parts are given up.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,14 +42,14 @@ def found_by(root: Path) -> dict[int, int]:
     return values
 
 
-def test_what_is_found(root: Path) -> None:
+def test_what_is_found(root):
     assert found_by(root) == {0: 0, 4: 4}
     for folder in (root / "run").rglob("ckpt.json"):
         assert ckpt.verify(folder.parent).ok, folder
 
 
 @pytest.mark.parametrize("local", ["", "new"])
-def test_it_goes_on(root: Path, local: str) -> None:
+def test_it_goes_on(root, local):
     with start(root, local) as checkpointer:
         restored = checkpointer.restore_latest(state=tree(-1))
         assert restored is not None and restored["state"]["n"] == 4
@@ -63,7 +61,7 @@ def test_it_goes_on(root: Path, local: str) -> None:
 
 @pytest.mark.parametrize("back", ["rollback", "restore"])
 @pytest.mark.parametrize("local", ["", "new"])
-def test_it_goes_back(root: Path, back: str, local: str) -> None:
+def test_it_goes_back(root, back, local):
     with start(root, local) as checkpointer:
         if back == "rollback":
             assert checkpointer.rollback_to(0) == [4]

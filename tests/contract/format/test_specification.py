@@ -29,8 +29,6 @@ from tests.support.stores import keys_at
 
 GOLDEN = ROOT / "tests/contract/format/golden"
 
-# ---- what ckpt loads, in the form of the reader -----------------------------------------------------
-
 
 class Moments(NamedTuple):
     mu: Any
@@ -154,9 +152,6 @@ def state() -> dict[str, Any]:
         ("a", 1): {7: "seven", "8/~1": "text", -1: 1},
         "objects": [Moments(1, {"x": np.ones(2)}), Schedule(0.5, [1, 2]), OrderedDict(b=1, a=2)],
     }
-
-
-# ---- the tests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,7 +292,7 @@ def test_a_checkpoint_in_an_object_store(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["ckpt.json", "state/checksums/process_0", "the data"])
-def test_one_wrong_bit_is_noticed(tmp_path: Path, file: str):
+def test_one_wrong_bit_is_noticed(tmp_path, file):
     copied = Path(shutil.copytree(GOLDEN / "v1", tmp_path / "copied"))
     at = 40
     if file == "the data":
@@ -311,7 +306,7 @@ def test_one_wrong_bit_is_noticed(tmp_path: Path, file: str):
         Reader(copied).check()
 
 
-def test_the_page_names_every_kind_and_entry(tmp_path: Path):
+def test_the_page_names_every_kind_and_entry(tmp_path):
     """What the record may hold is on the page."""
     layer = Layer(jnp.ones(3), 7, ("relu", 0.5, np.dtype("int8")))
     ckpt.save(tmp_path / "all", state=state(), layer=layer, files=ckpt.Files(GOLDEN / "files"))

@@ -1,9 +1,5 @@
 """A model and a Grain pipeline, saved together by several real processes of jax.distributed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.support.launch import launch, reports
@@ -72,7 +68,7 @@ def joined(reports: list[dict[str, list[list[int]]]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("saved", "now"), [(2, 4), (4, 2)])
-def test_a_state_for_each_process(tmp_path: Path, saved: int, now: int) -> None:
+def test_a_state_for_each_process(tmp_path, saved, now):
     directory = tmp_path / "run"
     first = reports(launch(COMMON + SAVE, directory, processes=saved, devices=4 // saved))
     names = [f"process_{index}-of-{saved}.json" for index in range(saved)]

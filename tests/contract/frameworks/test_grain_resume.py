@@ -1,7 +1,5 @@
 """Grain pipelines of every shape go on with exactly the next element."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import struct
@@ -71,11 +69,8 @@ def resumes(make: Callable[[], Any], opened: Open, path: Path, consumed: int, th
     assert take(iterator, then) == expected
 
 
-# ---------------------------------------------------------------------------------- exact resume
-
-
 @pytest.mark.parametrize("shape", SHAPES)
-def test_goes_on_exactly(shape: str, tmp_path: Path, opened: Open) -> None:
+def test_goes_on_exactly(shape, tmp_path, opened):
     resumes(SHAPES[shape], opened, tmp_path / "a", 7, 12)
 
 
@@ -90,16 +85,12 @@ def test_goes_on_exactly(shape: str, tmp_path: Path, opened: Open) -> None:
         ("loader", 1),
     ],
 )
-def test_goes_on_exactly_with_workers(
-    shape: str, consumed: int, tmp_path: Path, opened: Open
-) -> None:
+def test_goes_on_exactly_with_workers(shape, consumed, tmp_path, opened):
     resumes(WITH_WORKERS[shape], opened, tmp_path / "a", consumed, 8)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_from_the_first_element_and_after_the_last(
-    shape: str, tmp_path: Path, opened: Open
-) -> None:
+def test_from_the_first_element_and_after_the_last(shape, tmp_path, opened):
     make = SHAPES[shape]
     ckpt.save(tmp_path / "first", data=opened(make()))
     other = opened(make())
@@ -116,7 +107,7 @@ def test_from_the_first_element_and_after_the_last(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_at_every_position(shape: str, opened: Open) -> None:
+def test_at_every_position(shape, opened):
     make = SHAPES[shape]
     iterator = opened(make())
     states: list[Any] = []
@@ -130,7 +121,7 @@ def test_at_every_position(shape: str, opened: Open) -> None:
         assert take(other, 2) == elements[position : position + 2], position
 
 
-def test_no_data_at_all(tmp_path: Path, opened: Open) -> None:
+def test_no_data_at_all(tmp_path, opened):
     resumes(lambda: numbers(0).to_iter_dataset(READ), opened, tmp_path / "a", 1, 1)
 
 
@@ -149,7 +140,7 @@ print(json.dumps(taken))
 
 
 @pytest.mark.always
-def test_in_a_new_process(tmp_path: Path, opened: Open, run_python: Any) -> None:
+def test_in_a_new_process(tmp_path, opened, run_python):
     shapes = ["map, batch, repeat", "concat then split", "mix by name", "loader", "elastic"]
     expected: dict[str, Any] = {}
     for shape in shapes:
@@ -165,12 +156,8 @@ def test_in_a_new_process(tmp_path: Path, opened: Open, run_python: Any) -> None
     [("thread prefetch", 36), ("threads", 24), ("device put", 24), ("map, batch, repeat", 48)],
 )
 def test_the_position_is_that_of_the_consumer(
-    shape: str,
-    records_of_6_batches: int,
-    tmp_path: Path,
-    opened: Open,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    shape, records_of_6_batches, tmp_path, opened, monkeypatch
+):
     made, ahead = itertools.count(1), threading.Event()
 
     def counted(i: Any) -> Any:
@@ -189,7 +176,7 @@ def test_the_position_is_that_of_the_consumer(
     assert seen + take(other, 3) == take(opened(SHAPES[shape]()), 8)
 
 
-def test_files_of_records(tmp_path: Path, opened: Open) -> None:
+def test_files_of_records(tmp_path, opened):
     writer = pytest.importorskip("array_record.python.array_record_module")
     path = str(tmp_path / "numbers.array_record")
     file = writer.ArrayRecordWriter(path, "group_size:1")
@@ -205,7 +192,7 @@ def test_files_of_records(tmp_path: Path, opened: Open) -> None:
     resumes(make, opened, tmp_path / "a", 7, 12)
 
 
-def test_workers_that_have_not_started_yet(tmp_path: Path, opened: Open) -> None:
+def test_workers_that_have_not_started_yet(tmp_path, opened):
     # Fewer parts per worker than the cycle is long: the state that Grain gives before each worker
     # has produced something cannot be restored.
     def make() -> Any:
@@ -226,9 +213,7 @@ def test_workers_that_have_not_started_yet(tmp_path: Path, opened: Open) -> None
 
 
 @pytest.mark.parametrize("wrap", [lambda data: data, with_proof])
-def test_another_iterator_at_each_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, wrap: Any
-) -> None:
+def test_another_iterator_at_each_save(tmp_path, caplog, wrap):
     """The one that training draws from is not saved: said once, and not of one that moves or of copies that move."""
     dataset = grain.MapDataset.range(100).to_iter_dataset()
 

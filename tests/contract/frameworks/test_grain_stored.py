@@ -1,10 +1,7 @@
 """What is stored of a Grain pipeline: its position, beside arrays, in files that Grain reads too."""
 
-from __future__ import annotations
-
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,6 @@ from grain import experimental as gx
 from ckpt_grain import ADAPTER
 from tests.support.grain_pipelines import (
     SHAPES,
-    Open,
     make_opened,  # noqa: F401 (fixtures)
     parts,
     records,
@@ -60,7 +56,7 @@ class Odd(grain.DatasetIterator):
         self.restored = state
 
 
-def test_types_survive(tmp_path: Path) -> None:
+def test_types_survive(tmp_path):
     iterator = Odd()
     take(iterator, 2)
     expected = ADAPTER.get_state(iterator)["grain"]
@@ -80,7 +76,7 @@ def test_types_survive(tmp_path: Path) -> None:
     assert typed(other.restored) == typed(expected)
 
 
-def test_a_value_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_stored_is_named(tmp_path):
     class Unclear(Odd):
         def get_state(self) -> dict[str, Any]:
             return {"here": {"it": [1, threading.Lock]}}
@@ -90,7 +86,7 @@ def test_a_value_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_live_list_is_stored_as_it_was(tmp_path: Path) -> None:
+def test_a_live_list_is_stored_as_it_was(tmp_path):
     iterator = Odd()
     take(iterator, 3)
     pending = ckpt.save_async(tmp_path / "a", data=iterator)
@@ -105,7 +101,7 @@ def test_a_live_list_is_stored_as_it_was(tmp_path: Path) -> None:
     assert again.log == [0, 1, 2]
 
 
-def test_keys_of_shards_that_are_not_open_yet_are_numbers(tmp_path: Path, opened: Open) -> None:
+def test_keys_of_shards_that_are_not_open_yet_are_numbers(tmp_path, opened):
     def make() -> Any:
         return opened(gx.InterleaveIterDataset(parts(5, 20), cycle_length=2))
 
@@ -124,7 +120,7 @@ def test_keys_of_shards_that_are_not_open_yet_are_numbers(tmp_path: Path, opened
 
 
 @pytest.mark.parametrize("shape", ["concat then split", "interleave", "mix", "loader"])
-def test_text_of_grains_own_handler(shape: str, opened: Open) -> None:
+def test_text_of_grains_own_handler(shape, opened):
     def text_of(state: Any) -> str:
         return state.decode() if isinstance(state, bytes) else json.dumps(state, indent=4)
 
@@ -142,16 +138,14 @@ def test_text_of_grains_own_handler(shape: str, opened: Open) -> None:
             assert take(other, 1) == elements[position : position + 1], position
 
 
-def test_a_file_that_grain_cannot_write() -> None:
+def test_a_file_that_grain_cannot_write():
     # json refuses numpy's numbers; Grain's docstring recommends them.
     text = ADAPTER.to_text(ADAPTER.get_state(Odd()))
     assert json.loads(text)["int64"] == 2**60
 
 
 @pytest.mark.parametrize("how", ["missing", "truncated"])
-def test_a_spoiled_position_is_found_and_the_step_before_is_taken(
-    how: str, tmp_path: Path, opened: Open
-) -> None:
+def test_a_spoiled_position_is_found_and_the_step_before_is_taken(how, tmp_path, opened):
     make = SHAPES["map, batch, repeat"]
     iterator = opened(make())
     with ckpt.Checkpointer(tmp_path) as checkpointer:
@@ -175,7 +169,7 @@ def test_a_spoiled_position_is_found_and_the_step_before_is_taken(
     assert take(other, 2) == take(opened(make()), 4)[2:]
 
 
-def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) -> None:
+def test_several_iterators_and_only_one_of_them(tmp_path, opened):
     def make() -> dict[str, Any]:
         return {"train": opened(records().batch(2)), "valid": opened(records(90).batch(3))}
 
@@ -194,7 +188,7 @@ def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) ->
         ckpt.restore(tmp_path / "a", nothing=single)
 
 
-def test_a_pipeline_that_was_set_is_named_when_the_arrays_are_damaged(tmp_path: Path) -> None:
+def test_a_pipeline_that_was_set_is_named_when_the_arrays_are_damaged(tmp_path):
     data = iter(grain.MapDataset.range(9).to_iter_dataset())
     ckpt.save(tmp_path / "a", weights=np.ones(3), data=data)
     for file in (tmp_path / "a" / "weights").rglob("d/*"):
@@ -204,11 +198,8 @@ def test_a_pipeline_that_was_set_is_named_when_the_arrays_are_damaged(tmp_path: 
     assert "data was set before the restore failed" in caught.value.__notes__[0]
 
 
-# ------------------------------------------------------------------------ Grain's and Orbax's files
-
-
 @pytest.mark.parametrize("shape", ["concat then split", "loader", "mix", "elastic, iterated"])
-def test_orbax_reads_ours_and_we_read_orbax(shape: str, tmp_path: Path, opened: Open) -> None:
+def test_orbax_reads_ours_and_we_read_orbax(shape, tmp_path, opened):
     ocp = pytest.importorskip("orbax.checkpoint")
     make = SHAPES[shape]
     iterator = opened(make())

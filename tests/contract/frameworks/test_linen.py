@@ -1,8 +1,5 @@
 """The other half of the flax package: Linen's states, with and within NNX."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,6 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, freeze
 from flax.training.train_state import TrainState
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ckpt_flax_nnx import ADAPTER
@@ -26,7 +22,7 @@ from tests.support.compiling import make_quick_compilation  # noqa: F401 (fixtur
 from tests.support.nnx_models import X, host, same, state_of
 
 
-def test_linen_objects_are_plain_pytrees(tmp_path: Path) -> None:
+def test_linen_objects_are_plain_pytrees(tmp_path):
     for cls in (TrainState, FrozenDict, nn.Partitioned, nn.Dense, nnx.TrainState):
         assert not ADAPTER.accepts(cls)
     tree = freeze({"params": {"kernel": nn.Partitioned(jnp.ones((2, 2)), (None, "model"))}})
@@ -36,7 +32,7 @@ def test_linen_objects_are_plain_pytrees(tmp_path: Path) -> None:
     assert same(loaded, tree)
 
 
-def test_linen_train_state(tmp_path: Path) -> None:
+def test_linen_train_state(tmp_path):
     dense = nn.Dense(3)
 
     def make(seed: int) -> TrainState:
@@ -55,7 +51,7 @@ def test_linen_train_state(tmp_path: Path) -> None:
     assert same(jax.tree.leaves(loaded), jax.tree.leaves(state))
 
 
-def test_objects_of_keras_are_not_taken() -> None:
+def test_objects_of_keras_are_not_taken():
     # In Keras' NNX mode its layers inherit from nnx.Module, and their attributes are no NNX graph.
     layer = type("Layer", (nnx.Module,), {"__module__": "keras.src.layers.layer"})
     mine = type("Mine", (layer,), {"__module__": "__main__"})
@@ -63,7 +59,7 @@ def test_objects_of_keras_are_not_taken() -> None:
     assert not ADAPTER.accepts(mine)
 
 
-def test_linen_train_state_with_boxes_on_a_mesh(tmp_path: Path, mesh: Mesh) -> None:
+def test_linen_train_state_with_boxes_on_a_mesh(tmp_path, mesh):
     init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
     dense = nn.Dense(4, kernel_init=init)
     tx = optax.adam(1e-2)  # static, so part of the structure
@@ -89,7 +85,7 @@ def test_linen_train_state_with_boxes_on_a_mesh(tmp_path: Path, mesh: Mesh) -> N
     assert same(loaded, state)
 
 
-def test_nnx_inside_linen(tmp_path: Path) -> None:
+def test_nnx_inside_linen(tmp_path):
     linen = nnx.bridge.to_linen(nnx.Linear, 4, 3)
     variables = linen.init(jax.random.key(0), X)
     ckpt.save(tmp_path / "a", variables)
@@ -99,7 +95,7 @@ def test_nnx_inside_linen(tmp_path: Path) -> None:
     assert host(linen.apply(loaded, X)) == host(linen.apply(variables, X))
 
 
-def test_linen_inside_nnx(tmp_path: Path) -> None:
+def test_linen_inside_nnx(tmp_path):
     def make(seed: int) -> Any:
         return nnx.bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(seed))
 

@@ -1,15 +1,10 @@
 """The Flax NNX adapter: live modules saved and restored in one call each."""
 
-from __future__ import annotations
-
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.paths import INTEGRATIONS
 
 pytest.importorskip("flax")
 pytest.importorskip("ckpt_flax_nnx")
@@ -28,10 +23,8 @@ NEEDS_HIJAX = pytest.mark.skipif(
     reason=f"jax {jax.__version__} lacks what hijax variables of flax need",
 )
 
-# ---------------------------------------------------------------------------- modules and paths
 
-
-def test_model_comes_back_into_live_and_merged_objects(tmp_path: Path) -> None:
+def test_model_comes_back_into_live_and_merged_objects(tmp_path):
     model = MLP(0)
     saved = state_of(model)
     ckpt.save(tmp_path / "a", model=model)
@@ -45,7 +38,7 @@ def test_model_comes_back_into_live_and_merged_objects(tmp_path: Path) -> None:
     assert restored["model"] is live
 
 
-def test_without_a_target_lists_have_int_keys(tmp_path: Path) -> None:
+def test_without_a_target_lists_have_int_keys(tmp_path):
     model = MLP(0)
     ckpt.save(tmp_path / "a", model=model)
     loaded = ckpt.load(tmp_path / "a")["model"]
@@ -53,7 +46,7 @@ def test_without_a_target_lists_have_int_keys(tmp_path: Path) -> None:
     assert same(loaded, state_of(model))
 
 
-def test_text_digits_and_positions_stay_apart(tmp_path: Path) -> None:
+def test_text_digits_and_positions_stay_apart(tmp_path):
     def make(value: float) -> Holder:
         return Holder(
             named=nnx.Dict({"0": nnx.Param(jnp.full(2, value)), "1": nnx.Param(jnp.ones(1))}),
@@ -72,7 +65,7 @@ def test_text_digits_and_positions_stay_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_hijax", [False, pytest.param(True, marks=NEEDS_HIJAX)])
-def test_every_sort_of_leaf_is_set_where_it_lives(as_hijax: bool, tmp_path: Path) -> None:
+def test_every_sort_of_leaf_is_set_where_it_lives(as_hijax, tmp_path):
     def make(k: float) -> Holder:
         return Holder(
             scalar=nnx.Variable(3.0 + k),
@@ -100,7 +93,7 @@ def test_every_sort_of_leaf_is_set_where_it_lives(as_hijax: bool, tmp_path: Path
     assert np.array_equal(other.hijax.get_value(), [1.0, 1.0])
 
 
-def test_a_bare_variable_and_a_state_are_targets_too(tmp_path: Path) -> None:
+def test_a_bare_variable_and_a_state_are_targets_too(tmp_path):
     model, other = MLP(0), MLP(1)
     ckpt.save(tmp_path / "a", kernel=model.out.kernel, params=nnx.state(model, nnx.Param))
     ckpt.restore(tmp_path / "a", kernel=other.out.kernel, params=nnx.state(other, nnx.Param))
@@ -108,7 +101,7 @@ def test_a_bare_variable_and_a_state_are_targets_too(tmp_path: Path) -> None:
     assert not same(state_of(other.dropout), state_of(model.dropout))
 
 
-def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     model, other = tied(0), tied(1)
     ckpt.save(tmp_path / "a", model=model)
     leaves = ckpt.inspect(tmp_path / "a").items["model"].leaves
@@ -130,7 +123,7 @@ def tied(seed: int, *, tie: bool = True) -> Holder:
     return model
 
 
-def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path: Path) -> None:
+def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path):
     saved, live = tied(0), tied(1, tie=False)
     ckpt.save(tmp_path / "a", model=saved)
     restored = ckpt.restore(tmp_path / "a", model=live, missing="keep")
@@ -141,7 +134,7 @@ def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path: Path) -> None:
     assert same(live.emb.embedding.get_value(), saved.emb.embedding.get_value())
 
 
-def test_an_untied_checkpoint_in_code_that_ties(tmp_path: Path) -> None:
+def test_an_untied_checkpoint_in_code_that_ties(tmp_path):
     saved = tied(0, tie=False)
     ckpt.save(tmp_path / "a", model=saved)
     live = tied(1)
@@ -162,7 +155,7 @@ def test_an_untied_checkpoint_in_code_that_ties(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "container", [tuple, list, lambda pair: dict(zip("ba", pair, strict=True))]
 )
-def test_variables_shared_between_modules_of_a_container(container: Any, tmp_path: Path) -> None:
+def test_variables_shared_between_modules_of_a_container(container, tmp_path):
     def make(seed: int) -> Any:
         pair = [nnx.Linear(4, 4, rngs=nnx.Rngs(seed + i)) for i in range(2)]
         pair[1].kernel = pair[0].kernel
@@ -182,7 +175,7 @@ def test_variables_shared_between_modules_of_a_container(container: Any, tmp_pat
     assert ckpt.inspect(tmp_path / "again").items["state"].leaves == leaves
 
 
-def test_shared_variables_of_an_abstract_pair(tmp_path: Path) -> None:
+def test_shared_variables_of_an_abstract_pair(tmp_path):
     def make() -> tuple[Any, Any]:
         first, second = (nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2))
         second.kernel = first.kernel
@@ -195,11 +188,8 @@ def test_shared_variables_of_an_abstract_pair(tmp_path: Path) -> None:
     assert same(live[1].kernel.get_value(), saved[0].kernel.get_value())
 
 
-# --------------------------------------------------------------------------------- what is stored
-
-
 @pytest.mark.filterwarnings("ignore:Variable hooks are deprecated")
-def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path: Path) -> None:
+def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path):
     def make(value: float) -> Holder:
         return Holder(
             w=nnx.Param(
@@ -216,7 +206,7 @@ def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path: Path) -> No
     assert np.array_equal(other.w.get_value(), [10.0, 10.0])
 
 
-def test_live_metadata_stays(tmp_path: Path) -> None:
+def test_live_metadata_stays(tmp_path):
     ckpt.save(tmp_path / "a", model=Holder(w=nnx.Param(jnp.ones(2), tag="saved")))
     live = Holder(w=nnx.Param(jnp.zeros(2), tag="live", extra=np.ones(2)))
     ckpt.restore(tmp_path / "a", model=live)
@@ -225,7 +215,7 @@ def test_live_metadata_stays(tmp_path: Path) -> None:
     assert np.array_equal(live.w.get_value(), [1.0, 1.0])
 
 
-def test_caches_are_state_and_intermediates_are_not(tmp_path: Path) -> None:
+def test_caches_are_state_and_intermediates_are_not(tmp_path):
     def make(seed: int) -> Holder:
         return Holder(
             attention=nnx.MultiHeadAttention(
@@ -246,24 +236,6 @@ def test_caches_are_state_and_intermediates_are_not(tmp_path: Path) -> None:
     assert same(state_of(fresh), state_of(model))
 
 
-# ----------------------------------------------------------------------------------------- README
-
-
-# JAX before 0.9 says that axes will be Explicit; a mesh of one device is the same either way.
-@pytest.mark.filterwarnings("ignore:The default axis_types will change:DeprecationWarning")
-def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    readme = INTEGRATIONS / "flax_nnx" / "README.md"
-    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    assert len(blocks) == 5
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, str(readme), "exec"), names)
-    # The second run goes on after the last step: nothing is left to do.
-    exec(compile(blocks[0], str(readme), "exec"), names)
-    assert names["restored"].step == 4
-
-
 class Average(nnx.Module):
     """Counts its updates in a static number."""
 
@@ -274,7 +246,7 @@ class Average(nnx.Module):
         self.kept = nnx.Param(jnp.ones(2))
 
 
-def test_a_static_number_is_warned_of(tmp_path: Path):
+def test_a_static_number_is_warned_of(tmp_path):
     ckpt.save(tmp_path / "a", nets={"ema": Average(5)}, one=Average(5))
     ckpt.restore(tmp_path / "a", nets={"ema": Average(5, False)}, one=Average(5))
     target = Average(0)

@@ -1,9 +1,5 @@
 """Optimizers, random streams and metrics of NNX go on bit for bit."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 import ckpt_core as ckpt
@@ -34,7 +30,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_training_goes_on_bit_for_bit(name, tmp_path):
     tx = OPTIMIZERS[name]()  # one for both models, so that the step is compiled once
 
     def make(seed: int) -> tuple[MLP, nnx.Optimizer[MLP]]:
@@ -57,7 +53,7 @@ def test_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flax will drop it
-def test_model_and_optimizer_in_one(tmp_path: Path) -> None:
+def test_model_and_optimizer_in_one(tmp_path):
     made = nnx.ModelAndOptimizer(MLP(0), optax.adam(1e-2))
     other = nnx.ModelAndOptimizer(MLP(1), optax.adam(1e-2))
     ckpt.save(tmp_path / "a", both=made)
@@ -66,7 +62,7 @@ def test_model_and_optimizer_in_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_random_streams(impl: str, tmp_path: Path) -> None:
+def test_random_streams(impl, tmp_path):
     def make(seed: int) -> nnx.Rngs:
         return nnx.Rngs(seed, dropout=jax.random.key(seed, impl=impl))
 
@@ -79,14 +75,7 @@ def test_random_streams(impl: str, tmp_path: Path) -> None:
     assert jax.random.key_impl(other.dropout.key.get_value()) == impl
 
 
-def test_keys_of_another_implementation_are_refused(tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "a", rngs=nnx.Rngs(params=jax.random.key(0, impl="rbg")))
-    with pytest.raises(ckpt.StructureMismatch, match="params/key") as caught:
-        ckpt.restore(tmp_path / "a", rngs=nnx.Rngs(params=jax.random.key(0)))
-    assert "rbg" in str(caught.value)
-
-
-def test_stacked_layers_with_key_arrays(tmp_path: Path) -> None:
+def test_stacked_layers_with_key_arrays(tmp_path):
     class Block(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):
             self.linear = nnx.Linear(4, 4, rngs=rngs)

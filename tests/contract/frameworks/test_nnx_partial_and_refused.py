@@ -1,8 +1,5 @@
 """NNX models that do not fit what was saved: refused with every leaf named, or taken in part."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,7 @@ from tests.support.compiling import make_quick_compilation  # noqa: F401 (fixtur
 from tests.support.nnx_models import MLP, Holder, X, host, same, state_of, train_step
 
 
-def test_wrong_shape_and_dtype_change_nothing(tmp_path: Path) -> None:
+def test_wrong_shape_and_dtype_change_nothing(tmp_path):
     ckpt.save(tmp_path / "a", model=MLP(0))
     wider = MLP(1, width=16)
     wider.norm.scale.set_value(wider.norm.scale.get_value().astype(jnp.bfloat16))
@@ -33,7 +30,7 @@ def test_wrong_shape_and_dtype_change_nothing(tmp_path: Path) -> None:
     assert same(state_of(wider), before)
 
 
-def test_missing_and_extra_leaves_are_listed_and_can_be_kept(tmp_path: Path) -> None:
+def test_missing_and_extra_leaves_are_listed_and_can_be_kept(tmp_path):
     model = MLP(0)
     ckpt.save(tmp_path / "a", model=model)
     other = MLP(1, layers=3)
@@ -54,7 +51,7 @@ def test_missing_and_extra_leaves_are_listed_and_can_be_kept(tmp_path: Path) -> 
     assert len(restored.report.unexpected) == 4
 
 
-def test_only_the_parameters(tmp_path: Path) -> None:
+def test_only_the_parameters(tmp_path):
     model, other = MLP(0), MLP(1)
     model(X + 3)
     ckpt.save(tmp_path / "a", model=model)
@@ -75,7 +72,7 @@ def test_only_the_parameters(tmp_path: Path) -> None:
         (nnx.Not(nnx.Param), {"norm/mean", "dropout/rngs/key"}),
     ],
 )
-def test_filters_of_nnx(only: Any, loaded: set[str], tmp_path: Path) -> None:
+def test_filters_of_nnx(only, loaded, tmp_path):
     model, other = MLP(0), MLP(1)
     ckpt.save(tmp_path / "a", model=model)
     restored = ckpt.restore(tmp_path / "a", model=other, only=only)
@@ -86,7 +83,7 @@ def test_filters_of_nnx(only: Any, loaded: set[str], tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_a_filter_with_an_optimizer_beside(tmp_path: Path) -> None:
+def test_a_filter_with_an_optimizer_beside(tmp_path):
     def make(seed: int) -> dict[str, Any]:
         model = MLP(seed)
         return {"model": model, "optimizer": nnx.Optimizer(model, optax.adam(1.0), wrt=nnx.Param)}
@@ -101,7 +98,7 @@ def test_a_filter_with_an_optimizer_beside(tmp_path: Path) -> None:
     assert same(*map(state_of, params))
 
 
-def test_renamed_attributes(tmp_path: Path) -> None:
+def test_renamed_attributes(tmp_path):
     class Renamed(MLP):
         def __init__(self, seed: int):
             super().__init__(seed)
@@ -117,7 +114,7 @@ def test_renamed_attributes(tmp_path: Path) -> None:
     assert same(state_of(live.blocks), state_of(saved.layers))
 
 
-def test_lora_added_after_the_save(tmp_path: Path) -> None:
+def test_lora_added_after_the_save(tmp_path):
     base = Holder(linear=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
     ckpt.save(tmp_path / "base", model=base)
     tuned = Holder(linear=nnx.LoRALinear(4, 4, lora_rank=2, rngs=nnx.Rngs(1)))

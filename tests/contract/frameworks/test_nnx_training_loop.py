@@ -1,7 +1,5 @@
 """Everything a training loop has, checkpointed in three lines, resumed to the bit."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any
@@ -83,16 +81,16 @@ def train(directory: Path, report: Any) -> Any:
     return everything
 
 
-def test_it_resumes_exactly(tmp_path: Path) -> None:
+def test_it_resumes_exactly(tmp_path):
     found = assert_exact_resume(train, interrupt_at=(2, 4), directory=tmp_path)
     assert found.resumed_from == (2, 4)
     assert found.leaves > 200
 
 
-def test_it_survives_being_killed(tmp_path: Path) -> None:
+def test_it_survives_being_killed(tmp_path):
     assert_exact_resume(train, interrupt_at=4, by="SIGKILL", directory=tmp_path)
 
 
-def test_three_lines_are_enough() -> None:
+def test_three_lines_are_enough():
     lines = [line for line in inspect.getsource(train).splitlines() if "heckpointer" in line]
     assert len(lines) == 3, lines

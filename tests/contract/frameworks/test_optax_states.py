@@ -1,9 +1,6 @@
 """Optax states: ordinary pytrees, which must come back node for node and bit for bit."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -36,19 +33,19 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_state_comes_back(name: str, everything: Everything) -> None:
+def test_every_state_comes_back(name, everything):
     saved = everything.saved[name]
     check(everything.from_init[name], saved)
     check(everything.from_abstract[name], saved)
     check(everything.without_target[name], saved)
 
 
-def test_no_factory_is_left_out() -> None:
+def test_no_factory_is_left_out():
     assert len(NAMES) > 140
     assert set(public_factories()) <= set(CASES)
 
 
-def test_weak_types_come_back(tmp_path: Path) -> None:
+def test_weak_types_come_back(tmp_path):
     # Without them every step would be compiled again after a restore.
     state = {"init": optax.adam(1e-2).init({"scale": jnp.asarray(1.0)}), "scale": jnp.asarray(1.0)}
     state["lbfgs"] = optax.lbfgs(memory_size=2).init(FLAT)
@@ -67,7 +64,7 @@ class RenamedAdamState(NamedTuple):
     nu: Any
 
 
-def test_a_class_that_was_renamed_with_the_same_fields(tmp_path: Path) -> None:
+def test_a_class_that_was_renamed_with_the_same_fields(tmp_path):
     state = filled(optax.adam(1e-2).init(FLAT))
     ckpt.save(tmp_path / "a", state)
     target = (RenamedAdamState(*state[0]), *state[1:])
@@ -75,7 +72,7 @@ def test_a_class_that_was_renamed_with_the_same_fields(tmp_path: Path) -> None:
     check(loaded, target)
 
 
-def test_nodes_without_leaves_are_distinguished(tmp_path: Path) -> None:
+def test_nodes_without_leaves_are_distinguished(tmp_path):
     state = {
         "empty": optax.EmptyState(),
         "masked": optax.MaskedNode(),

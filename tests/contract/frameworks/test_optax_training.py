@@ -1,9 +1,6 @@
 """Training with Optax goes on bit for bit; other optimizers and meshes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ pytest.importorskip("optax")
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.support.optax_cases import (
@@ -37,9 +34,6 @@ pytestmark = [
 
 NEW_AFTER_INIT = {"monitor"}
 """Their first update adds entries, so that ``init`` is no target for what training left."""
-
-
-# ------------------------------------------------------------------------------- training goes on
 
 
 def make_step(tx: Any) -> Callable[[Any, Any], Any]:
@@ -82,7 +76,7 @@ def trained(name: str, tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_training_of_every_kind_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_training_of_every_kind_goes_on_bit_for_bit(name, tmp_path):
     tx = CASES[name]()
     params = params_of(name)
     params, state = trained(name, tx, params, tx.init(params))
@@ -100,7 +94,7 @@ def test_training_of_every_kind_goes_on_bit_for_bit(name: str, tmp_path: Path) -
 
 
 @pytest.mark.skipif("monitor" in LACKING, reason=f"optax {optax.__version__} has no monitor")
-def test_what_training_adds_to_the_state_loads_without_a_target(tmp_path: Path) -> None:
+def test_what_training_adds_to_the_state_loads_without_a_target(tmp_path):
     tx = CASES["monitor"]()
     _, state = tx.update(FLAT, tx.init(FLAT), FLAT)
     ckpt.save(tmp_path / "a", state)
@@ -109,14 +103,11 @@ def test_what_training_adds_to_the_state_loads_without_a_target(tmp_path: Path) 
         ckpt.load(tmp_path / "a", tx.init(FLAT))
 
 
-# ------------------------------------------------------------------------------ another optimizer
-
-
 def kinds(error: pytest.ExceptionInfo[ckpt.StructureMismatch], kind: str) -> set[str]:
     return {mismatch.path for mismatch in error.value.mismatches if mismatch.kind == kind}
 
 
-def test_another_optimizer_is_refused_with_both_sides(tmp_path: Path) -> None:
+def test_another_optimizer_is_refused_with_both_sides(tmp_path):
     ckpt.save(tmp_path / "a", optax.adam(1e-2).init(FLAT))
     with pytest.raises(ckpt.StructureMismatch) as amsgrad:
         ckpt.load(tmp_path / "a", optax.amsgrad(1e-2).init(FLAT))
@@ -131,7 +122,7 @@ def test_another_optimizer_is_refused_with_both_sides(tmp_path: Path) -> None:
     assert kinds(scheduled, "missing") == {"2/count"}
 
 
-def test_a_transformation_put_in_front_pairs_the_paths_and_rename_solves_it(tmp_path: Path) -> None:
+def test_a_transformation_put_in_front_pairs_the_paths_and_rename_solves_it(tmp_path):
     state = filled(optax.chain(optax.adam(1e-2), optax.scale(2.0)).init(FLAT))
     ckpt.save(tmp_path / "a", state)
     target = optax.chain(optax.clip(1.0), optax.adam(1e-2), optax.scale(2.0)).init(FLAT)
@@ -144,7 +135,7 @@ def test_a_transformation_put_in_front_pairs_the_paths_and_rename_solves_it(tmp_
     assert jax.tree.structure(loaded) == jax.tree.structure(target)
 
 
-def test_a_learning_rate_from_the_code_instead_of_the_disk(tmp_path: Path) -> None:
+def test_a_learning_rate_from_the_code_instead_of_the_disk(tmp_path):
     make = optax.inject_hyperparams(optax.adam)
     ckpt.save(tmp_path / "a", filled(make(0.01).init(FLAT)))
     target = make(123.0).init(FLAT)
@@ -154,11 +145,8 @@ def test_a_learning_rate_from_the_code_instead_of_the_disk(tmp_path: Path) -> No
     assert kept.count != 0
 
 
-# ----------------------------------------------------------------------------------------- meshes
-
-
 @pytest.mark.parametrize("target", ["init", "eval_shape"])
-def test_sharded_slots_and_uncommitted_counts(target: str, tmp_path: Path, mesh: Mesh) -> None:
+def test_sharded_slots_and_uncommitted_counts(target, tmp_path, mesh):
     sharding = NamedSharding(mesh, P("data", "model"))
     params = {"w": jax.device_put(jnp.ones((8, 4)), sharding)}
     tx = optax.adam(1e-2)

@@ -1,8 +1,5 @@
 """PyTorch without torchax: tensors, modules and optimizers on the CPU."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +20,7 @@ class Holder(nn.Module):
         self.register_buffer("x", value)
 
 
-# -------------------------------------------------------------------------- CPU tensors
-
-
-def test_every_dtype_bit_by_bit(tmp_path: Path):
+def test_every_dtype_bit_by_bit(tmp_path):
     found = {name: bits(name) for name in DTYPES}
     ckpt.save(tmp_path / "a", model=found)
     target = {name: torch.zeros_like(value) for name, value in found.items()}
@@ -48,7 +42,7 @@ STRIDES = {
 
 
 @pytest.mark.parametrize("name", STRIDES)
-def test_however_it_lies_in_memory(tmp_path: Path, name: str):
+def test_however_it_lies_in_memory(tmp_path, name):
     make = STRIDES[name]
     ckpt.save(tmp_path / "a", {"x": make()})
     target = {"x": make()}
@@ -74,28 +68,28 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and of what is deprecated
 @pytest.mark.parametrize("word", REFUSED)
-def test_what_cannot_be_saved_is_named(tmp_path: Path, word: str):
+def test_what_cannot_be_saved_is_named(tmp_path, word):
     with pytest.raises(ckpt.UnsupportedLeaf, match=word) as caught:
         ckpt.save(tmp_path / "a", model=nn.Sequential(Holder(REFUSED[word]())))
     assert caught.value.leaf == "0.x"
     assert not (tmp_path / "a").exists()
 
 
-def test_meta_tensors_have_nothing_to_save(tmp_path: Path):
+def test_meta_tensors_have_nothing_to_save(tmp_path):
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"weight.*no values"):
         ckpt.save(tmp_path / "a", model=model)
 
 
-def test_other_objects_with_a_state_dict(tmp_path: Path):
+def test_other_objects_with_a_state_dict(tmp_path):
     ckpt.save(tmp_path / "a", scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
     fresh = torch.amp.GradScaler("cpu")
     ckpt.restore(tmp_path / "a", scaler=fresh)
     assert fresh.state_dict()["scale"] == 8.0
 
 
-def test_objects_of_torch_without_state_are_refused_by_type(tmp_path: Path):
+def test_objects_of_torch_without_state_are_refused_by_type(tmp_path):
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"torch\.dtype"):
         ckpt.save(tmp_path / "a", {"dtype": torch.float32})
 
@@ -111,7 +105,7 @@ def test_objects_of_torch_without_state_are_refused_by_type(tmp_path: Path):
         lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
     ],
 )
-def test_optimizers_of_plain_torch_go_on_exactly(tmp_path: Path, make: Any):
+def test_optimizers_of_plain_torch_go_on_exactly(tmp_path, make):
     def start() -> tuple[Any, Any]:
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
@@ -140,7 +134,7 @@ def test_optimizers_of_plain_torch_go_on_exactly(tmp_path: Path, make: Any):
     )
 
 
-def test_a_fresh_optimizer_inside_of_a_container_is_refused(tmp_path: Path):
+def test_a_fresh_optimizer_inside_of_a_container_is_refused(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
@@ -168,7 +162,7 @@ class Counting(Average):
         self.updates = int(state["updates"])
 
 
-def test_a_number_that_is_no_state_is_warned_of(tmp_path: Path):
+def test_a_number_that_is_no_state_is_warned_of(tmp_path):
     ckpt.save(tmp_path / "a", nets={"ema": nn.Sequential(Average(5))})
     ckpt.restore(tmp_path / "a", nets={"ema": nn.Sequential(Average(5).eval())})
     target = nn.Sequential(Average(0))
@@ -180,9 +174,6 @@ def test_a_number_that_is_no_state_is_warned_of(tmp_path: Path):
     counting = Counting(0)
     ckpt.restore(tmp_path / "b", model=counting)
     assert counting.updates == 5
-
-
-# -------------------------------------------------- parameters of an optimizer in another order
 
 
 class Two(nn.Module):
@@ -229,7 +220,7 @@ def grouped(model: Any, reverse: bool, named: bool) -> Any:
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("stepped", [False, True])
-def test_optimizers_are_matched_by_names(named: bool, stepped: bool, tmp_path: Path):
+def test_optimizers_are_matched_by_names(named, stepped, tmp_path):
     model = Two(0)
     optimizer = grouped(model, False, named)
     step(model, optimizer)
@@ -256,7 +247,7 @@ def test_optimizers_are_matched_by_names(named: bool, stepped: bool, tmp_path: P
     assert moments(last, final) == moments(model, optimizer)
 
 
-def test_optimizers_without_names_or_with_others_go_by_position(tmp_path: Path):
+def test_optimizers_without_names_or_with_others_go_by_position(tmp_path):
     model = Two(0)
     optimizer = torch.optim.Adam(model.parameters())
     step(model, optimizer)

@@ -1,8 +1,5 @@
 """Rules for decoders: weights that PyTorch saved give the same logits in jax, scanned over layers."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -151,7 +148,7 @@ def target(gemma: bool, mesh: Any) -> Any:
 
 
 @pytest.mark.parametrize(("gemma", "rules"), [(False, LLAMA), (True, GEMMA)])
-def test_equal_logits(tmp_path: Path, mesh: Any, gemma: bool, rules: Any):
+def test_equal_logits(tmp_path, mesh, gemma, rules):
     torch.manual_seed(0)
     model = Decoder(gemma)
     save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})

@@ -1,7 +1,5 @@
 """Ctrl-C in a cell of a notebook, which is then run again: it goes on from where it stood, and ends as if never interrupted."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from pathlib import Path
@@ -49,9 +47,7 @@ def goes_on(directory: Path, stood: int, **how: Any) -> None:
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["with", "without with"])
 @pytest.mark.parametrize("point", ["step", "write", "record", "commit", "committed"])
-def test_the_cell_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: Any, leaves: bool
-) -> None:
+def test_the_cell_again(tmp_path, monkeypatch, point, leaves):
     """What it held is still referred to, as by the traceback that a notebook keeps."""
     with monkeypatch.context() as patch:
         if point != "step":
@@ -63,9 +59,7 @@ def test_the_cell_again(
     assert kept
 
 
-def test_the_cell_again_while_a_save_is_in_flight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cell_again_while_a_save_is_in_flight(tmp_path, monkeypatch):
     """The save of the step before, which nobody has left by ``with``, is waited for or taken over whole."""
     gate, runs, how = seams.Gate(), [], {"background": True, "leaves": False}
     seams.at(monkeypatch, "record", before=gate, nth=STOPPED)

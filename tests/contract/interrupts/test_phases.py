@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM in each phase of a call: it ends, no lock stays held, and the same program again goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -144,9 +142,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_save_that_blocks(
-    point: str, interrupt: Interrupt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_blocks(point, interrupt, tmp_path, monkeypatch):
     """The same object goes on, too: it reads the run again and keeps its place."""
     counter = Counter()
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as run:
@@ -162,9 +158,7 @@ def test_a_save_that_blocks(
 
 
 @pytest.mark.parametrize("point", ["writing", "committing", "committed"])
-def test_an_overwrite_of_a_path(
-    point: str, interrupt: Interrupt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overwrite_of_a_path(point, interrupt, tmp_path, monkeypatch):
     """The old value or the new one is there, whole, and the next save replaces it."""
     path = tmp_path / "best"
     ckpt.save(path, state(0))
@@ -178,7 +172,7 @@ def test_an_overwrite_of_a_path(
     assert same(ckpt.load(path), 2) and ckpt.verify(path).ok
 
 
-def test_an_object_that_is_asked_for_its_state(interrupt: Interrupt, tmp_path: Path) -> None:
+def test_an_object_that_is_asked_for_its_state(interrupt, tmp_path):
     counter = Counter()
     with ckpt.Checkpointer(tmp_path) as run:
         counter.asked = interrupt
@@ -202,9 +196,7 @@ WAITS: dict[str, Callable[[ckpt.Checkpointer], None]] = {
 
 
 @pytest.mark.parametrize("call", WAITS)
-def test_a_wait_for_a_save(
-    call: str, interrupt: Interrupt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_for_a_save(call, interrupt, tmp_path, monkeypatch):
     """It changes nothing: the save goes on, and can be waited for again."""
     interrupt.call, counter = call, Counter()
     counter.value = 0
@@ -231,9 +223,7 @@ def reading(patch: pytest.MonkeyPatch, act: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["save", "load"])
-def test_a_result(
-    kind: str, interrupt: Interrupt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result(kind, interrupt, tmp_path, monkeypatch):
     interrupt.call = "result"
     if kind == "save":
         seams.at(monkeypatch, "record", before=interrupt)
@@ -250,9 +240,7 @@ def test_a_result(
 
 
 @pytest.mark.parametrize("phase", ["reading", "setting"])
-def test_a_restore(
-    phase: str, interrupt: Interrupt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restore(phase, interrupt, tmp_path, monkeypatch):
     """No step is passed over; ``restore`` again gets all, and then training goes on."""
     train(tmp_path)
     counter, interrupt.call = Counter(), "restore_latest"
@@ -294,6 +282,6 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_while_a_thread_starts(tmp_path: Path) -> None:
+def test_an_interrupt_while_a_thread_starts(tmp_path):
     done = forked.run(WHILE_A_THREAD_STARTS, str(tmp_path), environment=environment())
     assert done.stdout == "['first']\n", done.stderr

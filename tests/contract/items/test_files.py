@@ -1,7 +1,5 @@
 """`ckpt.Files`: any files inside the atomic, checksummed step."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path
@@ -48,7 +46,7 @@ def below(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
-def test_what_is_saved_comes_back(place: Place, source: Path, tmp_path: Path):
+def test_what_is_saved_comes_back(place, source, tmp_path):
     path = (place / "step").url
     ckpt.save(path, model=MODEL, tokenizer=ckpt.Files(source))
     found = ckpt.load(path)["tokenizer"]
@@ -65,7 +63,7 @@ def test_what_is_saved_comes_back(place: Place, source: Path, tmp_path: Path):
     assert held(ckpt.load((place / "again").url)["tokenizer"]) == contents()
 
 
-def test_one_file_one_state_and_a_function(place: Place, source: Path):
+def test_one_file_one_state_and_a_function(place, source):
     one = (place / "one").url
     ckpt.save(one, ckpt.Files(source / "sub" / "big.bin"))
     assert held(ckpt.load(one)) == {"big.bin": contents()["sub/big.bin"]}
@@ -84,7 +82,7 @@ def test_one_file_one_state_and_a_function(place: Place, source: Path):
     assert not asked[0].exists()
 
 
-def test_an_empty_directory(place: Place, tmp_path: Path):
+def test_an_empty_directory(place, tmp_path):
     (tmp_path / "empty" / "in").mkdir(parents=True)
     path = (place / "step").url
     ckpt.save(path, model=MODEL, files=ckpt.Files(tmp_path / "empty"))
@@ -93,7 +91,7 @@ def test_an_empty_directory(place: Place, tmp_path: Path):
     assert list(found.copy_to(tmp_path / "out").iterdir()) == []
 
 
-def test_every_byte_is_verified(tmp_path: Path, source: Path):
+def test_every_byte_is_verified(tmp_path, source):
     ckpt.save(tmp_path / "step", model=MODEL, tokenizer=ckpt.Files(source))
     found = ckpt.load(tmp_path / "step")["tokenizer"]
     for name, data in contents().items():
@@ -119,7 +117,7 @@ def test_every_byte_is_verified(tmp_path: Path, source: Path):
     assert ckpt.verify(tmp_path / "step").ok
 
 
-def test_damage_makes_a_restore_go_back(tmp_path: Path, source: Path):
+def test_damage_makes_a_restore_go_back(tmp_path, source):
     items: dict[str, Any] = {"model": MODEL, "tokenizer": ckpt.Files(source)}
     with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
         checkpointer.save(0, **items)
@@ -134,7 +132,7 @@ def test_damage_makes_a_restore_go_back(tmp_path: Path, source: Path):
         assert held(restored["tokenizer"]) == contents()
 
 
-def test_a_deleted_checkpoint_says_so(tmp_path: Path, source: Path):
+def test_a_deleted_checkpoint_says_so(tmp_path, source):
     ckpt.save(tmp_path / "step", tokenizer=ckpt.Files(source))
     found = ckpt.load(tmp_path / "step")["tokenizer"]
     ckpt.save(tmp_path / "step", model=MODEL, overwrite=True)
@@ -143,7 +141,7 @@ def test_a_deleted_checkpoint_says_so(tmp_path: Path, source: Path):
             read()
 
 
-def test_links_are_followed(tmp_path: Path, source: Path):
+def test_links_are_followed(tmp_path, source):
     (tmp_path / "links" / "deep").mkdir(parents=True)
     os.symlink(source / "metadata", tmp_path / "links" / "file")
     os.symlink(source / "sub", tmp_path / "links" / "deep" / "folder")
@@ -155,7 +153,7 @@ def test_links_are_followed(tmp_path: Path, source: Path):
     assert not any(file.is_symlink() for file in (tmp_path / "step").rglob("*"))
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path):
+def test_what_is_no_file_is_refused(tmp_path):
     folder = tmp_path / "source"
 
     def refused(what: str) -> None:
@@ -193,7 +191,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [5, BIG])
-def test_a_change_after_the_call_is_not_saved_in_half(tmp_path: Path, size: int):
+def test_a_change_after_the_call_is_not_saved_in_half(tmp_path, size):
     """Small files are saved as they were at the call; a large one that changes fails the save."""
     file = tmp_path / "file"
     file.write_bytes(bytes(size))
@@ -213,7 +211,7 @@ def test_a_change_after_the_call_is_not_saved_in_half(tmp_path: Path, size: int)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_unchanged_files_are_linked(tmp_path: Path, source: Path):
+def test_unchanged_files_are_linked(tmp_path, source):
     run = tmp_path / "run"
 
     def inode(step: int) -> int:
@@ -242,7 +240,7 @@ def test_unchanged_files_are_linked(tmp_path: Path, source: Path):
     assert (tmp_path / "off" / "1" / "tokenizer" / "big.bin").stat().st_nlink == 1
 
 
-def test_an_item_may_change_its_form(tmp_path: Path, source: Path):
+def test_an_item_may_change_its_form(tmp_path, source):
     with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
         for step, value in enumerate([MODEL, ckpt.Files(source), ckpt.Json(1), MODEL, MODEL]):
             checkpointer.save(step, thing=value)
@@ -255,7 +253,7 @@ def test_an_item_may_change_its_form(tmp_path: Path, source: Path):
         ]
 
 
-def test_restoring_it(tmp_path: Path, source: Path):
+def test_restoring_it(tmp_path, source):
 
     def written(folder: Path) -> None:
         (folder / "state").write_text("1")
@@ -275,7 +273,7 @@ def test_restoring_it(tmp_path: Path, source: Path):
             checkpointer.restore(1, model=MODEL, tokenizer=ckpt.Json)
 
 
-def test_the_local_tier(tmp_path: Path, source: Path):
+def test_the_local_tier(tmp_path, source):
     run, local = tmp_path / "run", tmp_path / "local"
     with ckpt.Checkpointer(run, local_directory=local) as checkpointer:
         checkpointer.save(0, model=MODEL, tokenizer=ckpt.Files(source))
@@ -286,7 +284,7 @@ def test_the_local_tier(tmp_path: Path, source: Path):
         assert held(restored["tokenizer"]) == contents()
 
 
-def test_show_and_copies(call, place: Place, source: Path, tmp_path: Path):
+def test_show_and_copies(call, place, source, tmp_path):
     path = str(tmp_path / "step")
     ckpt.save(path, model=MODEL, tokenizer=ckpt.Files(source))
     code, out, _ = call("show", path, "--leaf")
@@ -298,7 +296,7 @@ def test_show_and_copies(call, place: Place, source: Path, tmp_path: Path):
         assert ckpt.verify(path).ok
 
 
-def test_two_processes(tmp_path: Path, source: Path):
+def test_two_processes(tmp_path, source):
     code = f"""
 def function(folder):
     (folder / "who").write_text(str(index))
@@ -326,7 +324,7 @@ PARTS = NAMES.filter(lambda name: name not in (".", "..") and len(name.encode())
 @settings(max_examples=30)
 @example({"\U0001f600" * 40: b""})
 @given(st.dictionaries(PARTS, st.binary(max_size=99), max_size=5))
-def test_any_names(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]):
+def test_any_names(tmp_path_factory, files):
     top = tmp_path_factory.mktemp("any")
 
     def write(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """`ckpt.Files` where a program makes a natural mistake, or saves files that look like ckpt's own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -22,7 +20,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_checkpoint_among_the_files_is_deleted_with_its_step(checkpoint: Path):
+def test_a_checkpoint_among_the_files_is_deleted_with_its_step(checkpoint):
     url = f"memory://misused-{os.getpid()}/run"
     with ckpt.Checkpointer(url, max_to_keep=1) as checkpointer:
         for step in range(3):
@@ -34,7 +32,7 @@ def test_a_checkpoint_among_the_files_is_deleted_with_its_step(checkpoint: Path)
     assert ckpt.verify(f"{url}/2").ok
 
 
-def test_a_source_that_holds_the_checkpoint_is_refused(tmp_path: Path):
+def test_a_source_that_holds_the_checkpoint_is_refused(tmp_path):
     """Each step would hold all the earlier ones, twice as many each time."""
     project = tmp_path / "project"
     project.mkdir()
@@ -51,7 +49,7 @@ def test_a_source_that_holds_the_checkpoint_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", ["", "gs://bucket/vocabulary", "memory://bucket"])
-def test_what_would_be_taken_for_a_path_is_refused(path: str, tmp_path: Path):
+def test_what_would_be_taken_for_a_path_is_refused(path, tmp_path):
     with pytest.raises(ValueError, match=r"is a URL|path is empty"):
         ckpt.Files(path)
     ckpt.save(tmp_path / "step", ckpt.Files(lambda folder: None))
@@ -59,7 +57,7 @@ def test_what_would_be_taken_for_a_path_is_refused(path: str, tmp_path: Path):
         ckpt.load(tmp_path / "step").copy_to(path)
 
 
-def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "file").write_text("1")
     ckpt.save(tmp_path / "step", ckpt.Files("~/file"))
@@ -68,7 +66,7 @@ def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("name", [".deleted", ".ckpt-put.1", ".attempt.a.b"])
-def test_names_that_buckets_need_are_refused(name: str, tmp_path: Path):
+def test_names_that_buckets_need_are_refused(name, tmp_path):
     """The next writer would take it for a deletion or an attempt that died, and remove it or what is beside it."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / name).touch()
@@ -76,6 +74,6 @@ def test_names_that_buckets_need_are_refused(name: str, tmp_path: Path):
         ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "source"))
 
 
-def test_a_function_may_delete_its_directory(tmp_path: Path):
+def test_a_function_may_delete_its_directory(tmp_path):
     with pytest.raises(FileNotFoundError):
         ckpt.save(tmp_path / "step", ckpt.Files(lambda folder: folder.rmdir()))

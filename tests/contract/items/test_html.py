@@ -1,9 +1,6 @@
 """How results show themselves in a notebook."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,7 +30,7 @@ class Page(HTMLParser):
         self.text += data + "\n"
 
 
-def test_results_show_what_they_hold(tmp_path: Path) -> None:
+def test_results_show_what_they_hold(tmp_path):
     with ckpt.Checkpointer(tmp_path) as run:
         state = {"w": jnp.ones((2, 3), jnp.bfloat16), "old": np.ones(2), "text": "x"}
         run.save(3, state, metrics={"loss": 0.25}, metadata={"note": "<b>"})
@@ -51,13 +48,13 @@ def test_results_show_what_they_hold(tmp_path: Path) -> None:
     assert "state/new" in shown.text
 
 
-def test_names_are_text(tmp_path: Path) -> None:
+def test_names_are_text(tmp_path):
     ckpt.save(tmp_path / "a", {"<script>alert(1)</script>": np.ones(1)})
     page = Page(ckpt.inspect(tmp_path / "a")._repr_html_())
     assert "script" not in page.tags and "<script>" in page.text
 
 
-def test_thousands_of_leaves_and_steps_stay_short(tmp_path: Path) -> None:
+def test_thousands_of_leaves_and_steps_stay_short(tmp_path):
     ckpt.save(tmp_path / "a", {f"k{n}": n for n in range(1000)})
     shown = ckpt.inspect(tmp_path / "a")._repr_html_()
     assert "and 800 more" in Page(shown).text and len(shown) < 50_000
@@ -65,7 +62,7 @@ def test_thousands_of_leaves_and_steps_stay_short(tmp_path: Path) -> None:
         assert "none" in Page(run._repr_html_()).text
 
 
-def test_files_json_and_orbax(tmp_path: Path) -> None:
+def test_files_json_and_orbax(tmp_path):
     (tmp_path / "vocabulary").write_text("a b")
     items = {"v": ckpt.Files(tmp_path / "vocabulary"), "config": ckpt.Json({"a": 1})}
     ckpt.save(tmp_path / "a", items=items)

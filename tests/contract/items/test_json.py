@@ -1,8 +1,5 @@
 """`ckpt.Json`: plain values that Orbax's Json handlers read."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,26 +19,26 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_any_value(tmp_path_factory: pytest.TempPathFactory, value: Any):
+def test_any_value(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("json") / "step"
     ckpt.save(path, ckpt.Json(value), options=ckpt.Options(durable=False))
     assert ckpt.load(path) == value
 
 
-def test_beside_others(place: Place):
+def test_beside_others(place):
     value = {"layers": [1, 2.5, None], "names": ("a", "ü\udc80"), "nan": float("nan")}
     path = (place / "step").url
     ckpt.save(path, model=MODEL, config=ckpt.Json(value))
     found = ckpt.load(path)["config"]
     assert repr(found) == repr({**value, "names": ["a", "ü\udc80"]})
-    assert ckpt.load(path, item="config") == ckpt.restore(path, config=ckpt.Json)["config"] or True
+    assert repr(ckpt.restore(path, config=ckpt.Json)["config"]) == repr(found)
     assert ckpt.inspect(path).items["config"].form == "json"
     assert ckpt.verify(path).ok
     with pytest.raises(ckpt.StructureMismatch, match="plain values"):
         ckpt.restore(path, config=ckpt.Files)
 
 
-def test_it_is_a_snapshot(tmp_path: Path):
+def test_it_is_a_snapshot(tmp_path):
     value = {"a": [1]}
     options = ckpt.Options(on_event=lambda event: value["a"].append(2))
     ckpt.save_async(tmp_path / "step", ckpt.Json(dict(value)), options=options).result()
@@ -57,20 +54,20 @@ def test_it_is_a_snapshot(tmp_path: Path):
         ({"a": {1}}, "set"),
     ],
 )
-def test_what_json_does_not_have_is_refused(tmp_path: Path, value: Any, what: str):
+def test_what_json_does_not_have_is_refused(tmp_path, value, what):
     with pytest.raises(ckpt.UnsupportedLeaf, match=what):
         ckpt.save(tmp_path / "step", ckpt.Json(value))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_circle_is_refused(tmp_path: Path):
+def test_a_circle_is_refused(tmp_path):
     value: list[Any] = []
     value.append(value)
     with pytest.raises(ckpt.UnsupportedLeaf, match="nested too deep"):
         ckpt.save(tmp_path / "step", ckpt.Json(value))
 
 
-def test_damage_is_found(tmp_path: Path):
+def test_damage_is_found(tmp_path):
     ckpt.save(tmp_path / "step", model=MODEL, config=ckpt.Json({"layers": 3}))
     file = tmp_path / "step" / "config" / "data.json"
     file.write_bytes(file.read_bytes().replace(b"3", b"4"))
@@ -79,7 +76,7 @@ def test_damage_is_found(tmp_path: Path):
     assert not ckpt.verify(tmp_path / "step").ok
 
 
-def test_what_was_loaded_may_be_saved_as_it_is(tmp_path: Path):
+def test_what_was_loaded_may_be_saved_as_it_is(tmp_path):
     value = {"layers": [1, 2.5, None, {}], "big": 10**30, "on": True, "name": "ü"}
     ckpt.save(tmp_path / "a", config=ckpt.Json(value))
     restored = ckpt.restore(tmp_path / "a", config=ckpt.Json)
@@ -101,7 +98,7 @@ def test_what_was_loaded_may_be_saved_as_it_is(tmp_path: Path):
 @pytest.mark.parametrize(
     "tree", [{"w": np.ones(2)}, {1: 2}, {"a": b"x"}, {"a": 1j}, [np.float32(1)]]
 )
-def test_a_tree_that_json_cannot_hold_is_no_json(tmp_path: Path, tree: Any):
+def test_a_tree_that_json_cannot_hold_is_no_json(tmp_path, tree):
     ckpt.save(tmp_path / "a", config=tree)
     with pytest.raises(ckpt.StructureMismatch, match="plain values"):
         ckpt.restore(tmp_path / "a", config=ckpt.Json)
@@ -110,7 +107,7 @@ def test_a_tree_that_json_cannot_hold_is_no_json(tmp_path: Path, tree: Any):
 @pytest.mark.parametrize(
     "metadata", [{1: "a", "1": "b"}, {"a": [{None: 1}]}, {True: 1}, {(1, 2): 3}]
 )
-def test_keys_of_metadata_are_text(tmp_path: Path, metadata: Any):
+def test_keys_of_metadata_are_text(tmp_path, metadata):
     with pytest.raises(TypeError, match=r"metadata must be plain JSON values: the key .* is "):
         ckpt.save(tmp_path / "a", MODEL, metadata=metadata)
     with (

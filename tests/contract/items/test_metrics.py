@@ -1,9 +1,6 @@
 """Metrics that are nested or text: kept as an item, and their numbers are used by policies."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -18,7 +15,7 @@ def metrics(step: int, loss: float) -> dict[str, object]:
     return {"eval": {"loss": loss, "by": "hand"}, "n": step, "curve": [1, 2], "good": True}
 
 
-def test_they_are_kept_and_used(place: Place):
+def test_they_are_kept_and_used(place):
     best = ckpt.keep.best("eval/loss", mode="min")
     with open_at(place, keep_policy=best) as checkpointer:
         for step, loss in enumerate([0.5, 0.1, 0.3]):
@@ -37,7 +34,7 @@ def test_they_are_kept_and_used(place: Place):
     assert ckpt.verify(place.url + "/1").ok
 
 
-def test_orbax_finds_them(tmp_path: Path):
+def test_orbax_finds_them(tmp_path):
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         for step, loss in enumerate([0.5, 0.1, 0.3]):
             told = ckpt.Json(metrics(step, loss))
@@ -51,7 +48,7 @@ def test_orbax_finds_them(tmp_path: Path):
         assert np.array_equal(manager.restore(1)["state"]["w"], np.ones(2))
 
 
-def test_those_of_orbax_may_be_anything(tmp_path: Path):
+def test_those_of_orbax_may_be_anything(tmp_path):
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(0, {"w": np.ones(2)}, metrics={"loss": 2})
     step = tmp_path / "0"

@@ -1,15 +1,11 @@
 """What an interactive session echoes: short for any number of leaves."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 
 import ckpt_core as ckpt
 
 
-def test_options_show_what_was_set() -> None:
+def test_options_show_what_was_set():
     assert repr(ckpt.Options()) == "Options()"
     assert repr(ckpt.Options(durable=False, compression="zstd")) == (
         "Options(durable=False, compression='zstd')"
@@ -17,7 +13,7 @@ def test_options_show_what_was_set() -> None:
     assert eval(repr(ckpt.Options(timeout_secs=5.0)), {"Options": ckpt.Options}).timeout_secs == 5
 
 
-def test_hundreds_of_leaves_fit_a_screen(tmp_path: Path) -> None:
+def test_hundreds_of_leaves_fit_a_screen(tmp_path):
     state = {f"layer_{n}": np.ones(2) for n in range(300)}
     ckpt.save(tmp_path / "one", state)
     for shown in (

@@ -1,10 +1,7 @@
 """The tree of a checkpoint without its arrays; targets that describe, or leave places out by `...`."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -53,10 +50,7 @@ def forms(value: Any) -> Any:
     return None if value is None else tuple(getattr(value, "shape", np.shape(value)))
 
 
-# --------------------------------------------------------------------------- inspect().items[].tree
-
-
-def test_containers_none_and_empty_ones_are_as_saved(tmp_path: Path):
+def test_containers_none_and_empty_ones_are_as_saved(tmp_path):
     ckpt.save(tmp_path / "step", tree())
     item = ckpt.inspect(tmp_path / "step").items["state"]
     assert forms(item.tree) == forms(tree())
@@ -68,7 +62,7 @@ def test_containers_none_and_empty_ones_are_as_saved(tmp_path: Path):
     assert jax.tree.leaves(item.tree["list"], is_leaf=lambda x: x is None)[0] == item.leaves[0]
 
 
-def test_a_bare_leaf_and_other_forms(tmp_path: Path):
+def test_a_bare_leaf_and_other_forms(tmp_path):
     (tmp_path / "file").touch()
     ckpt.save(tmp_path / "step", one=np.ones(2), j=ckpt.Json(1), f=ckpt.Files(tmp_path / "file"))
     items = ckpt.inspect(tmp_path / "step").items
@@ -77,7 +71,7 @@ def test_a_bare_leaf_and_other_forms(tmp_path: Path):
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-def test_of_orbax_as_far_as_it_tells(tmp_path: Path, version: str):
+def test_of_orbax_as_far_as_it_tells(tmp_path, version):
     saved = {"a": [jnp.ones(2), {"b": None}], "c": {}, "d": (jnp.zeros(3),)}
     if version == "v0":
         with ocp.StandardCheckpointer() as checkpointer:
@@ -89,7 +83,7 @@ def test_of_orbax_as_far_as_it_tells(tmp_path: Path, version: str):
     assert lengths == {"a": [2, {"b": None}], "c": {}, "d": [3]}
 
 
-def test_it_is_a_target(tmp_path: Path):
+def test_it_is_a_target(tmp_path):
     ckpt.save(tmp_path / "step", tree())
     info = ckpt.inspect(tmp_path / "step")
     found = ckpt.load(tmp_path / "step", info.items["state"].tree)
@@ -102,9 +96,6 @@ def test_it_is_a_target(tmp_path: Path):
         ckpt.load(tmp_path / "other", info.items["state"].tree)
 
 
-# ------------------------------------------------------------------------------ abstract, by duck typing
-
-
 @dataclasses.dataclass
 class Described:
     """As in Orbax's own metadata: a dataclass that is no pytree."""
@@ -115,7 +106,7 @@ class Described:
 
 
 @pytest.mark.parametrize("kind", [Described, lambda *a: SimpleNamespace(shape=a[0], dtype=a[1])])
-def test_any_object_with_shape_and_dtype(tmp_path: Path, kind: Any):
+def test_any_object_with_shape_and_dtype(tmp_path, kind):
     ckpt.save(tmp_path / "step", {"w": jnp.arange(6.0).reshape(2, 3), "n": np.ones(2, np.int32)})
     found = ckpt.load(tmp_path / "step", {"w": kind((2, 3), "float32"), "n": kind((2,), np.int32)})
     assert isinstance(found["w"], jax.Array)
@@ -135,7 +126,7 @@ def test_any_object_with_shape_and_dtype(tmp_path: Path, kind: Any):
         ckpt.load(tmp_path / "step", {"w": kind((2, 3), "no dtype"), "n": kind((2,), "int32")})
 
 
-def test_their_sharding_is_taken(tmp_path: Path, mesh: Any):
+def test_their_sharding_is_taken(tmp_path, mesh):
     sharding = NamedSharding(mesh, P("data"))
     ckpt.save(tmp_path / "step", {"w": jnp.arange(8.0)})
     found = ckpt.load(tmp_path / "step", {"w": Described((8,), np.float32, sharding)})
@@ -144,23 +135,20 @@ def test_their_sharding_is_taken(tmp_path: Path, mesh: Any):
     assert np.array_equal(found["w"], np.arange(8.0))
 
 
-def test_what_only_leaves_out_stays_what_it_is(tmp_path: Path):
+def test_what_only_leaves_out_stays_what_it_is(tmp_path):
     ckpt.save(tmp_path / "step", {"w": jnp.ones(2), "v": jnp.ones(2)})
     like = {"w": Described((2,), "float32"), "v": Described((2,), "float32")}
     found = ckpt.load(tmp_path / "step", like, only="w")
     assert found["v"] is like["v"]
 
 
-def test_a_dataclass_is_saved_as_before(tmp_path: Path):
+def test_a_dataclass_is_saved_as_before(tmp_path):
     ckpt.save(tmp_path / "step", {"a": Described((2,), "float32")})
     found = ckpt.load(tmp_path / "step")
     assert (found["a"].shape, found["a"].dtype) == ((2,), "float32")
 
 
-# ------------------------------------------------------------------------------------------------ `...`
-
-
-def test_a_place_is_left_out(tmp_path: Path):
+def test_a_place_is_left_out(tmp_path):
     saved = {"w": jnp.ones(2), "opt": {"mu": [jnp.ones(3), jnp.ones(4)]}, "n": 1}
     ckpt.save(tmp_path / "step", saved)
     abstract = jax.ShapeDtypeStruct((2,), jnp.float32)
@@ -181,7 +169,7 @@ def test_a_place_is_left_out(tmp_path: Path):
     assert renamed == {"x": ..., "o": ..., "n": 1}
 
 
-def test_what_is_left_out_is_not_read(tmp_path: Path):
+def test_what_is_left_out_is_not_read(tmp_path):
     ckpt.save(tmp_path / "step", {"w": np.ones(2), "big": np.ones(2**20)})
     for file in (tmp_path / "step").rglob("d/*"):
         if file.stat().st_size > 2**20:
@@ -192,7 +180,7 @@ def test_what_is_left_out_is_not_read(tmp_path: Path):
     assert found["big"] is ...
 
 
-def test_a_place_where_nothing_was_saved_is_a_mismatch(tmp_path: Path):
+def test_a_place_where_nothing_was_saved_is_a_mismatch(tmp_path):
     ckpt.save(tmp_path / "step", {"w": np.ones(2)})
     with pytest.raises(ckpt.StructureMismatch, match="to be left out"):
         ckpt.load(tmp_path / "step", {"w": np.ones(2), "v": ...})
@@ -204,7 +192,7 @@ def test_a_place_where_nothing_was_saved_is_a_mismatch(tmp_path: Path):
         ckpt.save(tmp_path / "other", {"w": ...})
 
 
-def test_a_whole_item_is_left_out(tmp_path: Path):
+def test_a_whole_item_is_left_out(tmp_path):
     ckpt.save(tmp_path / "step", model={"w": np.ones(2)}, opt={"m": np.ones(2)}, j=ckpt.Json(1))
     found = ckpt.load(tmp_path / "step", {"model": {"w": np.zeros(2)}, "opt": ..., "j": ...})
     assert (found["opt"], found["j"]) == (..., ...)

@@ -1,7 +1,5 @@
 """The core's hook for adapters that know which saved name is which of an object's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,6 @@
 """What an adapter may ask of the core: a target that depends on what was saved, arrays that are copied."""
 
-from __future__ import annotations
-
 import collections
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -63,7 +60,7 @@ LEAVES = {
 }
 
 
-def test_a_target_asks_for_what_was_saved(adapter: SlotsAdapter, tmp_path: Path):
+def test_a_target_asks_for_what_was_saved(adapter, tmp_path):
     ckpt.save(tmp_path / "a", slots=Slots(**LEAVES))
     fresh = Slots()
     ckpt.restore(tmp_path / "a", slots=fresh)
@@ -75,7 +72,7 @@ def test_a_target_asks_for_what_was_saved(adapter: SlotsAdapter, tmp_path: Path)
     assert (leaf.kind, leaf.shape, leaf.dtype) == ("numpy", (4,), "int16")
 
 
-def test_what_it_wants_is_checked_like_any_other_target(adapter: SlotsAdapter, tmp_path: Path):
+def test_what_it_wants_is_checked_like_any_other_target(adapter, tmp_path):
     ckpt.save(tmp_path / "a", slots=Slots(w=jnp.ones(3), b=jnp.ones(2)))
     target = Slots(w=jnp.zeros(4))
     with pytest.raises(ckpt.StructureMismatch) as caught:
@@ -85,9 +82,7 @@ def test_what_it_wants_is_checked_like_any_other_target(adapter: SlotsAdapter, t
 
 
 @pytest.mark.parametrize("arguments", [{"only": "w"}, {"missing": "keep", "rename": {"b": "c"}}])
-def test_what_it_has_no_value_for_is_never_made_up(
-    adapter: SlotsAdapter, tmp_path: Path, arguments: dict[str, Any]
-):
+def test_what_it_has_no_value_for_is_never_made_up(adapter, tmp_path, arguments):
     ckpt.save(tmp_path / "a", slots=Slots(w=jnp.ones(3), b=jnp.ones(2)))
     target = Slots(w=jnp.zeros(3))
     with pytest.raises(ckpt.StructureMismatch, match="slots: b: "):
@@ -96,9 +91,7 @@ def test_what_it_has_no_value_for_is_never_made_up(
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_writable_arrays_are_copied_by_asynchronous_saves(
-    adapter: SlotsAdapter, tmp_path: Path, where: Any
-):
+def test_writable_arrays_are_copied_by_asynchronous_saves(adapter, tmp_path, where):
     """On a CPU an array may lie in memory that the framework's user can write to."""
     memory = np.frombuffer(bytearray(16 * 1024 * 1024 + 64), np.float32)
     memory = memory[(-memory.ctypes.data % 64) // 4 :][: 4 * 1024 * 1024]
@@ -114,30 +107,9 @@ def test_writable_arrays_are_copied_by_asynchronous_saves(
     assert float(ckpt.load(tmp_path / "a")["slots"]["w"].max()) == 1.0
 
 
-def test_attributes_of_an_ordered_dict_stay(tmp_path: Path):
+def test_attributes_of_an_ordered_dict_stay(tmp_path):
     """torch keeps the versions of modules in an attribute of its state_dict."""
     tree: Any = collections.OrderedDict(w=jnp.ones(2))
     tree._metadata = {"": {"version": 1}}
     ckpt.save(tmp_path / "a", tree)
     assert ckpt.load(tmp_path / "a", tree)._metadata == {"": {"version": 1}}
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [
-        (np.int64(2**40), np.int32),
-        (np.int64(-(2**31) - 1), np.int32),
-        (np.int8(-1), np.uint8),
-        (np.uint64(2**63 + 5), np.int64),
-        (np.int64(-5), np.uint64),
-        (np.int16(300), np.int8),
-    ],
-)
-def test_a_cast_never_makes_another_integer(tmp_path: Path, value: Any, wanted: Any):
-    ckpt.save(tmp_path / "a", {"n": np.array([1, value], value.dtype)})
-    with pytest.raises(ckpt.StructureMismatch, match=str(value)):
-        ckpt.load(tmp_path / "a", {"n": np.zeros(2, wanted)}, cast=True)
-    largest = min(np.iinfo(wanted).max, np.iinfo(value.dtype).max)
-    ckpt.save(tmp_path / "b", {"n": np.array([1, largest], value.dtype)})
-    loaded = ckpt.load(tmp_path / "b", {"n": np.zeros(2, wanted)}, cast=True)
-    assert loaded["n"].tolist() == [1, largest]

@@ -1,7 +1,5 @@
 """An error of the system while a data file is read or written says which file; what a signal handler raises stays as it is."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -43,9 +41,7 @@ def failing(
 @pytest.mark.linux("/proc/self/fd")
 @pytest.mark.parametrize("of", ["preadv", "pread"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES])
-def test_a_read_names_the_file(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, number: int, of: str
-) -> None:
+def test_a_read_names_the_file(saved, monkeypatch, number, of):
     failing(monkeypatch, OSError(number, os.strerror(number)), of)
     with pytest.raises(OSError, match=str(saved)) as caught:
         ckpt.load(saved)
@@ -55,9 +51,7 @@ def test_a_read_names_the_file(
 
 
 @pytest.mark.linux("O_DIRECT")
-def test_a_read_past_the_page_cache_names_it_too(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_past_the_page_cache_names_it_too(saved, monkeypatch):
     failing(monkeypatch, OSError(errno.EIO, "gone"))
     with pytest.raises(OSError, match=rf"gone: '{saved}/.*/d/"):
         ckpt.load(saved, options=ckpt.Options(page_cache=False))
@@ -65,9 +59,7 @@ def test_a_read_past_the_page_cache_names_it_too(
 
 @pytest.mark.linux("/proc/self/fd")
 @pytest.mark.parametrize("name", ["ckpt.json", "state/_strings.json", "state/checksums/process_0"])
-def test_small_files_are_named_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_small_files_are_named_too(tmp_path, monkeypatch, name):
     path = tmp_path / "texts"
     ckpt.save(path, {"text": "some", "w": np.arange(9)})
     assert (path / name).is_file()

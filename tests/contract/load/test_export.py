@@ -1,10 +1,7 @@
 """Exports to safetensors: leaf by leaf what was saved, and through rules what was loaded."""
 
-from __future__ import annotations
-
 import ast
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +10,6 @@ import numpy as np
 import pytest
 import safetensors.flax
 import safetensors.numpy
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
@@ -29,7 +25,7 @@ def same(one: Any, other: Any) -> bool:
     }
 
 
-def test_every_leaf_as_it_was_saved(tmp_path: Path, mesh: Any):
+def test_every_leaf_as_it_was_saved(tmp_path, mesh):
     sharding = NamedSharding(mesh, PartitionSpec("data", "model"))
     state: Any = {
         "params": {
@@ -57,7 +53,7 @@ def test_every_leaf_as_it_was_saved(tmp_path: Path, mesh: Any):
     assert jax.tree.all(jax.tree.map(lambda a, b: bits(a) == bits(b), again, state))
 
 
-def test_through_rules_and_back(tmp_path: Path):
+def test_through_rules_and_back(tmp_path):
     """What rules made of a file is saved, and exported through the same rules: the file again."""
     tensors = saved()
     safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors")
@@ -83,7 +79,7 @@ def test_through_rules_and_back(tmp_path: Path):
     assert same(found, tensors)
 
 
-def test_only_an_item_of_several(tmp_path: Path):
+def test_only_an_item_of_several(tmp_path):
     ckpt.save(
         tmp_path / "one", model={"w": np.ones(3), "key": jax.random.key(0)}, other={"w": np.ones(2)}
     )
@@ -102,7 +98,7 @@ def test_only_an_item_of_several(tmp_path: Path):
         export_safetensors(tmp_path / "one", "memory://x/y")
 
 
-def test_the_advice_about_leaves_that_have_no_place(tmp_path: Path):
+def test_the_advice_about_leaves_that_have_no_place(tmp_path):
     """What the message says to leave out is just that, for one leaf, a branch, and a name in many branches."""
     key = jax.random.key(0)
     layers = [
@@ -123,10 +119,7 @@ def test_the_advice_about_leaves_that_have_no_place(tmp_path: Path):
         export_safetensors(tmp_path / "one", tmp_path / "x", exclude="**")
 
 
-NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(tuple)
-
-
-def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path):
+def test_a_damaged_checkpoint_leaves_no_file(tmp_path):
     ckpt.save(tmp_path / "one", {"w": np.arange(100_000.0)})
     data = max((tmp_path / "one").rglob("*"), key=lambda file: file.stat().st_size)
     content = bytearray(data.read_bytes())
@@ -148,13 +141,13 @@ def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path):
         (Rule("b", "a"), "two leaves"),
     ],
 )
-def test_rules_that_cannot_be_taken_back(tmp_path: Path, rule: Rule, told: str):
+def test_rules_that_cannot_be_taken_back(tmp_path, rule, told):
     ckpt.save(tmp_path / "one", {"a": np.ones((4, 2)), "b": np.ones((4, 3))})
     with pytest.raises(ckpt.StructureMismatch, match=told):
         export_safetensors(tmp_path / "one", tmp_path / "out", rules=[rule])
 
 
-def test_an_orbax_checkpoint(tmp_path: Path):
+def test_an_orbax_checkpoint(tmp_path):
     ocp: Any = pytest.importorskip("orbax.checkpoint")
     state = {"a": {"w": jnp.arange(6.0).reshape(2, 3)}}
     with ocp.StandardCheckpointer() as checkpointer:
@@ -163,7 +156,7 @@ def test_an_orbax_checkpoint(tmp_path: Path):
     assert same(ckpt.load(path), {"a.w": state["a"]["w"]})
 
 
-def test_an_axis_counts_only_where_tensors_are_joined_or_split(tmp_path: Path):
+def test_an_axis_counts_only_where_tensors_are_joined_or_split(tmp_path):
     ckpt.save(tmp_path / "one", {"z": jnp.ones(4), "y": jnp.ones(4)})
     alone = [Rule("a", "z", axis=1), Rule("b", "y")]
     (path,) = export_safetensors(tmp_path / "one", tmp_path / "alone", rules=alone)

@@ -1,7 +1,5 @@
 """What the user's own code raises is no damage: it arrives as it is, and no step is passed over because of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +55,7 @@ def _saved(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("bad", ["only", "get_state", "set_state"])
 @pytest.mark.parametrize("error", ERRORS)
-def test_code_of_the_user_raises(tmp_path: Path, error: type[Exception], bad: str) -> None:
+def test_code_of_the_user_raises(tmp_path, error, bad):
     box = Box(-1, bad, error(5, "of the user's code"))
     how: dict[str, Any] = {"only": lambda *_: box.asked("only")} if bad == "only" else {}
     calls = [

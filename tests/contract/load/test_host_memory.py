@@ -1,10 +1,7 @@
 """The most memory that a load takes, in a child of its own: the arrays, and little beyond them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,9 +62,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["one", "few"])
 @pytest.mark.parametrize("spec", ["none", "rows", "columns"])
 @pytest.mark.parametrize("limit_bytes", [4096 * MIB, 16 * MIB])
-def test_the_peak_is_what_is_loaded(
-    run_python: Any, saved: Path, name: str, spec: str, limit_bytes: int
-):
+def test_the_peak_is_what_is_loaded(run_python, saved, name, spec, limit_bytes):
     """With a limit smaller than one array, too: on the CPU its buffer is the array."""
     loaded_bytes, peak_bytes = run_python(
         CHILD, str(saved / name), str(saved / "warm"), spec, str(limit_bytes), ""
@@ -76,7 +71,7 @@ def test_the_peak_is_what_is_loaded(
     assert 0.8 * loaded_bytes < peak_bytes < 1.1 * loaded_bytes
 
 
-def test_compressed_chunks_are_decoded_into_their_place(run_python: Any, saved: Path):
+def test_compressed_chunks_are_decoded_into_their_place(run_python, saved):
     """Not kept decoded, nor copied: a few chunks on their way are all that is there besides."""
     loaded_bytes, peak_bytes = run_python(
         CHILD, str(saved / "packed"), str(saved / "warm"), "none", str(16 * MIB), ""
@@ -86,9 +81,7 @@ def test_compressed_chunks_are_decoded_into_their_place(run_python: Any, saved: 
 
 
 @pytest.mark.parametrize(("name", "beyond_bytes"), [("one", 48 * MIB), ("packed", 112 * MIB)])
-def test_what_is_cast_is_never_there_as_a_whole(
-    run_python: Any, saved: Path, name: str, beyond_bytes: int
-):
+def test_what_is_cast_is_never_there_as_a_whole(run_python, saved, name, beyond_bytes):
     """It is 256 MiB as it is stored, and some blocks (or chunks that are decoded) are on their way."""
     loaded_bytes, peak_bytes = run_python(
         CHILD, str(saved / name), str(saved / "warm"), "none", str(4096 * MIB), "bfloat16"

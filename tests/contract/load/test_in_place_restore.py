@@ -1,7 +1,5 @@
 """Restores that set live objects while they read: one peak of memory, and nothing half old is used."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref
@@ -94,9 +92,7 @@ kinds = pytest.mark.parametrize("make", [Model, keras_model, torch_model])
 
 @kinds
 @pytest.mark.parametrize("atomic", [False, True])
-def test_the_old_state_and_the_new_one_are_never_both_in_memory(
-    tmp_path: Path, make: Any, atomic: bool
-) -> None:
+def test_the_old_state_and_the_new_one_are_never_both_in_memory(tmp_path, make, atomic):
     ckpt.save(tmp_path / "step", model=make(100.0))
     model = make(0.0)
     gc.collect()
@@ -111,7 +107,7 @@ def test_the_old_state_and_the_new_one_are_never_both_in_memory(
         assert extra <= 4 * LEAF_BYTES
 
 
-def test_many_small_items_are_no_way_around_it(tmp_path: Path) -> None:
+def test_many_small_items_are_no_way_around_it(tmp_path):
     """Each is less than what may wait; what waits of all of them is bounded."""
     items = {f"layer{i}": nnx.Param(jnp.full((WIDTH, WIDTH), 100.0 + i)) for i in range(LAYERS)}
     ckpt.save(tmp_path / "step", items=items)
@@ -126,7 +122,7 @@ def test_many_small_items_are_no_way_around_it(tmp_path: Path) -> None:
 
 
 @kinds
-def test_damage_midway_leaves_nothing_that_could_be_trained(tmp_path: Path, make: Any) -> None:
+def test_damage_midway_leaves_nothing_that_could_be_trained(tmp_path, make):
     ckpt.save(tmp_path / "good", model=make(200.0))
     ckpt.save(tmp_path / "bad", model=make(100.0))
     damaged(tmp_path / "bad")
@@ -142,7 +138,7 @@ def test_damage_midway_leaves_nothing_that_could_be_trained(tmp_path: Path, make
 
 
 @kinds
-def test_an_atomic_restore_changes_nothing_where_it_fails(tmp_path: Path, make: Any) -> None:
+def test_an_atomic_restore_changes_nothing_where_it_fails(tmp_path, make):
     ckpt.save(tmp_path / "bad", model=make(100.0))
     damaged(tmp_path / "bad")
     model = make(0.0)
@@ -153,7 +149,7 @@ def test_an_atomic_restore_changes_nothing_where_it_fails(tmp_path: Path, make: 
 
 
 @kinds
-def test_the_step_before_a_damaged_one_overwrites_its_parts(tmp_path: Path, make: Any) -> None:
+def test_the_step_before_a_damaged_one_overwrites_its_parts(tmp_path, make):
     with ckpt.Checkpointer(tmp_path, options=options(), asynchronous=False) as checkpointer:
         checkpointer.save(1, model=make(200.0))
         checkpointer.save(2, model=make(100.0))
@@ -165,7 +161,7 @@ def test_the_step_before_a_damaged_one_overwrites_its_parts(tmp_path: Path, make
     assert holds(model, 200.0)
 
 
-def test_only_whole_arrays_of_the_object_are_replaced(tmp_path: Path) -> None:
+def test_only_whole_arrays_of_the_object_are_replaced(tmp_path):
     """Whoever else holds an old array keeps it, and a part that is not restored stays."""
     ckpt.save(tmp_path / "step", model=Model(100.0))
     model = Model(0.0)
@@ -177,7 +173,7 @@ def test_only_whole_arrays_of_the_object_are_replaced(tmp_path: Path) -> None:
     assert bool((arrays(model)[0] == 100.0).all())
 
 
-def test_a_mutable_reference_is_not_half_new(tmp_path: Path) -> None:
+def test_a_mutable_reference_is_not_half_new(tmp_path):
     ckpt.save(tmp_path / "bad", model=Model(100.0))
     damaged(tmp_path / "bad")
     model = Model(0.0)
@@ -193,7 +189,7 @@ class Pair(NamedTuple):
     values: Any
 
 
-def test_a_variable_that_holds_a_tree_is_set_as_a_whole(tmp_path: Path) -> None:
+def test_a_variable_that_holds_a_tree_is_set_as_a_whole(tmp_path):
     def made(value: float) -> Model:
         model = Model(value)
         model.moments = nnx.Variable(Pair(jnp.float32(value), jnp.full((WIDTH, WIDTH), value)))
@@ -216,7 +212,7 @@ class Refuses:
 
 
 @kinds
-def test_what_another_object_refuses_leaves_no_mixture(tmp_path: Path, make: Any) -> None:
+def test_what_another_object_refuses_leaves_no_mixture(tmp_path, make):
     """It is set at the end, when most of the model is new and the rest of it is not."""
     ckpt.save(tmp_path / "step", items={"sampler": Refuses()}, model=make(100.0))
     model = make(0.0)
@@ -231,7 +227,7 @@ def test_what_another_object_refuses_leaves_no_mixture(tmp_path: Path, make: Any
         holds(model, 0.0)
 
 
-def test_who_keeps_the_error_keeps_no_old_array(tmp_path: Path) -> None:
+def test_who_keeps_the_error_keeps_no_old_array(tmp_path):
     """As restore_latest does, while it restores the step before the damaged one."""
     ckpt.save(tmp_path / "good", model=Model(200.0))
     ckpt.save(tmp_path / "bad", model=Model(100.0))
@@ -246,7 +242,7 @@ def test_who_keeps_the_error_keeps_no_old_array(tmp_path: Path) -> None:
     assert last() is None
 
 
-def test_a_deleted_array_is_not_kept(tmp_path: Path) -> None:
+def test_a_deleted_array_is_not_kept(tmp_path):
     ckpt.save(tmp_path / "step", model=Model(100.0))
     model = Model(0.0)
     model.more = nnx.Param(jnp.ones(3))

@@ -1,8 +1,5 @@
 """A save or a load in a function that jax is tracing: values are values, random keys too, and what is traced is refused by name."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -47,7 +44,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("how", ["load", "target", "restore", "load_async", "sharding"])
-def test_random_keys_are_values(tmp_path: Path, how: str):
+def test_random_keys_are_values(tmp_path, how):
     """They came back as tracers, which nothing outside can use."""
     ckpt.save(tmp_path / "a", STATE)
     mesh = explicit_mesh((8,), ("x",))
@@ -66,12 +63,12 @@ def test_random_keys_are_values(tmp_path: Path, how: str):
 
 
 @pytest.mark.parametrize("save", [ckpt.save, lambda *of: ckpt.save_async(*of).result()])
-def test_random_keys_are_saved(tmp_path: Path, save: Any):
+def test_random_keys_are_saved(tmp_path, save):
     traced(lambda: save(tmp_path / "a", STATE))
     assert same(ckpt.load(tmp_path / "a"), STATE)
 
 
-def test_a_target_that_is_traced_is_refused_by_name(tmp_path: Path):
+def test_a_target_that_is_traced_is_refused_by_name(tmp_path):
     ckpt.save(tmp_path / "a", {"x": jnp.arange(4.0)})
     for load in (ckpt.load, ckpt.restore):
         with pytest.raises(

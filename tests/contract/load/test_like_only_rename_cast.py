@@ -177,16 +177,6 @@ def test_cast(saved, dtype):
     assert_same(got["host"], model()["host"])
 
 
-def test_cast_of_sharded_and_numpy(tmp_path):
-    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "n": np.arange(3.0)}
-    ckpt.save(tmp_path / "c", tree)
-    want = {
-        "a": sharded(numbers((24, 24)).astype(jnp.bfloat16), "2x4", "swapped"),
-        "n": np.arange(3),
-    }
-    assert_same(ckpt.load(tmp_path / "c", with_shardings(want), cast=True), want, sharding=True)
-
-
 def test_rename_by_function(saved):
     like = model()
     like["params"]["layer"] = like["params"].pop("dense")
@@ -275,11 +265,6 @@ def test_as_numpy_of_odd_dtypes(tmp_path):
     large = {"big": sharded(numbers((1200, 312)), "4x2", "swapped")}
     ckpt.save(tmp_path / "d", large)
     np.testing.assert_array_equal(ckpt.load(tmp_path / "d", as_numpy=True)["big"], large["big"])
-
-
-def test_load_async(saved):
-    pending = ckpt.load_async(saved, model())
-    assert_same(pending.result(), model())
 
 
 def test_inspect(saved):

@@ -1,10 +1,5 @@
 """``load_async`` loads with the 64-bit types, the default device and the mesh of the thread that called it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,9 +81,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("name", "other"), SETTINGS)
 @pytest.mark.parametrize("call", ["save", "save_async", "run"])
-def test_a_restore_under_other_settings_of_jax_says_how_to_set_them(
-    name: str, other: Any, call: str, tmp_path: Path
-) -> None:
+def test_a_restore_under_other_settings_of_jax_says_how_to_set_them(name, other, call, tmp_path):
     before, state = getattr(jax.config, name), {"w": jnp.ones(2)}
     jax.config.update(name, other)
     try:
@@ -114,7 +107,7 @@ def test_a_restore_under_other_settings_of_jax_says_how_to_set_them(
         jax.config.update(name, before)
 
 
-def test_settings_that_a_record_does_not_have_or_nobody_knows_say_nothing(tmp_path: Path) -> None:
+def test_settings_that_a_record_does_not_have_or_nobody_knows_say_nothing(tmp_path):
     ckpt.save(tmp_path / "a", {"w": jnp.ones(2)})
     for settings in (None, {}, {"jax_enable_x64": [1], "jax_debug_nans": True}):
         record = read_record(tmp_path / "a")

@@ -1,7 +1,5 @@
 """What people write by mistake is answered with what to write instead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ def make_restored(tmp_path: Path) -> ckpt.Restored:
     return ckpt.restore(tmp_path / "a", params=STATE, opt=STATE)
 
 
-def test_names_are_not_unpacked_for_values(restored: Any):
+def test_names_are_not_unpacked_for_values(restored):
     with pytest.raises(TypeError, match=r"params = restored\['params'\]"):
         _params, _opt = restored
     with pytest.raises(TypeError, match=r"restored\.values\(\)"):
@@ -36,7 +34,7 @@ def test_names_are_not_unpacked_for_values(restored: Any):
         in_a_loop()
 
 
-def test_all_else_gives_names_as_in_a_dict(restored: Any):
+def test_all_else_gives_names_as_in_a_dict(restored):
     assert list(restored) == [*restored] == sorted(restored)[::-1] == ["params", "opt"]
     assert [name for name in restored] == list(restored.keys())
     assert {**restored}.keys() == dict(restored).keys() == set(restored)
@@ -46,7 +44,7 @@ def test_all_else_gives_names_as_in_a_dict(restored: Any):
     assert (first, second) == ("params", "opt")
 
 
-def test_an_item_that_was_not_restored(tmp_path: Path):
+def test_an_item_that_was_not_restored(tmp_path):
     ckpt.save(tmp_path / "a", params=STATE, opt=STATE)
     restored: Any = ckpt.restore(tmp_path / "a", params=STATE, unexpected="ignore")
     for error, take in (
@@ -68,7 +66,7 @@ def test_an_item_that_was_not_restored(tmp_path: Path):
 
 @pytest.mark.parametrize("scheme", ["gs", "s3", "memory", "file", "https"])
 @pytest.mark.parametrize("make", [str, Path])
-def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: Any, scheme: str, make: Any):
+def test_a_url_that_lost_a_slash(tmp_path, monkeypatch, scheme, make):
     monkeypatch.chdir(tmp_path)
     path = make(f"{scheme}:/bucket/run")
     meant = "write /bucket/run" if scheme in ("file", "https") else f"write {scheme}://bucket/run"
@@ -86,7 +84,7 @@ def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: Any, scheme: str, 
 
 
 @pytest.mark.parametrize("url", ["gs://", "s3://", "memory://", "s3:///", "gs:///run/1"])
-def test_a_url_without_a_bucket(tmp_path: Path, monkeypatch: Any, url: str):
+def test_a_url_without_a_bucket(tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
     for call in (
         lambda: ckpt.save(url, STATE),
@@ -108,7 +106,7 @@ ITERATORS = {
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
-def test_an_iterator_around_a_data_iterator(tmp_path: Path, kind: str):
+def test_an_iterator_around_a_data_iterator(tmp_path, kind):
     data = ITERATORS[kind]([1, 2, 3])
     for items in ({"data": data}, {"state": {"data": data}}):
         with pytest.raises(
@@ -126,7 +124,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_weights(tmp_path: Path, name: str):
+def test_a_file_of_weights(tmp_path, name):
     (tmp_path / name).write_bytes(FILES[name]())
     with pytest.raises(
         ckpt.CheckpointNotFound, match=r"`ckpt import .*-imported'?`, or ckpt\.convert"
@@ -134,14 +132,14 @@ def test_a_file_of_weights(tmp_path: Path, name: str):
         ckpt.load(tmp_path / name)
 
 
-def test_what_the_message_says_works(tmp_path: Path):
+def test_what_the_message_says_works(tmp_path):
     np.savez(tmp_path / "m.npz", w=np.ones(2))
     convert.import_weights(tmp_path / "m.npz", tmp_path / "m-imported")
     assert ckpt.load(tmp_path / "m-imported")["w"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["m.eqx", "m.npy"])
-def test_a_file_without_names(tmp_path: Path, name: str):
+def test_a_file_without_names(tmp_path, name):
     np.save(tmp_path / "m.npy", np.ones(2))
     (tmp_path / "m.npy").rename(tmp_path / name)
     with pytest.raises(
@@ -154,7 +152,7 @@ def test_a_file_without_names(tmp_path: Path, name: str):
     assert ckpt.load(tmp_path / "a").tolist() == [1, 1]
 
 
-def test_files_are_called_as_the_caller_calls_them(tmp_path: Path):
+def test_files_are_called_as_the_caller_calls_them(tmp_path):
     ckpt.save(tmp_path / "a", STATE)
     (file,) = convert.export_safetensors(tmp_path / "a", tmp_path / "w.safetensors")
     restored = ckpt.restore(file, model=STATE)
@@ -166,7 +164,7 @@ def test_files_are_called_as_the_caller_calls_them(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int4", "bool"])
-def test_metrics_of_all_dtypes(tmp_path: Path, dtype: str):
+def test_metrics_of_all_dtypes(tmp_path, dtype):
     import jax.numpy as jnp
 
     value = jnp.asarray(1, dtype)

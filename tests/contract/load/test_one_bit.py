@@ -1,9 +1,5 @@
 """One flipped bit in a file of each kind: no load gives other values, and verify names the file."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,7 +9,7 @@ STATE = {"small": np.full(3000, 1.5), "large": np.full(2**20, 2.5)}
 
 
 @pytest.mark.parametrize("where", ["small", "large", "state/checksums/process_0"])
-def test_no_load_takes_it(tmp_path: Path, where: str) -> None:
+def test_no_load_takes_it(tmp_path, where):
     ckpt.save(tmp_path, STATE, overwrite=True)
     values = STATE[where].tobytes() if where in STATE else b""
     files = tmp_path.rglob("d/*") if values else [tmp_path / where]
@@ -26,7 +22,7 @@ def test_no_load_takes_it(tmp_path: Path, where: str) -> None:
     assert where in (caught.value.leaf, caught.value.file)
 
 
-def test_verify_finds_it_in_what_no_load_reads(tmp_path: Path) -> None:
+def test_verify_finds_it_in_what_no_load_reads(tmp_path):
     ckpt.save(tmp_path, STATE, overwrite=True)
     file = tmp_path / "state" / "_METADATA"
     data = bytearray(file.read_bytes())

@@ -1,8 +1,5 @@
 """``only=``: every pattern matches something, whoever reads it, and however often it can be read."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +8,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.own import Own
 
 STATE = {"params": {"w": np.ones(3, np.float32), "b": np.zeros(2, np.float32)}, "step": 7}
 
@@ -87,19 +85,6 @@ def test_a_pattern_may_name_an_item_that_is_not_restored(tmp_path):
         ckpt.restore(tmp_path / "two", model={"w": np.zeros(2)}, only=["model/w", "fitt/**"])
 
 
-class Anything:
-    """A live object that takes any state."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def get_state(self) -> dict[str, Any]:
-        return self.state
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-
 @pytest.mark.parametrize(
     ("only", "expected"),
     [
@@ -111,27 +96,25 @@ class Anything:
     ],
 )
 @pytest.mark.parametrize("as_jax", [False, True])
-def test_an_object_keeps_what_is_not_selected(
-    tmp_path: Path, only: Any, expected: dict[str, Any], as_jax: bool
-) -> None:
+def test_an_object_keeps_what_is_not_selected(tmp_path, only, expected, as_jax):
     full = jnp.full if as_jax else np.full
-    saved = Anything({"n": full(2, 1), "m": {"k": 1, "name": "saved"}})
+    saved = Own(n=full(2, 1), m={"k": 1, "name": "saved"})
     ckpt.save(tmp_path / "c", items={"e": saved, "w": {"a": np.ones(3)}})
-    target = Anything({"n": full(2, 0), "m": {"k": 0, "name": "before"}})
+    target = Own(n=full(2, 0), m={"k": 0, "name": "before"})
     tree: Any = {"a": np.zeros(3)}
     found = ckpt.restore(tmp_path / "c", items={"e": target, "w": tree}, only=only)
-    assert target.state["n"].tolist() == expected["n"]
-    assert target.state["m"] == expected["m"]
-    assert isinstance(target.state["n"], jax.Array if as_jax else np.ndarray)
+    assert target.n.tolist() == expected["n"]
+    assert target.m == expected["m"]
+    assert isinstance(target.n, jax.Array if as_jax else np.ndarray)
     assert found["e"] is target
     assert found["w"]["a"].tolist() == ([1.0] * 3 if "w/**" in only else [0.0] * 3)
 
 
-def test_an_object_without_what_is_left_out_is_not_changed(tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "c", items={"e": Anything({"n": 1, "m": {"k": 1}})})
-    target = Anything({"n": 0})
+def test_an_object_without_what_is_left_out_is_not_changed(tmp_path):
+    ckpt.save(tmp_path / "c", items={"e": Own(n=1, m={"k": 1})})
+    target = Own(n=0)
     with pytest.raises(ckpt.StructureMismatch, match=r"m/k.*not in the target"):
         ckpt.restore(tmp_path / "c", items={"e": target}, only="e/n")
-    assert target.state == {"n": 0}
+    assert vars(target) == {"n": 0}
     ckpt.restore(tmp_path / "c", items={"e": target}, only="e/**")
-    assert target.state == {"n": 1, "m": {"k": 1}}
+    assert vars(target) == {"n": 1, "m": {"k": 1}}

@@ -1,7 +1,5 @@
 """What a mismatch says of ``rename=``: entries that fit nothing, whatever else fits, and those that would fit."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -24,7 +22,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-def test_a_misspelled_entry_is_named_where_other_things_differ(saved: Path):
+def test_a_misspelled_entry_is_named_where_other_things_differ(saved):
     with pytest.raises(ckpt.StructureMismatch) as refused:
         ckpt.load(saved, LAYERS, rename={"bloks": "layers"})
     assert {entry.kind for entry in refused.value.mismatches} == {"missing", "unexpected"}
@@ -43,9 +41,7 @@ def test_a_misspelled_entry_is_named_where_other_things_differ(saved: Path):
         ({"": "x"}, "", None),
     ],
 )
-def test_one_that_fits_nothing_is_refused_by_itself(
-    saved: Path, like: Any, rename: dict[str, str], path: str, nearest: str | None
-):
+def test_one_that_fits_nothing_is_refused_by_itself(saved, like, rename, path, nearest):
     with pytest.raises(ckpt.StructureMismatch) as refused:
         ckpt.load(saved, like, rename=rename)
     (entry,) = refused.value.mismatches
@@ -64,11 +60,11 @@ def test_one_that_fits_nothing_is_refused_by_itself(
         lambda path: path,
     ],
 )
-def test_what_fits_anything_is_no_mistake(saved: Path, rename: Any):
+def test_what_fits_anything_is_no_mistake(saved, rename):
     assert ckpt.load(saved, BLOCKS, rename=rename)["blocks"]["w"].shape == (2,)
 
 
-def test_an_entry_needs_to_fit_in_one_item_only(tmp_path: Path):
+def test_an_entry_needs_to_fit_in_one_item_only(tmp_path):
     ckpt.save(tmp_path / "one", model=BLOCKS, other={"x": 1})
     found = ckpt.restore(
         tmp_path / "one", model=LAYERS, other={"x": 0}, rename={"blocks": "layers"}
@@ -96,7 +92,7 @@ def layer(size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_what_would_fit_is_written_out(tmp_path: Path, abstract: bool):
+def test_what_would_fit_is_written_out(tmp_path, abstract):
     """From old to new; moments of an optimizer have their own entries."""
     saved = {"l1": layer(2), "l2": layer(3), "opt": [{"mu": {"l1": layer(2)}}]}
     wanted = {"fc1": layer(2), "l2": layer(3), "opt": [{"mu": {"fc1": layer(2)}}]}
@@ -107,7 +103,7 @@ def test_what_would_fit_is_written_out(tmp_path: Path, abstract: bool):
     assert_same(ckpt.load(tmp_path / "a", jax.tree.map(zeros, wanted), rename=rename), wanted)
 
 
-def test_nothing_is_written_out_where_shapes_differ_or_much_does(tmp_path: Path):
+def test_nothing_is_written_out_where_shapes_differ_or_much_does(tmp_path):
     ckpt.save(tmp_path / "a", {"l1": layer(2)})
     assert proposal(tmp_path / "a", {"fc1": layer(4)}) is None
     ckpt.save(tmp_path / "b", {f"l{place}": {"w": jnp.ones(place + 1)} for place in range(9)})
@@ -134,9 +130,7 @@ V, W = jnp.ones(3), jnp.ones(2)
     ],
     ids=["other leaf below", "two ends", "item that stays", "two items"],
 )
-def test_what_is_written_out_moves_no_other_leaf(
-    tmp_path: Path, saved: Any, wanted: Any, rename: Any
-):
+def test_what_is_written_out_moves_no_other_leaf(tmp_path, saved, wanted, rename):
     if "m" in saved:
         ckpt.save(tmp_path / "a", **saved)
     else:
@@ -147,7 +141,7 @@ def test_what_is_written_out_moves_no_other_leaf(
         assert_same(loaded, wanted)
 
 
-def test_nothing_is_written_out_beside_entries_of_the_caller(tmp_path: Path):
+def test_nothing_is_written_out_beside_entries_of_the_caller(tmp_path):
     ckpt.save(tmp_path / "a", {"alpha": V, "kern": W})
     with pytest.raises(ckpt.StructureMismatch) as refused:
         ckpt.load(
@@ -156,7 +150,7 @@ def test_nothing_is_written_out_beside_entries_of_the_caller(tmp_path: Path):
     assert "such as rename=" not in str(refused.value)
 
 
-def test_the_nearest_name_ends_alike_or_has_the_same_shape(tmp_path: Path):
+def test_the_nearest_name_ends_alike_or_has_the_same_shape(tmp_path):
     ckpt.save(tmp_path / "a", {"opt_state": [{"count": jnp.zeros((), int), "mu": jnp.ones(3)}]})
     with pytest.raises(ckpt.StructureMismatch) as refused:
         ckpt.load(tmp_path / "a", {"opt_state": [{"trace": jnp.ones(3), "out": jnp.ones(2)}]})
@@ -165,7 +159,7 @@ def test_the_nearest_name_ends_alike_or_has_the_same_shape(tmp_path: Path):
     assert nearest["opt_state/0/trace"] == "opt_state/0/mu"
 
 
-def test_a_shape_says_what_to_do(tmp_path: Path):
+def test_a_shape_says_what_to_do(tmp_path):
     ckpt.save(tmp_path / "a", {"w": jnp.ones(3), "b": jnp.ones(2)})
     like = {"w": jnp.zeros(4), "b": jnp.zeros(2)}
     with pytest.raises(ckpt.StructureMismatch, match="load what fits with only= and convert"):

@@ -1,7 +1,5 @@
 """Rules between saved and wanted names: what they make is what numpy makes, whichever part a device needs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -99,7 +97,7 @@ def shardings(mesh: Any, shape: tuple[int, ...], kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["replicated", "first", "last", "middle"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_as_by_hand(path: Path, mesh: Any, kind: str, dtype: Any):
+def test_as_by_hand(path, mesh, kind, dtype):
     expected = by_hand(saved())
     like = jax.tree.map(
         lambda one: jax.ShapeDtypeStruct(
@@ -116,7 +114,7 @@ def test_as_by_hand(path: Path, mesh: Any, kind: str, dtype: Any):
         assert bits(array) == bits(hand.astype(dtype))
 
 
-def test_a_live_model_and_a_background_load(tmp_path: Path):
+def test_a_live_model_and_a_background_load(tmp_path):
     weights = {f"layers.{n}.weight": np.full((8, 4), n, np.float32) for n in range(2)}
     safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
     model: Any = nnx.Linear(4, 8, use_bias=False, rngs=nnx.Rngs(0))
@@ -129,7 +127,7 @@ def test_a_live_model_and_a_background_load(tmp_path: Path):
     assert (loaded == jnp.arange(2.0)[:, None, None]).all()
 
 
-def test_rules_as_json(path: Path):
+def test_rules_as_json(path):
     told = json.loads("""[
         {"saved": "l.{n}.q.weight", "wanted": "q", "reshape": [[0, 1], 2],
          "transpose": [2, 0, 1], "stack": ["n"]},
@@ -140,7 +138,7 @@ def test_rules_as_json(path: Path):
     assert bits(loaded["q"]) == bits(by_hand(saved())["scanned"]["q"])
 
 
-def test_what_is_left_over_on_either_side_is_named(path: Path):
+def test_what_is_left_over_on_either_side_is_named(path):
     like = {"scanned": {"norm": np.zeros((LAYERS, WIDTH), np.float32)}, "other": np.zeros(3)}
     rules = [Rule("l.{n}.norm", "scanned/norm", stack=("n",)), Rule("l.{n}.up", "ups/{n}")]
     with pytest.raises(ckpt.StructureMismatch) as caught:
@@ -162,13 +160,13 @@ def test_what_is_left_over_on_either_side_is_named(path: Path):
         (Rule("l.0.kv", ("x", "y")), (25, 16), "x: shape differs"),
     ],
 )
-def test_what_does_not_fit_is_told(path: Path, rule: Rule, shape: Any, told: str):
+def test_what_does_not_fit_is_told(path, rule, shape, told):
     like = {"x": np.zeros(shape, np.float32), "y": np.zeros((8, 16), np.float32)}
     with pytest.raises(ckpt.StructureMismatch, match=told):
         ckpt.load(path, like, rules=[rule], unexpected="ignore", missing="keep")
 
 
-def test_a_layer_that_is_missing_is_told(tmp_path: Path):
+def test_a_layer_that_is_missing_is_told(tmp_path):
     tensors = saved()
     del tensors["l.1.norm"]
     safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors")
@@ -178,7 +176,7 @@ def test_a_layer_that_is_missing_is_told(tmp_path: Path):
         ckpt.load(tmp_path / "a.safetensors", like, rules=[rule], unexpected="ignore")
 
 
-def test_a_forged_number_of_a_layer_is_told(tmp_path: Path):
+def test_a_forged_number_of_a_layer_is_told(tmp_path):
     tensors = {"l.0.e.999999999.w": np.zeros(1), "l.999999999.e.0.w": np.zeros(1)}
     safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors")
     rule = Rule("l.{n}.e.{m}.w", "w", stack=("n", "m"))
@@ -186,7 +184,7 @@ def test_a_forged_number_of_a_layer_is_told(tmp_path: Path):
         ckpt.load(tmp_path / "a.safetensors", {"w": np.zeros((1, 1, 1))}, rules=[rule])
 
 
-def test_wrong_calls(path: Path, tmp_path: Path):
+def test_wrong_calls(path, tmp_path):
     rules = [Rule("a", "b")]
     with pytest.raises(TypeError, match="needs a target"):
         ckpt.load(path, rules=rules)
@@ -217,7 +215,7 @@ def test_wrong_calls(path: Path, tmp_path: Path):
         ({"saved": "a", "wanted": "b", "reshape": ((0, 1),), "transpose": (0,)}, "each of 2"),
     ],
 )
-def test_impossible_rules(arguments: Any, told: str):
+def test_impossible_rules(arguments, told):
     with pytest.raises(ValueError, match=told):
         Rule(**arguments)
 
@@ -241,7 +239,7 @@ def test_impossible_rules(arguments: Any, told: str):
     ],
     ids=str,
 )
-def test_rules_with_impossible_entries_are_refused_when_they_are_made(entry: dict[str, Any]):
+def test_rules_with_impossible_entries_are_refused_when_they_are_made(entry):
     """A negative axis made files whose header did not fit their tensors."""
     arguments: dict[str, Any] = {"saved": ["a", "b"], "wanted": "z", **entry}
     with pytest.raises(ValueError, match="Rule"):
@@ -257,7 +255,7 @@ def test_rules_with_impossible_entries_are_refused_when_they_are_made(entry: dic
     ],
     ids=str,
 )
-def test_two_tensors_for_one_place_are_told(tmp_path: Path, rules: list[Rule], path: str):
+def test_two_tensors_for_one_place_are_told(tmp_path, rules, path):
     names = ("a.1.12", "a.11.2", "b", "c")
     file = tmp_path / "a.safetensors"
     safetensors.numpy.save_file({name: np.ones(2, np.float32) for name in names}, file)
@@ -266,7 +264,7 @@ def test_two_tensors_for_one_place_are_told(tmp_path: Path, rules: list[Rule], p
         ckpt.load(file, like, rules=rules, unexpected="ignore")
 
 
-def test_a_number_too_long_for_a_stack_is_a_name_like_others(tmp_path: Path):
+def test_a_number_too_long_for_a_stack_is_a_name_like_others(tmp_path):
     file = tmp_path / "a.safetensors"
     long = f"l.{'9' * 5000}"
     safetensors.numpy.save_file({name: np.ones(2, np.float32) for name in ("l.0", long)}, file)

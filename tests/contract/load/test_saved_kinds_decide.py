@@ -1,8 +1,5 @@
 """What was saved decides kinds: an array stays an array of its dtype, whatever stands in the target."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -54,7 +51,7 @@ def assert_alike(got: Any, saved: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_a_python_number_in_the_target_takes_what_was_saved(tmp_path: Path, name: str) -> None:
+def test_a_python_number_in_the_target_takes_what_was_saved(tmp_path, name):
     saved = SAVED[name]
     ckpt.save(tmp_path / "a", {"x": saved})
     target = {"x": number_for(saved)}
@@ -63,7 +60,7 @@ def test_a_python_number_in_the_target_takes_what_was_saved(tmp_path: Path, name
     assert_alike(ckpt.load(tmp_path / "a")["x"], saved)
 
 
-def test_it_comes_to_lie_where_its_neighbours_lie(tmp_path: Path, mesh: Any) -> None:
+def test_it_comes_to_lie_where_its_neighbours_lie(tmp_path, mesh):
     """A step that is compiled for a mesh refuses a scalar that is bound to one device."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     state = {"w": jnp.ones((8, 4)), "step": jnp.int32(3)}
@@ -74,7 +71,7 @@ def test_it_comes_to_lie_where_its_neighbours_lie(tmp_path: Path, mesh: Any) -> 
     jax.jit(lambda s: s["w"] * s["step"])(got)
 
 
-def test_a_cast_that_was_asked_for_keeps_an_array(tmp_path: Path) -> None:
+def test_a_cast_that_was_asked_for_keeps_an_array(tmp_path):
     ckpt.save(tmp_path / "a", {"jax": jnp.int32(3), "numpy": np.array(3, np.int32)})
     target = {"jax": 0.0, "numpy": 0.0}
     with pytest.raises(ckpt.StructureMismatch, match="cast=True"):
@@ -84,7 +81,7 @@ def test_a_cast_that_was_asked_for_keeps_an_array(tmp_path: Path) -> None:
     assert isinstance(got["numpy"], np.ndarray) and got["numpy"].dtype == np.float64
 
 
-def test_another_kind_of_number_is_still_refused(tmp_path: Path) -> None:
+def test_another_kind_of_number_is_still_refused(tmp_path):
     ckpt.save(tmp_path / "a", {"x": jnp.int32(3), "y": jnp.ones(2)})
     with pytest.raises(ckpt.StructureMismatch) as caught:
         ckpt.load(tmp_path / "a", {"x": True, "y": 1.0})
@@ -94,7 +91,7 @@ def test_another_kind_of_number_is_still_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_an_array_in_the_target_takes_a_saved_python_number(tmp_path: Path) -> None:
+def test_an_array_in_the_target_takes_a_saved_python_number(tmp_path):
     """The other way round the target decides, as it does between jax and numpy."""
     ckpt.save(tmp_path / "a", {"x": 0.5, "n": 3})
     got = ckpt.load(tmp_path / "a", {"x": jnp.zeros((), jnp.bfloat16), "n": np.zeros((), np.int8)})
@@ -121,7 +118,7 @@ def train(state: dict[str, Any], steps: range) -> tuple[dict[str, Any], list[Any
 
 
 @pytest.mark.parametrize("scale", [0.5, np.float32(0.5), jnp.float32(0.5)], ids=str)
-def test_losses_after_a_resume_are_the_same_bits(tmp_path: Path, scale: Any) -> None:
+def test_losses_after_a_resume_are_the_same_bits(tmp_path, scale):
     def fresh() -> dict[str, Any]:
         return {"w": jnp.ones(32, jnp.bfloat16), "scale": 0.5}
 
@@ -135,7 +132,7 @@ def test_losses_after_a_resume_are_the_same_bits(tmp_path: Path, scale: Any) -> 
     assert losses == expected
 
 
-def test_a_variable_of_nnx_that_begins_as_a_number(tmp_path: Path) -> None:
+def test_a_variable_of_nnx_that_begins_as_a_number(tmp_path):
     class Module(nnx.Module):
         def __init__(self) -> None:
             self.count = nnx.Variable(0)

@@ -1,7 +1,5 @@
 """Tracebacks of common mistakes: ckpt's part of them is short, each is one error, and its last line is the answer."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +50,7 @@ def _frames(error: BaseException) -> list[str]:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_it_is_short_and_one_error(mistake: str) -> None:
+def test_it_is_short_and_one_error(mistake):
     with pytest.raises(Exception) as raised:
         MISTAKES[mistake]()
     assert len(_frames(raised.value)) <= 5
@@ -62,7 +60,7 @@ def test_it_is_short_and_one_error(mistake: str) -> None:
     assert "During handling" not in told and "direct cause" not in told
 
 
-def test_frames_of_the_users_own_code_stay() -> None:
+def test_frames_of_the_users_own_code_stay():
     class Mine:
         def get_state(self) -> Any:
             raise ckpt.UnsupportedLeaf("no state yet", leaf="x", type_name="Mine")
@@ -74,7 +72,7 @@ def test_frames_of_the_users_own_code_stay() -> None:
     assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "get_state"
 
 
-def test_frames_of_damage_stay() -> None:
+def test_frames_of_damage_stay():
     for data in Path("state").rglob("d/*"):
         data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(ckpt.CheckpointCorrupt) as raised:

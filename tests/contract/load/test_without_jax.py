@@ -1,7 +1,5 @@
 """Weights as numpy arrays, and the commands that look at them, need no jax: its import takes a second; nor TensorStore."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +77,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_functions_import_no_jax(folder: Path, run_python: Any) -> None:
+def test_the_functions_import_no_jax(folder, run_python):
     assert run_python(CALLS, str(folder)) == []
 
 
@@ -88,13 +86,13 @@ def test_the_functions_import_no_jax(folder: Path, run_python: Any) -> None:
     [["ls", "run"], ["show", "one"], ["verify", "run"], ["stats", "one"], ["export", "items", "e.npz"]],
     ids=lambda arguments: arguments[0],
 )  # fmt: skip
-def test_nor_do_the_commands(arguments: list[str], folder: Path, run_python: Any) -> None:
+def test_nor_do_the_commands(arguments, folder, run_python):
     command, *paths = arguments
     code, imported = run_python(LOADED, command, *(str(folder / path) for path in paths))
     assert (code, "jax" in imported) == (0, False)
 
 
-def test_what_is_loaded_is_what_jax_holds(folder: Path) -> None:
+def test_what_is_loaded_is_what_jax_holds(folder):
     loaded, live = ckpt.load(folder / "one", as_numpy=True), ckpt.load(folder / "one")
     assert loaded["narrow"][0].dtype == live["narrow"][0].dtype == jnp.bfloat16
     assert np.array_equal(loaded["key"], jax.random.key_data(live["key"]))

@@ -1,7 +1,5 @@
 """``ckpt diff`` and ``ckpt stats``: two checkpoints of any format, compared leaf by leaf; numbers about one."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -64,7 +62,7 @@ def make_pair(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a", tmp_path / "b"
 
 
-def test_itself(call: Call, pair: tuple[Path, Path]) -> None:
+def test_itself(call, pair):
     found = diff(call, pair[0], pair[0])
     assert found["same"] and found["metadata"]
     assert (found["leaves"], found["compared"]) == ([], 7)
@@ -72,7 +70,7 @@ def test_itself(call: Call, pair: tuple[Path, Path]) -> None:
     assert code == 0 and "7 leaves are the same bit for bit, 0 differ" in out
 
 
-def test_everything_that_differs(call: Call, pair: tuple[Path, Path]) -> None:
+def test_everything_that_differs(call, pair):
     found = diff(call, *pair)
     assert not found["same"] and not found["metadata"]
     assert (found["only_a"], found["only_b"]) == (["state/empty"], ["state/new"])
@@ -88,6 +86,7 @@ def test_everything_that_differs(call: Call, pair: tuple[Path, Path]) -> None:
     moved = by_path["layers/0/w"]
     assert [moved[name] for name in ("count", "changed", "largest")] == [12, 11, 11.0]
     assert math.isclose(moved["relative"], 1.0) and math.isclose(moved["cosine"], 1.0)
+    assert math.isclose(moved["rms"], math.sqrt(506 / 12))
     assert by_path["step"]["largest"] == 1.0
     sides = by_path["layers/1/w"]["a"], by_path["layers/1/w"]["b"]
     assert sides == ("bfloat16[2, 2]", "bfloat16[2, 3]")
@@ -100,9 +99,7 @@ def test_everything_that_differs(call: Call, pair: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "gs"])
-def test_other_formats(
-    call: Call, request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
+def test_other_formats(call, request, tmp_path, kind):
     """The same weights from safetensors, from Orbax and from a bucket."""
     ocp = pytest.importorskip("orbax.checkpoint")
     weights = {"a": {"w": jnp.arange(6.0)}, "b": jnp.ones((2, 3), jnp.bfloat16)}
@@ -123,7 +120,7 @@ DTYPES = [
 ]
 
 
-def test_every_dtype(call: Call, tmp_path: Path) -> None:
+def test_every_dtype(call, tmp_path):
     def tree(values: list[int]) -> dict[str, Any]:
         array = np.array(values, np.int8)
         return {name: array.astype(getattr(ml_dtypes, name, name)) for name in DTYPES}
@@ -138,7 +135,7 @@ def test_every_dtype(call: Call, tmp_path: Path) -> None:
         assert (leaf["min"], leaf["max"], leaf["zero_count"]) == (0.0, 1.0, 2), leaf
 
 
-def test_bits_count_not_values(call: Call, tmp_path: Path) -> None:
+def test_bits_count_not_values(call, tmp_path):
     """-0.0 is another number than 0.0, and NaN is the same as itself; between two dtypes values count."""
     one = np.array([0.0, np.nan, 1.0], np.float32)
     for name, values in (
@@ -156,7 +153,7 @@ def test_bits_count_not_values(call: Call, tmp_path: Path) -> None:
     assert (leaf["kind"], leaf["changed"]) == ("dtype", 1) and 0 < leaf["largest"] < 0.01
 
 
-def test_large_leaves(call: Call, tmp_path: Path) -> None:
+def test_large_leaves(call, tmp_path):
     """They come in pieces, of which one differs; also beside one of another dtype, whose bytes are fewer."""
     values = np.arange(6000 * 1024, dtype=np.float32).reshape(6000, 1024) % 100
     changed = values.copy()
@@ -174,7 +171,7 @@ def test_large_leaves(call: Call, tmp_path: Path) -> None:
     assert math.isclose(w["std"], values.astype(np.float64).std())
 
 
-def test_items_that_are_no_trees(call: Call, tmp_path: Path) -> None:
+def test_items_that_are_no_trees(call, tmp_path):
     """JSON is compared as text: NaN is itself, and true is not 1."""
     for name, text, config in (
         ("a", "a b", {"n": math.nan, "on": 1}),
@@ -190,7 +187,7 @@ def test_items_that_are_no_trees(call: Call, tmp_path: Path) -> None:
     assert not found["same"] and found["others"] == {"files": False, "config": False}
 
 
-def test_damage_is_reported(call: Call, tmp_path: Path) -> None:
+def test_damage_is_reported(call, tmp_path):
     ckpt.save(tmp_path / "a", {"w": np.arange(100_000.0)})
     turn_a_bit(tmp_path / "a")
     for arguments, said in (
@@ -203,7 +200,7 @@ def test_damage_is_reported(call: Call, tmp_path: Path) -> None:
         assert code == 2 and said in err, err
 
 
-def test_a_program_ends_after_one_side_was_damaged(tmp_path: Path) -> None:
+def test_a_program_ends_after_one_side_was_damaged(tmp_path):
     """The threads that read the other side waited for ever, when the interpreter had stopped them."""
     for name in ("a", "b"):
         ckpt.save(tmp_path / name, {f"w{n}": np.full(10_000, float(n)) for n in range(9)})
@@ -212,7 +209,7 @@ def test_a_program_ends_after_one_side_was_damaged(tmp_path: Path) -> None:
     assert (done.returncode, "damaged" in done.stderr) == (2, True)
 
 
-def test_diff_takes_the_newest_step(call: Call, tmp_path: Path) -> None:
+def test_diff_takes_the_newest_step(call, tmp_path):
     with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, {"w": np.full(3, step)})
@@ -220,7 +217,7 @@ def test_diff_takes_the_newest_step(call: Call, tmp_path: Path) -> None:
     assert not diff(call, tmp_path / "run", tmp_path / "run" / "1")["same"]
 
 
-def test_stats_finds_what_is_not_finite(call: Call, tmp_path: Path) -> None:
+def test_stats_finds_what_is_not_finite(call, tmp_path):
     ckpt.save(tmp_path / "a", STATE)
     code, out, _ = call("stats", tmp_path / "a")
     assert code == 0 and "layers/0/w" in out
@@ -232,13 +229,13 @@ def test_stats_finds_what_is_not_finite(call: Call, tmp_path: Path) -> None:
     assert (found["min"], found["max"]) == (0.0, 1.0)
 
 
-def test_the_commands_need_no_jax(pair: tuple[Path, Path], run_python: Any) -> None:
+def test_the_commands_need_no_jax(pair, run_python):
     a, b = map(str, pair)
     code, loaded = run_python(LOADED, "diff", a, b, "+", "stats", a)
     assert code == 1 and "jax" not in loaded
 
 
-def test_a_pattern_that_one_side_alone_has_is_a_difference(call: Call, tmp_path: Path) -> None:
+def test_a_pattern_that_one_side_alone_has_is_a_difference(call, tmp_path):
     ckpt.save(tmp_path / "a", {"x": 1, "y": 2})
     ckpt.save(tmp_path / "b", {"x": 1})
     assert diff(call, tmp_path / "a", tmp_path / "b", "--only", "y")["only_a"] == ["state/y"]
@@ -246,8 +243,6 @@ def test_a_pattern_that_one_side_alone_has_is_a_difference(call: Call, tmp_path:
     code, _, err = call("diff", tmp_path / "a", tmp_path / "b", "--only", "z")
     assert code == 2 and "matches no leaf" in err
 
-
-# -------------------------------------- two trees of the same leaves may still be two trees
 
 W = np.ones(2)
 
@@ -305,9 +300,7 @@ def test_only_compares_what_lies_on_the_way(call, tmp_path):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 119, 120, 200])
-def test_no_number_is_broken_on_a_terminal(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_no_number_is_broken_on_a_terminal(call, tmp_path, monkeypatch, columns):
     one = np.random.default_rng(0).normal(size=(3, 64, 64)) * 1e-3
     name = "encoder_layer_0_self_attention_query_kernel"
     both = {name: {"kernel": one}, "same": np.ones(2), "ids": [1, 2]}

@@ -1,9 +1,6 @@
 """A save fails on one process, whose disk is full or whose object raises: all raise at once, and the next save works."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -60,7 +57,7 @@ report(**told)
 
 
 @pytest.mark.linux("the preload shim")
-def test_all_raise_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shim: Path) -> None:
+def test_all_raise_at_once(tmp_path, monkeypatch, shim):
     """Where it happened its own error; elsewhere one that says where, which no handler takes for its own."""
     monkeypatch.setenv("LD_PRELOAD", str(shim))
     for told in reports(launch(CODE, tmp_path / "run", devices=1)):

@@ -3,10 +3,7 @@
 There are always eight devices, spread over some processes, so that all runs can make the same meshes.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +84,7 @@ report(wrong=wrong(0, options) + wrong(1, options) + wrong(2, sharing) + wrong(5
 
 
 @pytest.mark.parametrize(("save_on", "load_on"), [(2, 2), (1, 4), (4, 1), (4, 2), (2, 8), (8, 4)])
-def test_from_some_to_some(tmp_path: Path, save_on: int, load_on: int) -> None:
+def test_from_some_to_some(tmp_path, save_on, load_on):
     """On every sharding that SPECS has; no two processes wrote the same, as the bytes on the disk tell."""
     directory = tmp_path / "run"
     many = {"processes": save_on, "devices": DEVICES // save_on, "limit_secs": 150}
@@ -119,7 +116,7 @@ report()
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_replicas_share_the_writing(tmp_path: Path, processes: int) -> None:
+def test_replicas_share_the_writing(tmp_path, processes):
     """Nothing is written twice, and the shares differ by what cannot be divided."""
     reports(launch(REPLICAS, tmp_path / "run", processes=processes, devices=4 // processes))
     sizes = written(tmp_path / "run/one/state", processes)
@@ -159,9 +156,7 @@ def save_safetensors(path: Path, tree: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("path", "save"), [("one", ckpt.save), ("a.safetensors", save_safetensors)]
 )
-def test_a_process_reads_what_its_shards_need(
-    tmp_path: Path, path: str, save: Callable[..., None]
-) -> None:
+def test_a_process_reads_what_its_shards_need(tmp_path, path, save):
     """Rounded up to the blocks that checksums cover, and each once, though two devices hold it."""
     values = np.arange(40 * 65536, dtype=np.float32).reshape(40, 65536)
     save(tmp_path / "run" / path, {"w": values})
@@ -192,7 +187,7 @@ report(alone=alone, in_steps=in_steps, left=left)
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc")
-def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_shared(tmp_path):
     directory = tmp_path / "run"
     told = reports(launch(UNSHARED, directory))
     for process in told:
@@ -214,7 +209,7 @@ report()
 """
 
 
-def test_every_byte_of_every_process_is_covered(tmp_path: Path) -> None:
+def test_every_byte_of_every_process_is_covered(tmp_path):
     """Of files of more than is digested whole, too: also what no block's checksum covers."""
     one = tmp_path / "run" / "one"
     reports(launch(LARGE, tmp_path / "run", devices=1))

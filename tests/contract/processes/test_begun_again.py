@@ -1,9 +1,5 @@
 """jax.distributed ended and begun again in the same processes: what each did alone in between is its own."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.support.launch import launch, reports
 from tests.support.ports import free_port
 
@@ -40,7 +36,7 @@ report(told=told, found=found)
 """
 
 
-def test_processes_agree_in_every_life(tmp_path: Path) -> None:
+def test_processes_agree_in_every_life(tmp_path):
     """They counted rounds on from the life before, each by its own calls, and waited for each other for ever."""
     (tmp_path / "saved").mkdir()
     code = f"ports = {[free_port() for _ in range(3)]}\n{CODE}"

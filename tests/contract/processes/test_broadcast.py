@@ -1,8 +1,5 @@
 """Options(broadcast=True): each region is read once, by one of the processes that hold it."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -78,7 +75,7 @@ report(**told)
 
 @pytest.mark.linux("/proc/self/fd")
 @pytest.mark.parametrize("processes", [2, 4])
-def test_one_copy_is_read(tmp_path: Path, processes: int) -> None:
+def test_one_copy_is_read(tmp_path, processes):
     directory = tmp_path / "run"
     large = np.arange(4096 * 1024, dtype=np.float32).reshape(4096, 1024)
     tree: dict[str, object] = dict.fromkeys(("all", "halves", "once"), large)
@@ -170,7 +167,7 @@ def values() -> dict[str, Any]:
     return found
 
 
-def test_every_bit_arrives(tmp_path: Path) -> None:
+def test_every_bit_arrives(tmp_path):
     directory = tmp_path / "run"
     with jax.enable_x64(True):
         tree = {

@@ -3,10 +3,6 @@
 An array that is spread over processes would be woven of both, each part with a checksum that is right.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.support.launch import launch, reports
 
 CODE = """
@@ -72,7 +68,7 @@ report(failed=failed, seen=seen)
 """
 
 
-def test_different_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_different_checkpoints_are_refused(tmp_path):
     told = reports(launch(CODE, tmp_path))
     for name, error in told[0]["failed"].items():
         other = told[1]["failed"][name]
@@ -110,7 +106,7 @@ report(found=found, seen=seen)
 """
 
 
-def test_all_wait_for_one_new_step(tmp_path: Path) -> None:
+def test_all_wait_for_one_new_step(tmp_path):
     """One process looked before a step was committed, the other after it: both go on with the same."""
     told = reports(launch(EVALUATOR, tmp_path))
     assert [one["found"] for one in told] == [2, 2]
@@ -132,7 +128,7 @@ report(failed=failed, steps=c.all_steps())
 """
 
 
-def test_steps_that_differ_are_not_deleted(tmp_path: Path) -> None:
+def test_steps_that_differ_are_not_deleted(tmp_path):
     told = reports(launch(DIFFERING, tmp_path))
     for one in told:
         assert one["steps"] == [0, 1, 2]

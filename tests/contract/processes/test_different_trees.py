@@ -4,9 +4,6 @@ Two real processes with two devices each. What reaches the disk is in one of two
 must have the same, and what may differ, where process 0's counts or each has its own.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,7 +139,7 @@ REFUSED = {
 }
 
 
-def test_what_must_be_the_same_is_refused_where_it_is_not(tmp_path: Path) -> None:
+def test_what_must_be_the_same_is_refused_where_it_is_not(tmp_path):
     cases = ", ".join(f"{name!r}: {code}" for name, (code, _) in REFUSED.items())
     code = f"""
 cases = {{{cases}}}
@@ -199,7 +196,7 @@ report(metrics=metrics, metadata=metadata, steps=checkpointer.all_steps(), names
 """
 
 
-def test_what_may_differ_is_each_ones_own_or_that_of_the_first(tmp_path: Path) -> None:
+def test_what_may_differ_is_each_ones_own_or_that_of_the_first(tmp_path):
     directory = tmp_path / "run"
     told = reports(launch(PRELUDE + HARMLESS, directory))
     assert told[0] == told[1]
@@ -247,7 +244,7 @@ report(failed=failed, own_error=own_error, own=np.asarray(restored["state"]["own
 """
 
 
-def test_local_directories(tmp_path: Path) -> None:
+def test_local_directories(tmp_path):
     told = reports(launch(PRELUDE + LOCAL, tmp_path / "run"))
     wanted = {
         "chunk_bytes": "a is (16, 32) on process 0, and (8, 32) on process 1",

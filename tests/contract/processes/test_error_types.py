@@ -1,9 +1,5 @@
 """An error that one process meets has the same class on all: programs decide by it what to do next."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.support.launch import launch, reports
@@ -39,7 +35,7 @@ CLASSES = {
 }
 
 
-def test_errors_have_one_class_on_all_processes(tmp_path: Path) -> None:
+def test_errors_have_one_class_on_all_processes(tmp_path):
     (tmp_path / "saved").mkdir()
     for index, told in enumerate(reports(launch(CODE, tmp_path / "saved", processes=2, devices=2))):
         assert told["still"] == [1] * len(told["still"])
@@ -73,7 +69,7 @@ report(**told)
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_a_value_that_only_one_process_read_is_refused_by_all(tmp_path: Path, reader: int) -> None:
+def test_a_value_that_only_one_process_read_is_refused_by_all(tmp_path, reader):
     for told in reports(launch(READ_BY_ONE.replace("READER", str(reader)), tmp_path / "run")):
         assert told["refused"]["type"] == "RestoredValueIgnored", told
         assert "was never read" in told["refused"]["text"]

@@ -1,7 +1,5 @@
 """Processes that are far apart, or of which one fails alone: all hear of it, and go on together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ def run(code: str, directory: Path) -> list[dict[str, Any]]:
     return reports(launch(PRELUDE + code, directory, devices=1))
 
 
-def test_one_process_is_600_decisions_behind(tmp_path: Path) -> None:
+def test_one_process_is_600_decisions_behind(tmp_path):
     """A clock policy asks at each step, and nothing else makes the processes meet."""
     told = run(
         """
@@ -88,7 +86,7 @@ report(failed=failed, steps=checkpointer.all_steps())
 """
 
 
-def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path: Path) -> None:
+def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path):
     """The others do not wait for it to the time limit, and the next calls meet again."""
     first, second = run(ALONE, tmp_path / "run")
 

@@ -1,9 +1,6 @@
 """A version of jax without the private names that ckpt uses: one process goes on, several are told."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +18,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(jax._src, "distributed", raising=False)
 
 
-def test_one_process_needs_no_coordination(tmp_path: Path) -> None:
+def test_one_process_needs_no_coordination(tmp_path):
     with ckpt.Checkpointer(tmp_path) as run:
         run.save(1, {"w": jnp.arange(3)})
         assert not run.reached_preemption(1)
@@ -29,7 +26,7 @@ def test_one_process_needs_no_coordination(tmp_path: Path) -> None:
     assert found is not None and np.array_equal(found["state"]["w"], [0, 1, 2])
 
 
-def test_several_processes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda *_: 2)
     with pytest.raises(ckpt.CheckpointError, match="no coordination service where ckpt looks"):
         ckpt.save(tmp_path / "a", {"w": jnp.arange(3)})

@@ -3,9 +3,6 @@
 What the persistent directory holds of saved steps is destroyed before the restores that must not read it.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +13,7 @@ from tests.support.local_tiers import ON_ALL
 COMMON = (
     ON_ALL
     + """
-import hashlib, itertools, logging, shutil, threading, warnings
-from pathlib import Path
+import hashlib, logging, shutil, threading, warnings
 warnings.simplefilter("ignore", RuntimeWarning)
 never = ckpt.when.at_steps([0])
 
@@ -44,25 +40,12 @@ def restored(by, local=own, **more):
         found = resume(checkpointer, by)
         return found and [found.step, "persistent" if Path(found.path).parent == persistent else "local"]
 
-def damage(step):
-    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
 def lose():
     shutil.rmtree(own)
 
 def everyone(work):
     for process in range(count):
         on(process, work)
-
-def on(process, work):
-    # one process does something, and the others wait
-    meet(f"turn{next(turns)}")
-    if index == process:
-        work()
-    meet(f"turn{next(turns)}")
 
 def destroy_persistent():
     # what was saved there cannot be read any more
@@ -131,7 +114,7 @@ report(**told)
         ("P()", 4),
     ],
 )
-def test_what_is_lost_comes_from_the_others(tmp_path: Path, by: str, processes: int) -> None:
+def test_what_is_lost_comes_from_the_others(tmp_path, by, processes):
     """Step 0 alone is persistent, and cannot be read where all of step 3 is somewhere."""
     code = f"by, LOSSES = {by}, {LOSSES}\n"
     ended = launch(code + JOURNEY, tmp_path / "run", processes=processes, devices=1, limit_secs=240)
@@ -176,7 +159,7 @@ report(**told)
 )
 
 
-def test_what_belongs_to_one_process_goes_with_the_parts_of_others(tmp_path: Path) -> None:
+def test_what_belongs_to_one_process_goes_with_the_parts_of_others(tmp_path):
     for told in reports(launch(OWN, tmp_path / "run", devices=1)):
         assert told["data"] == [2, True, True] and told["values"] == [0]
 
@@ -220,7 +203,7 @@ report(**told)
     ("seed", "processes", "rounds"),
     [(0, 2, 4), (1, 4, 4), *(pytest.param(n, 4, 10, marks=pytest.mark.soak) for n in range(10))],
 )
-def test_rounds_at_random(tmp_path: Path, seed: int, processes: int, rounds: int) -> None:
+def test_rounds_at_random(tmp_path, seed, processes, rounds):
     """No step is lost as long as somebody has each part."""
     code = ROUNDS.replace("SEED", str(seed)).replace("ROUND_COUNT", str(rounds))
     ended = launch(
@@ -259,9 +242,7 @@ def check_gone_back(told: dict[str, Any], advice: str) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_local_steps_are_for_as_many_processes_as_saved_them(
-    tmp_path: Path, processes: int
-) -> None:
+def test_local_steps_are_for_as_many_processes_as_saved_them(tmp_path, processes):
     """Another number gets the newest persistent step; the newer one stays until training goes on from there."""
     run, devices = tmp_path / "run", {1: 4, 3: 1}[processes]
     reports(launch(COMMON + "train(3, P('data'))\nreport()", run, devices=1))
@@ -279,7 +260,7 @@ def test_local_steps_are_for_as_many_processes_as_saved_them(
         assert told["back"][0] == 0
 
 
-def test_local_steps_are_for_the_shardings_of_the_save(tmp_path: Path) -> None:
+def test_local_steps_are_for_the_shardings_of_the_save(tmp_path):
     """Others get the newest persistent step, of a step with both copies the persistent one, and go on from there."""
     run = tmp_path / "run"
     reports(launch(COMMON + "train(3, P('data'))\nreport()", run, devices=1))

@@ -1,7 +1,5 @@
 """One of the processes is killed in the middle of a save: what is left on disk, and what the others see."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -145,7 +143,5 @@ ROWS = [
     ("phase", "victim", "processes", "asynchronous"),
     [pytest.param(*row, marks=pytest.mark.always if row is ROWS[0] else []) for row in ROWS],
 )
-def test_one_is_killed(
-    tmp_path: Path, phase: str, victim: int, processes: int, asynchronous: bool
-) -> None:
+def test_one_is_killed(tmp_path, phase, victim, processes, asynchronous):
     check_lost(tmp_path, phase, victim, processes=processes, asynchronous=asynchronous)

@@ -1,9 +1,5 @@
 """What fails on one process alone, outside of any agreement: the others hear of it at once, and all go on from the same steps."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.support.launch import launch, reports
 
 COMMON = """
@@ -80,7 +76,7 @@ report(**told)
 """
 
 
-def test_listings_that_fail_on_one_process(tmp_path: Path) -> None:
+def test_listings_that_fail_on_one_process(tmp_path):
     """Each process listed before all agreed: a listing that failed on one sent it another way."""
     both = reports(launch(COMMON + FAILING, tmp_path / "run"))
     for index, told in enumerate(both):
@@ -118,7 +114,7 @@ report(**told)
 """
 
 
-def test_a_local_directory_that_one_process_cannot_have(tmp_path: Path) -> None:
+def test_a_local_directory_that_one_process_cannot_have(tmp_path):
     """The others waited ``timeout_secs`` for it, and where they tried again all made different calls."""
     for index, told in enumerate(reports(launch(COMMON + CONSTRUCTS, tmp_path / "run"))):
         error = told["first"]

@@ -1,9 +1,5 @@
 """One number, one value, over the tiers of several processes: replaced, left and deleted steps, and parts that are lost."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.support.launch import launch, reports
@@ -34,12 +30,6 @@ def start(policy=never, local=own, **more):
 def save(checkpointer, step, value, **more):
     assert checkpointer.save(step, state(value), metadata=value, **more), step
     checkpointer.wait_until_finished()
-
-def on(process, work):
-    meet(f"turn{next(turns)}")
-    if index == process:
-        work()
-    meet(f"turn{next(turns)}")
 
 def seen(local=own, policy=never, **more):
     # all that a restart reports of its steps, which must agree
@@ -103,9 +93,7 @@ BACK = [
 
 
 @pytest.mark.parametrize(("many", "back", "saved", "kept"), BACK)
-def test_a_host_that_was_away_brings_nothing_back(
-    tmp_path: Path, many: int, back: str, saved: str, kept: dict[int, int]
-) -> None:
+def test_a_host_that_was_away_brings_nothing_back(tmp_path, many, back, saved, kept):
     """Whatever comes back is of the history that the run is on, as far as parts of it are left."""
     code = AWAY.replace("{back}", back).replace("{saved}", saved).replace("{many}", str(many))
     told = reports(launch(code, tmp_path / "run", processes=3, devices=1, limit_secs=150))
@@ -171,7 +159,7 @@ report(**told)
 
 
 @pytest.mark.parametrize("kind", ["plain", "tiers"])
-def test_an_object_refuses_in_one_process_to_be_set(tmp_path: Path, kind: str) -> None:
+def test_an_object_refuses_in_one_process_to_be_set(tmp_path, kind):
     """No process goes on from a step that another one did not get, nor is the step taken for damaged."""
     all_told = reports(launch(f"kind = {kind!r}\n{SETTING}", tmp_path / "run", devices=1))
     classes = {
@@ -227,7 +215,7 @@ report(**told)
 )
 
 
-def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path: Path) -> None:
+def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path):
     """In the persistent directory: the old one, in both tiers. In a fast one: the new one. All processes raise."""
     told = reports(launch(OVERWRITTEN, tmp_path / "run", processes=2, limit_secs=200))
     for one in told:
@@ -259,7 +247,7 @@ report(**told)
 )
 
 
-def test_a_forced_save_of_what_local_directories_have(tmp_path: Path) -> None:
+def test_a_forced_save_of_what_local_directories_have(tmp_path):
     """It goes to the persistent directory on all processes, or on none."""
     for one in reports(launch(FORCED, tmp_path / "run", processes=2, limit_secs=120)):
         assert not one["again"]

@@ -1,9 +1,5 @@
 """Values of which every process has one of its own: equal ones are saved once, different ones are refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.support.launch import launch, reports
 from tests.support.same_program import comes_back
 
@@ -55,7 +51,7 @@ report(failed=failed, left=left, order=raised(lambda: ckpt.save(directory + "/or
 """
 
 
-def test_values_that_differ_are_named_and_refused(tmp_path: Path) -> None:
+def test_values_that_differ_are_named_and_refused(tmp_path):
     """Each kind of value that is not an array of all processes: one of two would be lost without a word."""
     (tmp_path / "saved").mkdir()
     told = reports(launch(CODE + REFUSED, tmp_path / "saved"))
@@ -85,7 +81,7 @@ def make(n):
 """
 
 
-def test_equal_values_are_saved_and_every_process_gets_them_back(tmp_path: Path) -> None:
+def test_equal_values_are_saved_and_every_process_gets_them_back(tmp_path):
     comes_back(CODE + SAME, tmp_path / "saved")
 
 
@@ -134,7 +130,7 @@ report(seen=[data.seen, more.seen, in_run.seen, same.seen, state_of["seen"]], or
 """
 
 
-def test_the_state_of_an_object_is_that_of_all_or_of_each(tmp_path: Path) -> None:
+def test_the_state_of_an_object_is_that_of_all_or_of_each(tmp_path):
     """Without per_process every process would read the data of process 0; with it, each gets its own back."""
     (tmp_path / "saved").mkdir()
     for one in reports(launch(CODE + READER + PER_PROCESS, tmp_path / "saved")):
@@ -160,7 +156,7 @@ report(other=other)
 """
 
 
-def test_another_number_of_processes_gets_no_state_of_another(tmp_path: Path) -> None:
+def test_another_number_of_processes_gets_no_state_of_another(tmp_path):
     (tmp_path / "saved").mkdir()
     reports(launch(CODE + READER + PER_PROCESS, tmp_path / "saved"))
     (one,) = reports(launch(CODE + READER + ALONE, tmp_path / "saved", processes=1, devices=4))
@@ -183,7 +179,7 @@ report(seen=data.seen, order=data.order, refused=refused.seen, error=error)
 """
 
 
-def test_an_object_may_say_that_another_number_of_processes_can_go_on(tmp_path: Path) -> None:
+def test_an_object_may_say_that_another_number_of_processes_can_go_on(tmp_path):
     """Process i of another number gets the state of process i modulo the saved number, after its check_state."""
     (tmp_path / "saved").mkdir()
     more = """

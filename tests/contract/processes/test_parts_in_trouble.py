@@ -1,7 +1,5 @@
 """Local parts in trouble: a sound newest step is never taken for damaged, nor deleted, nor passed over in silence."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path
@@ -79,13 +77,13 @@ def check_unread(found: list[dict[str, Any]]) -> None:
     ],
     ids=["data", "everything", "record", "no descriptors"],
 )
-def test_a_part_that_one_process_cannot_read(tmp_path: Path, failure: str) -> None:
+def test_a_part_that_one_process_cannot_read(tmp_path, failure):
     run(tmp_path, "train(3, ROWS)")
     check_unread(run(tmp_path, UNREAD + f"by = ROWS\nrecover = {failure}\n" + LATEST))
 
 
 @pytest.mark.linux("/proc/self/fd")
-def test_its_part_comes_from_another_process_that_holds_the_same(tmp_path: Path) -> None:
+def test_its_part_comes_from_another_process_that_holds_the_same(tmp_path):
     run(tmp_path, "train(3, P())")
     code = """
 bad = max(part(3).rglob("d/*"), key=lambda path: path.stat().st_size)  # one file, and not what takes its place
@@ -99,7 +97,7 @@ told["there"], told["after"] = there(), restored(by)
         assert told == {"step": 3, "there": [3], "after": [3, "local"]}
 
 
-def test_no_start_from_scratch_where_parts_are_lost(tmp_path: Path, call: Call) -> None:
+def test_no_start_from_scratch_where_parts_are_lost(tmp_path, call):
     """The persistent directory has nothing yet; what the other host still has is not deleted, but by the advised command."""
     late = 'options_of["persist_policy"] = ckpt.when.every_steps(1000)\n'
     train = """
@@ -156,9 +154,7 @@ with start(BY) as checkpointer:
     ("processes", "by", "kinds"),
     [(1, "ROWS", ["CheckpointCorrupt", "CheckpointError"]), (2, "P(None, 'data')", ["Misfit"] * 2)],
 )
-def test_no_start_from_scratch_where_local_steps_are_for_others(
-    tmp_path: Path, processes: int, by: str, kinds: list[str]
-) -> None:
+def test_no_start_from_scratch_where_local_steps_are_for_others(tmp_path, processes, by, kinds):
     """Of another number of processes or other shardings, and nothing is persistent: nothing is deleted."""
     late = 'options_of["persist_policy"] = ckpt.when.every_steps(1000)\n'
     train = """
@@ -173,7 +169,7 @@ with start(ROWS) as checkpointer:
         assert told["found"] == [1, "local"]
 
 
-def test_a_first_save_that_never_ended_is_no_lost_step(tmp_path: Path) -> None:
+def test_a_first_save_that_never_ended_is_no_lost_step(tmp_path):
     """One process has committed the first step of all, and the other was killed before: there was nothing else."""
     code = """
 with start(ROWS) as checkpointer:
@@ -198,7 +194,7 @@ for case, more in {"writer": {}, "reader": {"read_only": True}}.items():
 """
 
 
-def test_a_load_whose_persistent_copy_is_damaged(tmp_path: Path) -> None:
+def test_a_load_whose_persistent_copy_is_damaged(tmp_path):
     """The local parts are whole, and a reader gets them, too."""
     for told in run(tmp_path, DAMAGED_THERE):
         assert told == {"writer": [True, True], "reader": [True, True]}, told

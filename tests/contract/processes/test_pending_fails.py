@@ -1,9 +1,5 @@
 """``Options(on_pending="fail")``: a save is refused on all processes or on none, though each ends its part of one at another time."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.support.launch import launch, reports
 
 COMMON = """
@@ -55,7 +51,7 @@ report(**told)
 )
 
 
-def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path: Path) -> None:
+def test_a_save_is_refused_on_all_processes_or_on_none(tmp_path):
     for told in reports(launch(SAVES, tmp_path / "run")):
         error = told["refused"]
         assert error["type"] == "CheckpointError", error

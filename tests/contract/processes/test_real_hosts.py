@@ -4,8 +4,6 @@ A campaign is one run: job after job goes on from what the one before left. What
 there at the next start, with the same value on all, as long as somebody has each part; and no process waits for ever.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -265,7 +263,7 @@ def run_campaign(root: Path, seed: int, secs: float) -> Campaign:
 @pytest.mark.parametrize(
     ("seed", "secs"), [(0, 0.0), (1, 0.0), pytest.param(None, 3600.0, marks=pytest.mark.soak)]
 )
-def test_jobs(tmp_path: Path, seed: int | None, secs: float) -> None:
+def test_jobs(tmp_path, seed, secs):
     if why := hosts.missing():
         pytest.skip(why)
     campaign = run_campaign(tmp_path, random.randrange(2**32) if seed is None else seed, secs)

@@ -1,9 +1,5 @@
 """Several processes that load together a path which another program replaces: one whole save on all, or a clear error."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.support.launch import launch, reports
@@ -61,7 +57,7 @@ report(told=told)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_see_one_save_together(tmp_path: Path, kind: str) -> None:
+def test_processes_see_one_save_together(tmp_path, kind):
     run = tmp_path / "run"
     with replacing(run / "3", tmp_path / "told", kind, size=8) as replaced:
         first, second = (one["told"] for one in reports(launch(READERS, run)))

@@ -1,9 +1,5 @@
 """Several processes: whatever a save acknowledged, the same program restores in new processes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.support.same_program import comes_back
@@ -94,10 +90,10 @@ def make(n):
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_what_was_acknowledged_comes_back(tmp_path: Path, name: str) -> None:
+def test_what_was_acknowledged_comes_back(tmp_path, name):
     """Sharded arrays beside those that no mesh holds, and arrays of one process alone."""
     comes_back(MESH + STATES[name], tmp_path / "saved")
 
 
-def test_four_processes(tmp_path: Path) -> None:
+def test_four_processes(tmp_path):
     comes_back(MESH + STATES["stages"], tmp_path / "saved", processes=4)

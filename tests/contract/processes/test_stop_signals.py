@@ -1,9 +1,5 @@
 """Signals that tell a run of several processes to stop: all stop at one step."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.support.launch import launch, reports
@@ -52,9 +48,7 @@ report(stopped=stopped, steps=steps, heard=heard, default=default)
         ("SIGUSR1", [0, 1], [10, 11], "poll"),
     ],
 )
-def test_all_stop_at_one_step(
-    tmp_path: Path, number: str, who: list[int], times: list[int], how: str
-) -> None:
+def test_all_stop_at_one_step(tmp_path, number, who, times, how):
     code = f"number, who, times, how = {number!r}, {who}, {times}, {how!r}\n{CODE}"
     told = reports(launch(code, tmp_path / "run"))
     assert told[0]["stopped"] is not None
@@ -63,7 +57,7 @@ def test_all_stop_at_one_step(
     assert told[0]["default"] and told[1]["default"]  # given back at the end
 
 
-def test_without_the_service_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_service_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
     code = (
         f"number, who, times, how = '', [], [], 'policy'\n{CODE.replace('range(600)', 'range(3)')}"

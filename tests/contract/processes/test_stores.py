@@ -1,9 +1,5 @@
 """Two real processes save into one object store together, and load from it together."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 import ckpt_core as ckpt
@@ -16,9 +12,7 @@ SERVERS = pytest.mark.parametrize("store", ["gs", "s3"], indirect=True)
 
 @SERVERS
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_two_processes_save_and_load_together(
-    store: str, compression: str | None, tmp_path: Path
-) -> None:
+def test_two_processes_save_and_load_together(store, compression, tmp_path):
     pytest.importorskip("grain")
     code = f"""
 import grain
@@ -61,7 +55,7 @@ report(
         assert not any(name.startswith(".") and "/" in name for name in names)
 
 
-def test_a_store_that_the_processes_do_not_share_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_the_processes_do_not_share_is_refused(tmp_path):
     code = """
 try:
     ckpt.save("memory://mine/a", state(), options=options)

@@ -3,10 +3,6 @@
 Each wait has a bound, each message says who was waited for, and the next start finds what was saved.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 import ckpt_core as ckpt
@@ -59,9 +55,7 @@ report(error=error, steps=checkpointer.all_steps())
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("victim", "asynchronous"), [(0, False), (1, True)])
-def test_the_directory_hangs_for_one_of_two(
-    tmp_path: Path, victim: int, asynchronous: bool
-) -> None:
+def test_the_directory_hangs_for_one_of_two(tmp_path, victim, asynchronous):
     code = HANGS.format(victim=victim, asynchronous=asynchronous)
     told = reports(launch(code, tmp_path / "run", devices=1))
     waited, stuck = told[1 - victim]["error"], told[victim]["error"]
@@ -117,7 +111,7 @@ report(**told)
 )
 
 
-def test_a_secret_that_one_process_has_not_is_said_on_all(tmp_path: Path) -> None:
+def test_a_secret_that_one_process_has_not_is_said_on_all(tmp_path):
     """Nobody waits for ever, all hear which process it is, and with the right one the parts of the lost host are fetched."""
     for told in reports(launch(SECRETS, tmp_path / "run", processes=2, devices=1, limit_secs=200)):
         for name, error in told["refused"].items():

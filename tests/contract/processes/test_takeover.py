@@ -1,9 +1,5 @@
 """Several processes take over together: process 0 decides what makes way, and all know of it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.support.launch import launch, reports
 
 JOURNEY = """
@@ -70,7 +66,7 @@ report(**told)
 """
 
 
-def test_two_processes(tmp_path: Path) -> None:
+def test_two_processes(tmp_path):
     for told in reports(launch(JOURNEY, tmp_path / "run", processes=2, devices=1)):
         assert [one["type"] for one in told["never restored"]] == ["CheckpointExists"] * 2
         assert told["restored"] == 1

@@ -1,7 +1,5 @@
 """Several processes, each with a local directory of its own, over one persistent directory."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -14,8 +12,7 @@ from tests.support.local_tiers import ON_ALL
 COMMON = (
     ON_ALL
     + """
-import itertools, shutil, warnings
-from pathlib import Path
+import shutil, warnings
 options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.every_steps(3))
 
 def state(step, by=P("data")):
@@ -56,18 +53,6 @@ def part(step):
 def local_steps():
     return sorted(int(path.name) for path in own.glob(f"run-*/process_{index}-of-{count}/[0-9]*"))
 
-def damage(step):
-    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-def on(process, work):
-    # one process does something to its own directory, and the others wait
-    meet(f"turn{next(turns)}")
-    if index == process:
-        work()
-    meet(f"turn{next(turns)}")
 """
 )
 
@@ -181,7 +166,7 @@ def check_journey(tmp_path: Path, processes: int, devices: int) -> None:
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
-def test_a_journey(tmp_path: Path, processes: int, devices: int) -> None:
+def test_a_journey(tmp_path, processes, devices):
     check_journey(tmp_path, processes, devices)
 
 
@@ -232,7 +217,7 @@ PHASES = {
         ("renamed", 0),
     ],
 )
-def test_one_is_killed(tmp_path: Path, phase: str, victim: int) -> None:
+def test_one_is_killed(tmp_path, phase, victim):
     """Kills one while it saves step 2, which goes to local directories only, and starts again."""
     code = KILLED.replace("{victim}", str(victim)).replace("{phase}", repr(PHASES[phase]))
     ended = launch(code, tmp_path / "run", devices=1)

@@ -1,7 +1,5 @@
 """Local directories in memory over a bucket: a lost host reads no object of it, and a loss of all is made good from it."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator
@@ -61,7 +59,7 @@ def of_steps(server: Server) -> list[str]:
     return [name for name in names if name.removeprefix("run/")[:1].isdigit()]
 
 
-def test_a_google_bucket(server: Server, memory: str, tmp_path: Path) -> None:
+def test_a_google_bucket(server, memory, tmp_path):
     url = f"{server.root}/run"
     run(url, memory, tmp_path, "train(3, by)\nreport(**told)")
     uploaded = {name.split("/")[1] for name in server.names() if name[4:5].isdigit()}
@@ -74,7 +72,7 @@ def test_a_google_bucket(server: Server, memory: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
-def test_an_s3_bucket(store: str, memory: str, tmp_path: Path) -> None:
+def test_an_s3_bucket(store, memory, tmp_path):
     run(store, memory, tmp_path, "train(3, by)\nreport(**told)")
     assert run(store, memory, tmp_path, LOST) == [[3, True]] * 3
     assert run(store, memory, tmp_path, ALL_LOST) == [[2, False]] * 3

@@ -1,7 +1,5 @@
 """Two processes: what both hold is written once, each gets its own state back, and nobody waits without end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -76,24 +74,24 @@ def make_told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return reports(launch(CODE, directory, devices=1, limit_secs=45))
 
 
-def test_what_both_hold_is_written_once(told: list[dict[str, Any]]) -> None:
+def test_what_both_hold_is_written_once(told):
     for one in told:
         assert one["loaded"] is None
         assert 0.5 <= one["mebibytes"] < 0.6
 
 
-def test_each_gets_its_own_state_back(told: list[dict[str, Any]]) -> None:
+def test_each_gets_its_own_state_back(told):
     assert [one["position"] for one in told] == [10, 11]
 
 
-def test_a_step_that_a_lost_host_held_is_not_whole(told: list[dict[str, Any]]) -> None:
+def test_a_step_that_a_lost_host_held_is_not_whole(told):
     assert [one["whole"] for one in told] == [[0]] * 2
     assert [one["after a loss"] for one in told] == [[0, [0.0]]] * 2
 
 
-def test_what_the_first_cannot_do_fails_on_all(told: list[dict[str, Any]]) -> None:
+def test_what_the_first_cannot_do_fails_on_all(told):
     assert [one["no step"]["type"] for one in told] == ["CheckpointNotFound"] * 2
 
 
-def test_who_does_not_come_is_named(told: list[dict[str, Any]]) -> None:
+def test_who_does_not_come_is_named(told):
     assert told[0]["late"]["type"] == "BarrierTimeout" and told[0]["late"]["absent"] == [1]

@@ -4,8 +4,6 @@ Each is in ``examples/ports``, with the diffs that move it. Where they used Orba
 continued here, and ended by Orbax.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Who claims a directory, what becomes of steps that are left or damaged, and what is no directory of steps."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -35,7 +33,7 @@ def owner(directory: Path) -> bytes | None:
     return (directory / OWNER).read_bytes() if (directory / OWNER).exists() else None
 
 
-def test_who_claims_a_directory(tmp_path: Path) -> None:
+def test_who_claims_a_directory(tmp_path):
     """Who restores to train, and nobody who looks; who leaves takes the claim away, and nothing else is left."""
     run = tmp_path / "run"
     with start(run) as checkpointer:
@@ -64,9 +62,7 @@ def test_who_claims_a_directory(tmp_path: Path) -> None:
     assert sorted(os.listdir(run)) == ["0", "1"]
 
 
-def test_a_claim_that_comes_while_another_writer_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_comes_while_another_writer_leaves(tmp_path, monkeypatch):
     """It is put back, and the new writer goes on."""
     older, newer = start(tmp_path), start(tmp_path)
     save(older, 0, OLD)
@@ -87,7 +83,7 @@ def test_a_claim_that_comes_while_another_writer_leaves(
     assert sorted(os.listdir(tmp_path)) == ["0", "1"]
 
 
-def test_local_directories_are_claimed_too(tmp_path: Path) -> None:
+def test_local_directories_are_claimed_too(tmp_path):
     def run() -> ckpt.Checkpointer:
         options = ckpt.Options(durable=False, persist_policy=ckpt.when.at_steps([0]))
         return start(tmp_path / "run", local_directory=tmp_path / "local", options=options)
@@ -107,9 +103,7 @@ def test_local_directories_are_claimed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
-def test_a_directory_that_cannot_be_written_is_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
-) -> None:
+def test_a_directory_that_cannot_be_written_is_restored(tmp_path, monkeypatch, caplog, error):
     run = tmp_path / "run"
     write(run, 0)
     with start(run, asynchronous=False) as new:
@@ -124,12 +118,7 @@ def test_a_directory_that_cannot_be_written_is_restored(
     assert set(values(run)) == {0, 1}
 
 
-# ---- steps that are left -------------------------------------------------------------------------
-
-
-def test_steps_that_are_left_are_moved_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_that_are_left_are_moved_and_named(tmp_path, caplog):
     directory = str(tmp_path / "run")
     write(directory, *range(6))
     with start(directory, asynchronous=False) as checkpointer:
@@ -149,7 +138,7 @@ def test_steps_that_are_left_are_moved_and_named(
     assert value_of(ckpt.load(f"{directory}/retired/4")) == 4
 
 
-def test_what_is_refused_says_the_way_out(directory: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_refused_says_the_way_out(directory, caplog):
     write(directory, 0, 2, 4)
     with start(directory, asynchronous=False) as checkpointer:
         with pytest.raises(ckpt.CheckpointExists, match=r"call restore_latest\(\)"):
@@ -165,9 +154,7 @@ def test_what_is_refused_says_the_way_out(directory: str, caplog: pytest.LogCapt
     assert values(directory) == {0: 0}
 
 
-def test_a_rollback_before_every_step_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rollback_before_every_step_says_so(tmp_path, caplog):
     write(tmp_path, 100, 110)
     with start(tmp_path) as checkpointer:
         assert checkpointer.rollback_to(60) == [100, 110]
@@ -176,7 +163,7 @@ def test_a_rollback_before_every_step_says_so(
         assert checkpointer.rollback_to(60) == [] and not caplog.text
 
 
-def test_a_step_that_is_being_read_is_waited_for(tmp_path: Path) -> None:
+def test_a_step_that_is_being_read_is_waited_for(tmp_path):
     write(tmp_path / "run", 0, 1)
     reading, read = threading.Event(), threading.Event()
 
@@ -201,9 +188,7 @@ def test_a_step_that_is_being_read_is_waited_for(tmp_path: Path) -> None:
     assert values(tmp_path / "run") == {0: 0, 1: NEW + 1}
 
 
-def test_a_step_that_is_saved_twice_is_reported_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_step_that_is_saved_twice_is_reported_once(tmp_path, caplog):
     caplog.set_level("INFO", "ckpt_core")
     with start(tmp_path / "run", asynchronous=False) as checkpointer:
         for _ in range(3):
@@ -213,12 +198,9 @@ def test_a_step_that_is_saved_twice_is_reported_once(
     assert "step 0" in told
 
 
-# ---- damage --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("file", ["ckpt.json", "state/manifest.ocdbt"])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_past_damage_and_beyond_it(tmp_path: Path, file: str, asynchronous: bool) -> None:
+def test_past_damage_and_beyond_it(tmp_path, file, asynchronous):
     """What was damaged may be whole again some day (a storage that stuttered): it is set aside."""
     run = tmp_path / "run"
     write(run, 10, 20, 30)
@@ -240,7 +222,7 @@ def test_past_damage_and_beyond_it(tmp_path: Path, file: str, asynchronous: bool
         assert value_of(ckpt.load(run / "damaged" / str(step))) == step
 
 
-def test_damaged_steps_hide_until_they_are_found_deleted_or_rolled_back(tmp_path: Path) -> None:
+def test_damaged_steps_hide_until_they_are_found_deleted_or_rolled_back(tmp_path):
     write(tmp_path, 0, 2, 3, 4)
     for step in (2, 3, 4):
         (tmp_path / str(step) / "ckpt.json").write_text("{}")
@@ -254,10 +236,7 @@ def test_damaged_steps_hide_until_they_are_found_deleted_or_rolled_back(tmp_path
     assert values(tmp_path) == {0: 0}
 
 
-# ---- what a directory is -------------------------------------------------------------------------
-
-
-def test_a_directory_that_is_one_checkpoint(directory: str) -> None:
+def test_a_directory_that_is_one_checkpoint(directory):
     ckpt.save(f"{directory}/5", state(1))
     for read_only in (True, False):
         with pytest.raises(ckpt.CheckpointExists, match="is one checkpoint") as caught:
@@ -267,7 +246,7 @@ def test_a_directory_that_is_one_checkpoint(directory: str) -> None:
         assert checkpointer.all_steps() == [5]
 
 
-def test_a_step_of_orbax_is_one_checkpoint(tmp_path: Path) -> None:
+def test_a_step_of_orbax_is_one_checkpoint(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, args=ocp.args.StandardSave({"w": np.ones(3)}))

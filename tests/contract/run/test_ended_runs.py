@@ -1,7 +1,5 @@
 """Who else is in a fast directory when ended runs are listed and removed there: users, readers, foreign files, dead removers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -59,9 +57,7 @@ def fast(tmp_path: Path, call: Call) -> Fast:
     return Fast(tmp_path, call)
 
 
-def test_a_folder_that_cannot_be_read_stays_and_hides_no_other(
-    fast: Fast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_read_stays_and_hides_no_other(fast, monkeypatch):
     """Another user's folders have the mode 0700: the others are listed, and removed."""
     theirs, mine = fast.ended("a"), fast.ended("b")
     with monkeypatch.context() as patch:
@@ -72,7 +68,7 @@ def test_a_folder_that_cannot_be_read_stays_and_hides_no_other(
     assert theirs.is_dir() and not mine.exists()
 
 
-def test_an_owner_file_that_cannot_be_read_says_nothing(fast: Fast) -> None:
+def test_an_owner_file_that_cannot_be_read_says_nothing(fast):
     made = fast.ended("a")
     (owner,) = made.glob("process_*/.ckpt-owner")
     owner.unlink()
@@ -85,7 +81,7 @@ def test_an_owner_file_that_cannot_be_read_says_nothing(fast: Fast) -> None:
 @pytest.mark.parametrize(
     "where", ["process_0-of-1/x", "process_0-of-1/partner-of_1-of-2", "process_1-of-2"]
 )
-def test_foreign_files_hide_no_run(fast: Fast, where: str) -> None:
+def test_foreign_files_hide_no_run(fast, where):
     made = fast.ended("a")
     (made / where).write_text("foreign")
     (made / "process_0-of-1" / "dangling").symlink_to("nowhere")
@@ -93,7 +89,7 @@ def test_foreign_files_hide_no_run(fast: Fast, where: str) -> None:
     assert run["steps"] == [1] and not run["in_use"] and run["size_bytes"] > MIB
 
 
-def test_links_and_files_that_are_named_as_runs_are_none(fast: Fast, tmp_path: Path) -> None:
+def test_links_and_files_that_are_named_as_runs_are_none(fast, tmp_path):
     made = fast.ended("a")
     moved = made.rename(tmp_path / made.name)
     made.symlink_to(moved)
@@ -103,7 +99,7 @@ def test_links_and_files_that_are_named_as_runs_are_none(fast: Fast, tmp_path: P
     assert (moved / "process_0-of-1" / "1").is_dir()
 
 
-def test_what_a_killed_removal_left_goes(fast: Fast) -> None:
+def test_what_a_killed_removal_left_goes(fast):
     """It was killed after the rename: what it hid is nobody's."""
     made = fast.ended("a")
     hidden = made / ".ckpt-tmp.process_0-of-1.00000000-1-1.0123abcd0123abcd0123abcd"
@@ -117,9 +113,7 @@ def test_what_a_killed_removal_left_goes(fast: Fast) -> None:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_run_that_was_opened_and_has_not_claimed_its_folder_lives(
-    fast: Fast, read_only: bool
-) -> None:
+def test_a_run_that_was_opened_and_has_not_claimed_its_folder_lives(fast, read_only):
     """Between the opening and the restore may lie minutes in which it compiles; what a reader reads stays."""
     made = fast.ended("a")
     with fast.start("a", read_only=read_only) as live:
@@ -136,7 +130,7 @@ def test_a_run_that_was_opened_and_has_not_claimed_its_folder_lives(
     assert not made.exists()
 
 
-def test_a_run_that_saves_meanwhile_is_listed(fast: Fast) -> None:
+def test_a_run_that_saves_meanwhile_is_listed(fast):
     """Steps come and go while they are looked at."""
     with fast.start("a") as live:
         done = threading.Event()

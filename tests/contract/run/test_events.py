@@ -1,11 +1,8 @@
 """What is told of saves, restores and deletions: to a listener, jax.monitoring, the log, TensorBoard."""
 
-from __future__ import annotations
-
 import io
 import logging
 import threading
-from pathlib import Path
 from typing import Any
 
 import jax.monitoring
@@ -37,7 +34,7 @@ class Heard:
         return [event.kind for event in self.events]
 
 
-def test_one_save_and_one_load(tmp_path: Path) -> None:
+def test_one_save_and_one_load(tmp_path):
     heard = Heard()
     path = str(tmp_path / "one")
     ckpt.save(path, STATE, options=ckpt.Options(on_event=heard))
@@ -53,7 +50,7 @@ def test_one_save_and_one_load(tmp_path: Path) -> None:
     assert heard.events[-1].bytes == BYTES
 
 
-def test_a_checkpointer_names_the_steps(tmp_path: Path) -> None:
+def test_a_checkpointer_names_the_steps(tmp_path):
     heard = Heard()
     options = ckpt.Options(on_event=heard)
     with ckpt.Checkpointer(tmp_path, max_to_keep=1, options=options) as checkpointer:
@@ -72,7 +69,7 @@ def test_a_checkpointer_names_the_steps(tmp_path: Path) -> None:
     assert heard.events[-1].step == 4
 
 
-def test_failures_are_told_with_the_error(tmp_path: Path) -> None:
+def test_failures_are_told_with_the_error(tmp_path):
     heard = Heard()
     options = ckpt.Options(on_event=heard)
     with pytest.raises(ckpt.UnsupportedLeaf):
@@ -87,7 +84,7 @@ def test_failures_are_told_with_the_error(tmp_path: Path) -> None:
     assert isinstance(heard.events[-1].error, ckpt.StructureMismatch)
 
 
-def test_a_failure_in_the_background_is_told(tmp_path: Path) -> None:
+def test_a_failure_in_the_background_is_told(tmp_path):
     heard, path = Heard(), tmp_path / "one"
 
     def gets_in_the_way(event: ckpt.Event) -> None:
@@ -103,7 +100,7 @@ def test_a_failure_in_the_background_is_told(tmp_path: Path) -> None:
     assert isinstance(heard.events[-1].error, ckpt.CheckpointExists)
 
 
-def test_a_listener_that_raises_costs_nothing(tmp_path: Path, caplog: Any) -> None:
+def test_a_listener_that_raises_costs_nothing(tmp_path, caplog):
     def listen(event: ckpt.Event) -> None:
         if event.kind != "progress":  # which depends on time
             raise ZeroDivisionError(event.kind)
@@ -114,7 +111,7 @@ def test_a_listener_that_raises_costs_nothing(tmp_path: Path, caplog: Any) -> No
     assert "ZeroDivisionError: committed" in caplog.text
 
 
-def test_jax_monitoring(tmp_path: Path) -> None:
+def test_jax_monitoring(tmp_path):
     secs: dict[str, float] = {}
     scalars: dict[str, float] = {}
 
@@ -147,7 +144,7 @@ def test_jax_monitoring(tmp_path: Path) -> None:
     assert 0 < secs["/ckpt/snapshot_taken"] <= secs["/ckpt/committed"]
 
 
-def test_one_log_line_per_save(tmp_path: Path, caplog: Any) -> None:
+def test_one_log_line_per_save(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "ckpt_core"):
         ckpt.save(tmp_path / "one", STATE)
     (record,) = caplog.records
@@ -156,7 +153,7 @@ def test_one_log_line_per_save(tmp_path: Path, caplog: Any) -> None:
     assert "GB/s" in record.getMessage()
 
 
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_what_was_written(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -189,7 +186,7 @@ def event(kind: Any, **values: Any) -> ckpt.Event:
 @pytest.mark.parametrize(
     ("kind", "terminal"), [("xterm", True), ("dumb", False), ("unknown", False), ("", False)]
 )
-def test_the_progress_bar(kind: str, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar(kind, terminal, monkeypatch):
     """On a terminal that can move its cursor, whatever the one is that the tests run in."""
     pytest.importorskip("rich")
     from rich.console import Console
@@ -208,7 +205,7 @@ def test_the_progress_bar(kind: str, terminal: bool, monkeypatch: pytest.MonkeyP
     assert ("saving step 7" in out.getvalue()) is terminal
 
 
-def test_one_listener_that_raises_hides_nothing_from_the_others() -> None:
+def test_one_listener_that_raises_hides_nothing_from_the_others():
     seen: list[Any] = []
 
     def broken(event: Any) -> None:
@@ -218,7 +215,7 @@ def test_one_listener_that_raises_hides_nothing_from_the_others() -> None:
     assert len(seen) == 2
 
 
-def test_a_listener_of_jax_monitoring_that_raises_costs_nothing(tmp_path: Path) -> None:
+def test_a_listener_of_jax_monitoring_that_raises_costs_nothing(tmp_path):
     def broken(name: str, secs: float, **_: Any) -> None:
         raise ValueError("broken")
 

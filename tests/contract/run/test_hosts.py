@@ -4,10 +4,7 @@ A job with local directories on host a; then another writer does something; then
 host. What it restores is of the branch that was written last, and no older than what the persistent directory has.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,9 +127,7 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("writer", HOSTS)
-def test_only_the_branch_that_was_written_last_comes_back(
-    job: Job, action: Callable[[Job, str | None], None], writer: str | None
-) -> None:
+def test_only_the_branch_that_was_written_last_comes_back(job, action, writer):
     action(job, writer)
     found = {host: job.found(host) for host in HOSTS}
     if action in APPENDING:
@@ -147,7 +142,7 @@ def test_only_the_branch_that_was_written_last_comes_back(
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_any_order_of_what_writers_do(job: Job, seed: int) -> None:
+def test_any_order_of_what_writers_do(job, seed):
     chance = np.random.default_rng(seed)
     for _ in range(6):
         action = ACTIONS[int(chance.integers(len(ACTIONS)))]
@@ -159,14 +154,12 @@ def test_any_order_of_what_writers_do(job: Job, seed: int) -> None:
             job.found(host)
 
 
-def test_a_run_without_local_directories_writes_no_note_of_them(tmp_path: Path) -> None:
+def test_a_run_without_local_directories_writes_no_note_of_them(tmp_path):
     append(Job(tmp_path), None)
     assert not (tmp_path / "steps" / ".ckpt-run").exists()
 
 
-def test_local_steps_count_at_every_moment_of_the_next_writers_first_save(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_steps_count_at_every_moment_of_the_next_writers_first_save(job, monkeypatch):
     """It begins a lineage of its own; what it continues from counts before, meanwhile and afterwards."""
     counted: list[int] = []
 

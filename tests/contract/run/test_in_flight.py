@@ -1,7 +1,5 @@
 """What this process has in flight is waited for by whoever looks: a second Checkpointer, a load of the path that is written."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -88,7 +86,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "kind"), CASES)
-def test_a_second_checkpointer(tmp_path: Path, saves_1: Any, call: str, kind: str) -> None:
+def test_a_second_checkpointer(tmp_path, saves_1, call, kind):
     how: dict[str, Any] = {"best_metric": "loss", "best_mode": "min", "options": QUICK}
     how["read_only"] = kind == "read_only"
     earlier = ckpt.Checkpointer(tmp_path / "run", **how)
@@ -102,7 +100,7 @@ def test_a_second_checkpointer(tmp_path: Path, saves_1: Any, call: str, kind: st
 
 @pytest.mark.parametrize("held", ["local", "persistent"])
 @pytest.mark.parametrize("call", ["restore_latest", "load", "all_steps", "save"])
-def test_a_second_one_of_two_tiers(tmp_path: Path, saves_1: Any, call: str, held: str) -> None:
+def test_a_second_one_of_two_tiers(tmp_path, saves_1, call, held):
     at = ckpt.when.at_steps([1] if held == "persistent" else [])
     options = ckpt.Options(durable=False, persist_policy=at, local_max_to_keep=2)
     how: dict[str, Any] = {"local_directory": tmp_path / "fast", "options": options}
@@ -137,14 +135,7 @@ ON_THE_PATH: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("how", ["Checkpointer", "save_async", "overwrite"])
 @pytest.mark.parametrize("call", ON_THE_PATH)
-def test_a_path_that_is_written(
-    tmp_path: Path,
-    saves_1: Any,
-    gate: seams.Gate,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    how: str,
-) -> None:
+def test_a_path_that_is_written(tmp_path, saves_1, gate, monkeypatch, call, how):
     path, pending = tmp_path / "run/1", None
     if how == "Checkpointer":
         saves_1()
@@ -160,9 +151,7 @@ def test_a_path_that_is_written(
         pending.result()
 
 
-def test_a_save_that_fails_is_reported_to_who_began_it(
-    tmp_path: Path, saves_1: Any, gate: seams.Gate
-) -> None:
+def test_a_save_that_fails_is_reported_to_who_began_it(tmp_path, saves_1, gate):
     gate.error = OSError(28, "No space left on device")
     first, second = saves_1(), ckpt.Checkpointer(tmp_path / "run", options=QUICK)
     assert second.load(0) and second.all_steps() == [0]
@@ -173,7 +162,7 @@ def test_a_save_that_fails_is_reported_to_who_began_it(
     assert value_of(ckpt.load(tmp_path / "run/1")) == 7
 
 
-def test_ctrl_c_ends_the_wait_and_no_more(tmp_path: Path, saves_1: Any, gate: seams.Gate) -> None:
+def test_ctrl_c_ends_the_wait_and_no_more(tmp_path, saves_1, gate):
     first, second = saves_1(secs=LIMIT_SECS), ckpt.Checkpointer(tmp_path / "run", options=QUICK)
     for wait in (lambda: second.restore_latest(state(9)), lambda: ckpt.load(tmp_path / "run/1")):
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -185,7 +174,7 @@ def test_ctrl_c_ends_the_wait_and_no_more(tmp_path: Path, saves_1: Any, gate: se
     second.close()
 
 
-def test_a_listener_of_the_save_looks_without_waiting(tmp_path: Path) -> None:
+def test_a_listener_of_the_save_looks_without_waiting(tmp_path):
     seen: list[Any] = []
 
     def look(event: ckpt.Event) -> None:
@@ -201,7 +190,7 @@ def test_a_listener_of_the_save_looks_without_waiting(tmp_path: Path) -> None:
     assert seen == [[[], False], [[1], 1]]
 
 
-def test_the_wait_ends(tmp_path: Path, saves_1: Any, gate: seams.Gate) -> None:
+def test_the_wait_ends(tmp_path, saves_1, gate):
     """Who keeps the save from ending, and then waits for it, is told after ``timeout_secs``."""
     first, brief = saves_1(secs=LIMIT_SECS), ckpt.Options(timeout_secs=0.1)
     second = ckpt.Checkpointer(tmp_path / "run", options=brief)

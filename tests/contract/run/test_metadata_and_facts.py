@@ -1,10 +1,5 @@
 """What a directory says of a run and of its steps: metadata, durations, versions; Orbax reads it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,7 +9,7 @@ from tests.support.takeovers import make_directory  # noqa: F401 (fixtures)
 STATE = {"w": np.ones(4)}
 
 
-def test_run_metadata(directory: str) -> None:
+def test_run_metadata(directory):
     with ckpt.Checkpointer(directory) as checkpointer:
         assert checkpointer.run_metadata is None
         checkpointer.write_run_metadata({"config": {"width": 8}, "seed": 3})
@@ -31,7 +26,7 @@ def test_run_metadata(directory: str) -> None:
 
 
 @pytest.mark.parametrize("value", [{"a": object()}, [1], None, "text", {"a": {1j: 2}}])
-def test_run_metadata_refused(tmp_path: Path, value: Any) -> None:
+def test_run_metadata_refused(tmp_path, value):
     with (
         ckpt.Checkpointer(tmp_path) as checkpointer,
         pytest.raises(TypeError, match="JSON"),
@@ -41,7 +36,7 @@ def test_run_metadata_refused(tmp_path: Path, value: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff\xff"])
-def test_damaged_run_metadata(tmp_path: Path, data: bytes) -> None:
+def test_damaged_run_metadata(tmp_path, data):
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.write_run_metadata({"a": 1})
         (tmp_path / "metadata" / "_ROOT_METADATA").write_bytes(data)
@@ -49,7 +44,7 @@ def test_damaged_run_metadata(tmp_path: Path, data: bytes) -> None:
             _ = checkpointer.run_metadata
 
 
-def test_orbax_reads_run_metadata_and_we_read_its(tmp_path: Path) -> None:
+def test_orbax_reads_run_metadata_and_we_read_its(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ckpt.Checkpointer(tmp_path / "ours") as checkpointer:
         checkpointer.write_run_metadata({"width": 8})
@@ -67,7 +62,7 @@ def test_orbax_reads_run_metadata_and_we_read_its(tmp_path: Path) -> None:
     [(b'{"seed": 3}', {"seed": 3}), (b"notes of mine", None), (b"[1]", None)],
     ids=["of Orbax", "of somebody else", "a list"],
 )
-def test_metadata_of_an_early_orbax(tmp_path: Path, data: bytes, wanted: Any) -> None:
+def test_metadata_of_an_early_orbax(tmp_path, data, wanted):
     """Until November 2024 its file held the value itself; whatever else has that name is nobody's."""
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata" / "metadata").write_bytes(data)
@@ -78,7 +73,7 @@ def test_metadata_of_an_early_orbax(tmp_path: Path, data: bytes, wanted: Any) ->
     assert (tmp_path / "metadata" / "metadata").read_bytes() == data
 
 
-def test_facts_of_a_step(directory: str) -> None:
+def test_facts_of_a_step(directory):
     with ckpt.Checkpointer(directory) as checkpointer:
         checkpointer.save(1, STATE, metrics={"loss": 0.5}, metadata={"note": "x"})
         checkpointer.wait_until_finished()

@@ -1,7 +1,5 @@
 """A run whose persistent directory is named in another way, through a link, has the local steps that it had."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -30,7 +28,7 @@ def train(directory: Path, fast: Path, steps: int) -> int | None:
     return None if restored is None else restored.step
 
 
-def test_both_names_go_on_from_the_newest_step(names: list[Path], tmp_path: Path) -> None:
+def test_both_names_go_on_from_the_newest_step(names, tmp_path):
     link, real = names
     fast = tmp_path / "fast"
     assert train(link, fast, 3) is None
@@ -39,9 +37,7 @@ def test_both_names_go_on_from_the_newest_step(names: list[Path], tmp_path: Path
     assert len(list(fast.glob("run-*"))) == 1
 
 
-def test_a_copy_is_another_run(
-    names: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_is_another_run(names, tmp_path, caplog):
     link, real = names
     train(link, tmp_path / "fast", 3)
     shutil.copytree(real, tmp_path / "copy")
@@ -49,9 +45,7 @@ def test_a_copy_is_another_run(
     assert "do not count" not in caplog.text
 
 
-def test_steps_of_a_run_whose_file_is_gone_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_of_a_run_whose_file_is_gone_are_named(tmp_path, caplog):
     """They count no more: without ``.ckpt-run`` nobody knows which do. With it they do."""
     directory, fast = tmp_path / "run", tmp_path / "fast"
     train(directory, fast, 3)
@@ -70,7 +64,7 @@ def test_steps_of_a_run_whose_file_is_gone_are_named(
     assert "do not count" not in caplog.text
 
 
-def test_a_step_that_is_nowhere_is_refused_with_what_both_tiers_have(tmp_path: Path) -> None:
+def test_a_step_that_is_nowhere_is_refused_with_what_both_tiers_have(tmp_path):
     with ckpt.Checkpointer(
         tmp_path / "run", local_directory=tmp_path / "fast", options=OPTIONS
     ) as run:

@@ -1,7 +1,5 @@
 """What the system cannot look at now is neither absent nor of another kind: the error says so, and no older step counts instead."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -42,13 +40,8 @@ def make_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ---- the best step -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", ERRORS)
-def test_the_best_step_may_be_one_that_cannot_be_read(
-    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_the_best_step_may_be_one_that_cannot_be_read(root, monkeypatch, number):
     with start(root, read_only=True) as reader:
         with monkeypatch.context() as patch:
             refuse(patch, root / "run" / "1" / "ckpt.json", number, calls=("open",))
@@ -58,12 +51,12 @@ def test_the_best_step_may_be_one_that_cannot_be_read(
         assert reader.best_step() == 1
 
 
-def test_a_damaged_step_is_not_the_best(root: Path) -> None:
+def test_a_damaged_step_is_not_the_best(root):
     (root / "run" / "1" / "ckpt.json").write_bytes(b"{")
     assert start(root, read_only=True).best_step() == 2
 
 
-def test_retention_keeps_what_it_cannot_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_keeps_what_it_cannot_read(root, monkeypatch):
     with start(root, max_to_keep=1) as checkpointer, monkeypatch.context() as patch:
         assert checkpointer.restore_latest(state(9)).state["n"] == 2  # pyright: ignore[reportOptionalMemberAccess]
         refuse(patch, root / "run" / "0" / "ckpt.json", errno.EIO, calls=("open",))
@@ -73,7 +66,7 @@ def test_retention_keeps_what_it_cannot_read(root: Path, monkeypatch: pytest.Mon
         assert checkpointer.all_steps() == [0, 1, 3]
 
 
-def test_the_best_step_is_local(tmp_path: Path) -> None:
+def test_the_best_step_is_local(tmp_path):
     never = ckpt.Options(persist_policy=ckpt.when.at_steps([0]), local_max_to_keep=3)
     with start(tmp_path, local_directory=tmp_path / "local", options=never) as checkpointer:
         for step, loss in enumerate(LOSS):
@@ -81,9 +74,6 @@ def test_the_best_step_is_local(tmp_path: Path) -> None:
         checkpointer.wait_until_finished()
         assert (checkpointer.all_steps(), checkpointer.best_step()) == ([0, 1, 2], 1)
     assert start(tmp_path).best_step() == 0
-
-
-# ---- an interrupted replacement ------------------------------------------------------------------
 
 
 @pytest.fixture(name="replaced")
@@ -105,9 +95,7 @@ CALLS: dict[str, Callable[[ckpt.Checkpointer], Any]] = {
 @pytest.mark.parametrize(
     ("call", "number"), [*zip(CALLS, (*ERRORS[:3], errno.ENOMEM), strict=True)]
 )
-def test_a_step_under_its_hidden_name_is_not_passed_over(
-    replaced: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+def test_a_step_under_its_hidden_name_is_not_passed_over(replaced, monkeypatch, call, number):
     (replaced / "run" / "2").mkdir()  # what the kill left of the new one
     reader = start(replaced, read_only=True)
     assert reader.all_steps() == [0, 1, 2]
@@ -120,13 +108,8 @@ def test_a_step_under_its_hidden_name_is_not_passed_over(
     assert reader.restore_latest(state(9)).step == 2  # pyright: ignore[reportOptionalMemberAccess]
 
 
-# ---- a look that fails once ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("nth", range(4))
-def test_a_directory_is_not_taken_for_a_file(
-    root: Path, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
+def test_a_directory_is_not_taken_for_a_file(root, monkeypatch, nth):
     """A stat that fails between two that do not: ``os.path`` says that there is no directory."""
     for path, call in (
         (root / "run", lambda: start(root)),
@@ -139,9 +122,7 @@ def test_a_directory_is_not_taken_for_a_file(
     assert start(root, read_only=True).all_steps() == [0, 1, 2]
 
 
-def test_a_directory_that_is_not_written_to_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_is_not_written_to_is_named(tmp_path, monkeypatch):
     """The path that was asked for, not the hidden name under which it would have been written."""
     refuse(monkeypatch, tmp_path, errno.EROFS, calls=("mkdir",))
     with pytest.raises(OSError) as caught:

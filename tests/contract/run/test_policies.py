@@ -37,9 +37,6 @@ def facts(*losses: float | None) -> list[keep.StepFacts]:
     ]
 
 
-# ---- when --------------------------------------------------------------------------------------
-
-
 def even(step: int, _: when.SaveContext) -> bool:
     return step % 2 == 0
 
@@ -69,7 +66,7 @@ WHEN: list[tuple[when.Decision, dict[str, Any], list[int]]] = [
 @pytest.mark.parametrize(
     ("policy", "context", "chosen"), WHEN, ids=lambda one: repr(one).partition("<")[0]
 )
-def test_when(policy: when.Decision, context: dict[str, Any], chosen: list[int]) -> None:
+def test_when(policy, context, chosen):
     assert [step for step in range(10) if policy(step, when.SaveContext(**context))] == chosen
 
 
@@ -84,7 +81,7 @@ def test_a_union_of_policies_of_saves():
 
 
 @pytest.mark.parametrize("number", range(len(WHEN)))
-def test_policies_of_saves_go_through_pickle(number: int):
+def test_policies_of_saves_go_through_pickle(number):
     policy, context, chosen = WHEN[number]
     for one in (policy, policy | when.at_steps([]), when.any_of(policy)):
         again = pickle.loads(pickle.dumps(one))
@@ -102,7 +99,7 @@ OF_STEPS: list[Any] = [when.at_steps, keep.steps]
 
 
 @pytest.mark.parametrize("value", ["3", "x", 1.5, True, None, [3], 0, -2], ids=repr)
-def test_what_is_no_whole_number(value: Any):
+def test_what_is_no_whole_number(value):
     for make in WHOLE:
         with pytest.raises((TypeError, ValueError), match=r"of (when|keep)\.\w+ must be") as caught:
             make(value)
@@ -111,7 +108,7 @@ def test_what_is_no_whole_number(value: Any):
 
 
 @pytest.mark.parametrize("value", ["3", "x", True, None, [3], -1.0, math.nan], ids=repr)
-def test_what_is_no_number_of_seconds(value: Any):
+def test_what_is_no_number_of_seconds(value):
     for make in SECS:
         with pytest.raises((TypeError, ValueError), match=r"of (when|keep)\.\w+ must ") as caught:
             make(value)
@@ -120,14 +117,11 @@ def test_what_is_no_number_of_seconds(value: Any):
 
 
 @pytest.mark.parametrize("value", [3, "3", None, ["3"], [None], [True], [1.0], [-1]], ids=repr)
-def test_what_is_no_list_of_steps(value: Any):
+def test_what_is_no_list_of_steps(value):
     for make in OF_STEPS:
         with pytest.raises((TypeError, ValueError), match=r"steps of (when|keep)\.\w+ must be"):
             make(value)
     assert repr(keep.steps(np.arange(3))) == "steps([0, 1, 2])"
-
-
-# ---- keep --------------------------------------------------------------------------------------
 
 
 SEVEN = facts(*[None] * 7)
@@ -170,7 +164,7 @@ KEEP: list[tuple[keep.KeepPolicy, list[keep.StepFacts], list[int]]] = [
 
 
 @pytest.mark.parametrize(("policy", "history", "kept"), KEEP, ids=repr)
-def test_keep(policy: keep.KeepPolicy, history: list[keep.StepFacts], kept: list[int]) -> None:
+def test_keep(policy, history, kept):
     assert [*policy(history)] == kept
     assert policy([]) == {}
     for one in (policy, policy | keep.steps([]), keep.best("loss", mode="min") | policy):
@@ -178,7 +172,7 @@ def test_keep(policy: keep.KeepPolicy, history: list[keep.StepFacts], kept: list
         assert again(history) == one(history) and repr(again) == repr(one)
 
 
-def test_names() -> None:
+def test_names():
     assert repr(when.every_steps(5) | when.at_steps([3, 1])) == "every_steps(5) | at_steps([1, 3])"
     assert repr(when.every_secs(1.5) | when.first()) == "every_secs(1.5) | first()"
     policy = keep.latest(3) | keep.best("loss", n=2, mode="min") | keep.newer_than(60)
@@ -196,7 +190,7 @@ def test_what_has_no_time_is_kept_by_policies_of_time():
 
 
 @given(histories(), st.integers(1, 50))
-def test_closest_is_closest(history: list[keep.StepFacts], interval: int):
+def test_closest_is_closest(history, interval):
     numbers = [facts.step for facts in history]
     expected: set[int] = set()
     if numbers:
@@ -241,7 +235,7 @@ def test_a_union_of_policies_keeps_what_one_keeps():
 
 
 @pytest.mark.parametrize("policy", [policy for policy, *_ in KEEP], ids=repr)
-def test_what_was_kept_stays_kept_when_the_others_are_gone(policy: keep.KeepPolicy):
+def test_what_was_kept_stays_kept_when_the_others_are_gone(policy):
     """Else every clean-up would thin it out."""
     for history in (SEVEN, LOSSES, HOLES, facts(*[None] * 50)):
         kept = {*policy(history)}

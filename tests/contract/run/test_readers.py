@@ -1,7 +1,5 @@
 """Readers beside a run that goes on: what they read stays, or they get what counts now."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -40,13 +38,8 @@ def during(work: Callable[[], Any]) -> Callable[..., bool]:
     return choose
 
 
-# ---- in the middle of a read ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("locks", ["as Linux has them", "as NFS has them"])
-def test_retention_leaves_a_step_that_is_being_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: str
-) -> None:
+def test_retention_leaves_a_step_that_is_being_read(tmp_path, monkeypatch, locks):
     flock = fcntl.flock
 
     def nfs(descriptor: int, kind: int) -> None:
@@ -67,9 +60,7 @@ def test_retention_leaves_a_step_that_is_being_read(
         assert checkpointer.all_steps() == [3]
 
 
-def test_a_step_that_is_being_verified_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_being_verified_stays(tmp_path, monkeypatch):
     with trains(tmp_path, max_to_keep=1) as checkpointer:
         save(checkpointer, 1, 0)
         pread, met = os.pread, list[int]()
@@ -87,7 +78,7 @@ def test_a_step_that_is_being_verified_stays(
 
 
 @pytest.mark.parametrize("call", ["delete", "rollback"])
-def test_what_is_refused_while_it_is_read_changes_nothing(tmp_path: Path, call: str) -> None:
+def test_what_is_refused_while_it_is_read_changes_nothing(tmp_path, call):
     """A save of it does nothing, as before; it is not taken for a foreign step that must make way."""
     write(tmp_path, 0)
     with trains(tmp_path, max_to_keep=2) as checkpointer:
@@ -144,7 +135,7 @@ def reader_of(step: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.always
-def test_a_step_that_another_process_reads_stays(tmp_path: Path) -> None:
+def test_a_step_that_another_process_reads_stays(tmp_path):
     """While it reads; one that was killed holds nothing."""
     with trains(tmp_path, max_to_keep=1) as checkpointer:
         save(checkpointer, 1, 0)
@@ -159,9 +150,7 @@ def test_a_step_that_another_process_reads_stays(tmp_path: Path) -> None:
         assert os.listdir(tmp_path / "2") and not (tmp_path / "1").exists()
 
 
-def test_a_step_deleted_between_the_look_and_the_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_deleted_between_the_look_and_the_read(tmp_path, monkeypatch):
     write(tmp_path, 1, 2, 3)
     with start(tmp_path, read_only=True) as follower:
         opening(monkeypatch, "3/ckpt.json", lambda: shutil.rmtree(tmp_path / "3"))
@@ -183,9 +172,7 @@ def opening(patch: pytest.MonkeyPatch, file: str, work: Callable[[], Any]) -> No
 
 
 @pytest.mark.parametrize("goes_back", [False, True])
-def test_local_steps_that_go_while_they_are_read_are_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_back: bool
-) -> None:
+def test_local_steps_that_go_while_they_are_read_are_no_damage(tmp_path, monkeypatch, goes_back):
     """Three retired local steps, and an evaluator ended with CheckpointCorrupt: none of the steps can be loaded."""
     run = starts(tmp_path, persists_every=4, local_max_to_keep=3)
     with run() as writer, run(read_only=True) as reader:
@@ -207,10 +194,7 @@ def test_local_steps_that_go_while_they_are_read_are_no_damage(
         assert (restored.step, value_of(restored["state"])) == (newest, newest)
 
 
-# ---- evaluators ----------------------------------------------------------------------------------
-
-
-def test_an_evaluator_that_follows(tmp_path: Path) -> None:
+def test_an_evaluator_that_follows(tmp_path):
     """A reader and a writer with the tightest retention, in turn: what was waited for stays until the next is asked for."""
     with trains(tmp_path, max_to_keep=1) as trainer:
         save(trainer, 1, 0)
@@ -229,7 +213,7 @@ def test_an_evaluator_that_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["asks in vain", "is forgotten"])
-def test_a_step_is_kept_no_longer_than_it_is_wanted(tmp_path: Path, how: str) -> None:
+def test_a_step_is_kept_no_longer_than_it_is_wanted(tmp_path, how):
     with trains(tmp_path, max_to_keep=1) as trainer:
         save(trainer, 1, 0)
         evaluator = start(tmp_path, read_only=True)
@@ -243,7 +227,7 @@ def test_a_step_is_kept_no_longer_than_it_is_wanted(tmp_path: Path, how: str) ->
         assert trainer.all_steps() == [2]
 
 
-def test_training_goes_back_behind_a_step_that_is_evaluated(tmp_path: Path) -> None:
+def test_training_goes_back_behind_a_step_that_is_evaluated(tmp_path):
     """An evaluation may take an hour: training must not wait for it, nor fail."""
     with trains(tmp_path) as trainer, start(tmp_path, read_only=True) as evaluator:
         for step in (1, 2, 3):
@@ -259,7 +243,7 @@ def test_training_goes_back_behind_a_step_that_is_evaluated(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("after", ["3", 3.0])
-def test_waiting_for_a_step_after_what_is_no_number(tmp_path: Path, after: Any) -> None:
+def test_waiting_for_a_step_after_what_is_no_number(tmp_path, after):
     write(tmp_path, 4)
     with start(tmp_path, read_only=True) as reader:
         with pytest.raises(TypeError, match="after must be the number of a step"):
@@ -268,12 +252,7 @@ def test_waiting_for_a_step_after_what_is_no_number(tmp_path: Path, after: Any) 
         assert reader.wait_for_new_step(-1, 0) == reader.wait_for_new_step(three, 0) == 4
 
 
-# ---- tools ---------------------------------------------------------------------------------------
-
-
-def test_a_tool_that_deletes_the_newest_persistent_step_takes_none_that_the_run_saves_on(
-    tmp_path: Path,
-) -> None:
+def test_a_tool_that_deletes_the_newest_persistent_step_takes_none_that_the_run_saves_on(tmp_path):
     """Local steps that the run had saved after it, and all that it saved from then on, did not count any more."""
     run = starts(tmp_path, persists_every=4, local_max_to_keep=3)
     with run() as writer:

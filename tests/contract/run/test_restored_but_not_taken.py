@@ -1,7 +1,5 @@
 """Restored values that nobody took: whatever is saved in their place is refused, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,12 @@ import pytest
 from flax import nnx
 
 import ckpt_core as ckpt
+from tests.support.own import Own
 
 ADAM = optax.adam(1e-3)
 
 
-class Counter:
-    """A user's own object, which is set in place."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def get_state(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
-
-
-class Description(Counter):
+class Description(Own):
     """One that each save writes anew."""
 
     written_anew = True
@@ -52,8 +38,6 @@ def saved(directory: Path, **items: Any) -> Path:
     return directory
 
 
-# ---- values that come back, by kind ------------------------------------------------------------
-
 # kind -> (a fresh one, what a loop makes of it before it saves)
 VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "jax": (params, lambda tree: jax.tree.map(lambda x: x * 2, tree)),
@@ -72,10 +56,10 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree),
     ),
     "holds a live object": (
-        lambda: {"live": Counter(), "n": 1},
+        lambda: {"live": Own(count=0), "n": 1},
         lambda tree: {**tree, "n": tree["n"] + 1},
     ),
-    "of another kind": (lambda: {"w": np.zeros(3)}, lambda tree: Counter(5)),
+    "of another kind": (lambda: {"w": np.zeros(3)}, lambda tree: Own(count=5)),
 }
 
 
@@ -91,7 +75,7 @@ def first_of(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["restore", "restore_latest", "by a policy that declines"])
-def test_whatever_is_saved_under_the_name_is_refused(tmp_path: Path, kind: str, how: str) -> None:
+def test_whatever_is_saved_under_the_name_is_refused(tmp_path, kind, how):
     """A loop updates its state before it saves, so it never saves the very objects it passed."""
     make, update = VALUES[kind]
     saved(tmp_path, thing=first_of(kind))
@@ -126,7 +110,7 @@ TAKING: dict[str, Callable[[ckpt.Restored], Any]] = {
 
 
 @pytest.mark.parametrize("way", TAKING)
-def test_every_way_of_taking_it_counts(tmp_path: Path, way: str) -> None:
+def test_every_way_of_taking_it_counts(tmp_path, way):
     with open_at(saved(tmp_path, thing=params())) as checkpointer:
         restored = checkpointer.restore_latest(thing=params())
         assert restored is not None
@@ -146,7 +130,7 @@ LOOKING: dict[str, Callable[[ckpt.Restored], Any]] = {
 
 
 @pytest.mark.parametrize("way", LOOKING)
-def test_looking_at_the_result_takes_nothing(tmp_path: Path, way: str) -> None:
+def test_looking_at_the_result_takes_nothing(tmp_path, way):
     with open_at(saved(tmp_path, thing=params())) as checkpointer:
         restored = checkpointer.restore_latest(thing=params())
         assert restored is not None
@@ -155,7 +139,7 @@ def test_looking_at_the_result_takes_nothing(tmp_path: Path, way: str) -> None:
             checkpointer.save(1, thing=params())
 
 
-def test_only_the_one_that_was_not_taken_is_named(tmp_path: Path) -> None:
+def test_only_the_one_that_was_not_taken_is_named(tmp_path):
     with open_at(saved(tmp_path, one=params(), two=params())) as checkpointer:
         restored = checkpointer.restore_latest(one=params(), two=params())
         assert restored is not None
@@ -166,16 +150,13 @@ def test_only_the_one_that_was_not_taken_is_named(tmp_path: Path) -> None:
         assert checkpointer.save(1, one=params())
 
 
-# ---- what is set in place ----------------------------------------------------------------------
-
-
-def test_objects_that_are_set_in_place_need_no_taking(tmp_path: Path) -> None:
+def test_objects_that_are_set_in_place_need_no_taking(tmp_path):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     live = {
         "model": model,
         "optimizer": nnx.Optimizer(model, ADAM, wrt=nnx.Param),
-        "counter": Counter(3),
-        "several": [Counter(1), Counter(2)],
+        "counter": Own(count=3),
+        "several": [Own(count=1), Own(count=2)],
         "nothing": {},
         "none": None,
     }
@@ -184,45 +165,44 @@ def test_objects_that_are_set_in_place_need_no_taking(tmp_path: Path) -> None:
         assert checkpointer.save(1, items=live)
 
 
-# ---- items that were left out ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["restore", "restore_latest"])
-def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path: Path, how: str) -> None:
-    saved(tmp_path, model=Counter(1), optimizer=Counter(2))
+def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path, how):
+    saved(tmp_path, model=Own(count=1), optimizer=Own(count=2))
     with open_at(tmp_path) as checkpointer:
         if how == "restore":
-            checkpointer.restore(0, model=Counter())
+            checkpointer.restore(0, model=Own(count=0))
         else:
-            checkpointer.restore_latest(model=Counter())
+            checkpointer.restore_latest(model=Own(count=0))
         with pytest.raises(ckpt.RestoredValueIgnored, match="'optimizer'") as caught:
-            checkpointer.save(1, model=Counter(), optimizer=Counter())
+            checkpointer.save(1, model=Own(count=0), optimizer=Own(count=0))
         assert caught.value.item == "optimizer"
         assert "optimizer=" in str(caught.value)
         assert 'unexpected="ignore"' in str(caught.value)
-        assert checkpointer.save(1, model=Counter(), more=Counter())  # what is new may begin anew
+        assert checkpointer.save(
+            1, model=Own(count=0), more=Own(count=0)
+        )  # what is new may begin anew
 
 
-def test_the_two_ways_out(tmp_path: Path) -> None:
-    saved(tmp_path, model=Counter(1), optimizer=Counter(2))
+def test_the_two_ways_out(tmp_path):
+    saved(tmp_path, model=Own(count=1), optimizer=Own(count=2))
     ways: list[dict[str, Any]] = [
         {"unexpected": "ignore"},
-        {"items": {"optimizer": Counter()}},
+        {"items": {"optimizer": Own(count=0)}},
     ]
     for arguments in ways:
         with open_at(tmp_path) as checkpointer:
-            checkpointer.restore_latest(model=Counter(), **arguments)
+            checkpointer.restore_latest(model=Own(count=0), **arguments)
             step = (checkpointer.latest_step() or 0) + 1
-            assert checkpointer.save(step, model=Counter(), optimizer=Counter())
+            assert checkpointer.save(step, model=Own(count=0), optimizer=Own(count=0))
 
 
-def test_what_is_written_anew_needs_no_restoring(tmp_path: Path) -> None:
-    saved(tmp_path, model=Counter(1), description=Description(2))
+def test_what_is_written_anew_needs_no_restoring(tmp_path):
+    saved(tmp_path, model=Own(count=1), description=Description(count=2))
     with open_at(tmp_path) as checkpointer:
-        checkpointer.restore_latest(model=Counter())
-        assert checkpointer.save(1, model=Counter(), description=Description(3))
+        checkpointer.restore_latest(model=Own(count=0))
+        assert checkpointer.save(1, model=Own(count=0), description=Description(count=3))
         with pytest.raises(ckpt.RestoredValueIgnored):
-            checkpointer.save(2, model=Counter(), description=Counter())
+            checkpointer.save(2, model=Own(count=0), description=Own(count=0))
 
 
 def write_into(folder: Path) -> None:
@@ -238,7 +218,7 @@ CONSTANTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ["config", "metrics"])
 @pytest.mark.parametrize("kind", CONSTANTS)
-def test_constants_are_written_anew(tmp_path: Path, kind: str, name: str) -> None:
+def test_constants_are_written_anew(tmp_path, kind, name):
     """Each program makes them at its start, and saves them with each step; a restore may leave them out, or nobody read them."""
     make = CONSTANTS[kind]
     saved(tmp_path, state=params(), **{name: make()})
@@ -251,7 +231,7 @@ def test_constants_are_written_anew(tmp_path: Path, kind: str, name: str) -> Non
             assert checkpointer.save(step, items={"state": restored["state"], name: make()})
 
 
-def test_an_item_that_is_restored_in_part_is_restored(tmp_path: Path) -> None:
+def test_an_item_that_is_restored_in_part_is_restored(tmp_path):
     saved(tmp_path, tree={"a": jnp.ones(2), "b": jnp.ones(3)})
     parts: list[dict[str, Any]] = [
         {"only": "tree/a"},
@@ -267,16 +247,13 @@ def test_an_item_that_is_restored_in_part_is_restored(tmp_path: Path) -> None:
             assert checkpointer.save(1, tree=target, overwrite=True)
 
 
-# ---- when nothing is watched -------------------------------------------------------------------
-
-
-def test_a_fresh_start_is_not_watched(tmp_path: Path) -> None:
+def test_a_fresh_start_is_not_watched(tmp_path):
     with open_at(tmp_path) as checkpointer:
         assert checkpointer.restore_latest(state=params()) is None
         assert checkpointer.save(0, params())
 
 
-def test_a_later_restore_is_the_one_that_counts(tmp_path: Path) -> None:
+def test_a_later_restore_is_the_one_that_counts(tmp_path):
     saved(tmp_path, one=params(), two=params())
     with open_at(tmp_path) as checkpointer:
         checkpointer.restore_latest(one=params(), two=params())
@@ -288,7 +265,7 @@ def test_a_later_restore_is_the_one_that_counts(tmp_path: Path) -> None:
             checkpointer.save(2, one=params(), two=params())
 
 
-def test_load_neither_takes_a_value_nor_has_to_be_taken(tmp_path: Path) -> None:
+def test_load_neither_takes_a_value_nor_has_to_be_taken(tmp_path):
     saved(tmp_path, state=params())
     with open_at(tmp_path) as checkpointer:
         checkpointer.load(0)
@@ -299,7 +276,7 @@ def test_load_neither_takes_a_value_nor_has_to_be_taken(tmp_path: Path) -> None:
             checkpointer.save(2, params())
 
 
-def test_a_failed_restore_is_not_watched(tmp_path: Path) -> None:
+def test_a_failed_restore_is_not_watched(tmp_path):
     saved(tmp_path, state=params())
     with open_at(tmp_path) as checkpointer:
         with pytest.raises(ckpt.StructureMismatch):
@@ -307,7 +284,7 @@ def test_a_failed_restore_is_not_watched(tmp_path: Path) -> None:
         assert checkpointer.save(1, params())
 
 
-def test_the_positional_state_is_an_item_as_well(tmp_path: Path) -> None:
+def test_the_positional_state_is_an_item_as_well(tmp_path):
     with open_at(tmp_path) as checkpointer:
         checkpointer.save(0, params())
     with open_at(tmp_path) as checkpointer:

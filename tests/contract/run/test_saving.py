@@ -20,8 +20,6 @@ from tests.support.places import (  # noqa: F401 (fixtures)
     write,
 )
 
-# ---- saving -----------------------------------------------------------------------------------
-
 
 def test_interval(place, asynchronous):
     with open_at(place, save_interval_steps=3, asynchronous=asynchronous) as checkpointer:
@@ -47,9 +45,6 @@ def test_arguments_that_do_not_go_together(place):
         open_at(place).best_step()
 
 
-# ---- steps that are refused --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step", [-1, True, "3", 1.5, None, 2**63], ids=repr)
 def test_step_numbers_refused(place, step):
     checkpointer = open_at(place)
@@ -70,6 +65,7 @@ def test_step_numbers_refused(place, step):
 def test_numpy_integers_are_steps(place):
     with open_at(place) as checkpointer:
         assert checkpointer.save(np.int32(3), state(3))
+        assert checkpointer.save(jnp.int32(4), state(4))
     assert same(checkpointer.load(np.int64(3)), 3)
     assert type(checkpointer.restore(np.int64(3), state=state(0)).step) is int
 
@@ -110,18 +106,10 @@ def test_read_only(place):
     assert {name: place.read(name) for name in place.names()} == before
 
 
-def test_read_only_makes_no_directory(local):
-    assert open_at(local, read_only=True).all_steps() == []
-    assert not os.path.exists(local.url)
-
-
 def test_a_file_is_no_directory_of_steps(local):
     Path(local.url).write_text("a file")
     with pytest.raises(NotADirectoryError):
         open_at(local, read_only=True).restore_latest(state=state(0))
-
-
-# ---- the end -----------------------------------------------------------------------------------
 
 
 def test_close(place):
@@ -177,9 +165,6 @@ def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
         monkeypatch.undo()
         assert checkpointer.save(0, state(0)) is True
     assert checkpointer.all_steps() == [0] and local.entries() == ["0"]
-
-
-# ---- arguments of save -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["overwrit", "metric", "metadat", "forced", "item", "option"])

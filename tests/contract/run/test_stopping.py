@@ -1,14 +1,11 @@
 """Being asked to stop: signals are noticed and passed on, and the last step is saved within the time that is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +30,7 @@ def handled(number: int = signal.SIGTERM) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_is_noticed_and_passed_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_is_noticed_and_passed_on(tmp_path, number):
     options = ckpt.Options(stop_signals=("SIGTERM", "SIGUSR1"))
     with handled(number) as heard:
         with ckpt.Checkpointer(tmp_path, options=options) as checkpointer:
@@ -49,12 +46,12 @@ def test_a_signal_is_noticed_and_passed_on(tmp_path: Path, number: signal.Signal
 
 
 @pytest.mark.parametrize("name", ["TERM", "SIGNOTHING", "", "SIG_DFL", "SIGKILL"])
-def test_signals_that_are_none(name: str) -> None:
+def test_signals_that_are_none(name):
     with pytest.raises(ValueError, match="stop_signals"):
         ckpt.Options(stop_signals=(name,))
 
 
-def test_the_policy_saves_the_last_step(tmp_path: Path) -> None:
+def test_the_policy_saves_the_last_step(tmp_path):
     policy = ckpt.when.every_steps(100) | ckpt.when.preempted()
     before = signal.getsignal(signal.SIGTERM)
     with ckpt.Checkpointer(tmp_path, save_policy=policy, asynchronous=False) as checkpointer:
@@ -65,9 +62,7 @@ def test_the_policy_saves_the_last_step(tmp_path: Path) -> None:
     assert checkpointer.all_steps() == [2]
 
 
-def test_a_signal_right_after_a_step_was_declined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_right_after_a_step_was_declined(tmp_path, monkeypatch):
     """A loop that stops there would lose that step: it does one more, which is saved."""
 
     def comes_late(step: int, _: Any) -> bool:
@@ -91,7 +86,7 @@ def test_a_signal_right_after_a_step_was_declined(
         assert checkpointer.should_stop
 
 
-def test_checkpointers_closed_in_any_order_leave_no_handler(tmp_path: Path) -> None:
+def test_checkpointers_closed_in_any_order_leave_no_handler(tmp_path):
     with handled() as heard:
         mine = signal.getsignal(signal.SIGTERM)
         first, second = ckpt.Checkpointer(tmp_path / "a"), ckpt.Checkpointer(tmp_path / "b")
@@ -109,26 +104,25 @@ def test_checkpointers_closed_in_any_order_leave_no_handler(tmp_path: Path) -> N
         assert signal.getsignal(signal.SIGTERM) == mine
 
 
-def test_a_thread_that_cannot_listen_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_thread_that_cannot_listen_is_told(tmp_path, caplog):
     def train() -> None:
-        with ckpt.Checkpointer(tmp_path) as checkpointer:
+        with ckpt.Checkpointer(tmp_path / "a") as checkpointer:
             for _ in range(3):
                 assert not checkpointer.should_stop
+        assert not asked_before.should_stop
 
-    thread = threading.Thread(target=train, name="trainer")
-    thread.start()
-    thread.join()
+    with ckpt.Checkpointer(tmp_path / "b") as asked_before:
+        assert not asked_before.should_stop
+        thread = threading.Thread(target=train, name="trainer")
+        thread.start()
+        thread.join()
     assert caplog.text.count("SIGTERM will not be noticed") == 1
-    assert "'trainer'" in caplog.text
-
-
-# ---- the grace period ----------------------------------------------------------------------------
+    assert "Python lets only the main thread listen, and this is 'trainer'" in caplog.text
+    assert "Make the Checkpointer, or ask should_stop once, there" in caplog.text
 
 
 @pytest.mark.parametrize("stopped", ["in time", "too late", "while it waits", "not at all"])
-def test_the_grace_period(tmp_path: Path, stopped: str) -> None:
+def test_the_grace_period(tmp_path, stopped):
     go = threading.Event()
 
     def held(event: ckpt.Event) -> None:
@@ -161,8 +155,6 @@ def test_the_grace_period(tmp_path: Path, stopped: str) -> None:
     checkpointer.close()
     assert checkpointer.all_steps() == [1]
 
-
-# ---- in processes that signals end ---------------------------------------------------------------
 
 BEGINNING = """
 import gc, os, signal, sys, time, warnings
@@ -277,7 +269,7 @@ with opened("a") as checkpointer:
 
 
 @pytest.mark.parametrize("what", ENDED)
-def test_a_process_that_is_told_to_stop(tmp_path: Path, what: str) -> None:
+def test_a_process_that_is_told_to_stop(tmp_path, what):
     code, printed, ends = ENDED[what]
     done = forked.run(BEGINNING + code, str(tmp_path), environment=environment(), timeout_secs=60)
     assert (done.stdout, done.returncode) == (printed, ends), done.stderr

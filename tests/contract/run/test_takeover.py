@@ -3,12 +3,9 @@
 The old run is stalled in the middle of a save: right before it asks whether it may still commit, or right after.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,15 +74,7 @@ ROWS = [  # who wakes before the claim is gone on from, whatever number the newc
 
 
 @pytest.mark.parametrize(("stalled", "order", "first", "begun"), ROWS)
-def test_one_history_is_left(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    stalled: str,
-    order: str,
-    first: int,
-    begun: bool,
-) -> None:
+def test_one_history_is_left(tmp_path, monkeypatch, caplog, stalled, order, first, begun):
     """The old run saves step 2; the newcomer's first one has the same number, or one more or less."""
     directory = str(tmp_path / "run")
     if begun:
@@ -120,9 +109,7 @@ def test_one_history_is_left(
 
 
 @pytest.mark.parametrize("stalled", ["before", "after"])
-def test_one_history_is_left_in_a_bucket(
-    store: str, monkeypatch: pytest.MonkeyPatch, stalled: str
-) -> None:
+def test_one_history_is_left_in_a_bucket(store, monkeypatch, stalled):
     write(store, 0)
     with monkeypatch.context() as patch:
         old = Stalled(patch, store, stalled, 2)
@@ -134,7 +121,7 @@ def test_one_history_is_left_in_a_bucket(
     old.run.close()
 
 
-def test_a_step_of_nobody_makes_way_in_a_bucket_while_a_run_saves() -> None:
+def test_a_step_of_nobody_makes_way_in_a_bucket_while_a_run_saves():
     directory = f"memory://nobody-{os.getpid()}/run"
     with start(directory) as run:
         save(run, 0, NEW)
@@ -147,9 +134,7 @@ def test_a_step_of_nobody_makes_way_in_a_bucket_while_a_run_saves() -> None:
     assert values(directory) == {0: NEW, 1: NEW + 1, 5: NEW + 5}
 
 
-def test_an_old_run_that_wakes_late_deletes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_run_that_wakes_late_deletes_nothing(tmp_path, monkeypatch):
     """It has published one step too many; its retention would judge the newcomer's."""
     directory = str(tmp_path / "run")
     write(directory, 0)
@@ -165,9 +150,7 @@ def test_an_old_run_that_wakes_late_deletes_nothing(
 
 
 @pytest.mark.parametrize(("point", "late", "kept"), [("begin", 9, 1), ("record", 1, None)])
-def test_a_late_step_appears_while_the_newcomer_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: seams.Point, late: int, kept: int | None
-) -> None:
+def test_a_late_step_appears_while_the_newcomer_saves(tmp_path, monkeypatch, point, late, kept):
     """As it begins: its retention keeps the newest one only. While it is written, with the same number."""
     directory = str(tmp_path / "run")
     write(directory, 0)
@@ -184,11 +167,8 @@ def test_a_late_step_appears_while_the_newcomer_saves(
     old.run.close()
 
 
-# ---- who is fenced -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_the_older_writer_is_fenced(directory: str, asynchronous: bool) -> None:
+def test_the_older_writer_is_fenced(directory, asynchronous):
     old = start(directory, asynchronous=asynchronous)
     save(old, 1, OLD)
     with start(directory, asynchronous=False) as new:
@@ -205,9 +185,7 @@ def test_the_older_writer_is_fenced(directory: str, asynchronous: bool) -> None:
     old.close()
 
 
-def test_taking_over_from_a_living_writer_warns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_taking_over_from_a_living_writer_warns(tmp_path, caplog):
     old = start(tmp_path, asynchronous=False)
     save(old, 1, OLD)
     assert caplog.text == ""
@@ -226,8 +204,6 @@ def test_taking_over_from_a_living_writer_warns(
         save(third, 3, NEW)
     assert caplog.text == ""
 
-
-# ---- with real processes -------------------------------------------------------------------------
 
 ZOMBIE = """
 import os, signal, sys, threading
@@ -271,9 +247,7 @@ WOKEN = [
 
 
 @pytest.mark.parametrize(("when", "step", "wakes", "first"), WOKEN)
-def test_a_stopped_process_wakes_up(
-    tmp_path: Path, when: str, step: int, wakes: str, first: int
-) -> None:
+def test_a_stopped_process_wakes_up(tmp_path, when, step, wakes, first):
     """A process that SIGSTOP has stopped in the middle of a save."""
     directory, said, errors = tmp_path / "run", tmp_path / "said", tmp_path / "errors"
     write(directory, 0)
@@ -308,9 +282,7 @@ def test_a_stopped_process_wakes_up(
     assert not list(directory.glob(".ckpt-tmp.*"))
 
 
-def test_a_killed_writer_is_taken_over_without_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_writer_is_taken_over_without_a_warning(tmp_path, caplog):
     code = """
 import os, signal, sys
 import numpy as np

@@ -1,7 +1,5 @@
 """A local directory over the persistent one, in a process alone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
@@ -77,7 +75,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_local_takes_every_save_and_persistent_some(run: Run, asynchronous: bool):
+def test_local_takes_every_save_and_persistent_some(run, asynchronous):
     run.train(range(5), asynchronous=asynchronous)
     with ckpt.Checkpointer(run.persistent) as persistent:
         assert persistent.all_steps() == [0, 3]
@@ -90,7 +88,7 @@ def test_local_takes_every_save_and_persistent_some(run: Run, asynchronous: bool
         assert ckpt.verify(step).ok  # alone, a process's own step is a checkpoint like any other
 
 
-def test_the_last_save_before_the_end_is_persistent_too(run: Run):
+def test_the_last_save_before_the_end_is_persistent_too(run):
     policy = ckpt.when.every_steps(2) | ckpt.when.preempted()
     with run.start(NEVER, save_policy=policy) as checkpointer:
         checkpointer.save(2, state(2))
@@ -100,7 +98,7 @@ def test_the_last_save_before_the_end_is_persistent_too(run: Run):
     assert ckpt.Checkpointer(run.persistent).all_steps() == [3]
 
 
-def test_what_both_hold_is_asked_and_read_as_one(run: Run):
+def test_what_both_hold_is_asked_and_read_as_one(run):
     with run.start() as checkpointer:
         for step in range(5):
             checkpointer.save(step, state(step), metrics={"loss": step / 2}, metadata={"at": step})
@@ -121,7 +119,7 @@ def test_what_both_hold_is_asked_and_read_as_one(run: Run):
         assert not reader.should_save(5)
 
 
-def test_a_local_directory_that_is_lost_while_the_run_goes_on(run: Run):
+def test_a_local_directory_that_is_lost_while_the_run_goes_on(run):
     with run.start() as checkpointer:
         for step in range(5):
             checkpointer.save(step, state(step))
@@ -134,7 +132,7 @@ def test_a_local_directory_that_is_lost_while_the_run_goes_on(run: Run):
         assert checkpointer.all_steps() == [0, 3, 5] and list(run.local_steps()) == [5]
 
 
-def test_damage_in_a_step_that_is_local_only(run: Run):
+def test_damage_in_a_step_that_is_local_only(run):
     run.train(range(5))
     turn_a_bit(run.local_steps()[4])
     with run.start() as checkpointer, pytest.raises(CheckpointCorrupt):
@@ -150,7 +148,7 @@ def test_damage_in_a_step_that_is_local_only(run: Run):
     assert restored is not None and restored.step == 4
 
 
-def test_never_from_scratch_when_the_only_copy_is_damaged(run: Run):
+def test_never_from_scratch_when_the_only_copy_is_damaged(run):
     run.train(range(3), options=NEVER)
     turn_a_bit(run.local_steps()[2])
     with (
@@ -162,7 +160,7 @@ def test_never_from_scratch_when_the_only_copy_is_damaged(run: Run):
 
 
 @pytest.mark.parametrize("broken", ["ckpt.json", "state/manifest.ocdbt", "a bit"])
-def test_of_a_damaged_local_copy_the_other_one_is_restored(run: Run, broken: str):
+def test_of_a_damaged_local_copy_the_other_one_is_restored(run, broken):
     run.train(range(4))
     if broken == "a bit":
         turn_a_bit(run.local_steps()[3])
@@ -173,7 +171,7 @@ def test_of_a_damaged_local_copy_the_other_one_is_restored(run: Run, broken: str
     assert Path(restored.path) == run.persistent / "3"
 
 
-def test_a_mismatch_is_raised_and_a_missing_item_is_named(run: Run):
+def test_a_mismatch_is_raised_and_a_missing_item_is_named(run):
     run.train(range(5))
     with run.start() as checkpointer:
         with pytest.raises(ckpt.StructureMismatch):
@@ -183,7 +181,7 @@ def test_a_mismatch_is_raised_and_a_missing_item_is_named(run: Run):
         assert checkpointer.latest_step() == 4  # nothing was taken for damage
 
 
-def test_a_directory_that_was_removed_to_start_anew(run: Run):
+def test_a_directory_that_was_removed_to_start_anew(run):
     """Local steps belong to the persistent directory that they were saved under."""
     run.train(range(5))
     shutil.rmtree(run.persistent)
@@ -193,7 +191,7 @@ def test_a_directory_that_was_removed_to_start_anew(run: Run):
     assert restored is not None and restored.step == 2
 
 
-def test_what_processes_left_that_are_gone(run: Run):
+def test_what_processes_left_that_are_gone(run):
     run.train(range(1))
     (folder,) = run.local.iterdir()
     for name in ("process_1-of-2", "process_1-of-1", "process_2-of-3", "mine"):
@@ -216,9 +214,7 @@ def held(monkeypatch: pytest.MonkeyPatch, place: Path) -> seams.Gate:
     return gate
 
 
-def test_ten_local_saves_end_while_a_persistent_one_is_held_back(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-):
+def test_ten_local_saves_end_while_a_persistent_one_is_held_back(run, monkeypatch):
     gate = held(monkeypatch, run.persistent)
     options = ckpt.Options(persist_policy=ckpt.when.every_steps(100), local_max_to_keep=20)
     with run.start(options) as checkpointer:
@@ -244,7 +240,7 @@ def test_ten_local_saves_end_while_a_persistent_one_is_held_back(
 @pytest.mark.parametrize("tier", ["local", "persistent"])
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_failure_of_one_tier_is_raised_and_the_other_has_the_step(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tier: str, asynchronous: bool
+    run, monkeypatch, tier, asynchronous
 ):
     where = seams.below(getattr(run, tier))
     seams.at(monkeypatch, "commit", before=seams.fail(), where=where, nth=1)
@@ -267,7 +263,7 @@ def test_a_failure_of_one_tier_is_raised_and_the_other_has_the_step(
     assert not [*run.persistent.rglob(".ckpt-tmp.*"), *run.local.rglob(".ckpt-tmp.*")]
 
 
-def test_where_a_local_directory_may_be(run: Run, tmp_path: Path):
+def test_where_a_local_directory_may_be(run, tmp_path):
     with pytest.raises(ValueError, match="file system of this host"):
         ckpt.Checkpointer(run.persistent, local_directory="memory://local")
     (tmp_path / "file").touch()
@@ -280,9 +276,7 @@ def test_where_a_local_directory_may_be(run: Run, tmp_path: Path):
     assert list(run.local_steps()) == [0]
 
 
-def test_directories_that_a_run_makes_are_synced_whoever_makes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directories_that_a_run_makes_are_synced_whoever_makes_them(tmp_path, monkeypatch):
     """Notes such as the run's name are written before the first save, and make its directories."""
     synced: set[str] = set()
     fsync = os.fsync

@@ -1,7 +1,5 @@
 """Steps that share the files of what did not change: how much is written, and that each is whole."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -3,8 +3,6 @@
 It may be the newest: training went back to an older step, and the next save deleted it.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Iterator
@@ -39,7 +37,7 @@ def make_newest(tmp_path: Path) -> Path:
     return record.parent
 
 
-def test_a_newer_format_is_told_and_stays(newest: Path, tmp_path: Path) -> None:
+def test_a_newer_format_is_told_and_stays(newest, tmp_path):
     record = read_record(newest)
     record["format_version"] = 2
     write_record(newest, record)
@@ -67,9 +65,7 @@ def test_a_newer_format_is_told_and_stays(newest: Path, tmp_path: Path) -> None:
         *(("scandir", number) for number in (errno.ENODEV, errno.ETIMEDOUT, errno.EMFILE)),
     ],
 )
-def test_what_the_system_refuses_is_told(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
-) -> None:
+def test_what_the_system_refuses_is_told(newest, tmp_path, monkeypatch, name, number):
     with monkeypatch.context() as patch:
         refuse(patch, newest if name == "open" else newest.parent, number, calls=(name,))
         reader = start(tmp_path, read_only=True)
@@ -85,8 +81,8 @@ def test_what_the_system_refuses_is_told(
 @pytest.mark.linux("/proc/self/fd")
 @pytest.mark.parametrize("of", ["preadv", "pread"])
 def test_a_disk_that_does_not_give_the_data_of_the_newest_step_is_no_damage(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
-) -> None:
+    newest, tmp_path, monkeypatch, of
+):
     """Nothing is read from an older step instead, nothing moved to ``damaged/``; the older one by its number."""
     with monkeypatch.context() as patch:
         met = failing_reads(patch, newest, of)
@@ -110,8 +106,8 @@ def test_a_disk_that_does_not_give_the_data_of_the_newest_step_is_no_damage(
 
 @pytest.mark.linux("/proc/self/fd")
 def test_the_persistent_copy_is_read_if_the_local_disk_does_not_give_its_own(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    newest, tmp_path, monkeypatch
+):
     met = failing_reads(monkeypatch, newest.parent / "2")
     with start(tmp_path) as checkpointer:
         restored = checkpointer.restore(2, state(9))
@@ -120,8 +116,8 @@ def test_the_persistent_copy_is_read_if_the_local_disk_does_not_give_its_own(
 
 @pytest.mark.linux("/proc/self/fd")
 def test_a_load_reads_the_local_copy_if_the_persistent_one_cannot_be_read(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    newest, tmp_path, monkeypatch
+):
     with start(tmp_path, read_only=True) as reader:
         with monkeypatch.context() as patch:
             met = failing_reads(patch, tmp_path / "run" / "2")
@@ -134,9 +130,7 @@ def test_a_load_reads_the_local_copy_if_the_persistent_one_cannot_be_read(
             reader.load(3)
 
 
-def test_a_folder_of_runs_that_cannot_be_listed(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_runs_that_cannot_be_listed(newest, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         met = refuse(patch, newest.parents[1], errno.EIO, calls=("scandir",))
         with start(tmp_path) as checkpointer:
@@ -149,8 +143,8 @@ def test_a_folder_of_runs_that_cannot_be_listed(
 
 
 def test_what_goes_on_from_the_newest_step_is_refused_while_one_cannot_be_read(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    newest, tmp_path, monkeypatch
+):
     """Who asked for ``latest_step()``, and restored that, or began anew, lost the newest one at the next save."""
     unread = r"local step 3 cannot be read"
     for others in (True, False):
@@ -196,9 +190,7 @@ def begun_without(
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_nor_that_of_an_older_one(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
-) -> None:
+def test_nor_that_of_an_older_one(newest, tmp_path, monkeypatch, force):
     """Several cannot be read: which is told of is the newest, and what counts is each."""
     shutil.rmtree(tmp_path / "run" / "2")
     with begun_without([newest, newest.parent / "2"], tmp_path, monkeypatch) as checkpointer:
@@ -213,9 +205,7 @@ def test_nor_that_of_an_older_one(
 
 
 @pytest.mark.parametrize("step", [3, 4])
-def test_nor_does_one_begin_while_none_can_be_listed(
-    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_nor_does_one_begin_while_none_can_be_listed(newest, tmp_path, monkeypatch, step):
     """What it would replace, and what its retention would delete, is not known."""
     with begun_without([newest.parents[1]], tmp_path, monkeypatch, "scandir") as checkpointer:
         with pytest.raises(OSError, match=r"local steps cannot be read.*restore_latest\(\) looks"):
@@ -226,7 +216,7 @@ def test_nor_does_one_begin_while_none_can_be_listed(
 
 
 @pytest.mark.parametrize("to", [1, 0])
-def test_who_has_left_it_hears_no_more_of_it(unread: ckpt.Checkpointer, to: int) -> None:
+def test_who_has_left_it_hears_no_more_of_it(unread, to):
     with pytest.raises(OSError, match="the local step 3 cannot be read"):
         unread.latest_step()
     gone = unread.rollback_to(to)
@@ -236,14 +226,14 @@ def test_who_has_left_it_hears_no_more_of_it(unread: ckpt.Checkpointer, to: int)
     assert unread.latest_step() == to + 1
 
 
-def test_who_restores_an_older_one_and_saves_hears_no_more_of_it(unread: ckpt.Checkpointer) -> None:
+def test_who_restores_an_older_one_and_saves_hears_no_more_of_it(unread):
     assert unread.restore(1, state(9)).state["n"] == 1
     unread.save(2, state(2))
     unread.wait_until_finished()
     assert unread.latest_step() == 2
 
 
-def test_it_is_not_deleted_as_if_it_were_not_there(unread: ckpt.Checkpointer) -> None:
+def test_it_is_not_deleted_as_if_it_were_not_there(unread):
     for call in (unread.delete, unread.inspect, unread.load):
         with pytest.raises(OSError, match="the local step 3 cannot be read, which says nothing"):
             call(3)

@@ -1,7 +1,5 @@
 """Compression by pattern of paths: what is stored, what loads it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -14,6 +14,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support import seams
+from tests.support.own import Own
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -65,7 +66,7 @@ SAVES = [_save_async, _on_the_device, _checkpointer, _tiers]
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_a_raised_failure_holds_nothing(save: Any, full_disk: None, tmp_path: Path) -> None:
+def test_a_raised_failure_holds_nothing(save, full_disk, tmp_path):
     tree, references = state()
     wait = save(tmp_path / "a", tree)
     del tree
@@ -75,7 +76,7 @@ def test_a_raised_failure_holds_nothing(save: Any, full_disk: None, tmp_path: Pa
     assert wait
 
 
-def test_a_failure_that_nobody_asked_about_holds_no_arrays(full_disk: None, tmp_path: Path) -> None:
+def test_a_failure_that_nobody_asked_about_holds_no_arrays(full_disk, tmp_path):
     tree, references = state()
     pending = ckpt.save_async(tmp_path / "a", tree, options=QUICK)
     del tree
@@ -93,7 +94,7 @@ def test_a_failure_that_nobody_asked_about_holds_no_arrays(full_disk: None, tmp_
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_a_save_that_ended_well_holds_nothing(save: Any, tmp_path: Path) -> None:
+def test_a_save_that_ended_well_holds_nothing(save, tmp_path):
     tree, references = state()
     wait = save(tmp_path / "a", tree)
     del tree
@@ -102,7 +103,7 @@ def test_a_save_that_ended_well_holds_nothing(save: Any, tmp_path: Path) -> None
     assert wait
 
 
-def test_what_was_loaded_belongs_to_the_caller(tmp_path: Path) -> None:
+def test_what_was_loaded_belongs_to_the_caller(tmp_path):
     """And the target of a load, once it has ended."""
     ckpt.save(tmp_path / "a", {"w": jnp.ones(50_000)}, options=QUICK)
     like = {"w": jnp.zeros(50_000)}
@@ -116,28 +117,15 @@ def test_what_was_loaded_belongs_to_the_caller(tmp_path: Path) -> None:
     assert_gone(references)
 
 
-class Owner:
-    """Holds its arrays, and takes part in saves by itself."""
-
-    def __init__(self) -> None:
-        self.w = jnp.ones(1000)
-
-    def get_state(self) -> Any:
-        return {"w": self.w}
-
-    def set_state(self, state: Any) -> None:
-        self.w = state["w"]
-
-
-def test_a_model_is_not_kept_alive(tmp_path: Path) -> None:
-    owner = Owner()
+def test_a_model_is_not_kept_alive(tmp_path):
+    owner = Own(w=jnp.ones(1000))
     references = [weakref.ref(owner)]
     ckpt.save(tmp_path / "one", model=owner)
     del owner
     assert_gone(references)
 
 
-def test_saves_and_loads_leave_no_objects_behind(tmp_path: Path) -> None:
+def test_saves_and_loads_leave_no_objects_behind(tmp_path):
     """TensorStore's own decoding left 8 objects for each leaf of every save and load, for ever."""
     leaves = 300
     state = {f"w{number}": jnp.ones(100) for number in range(leaves)}

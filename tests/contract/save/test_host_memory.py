@@ -1,7 +1,5 @@
 """The host memory that a save takes beyond the arrays, which Options.max_host_bytes bounds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -24,9 +24,6 @@ def same(got, want):
         np.testing.assert_array_equal(one, other)
 
 
-# -------------------------------------------------------------------------------------- one state
-
-
 @pytest.fixture
 def run(tmp_path):
     with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
@@ -73,9 +70,6 @@ def test_we_read_the_one_state_by_every_name(run):
         ckpt.load(run / "3", item="other")
 
 
-# ----------------------------------------------------------------------------- restored as it is saved
-
-
 def test_a_state_is_restored_by_position_as_it_was_saved(run):
     with ckpt.Checkpointer(run) as checkpointer:
         latest = checkpointer.restore_latest(tree(9))
@@ -106,9 +100,6 @@ def test_one_state_where_items_were_saved_names_them(tmp_path):
     ckpt.save(tmp_path / "c", model=tree(), rest=tree())
     with pytest.raises(ckpt.CheckpointNotFound, match="model, rest"):
         ckpt.restore(tmp_path / "c", tree())
-
-
-# ------------------------------------------------------------------ names that Orbax uses for itself
 
 
 def test_items_called_metadata_and_metrics(tmp_path):

@@ -1,9 +1,6 @@
 """``background_priority="low"``: the threads of a background save give way, those that somebody waits for do not."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -42,7 +39,7 @@ print(json.dumps([told, os.getpriority(os.PRIO_PROCESS, 0) - base, 19 - base]))
 
 
 @pytest.mark.linux("threads have priorities of their own")
-def test_only_the_threads_of_a_background_save_give_way(tmp_path: Path) -> None:
+def test_only_the_threads_of_a_background_save_give_way(tmp_path):
     done = forked.run(CHILD, str(tmp_path), environment=environment())
     assert done.returncode == 0, done.stderr
     told, caller, low = json.loads(done.stdout)

@@ -1,15 +1,11 @@
 """A save or load that takes long says where it is."""
 
-from __future__ import annotations
-
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import ckpt_core as ckpt
 from tests.support import seams
@@ -22,9 +18,7 @@ def wait_for(condition: Any, secs: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_save_that_hangs_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_save_that_hangs_says_where(tmp_path, monkeypatch, caplog):
     gate, told = seams.Gate(), []
     seams.at(monkeypatch, "record", before=gate)
 
@@ -50,7 +44,7 @@ def test_a_save_that_hangs_says_where(
     assert len(told) == count, "it has ended"
 
 
-def test_quick_work_is_not_reported(tmp_path: Path) -> None:
+def test_quick_work_is_not_reported(tmp_path):
     events: list[Any] = []
     options = ckpt.Options(on_event=events.append)
     ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=options)

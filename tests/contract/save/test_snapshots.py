@@ -145,9 +145,6 @@ def test_options_and_policies_are_of_the_call(tmp_path, gate):
     assert began == [0, 2, 4] and checkpointer.all_steps() == [0, 4]
 
 
-# ---- the memory of one save is used again by the next --------------------------------------------
-
-
 @pytest.mark.parametrize("tier", [False, True])
 def test_saves_in_a_row_are_each_of_their_moment(tmp_path, tier):
     state = {"a": np.zeros((64, 1024)), "b": np.zeros(7, np.int8)}

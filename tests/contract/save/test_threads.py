@@ -4,11 +4,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ckpt_core as ckpt
 from tests.support import seams
@@ -47,7 +45,7 @@ def all_at_once(*calls: Callable[[], None]) -> list[BaseException]:
     return raised
 
 
-def test_saving_restoring_and_asking_at_once(tmp_path: Path) -> None:
+def test_saving_restoring_and_asking_at_once(tmp_path):
     with ckpt.Checkpointer(tmp_path, options=QUICK, max_to_keep=3) as checkpointer:
         checkpointer.save(0, state_of(0))
 
@@ -73,7 +71,7 @@ def test_saving_restoring_and_asking_at_once(tmp_path: Path) -> None:
     assert all(is_state_of(step, ckpt.load(tmp_path / str(step))) for step in (9, 10, 11))
 
 
-def test_a_failure_is_raised_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_raised_in_one_thread(tmp_path, monkeypatch):
     checkpointer = ckpt.Checkpointer(tmp_path, options=QUICK)
     for number in range(5):
         with monkeypatch.context() as now:
@@ -84,7 +82,7 @@ def test_a_failure_is_raised_in_one_thread(tmp_path: Path, monkeypatch: pytest.M
     checkpointer.close()
 
 
-def test_saves_to_one_path(tmp_path: Path) -> None:
+def test_saves_to_one_path(tmp_path):
     """One of them is there, and the others raise."""
     path, done = tmp_path / "a", []
 
@@ -98,7 +96,7 @@ def test_saves_to_one_path(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_call_from_within_a_call_is_refused(tmp_path: Path) -> None:
+def test_a_call_from_within_a_call_is_refused(tmp_path):
     """A handler that saves, while a save is at work: to wait for it would be for ever. Between calls it may."""
     told: list[str] = []
 

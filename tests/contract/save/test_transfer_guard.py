@@ -1,8 +1,5 @@
 """Saves and restores under `jax.transfer_guard`."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,7 +47,7 @@ def traits(tree: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("snapshot", ["host", "device", "pinned_host"])
-def test_trees(tmp_path: Path, tree: dict[str, Any], snapshot: Any) -> None:
+def test_trees(tmp_path, tree, snapshot):
     options = ckpt.Options(snapshot=snapshot)
     with jax.transfer_guard("disallow"):
         ckpt.save(tmp_path / "a", tree)
@@ -85,7 +82,7 @@ def keras_model(value: float) -> Any:
 
 
 @pytest.mark.parametrize(("make", "atomic"), [(Model, False), (Model, True), (keras_model, False)])
-def test_live_objects(tmp_path: Path, make: Any, atomic: bool) -> None:
+def test_live_objects(tmp_path, make, atomic):
     saved, target = make(3.0), make(1.0)
     options = ckpt.Options(atomic_restore=atomic)
     with jax.transfer_guard("disallow"):
@@ -97,7 +94,7 @@ def test_live_objects(tmp_path: Path, make: Any, atomic: bool) -> None:
     assert_same(one, other)
 
 
-def test_who_forbids_explicit_transfers_too_gets_jax_s_own_error(tmp_path: Path) -> None:
+def test_who_forbids_explicit_transfers_too_gets_jax_s_own_error(tmp_path):
     ckpt.save(tmp_path / "a", model=Model(3.0))
     model = Model(1.0)
     with jax.transfer_guard("disallow_explicit"):

@@ -1,10 +1,7 @@
 """``ckpt.writer``: a checkpoint built piece by piece."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -51,7 +48,7 @@ def write_in_parts(path: Any, tree: dict[str, Any], **arguments: Any) -> None:
         w.add("one", np.arange(3))
 
 
-def test_parts_are_what_one_save_writes(tmp_path: Path, mesh: Any) -> None:
+def test_parts_are_what_one_save_writes(tmp_path, mesh):
     tree = state(mesh)
     items = {"params": tree, "config": ckpt.Json({"a": [1]}), "one": np.arange(3)}
     ckpt.save(tmp_path / "whole", items=items, metadata={"from": "here"})
@@ -67,7 +64,7 @@ def test_parts_are_what_one_save_writes(tmp_path: Path, mesh: Any) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_in_a_store(store: str) -> None:
+def test_in_a_store(store):
     tree = state()
     write_in_parts(store, tree)
     assert_same(ckpt.load(store)["params"], tree)
@@ -82,7 +79,7 @@ def test_in_a_store(store: str) -> None:
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("length", [1000, 3 * MIB])
-def test_what_was_added_may_be_changed(tmp_path: Path, length: int, compression: Any) -> None:
+def test_what_was_added_may_be_changed(tmp_path, length, compression):
     """Small parts wait for others, large ones are written at once."""
     values, options = np.zeros(length), ckpt.Options(compression=compression)
     with ckpt.writer(tmp_path / "a", options=options) as w:
@@ -94,7 +91,7 @@ def test_what_was_added_may_be_changed(tmp_path: Path, length: int, compression:
     assert [np.unique(found[str(part)]).tolist() for part in range(4)] == [[0], [1], [2], [3]]
 
 
-def test_memory_is_that_of_one_part(tmp_path: Path) -> None:
+def test_memory_is_that_of_one_part(tmp_path):
     part_bytes, count = 16 * MIB, 20
     tracemalloc.start()
     try:
@@ -108,7 +105,7 @@ def test_memory_is_that_of_one_part(tmp_path: Path) -> None:
     assert ckpt.verify(tmp_path / "a").ok
 
 
-def test_small_parts_do_not_make_many_files(tmp_path: Path) -> None:
+def test_small_parts_do_not_make_many_files(tmp_path):
     with ckpt.writer(tmp_path / "a") as w:
         for part in range(300):
             w.add("params", {str(part): np.full(100, part)})
@@ -122,13 +119,13 @@ def fail_halfway(path: Any, **arguments: Any) -> None:
         raise KeyError("mine")
 
 
-def test_an_exception_leaves_nothing(store: str) -> None:
+def test_an_exception_leaves_nothing(store):
     with pytest.raises(KeyError, match="mine"):
         fail_halfway(store)
     assert keys_at(store).list() == []
 
 
-def test_an_exception_on_disk_leaves_what_was_there(tmp_path: Path) -> None:
+def test_an_exception_on_disk_leaves_what_was_there(tmp_path):
     ckpt.save(tmp_path / "a", {"x": 1})
     with pytest.raises(KeyError, match="mine"):
         fail_halfway(tmp_path / "a", overwrite=True)
@@ -143,7 +140,7 @@ def test_an_exception_on_disk_leaves_what_was_there(tmp_path: Path) -> None:
         w.add("params", {"b": 1})
 
 
-def test_a_part_that_cannot_be_written_is_the_end(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_written_is_the_end(tmp_path):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -178,9 +175,7 @@ def test_a_part_that_cannot_be_written_is_the_end(tmp_path: Path) -> None:
         ("params", {"o": object()}, "object"),
     ],
 )
-def test_what_is_there_is_refused_and_the_rest_goes_on(
-    tmp_path: Path, item: str, value: Any, where: str
-) -> None:
+def test_what_is_there_is_refused_and_the_rest_goes_on(tmp_path, item, value, where):
     with ckpt.writer(tmp_path / "a") as w:
         w.add("params", {"a": {"x": np.ones(2)}})
         w.add("json", ckpt.Json(1))
@@ -194,7 +189,7 @@ def test_what_is_there_is_refused_and_the_rest_goes_on(
     assert list(found["params"]) == ["a"] and found["json"] == 1
 
 
-def test_wrong_use_is_refused(tmp_path: Path) -> None:
+def test_wrong_use_is_refused(tmp_path):
     with (
         pytest.raises(ckpt.CheckpointError, match="nothing was added"),
         ckpt.writer(tmp_path / "a"),
@@ -212,7 +207,7 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_the_metadata_of_a_writer(tmp_path) -> None:
+def test_the_metadata_of_a_writer(tmp_path):
     with ckpt.writer(tmp_path / "x", metadata={"a": 1}) as writer:
         writer.add("w", np.ones(2))
         told = {"b": [2]}

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -76,9 +75,6 @@ def test_by_items_any_name_is_one(tmp_path):
     assert [*ckpt.restore(tmp_path / "b", **{name: STATE for name in ordinary})] == ordinary
 
 
-# ---- refused: what is called with the directory and a Checkpointer, what it says -----------------
-
-
 def settings(**arguments):
     return lambda root, run: ckpt.Checkpointer(root / "other", **arguments)
 
@@ -111,6 +107,7 @@ NO_SETTINGS = [
     {"max_to_kep": 3},
 ]
 EVERY_100 = r"save_policy=ckpt\.when\.every_steps\(100\)"
+# What is called with the directory and a Checkpointer, its error, what that says.
 REFUSED = [
     *[(call, TypeError, None) for call in (saves(tree(), model=tree()), saves(), saves(items={}))],
     (saves(tree(), items={"model": tree()}), TypeError, None),
@@ -168,24 +165,6 @@ def test_paths_that_no_file_can_have(path):
             call()
         if isinstance(path, str) and path:
             assert caught.match("no path can hold")
-
-
-# ---- taken ---------------------------------------------------------------------------------------
-
-
-def test_metrics_may_be_arrays_of_one_number(tmp_path):
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, tree(), metrics={"a": jnp.float32(0.5), "b": np.float64(1), "c": 2})
-        checkpointer.wait_until_finished()
-        assert checkpointer.metrics(1) == {"a": 0.5, "b": 1.0, "c": 2}
-
-
-def test_a_step_may_be_an_integer_of_numpy_or_jax(tmp_path):
-    with ckpt.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(np.int64(1), tree(1))
-        checkpointer.save(jnp.int32(2), tree(2))
-        assert_tree(checkpointer.load(np.int32(1)), 1)
-    assert_tree(ckpt.load(tmp_path / "2"), 2)
 
 
 @pytest.mark.parametrize(

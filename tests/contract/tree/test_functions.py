@@ -1,7 +1,5 @@
 """Functions in the fields of modules: told apart by their names, and told where they stand on one side only."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,7 @@ DIFFER: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", DIFFER)
-def test_functions_are_told_apart_by_their_names(name: str, tmp_path: Path):
+def test_functions_are_told_apart_by_their_names(name, tmp_path):
     one, other = DIFFER[name]
     ckpt.save(tmp_path / "one", field(one))
     assert ckpt.load(tmp_path / "one", field(one, 2.0)).w[0] == 1
@@ -63,14 +61,11 @@ def test_functions_are_told_apart_by_their_names(name: str, tmp_path: Path):
     assert ckpt.load(tmp_path / "one", field(other, 2.0), unexpected="ignore").w[0] == 1
 
 
-def test_without_a_target_a_function_is_missed_too(tmp_path: Path):
+def test_without_a_target_a_function_is_missed_too(tmp_path):
     ckpt.save(tmp_path / "one", field(jax.tree_util.Partial(jax.nn.relu, 1)))
     with pytest.raises(ckpt.StructureMismatch, match=r"f: is the function .*relu"):
         ckpt.load(tmp_path / "one")
     assert ckpt.load(tmp_path / "one", only="**")["w"].shape == (2,)
-
-
-# ------------------------------------------------------------------- functions on one side only
 
 
 def told(path: Path, target: Any, **arguments: Any) -> list[tuple[str, str | None, str | None]]:
@@ -97,12 +92,12 @@ RENAMED = [("f", SIN, "g"), ("g", "no function", "f")]
         (Field(ONES, [jnp.cos, jnp.sin]), Field(ONES, [jnp.cos]), [("f/1", SIN, None)]),
     ],
 )
-def test_a_function_on_one_side_is_told(saved: Any, target: Any, expected: Any, tmp_path: Path):
+def test_a_function_on_one_side_is_told(saved, target, expected, tmp_path):
     ckpt.save(tmp_path / "one", saved)
     assert told(tmp_path / "one", target) == expected
 
 
-def test_a_side_without_any_misses_nothing(tmp_path: Path):
+def test_a_side_without_any_misses_nothing(tmp_path):
     whole = Field(ONES, jnp.sin)
     ckpt.save(tmp_path / "whole", whole)
     ckpt.save(tmp_path / "filtered", eqx.filter(whole, eqx.is_array))
@@ -112,7 +107,7 @@ def test_a_side_without_any_misses_nothing(tmp_path: Path):
     assert ckpt.load(tmp_path / "bare", whole).f is whole.f
 
 
-def test_a_renamed_field_is_found_by_rename(tmp_path: Path):
+def test_a_renamed_field_is_found_by_rename(tmp_path):
     ckpt.save(tmp_path / "one", Field(ONES, jnp.sin))
     with pytest.raises(ckpt.StructureMismatch, match="rename="):
         ckpt.load(tmp_path / "one", Renamed(ONES, jnp.sin))

@@ -1,7 +1,5 @@
 """An object of the host that a program changes in place stays one: at two places of a tree, in two items of a save."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

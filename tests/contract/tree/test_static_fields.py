@@ -1,7 +1,5 @@
 """Static fields of registered classes: what is plain comes back and is compared, the rest is told or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools
@@ -98,7 +96,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_plain_static_fields_come_back_with_their_class(cls: Any, tmp_path: Path):
+def test_plain_static_fields_come_back_with_their_class(cls, tmp_path):
     saved = [cls(jnp.ones(2), value) for value in PLAIN]
     ckpt.save(tmp_path / "one", {"deep": saved})
     for found, value in zip(ckpt.load(tmp_path / "one")["deep"], PLAIN, strict=True):
@@ -113,14 +111,14 @@ NOT_PLAIN = [[1], {"a": 1}, jnp.sin, object(), np.float32(1), (object(),), np.dt
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
-def test_of_what_is_not_plain_the_arrays_come_back(cls: Any, tmp_path: Path):
+def test_of_what_is_not_plain_the_arrays_come_back(cls, tmp_path):
     ckpt.save(tmp_path / "one", [cls(1.5, value) for value in NOT_PLAIN])
     assert ckpt.load(tmp_path / "one") == [{"w": 1.5}] * len(NOT_PLAIN)
     found = ckpt.load(tmp_path / "one", [cls(0.0, value) for value in NOT_PLAIN])
     assert all(one.meta is value for one, value in zip(found, NOT_PLAIN, strict=True))
 
 
-def test_what_is_not_at_hand_comes_back_as_a_dict(tmp_path: Path, monkeypatch):
+def test_what_is_not_at_hand_comes_back_as_a_dict(tmp_path, monkeypatch):
     ckpt.save(tmp_path / "enum", Registered(1.5, Color.BLUE))
     ckpt.save(tmp_path / "class", Struct(1.5, 2))
     monkeypatch.delattr(f"{__name__}.Color")
@@ -128,7 +126,7 @@ def test_what_is_not_at_hand_comes_back_as_a_dict(tmp_path: Path, monkeypatch):
     assert ckpt.load(tmp_path / "enum") == ckpt.load(tmp_path / "class") == {"w": 1.5}
 
 
-def test_a_record_without_static_fields_is_what_it_was(tmp_path: Path):
+def test_a_record_without_static_fields_is_what_it_was(tmp_path):
     """And loads as one of before, where classes are named whose fields are not."""
     ckpt.save(tmp_path / "one", {"a": [1, (2,)], "b": jnp.ones(2)})
     assert b'"statics"' not in (tmp_path / "one/ckpt.json").read_bytes()
@@ -174,7 +172,7 @@ IMPOSSIBLE = [
     [(None, one) for one in IMPOSSIBLE]
     + [(at, {"fields": {}}) for at in (0, 1, -1, 10**6, "1", 1.0, True)],
 )
-def test_impossible_static_fields_are_damage(at: Any, static: Any, tmp_path: Path):
+def test_impossible_static_fields_are_damage(at, static, tmp_path):
     path = crafted(tmp_path / "one", [(at, static)])
     with pytest.raises(ckpt.CheckpointCorrupt):
         ckpt.load(path)
@@ -198,7 +196,7 @@ def test_impossible_static_fields_are_damage(at: Any, static: Any, tmp_path: Pat
         ["numpy", "str_"],
     ],
 )
-def test_values_that_nobody_saves_make_no_object(field: Any, tmp_path: Path):
+def test_values_that_nobody_saves_make_no_object(field, tmp_path):
     path = crafted(tmp_path / "one", [(None, {"fields": {"meta": field}})])
     assert ckpt.load(path) == {"a": [1, None], "r": {"w": 1.5}}
 
@@ -209,13 +207,13 @@ class Net(nnx.Module):
 
 
 @pytest.mark.parametrize("make", [lambda: nnx.split(Net()), lambda: {"a": Handmade(), "b": 1}])
-def test_static_objects_that_would_be_dropped_are_refused(make: Any, tmp_path: Path):
+def test_static_objects_that_would_be_dropped_are_refused(make, tmp_path):
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"static to jax.*save the state") as refused:
         ckpt.save(tmp_path / "one", make())
     assert refused.value.leaf in ("0", "a") and not (tmp_path / "one").exists()
 
 
-def test_static_objects_of_plain_fields_come_back(tmp_path: Path):
+def test_static_objects_of_plain_fields_come_back(tmp_path):
     ckpt.save(tmp_path / "one", {"c": Config(7), "n": Nothing(), "w": 1})
     assert ckpt.load(tmp_path / "one")["c"] == Config(7)
     target = {"c": Config(7), "n": Nothing(), "w": 0}
@@ -233,7 +231,7 @@ class Handwritten:
         return (self.w,), self.aux
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> Handwritten:
+    def tree_unflatten(cls, aux: Any, children: Any) -> "Handwritten":
         return cls(*children, aux)
 
 
@@ -266,7 +264,7 @@ NUMBERS += [((None, 1), (3, 1))]
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_another_static_value_is_a_mismatch(make: Any, tmp_path: Path):
+def test_another_static_value_is_a_mismatch(make, tmp_path):
     def state(w: float, side: int) -> Any:
         return {f"{n}": make(w, pair[side]) for n, pair in enumerate(NUMBERS)}
 
@@ -303,13 +301,13 @@ def test_another_static_value_is_a_mismatch(make: Any, tmp_path: Path):
         (object(), object()),
     ],
 )
-def test_what_means_the_same_or_is_no_value_is_none(one: Any, other: Any, tmp_path: Path):
+def test_what_means_the_same_or_is_no_value_is_none(one, other, tmp_path):
     for make in (Registered, Handwritten):
         ckpt.save(tmp_path / "one", make(1.5, one), overwrite=True)
         assert ckpt.load(tmp_path / "one", make(0.0, other)).w == 1.5
 
 
-def test_another_text_is_a_warning_with_both(tmp_path: Path):
+def test_another_text_is_a_warning_with_both(tmp_path):
     ckpt.save(tmp_path / "one", {"run": Struct(1.5, "a"), "at": Handwritten(1.5, ("x", None))})
     target = {"run": Struct(0.0, "b"), "at": Handwritten(0.0, (None, "y"))}
     with pytest.warns(UserWarning, match=r"run/meta: .*saved 'a', wanted 'b'.*at/aux_data: .*'y'"):
@@ -318,7 +316,7 @@ def test_another_text_is_a_warning_with_both(tmp_path: Path):
     ckpt.load(tmp_path / "one", target, static="target")
 
 
-def test_the_argument_is_checked(tmp_path: Path):
+def test_the_argument_is_checked(tmp_path):
     ckpt.save(tmp_path / "one", Registered(1.5, 3))
     with pytest.raises(ValueError, match=r"static must be 'error' or 'target'"):
         ckpt.load(tmp_path / "one", Registered(0.0, 3), static="ignore")
@@ -326,7 +324,7 @@ def test_the_argument_is_checked(tmp_path: Path):
         ckpt.load(tmp_path / "one", static="target")
 
 
-def test_only_what_is_restored_whole_is_compared(tmp_path: Path):
+def test_only_what_is_restored_whole_is_compared(tmp_path):
     saved = Module({"in": Module(1.5, 2), "out": 2.5}, 3)
     ckpt.save(tmp_path / "one", saved)
     target = Module({"in": Module(0.0, 2), "out": 0.0}, 4)
@@ -352,7 +350,7 @@ class Loop:
         self.module = state["module"]
 
 
-def test_in_the_state_of_a_users_object_and_in_a_run(tmp_path: Path):
+def test_in_the_state_of_a_users_object_and_in_a_run(tmp_path):
     with ckpt.Checkpointer(tmp_path / "run") as run:
         run.save(0, loop=Loop(4), step=0)
     with ckpt.Checkpointer(tmp_path / "run") as run:
@@ -372,7 +370,7 @@ def test_in_the_state_of_a_users_object_and_in_a_run(tmp_path: Path):
     "constants",
     [[[0, 1]], [["x", {}]], [[99, {}]], [[1, {}]], [[0, {"a": {}}]], [[0, {"a": ["f"]}]], 3],
 )
-def test_impossible_constants_are_damage(constants: Any, tmp_path: Path):
+def test_impossible_constants_are_damage(constants, tmp_path):
     ckpt.save(tmp_path / "one", [1, Handwritten(1.5, 4)])
     record = read_record(tmp_path / "one")
     assert record["items"]["state"]["constants"] == [[2, {"aux_data": 4}]]
@@ -382,7 +380,7 @@ def test_impossible_constants_are_damage(constants: Any, tmp_path: Path):
         ckpt.load(tmp_path / "one")
 
 
-def test_numbers_that_no_float_can_be_are_refused(tmp_path: Path):
+def test_numbers_that_no_float_can_be_are_refused(tmp_path):
     path = crafted(tmp_path / "one", [(None, {"fields": {"meta": ["float", "x"]}})])
     with pytest.raises(ckpt.StructureMismatch, match="r/meta"):
         ckpt.load(path, {"a": [1, None], "r": Registered(0.0, 3)})

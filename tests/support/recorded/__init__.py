@@ -3,8 +3,6 @@
 Each subject is a module with a generator of lines of its own: ``python -m tests.support.recorded operations`` prints one.
 """
 
-from __future__ import annotations
-
 import re
 
 VOLATILE = re.compile(

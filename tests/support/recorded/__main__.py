@@ -1,7 +1,5 @@
 """Writes what ``tests/recorded`` holds into a temporary folder and prints the differences; ``UPDATE=1`` replaces it."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """What checkpoints of every layout leave on disk, without tokens and times; and every public signature."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """The class of each error on every process, where a test makes one process fail."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

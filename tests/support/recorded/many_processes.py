@@ -4,8 +4,6 @@ Runs the code that process 0 decides with, on what each of so many processes wou
 answers and tables. Nothing is sent. Sizes without those of keys and of the transport.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How many MiB saves, loads, pieces and imports take at most, beyond what the program holds before."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

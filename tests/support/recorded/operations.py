@@ -1,7 +1,5 @@
 """What each scenario in which tests kill a process does to the disk, undisturbed; and what it asks of a bucket."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

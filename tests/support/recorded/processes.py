@@ -1,7 +1,5 @@
 """What processes tell each other in each call, and what two leave on disk."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator

@@ -1,30 +1,18 @@
 """Hidden names beside checkpoints: whatever a checkpoint is called, nobody takes another one's for its own."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import example, given
 
 import ckpt_core as ckpt
-from ckpt_core._directory import PosixBackend, hidden_names
+from ckpt_core._directory import PosixBackend
 from ckpt_core.testing import assert_same
 
 DEAD = "00000000-1-1"
 QUICK = ckpt.Options(durable=False)
-
-checkpoint_names = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=260
-) | st.binary(min_size=1, max_size=255).map(os.fsdecode)
-checkpoint_names = checkpoint_names.filter(
-    lambda name: "/" not in name and "\0" not in name and name not in (".", "..")
-)
 
 
 def state(value: float) -> dict[str, Any]:
@@ -35,57 +23,13 @@ def saved_value(path: str | Path) -> float:
     return float(ckpt.load(path)["w"][0])
 
 
-# ---- made and read ------------------------------------------------------------------------------
-
-
-@given(
-    checkpoint_names,
-    checkpoint_names,
-    st.sampled_from([hidden_names.TEMPORARY, hidden_names.REPLACED, hidden_names.KEPT]),
-)
-@example("model", "model.v2", hidden_names.REPLACED)
-@example("model", "model.v2.deadbeef", hidden_names.REPLACED)
-@example("a" * 64, "a" * 65, hidden_names.REPLACED)
-def test_a_hidden_name_says_whose_it_is(name: str, other: str, kind: str) -> None:
-    made = os.path.basename(hidden_names.make(kind, "/somewhere", name))
-    assert len(os.fsencode(made)) <= 143  # what the most frugal file system takes
-    found = hidden_names.parse(made)
-    assert found is not None
-    assert (found.entry, found.kind) == (made, kind)
-    assert found.is_of(name)
-    assert found.is_of(other) == (name == other)
-    assert found.name in (name, None)
-    assert (found.name == name) == (len(os.fsencode(name)) <= 64)
-
-
-@pytest.mark.parametrize(
-    "entry", [".ckpt-old.model", ".ckpt-old..deadbeef", ".ckpt-old.model.notrandom", ".ckpt-tmp.model",
-              ".ckpt-tmp.", ".ckpt-kept.model.deadbeef", ".ckpt-owner", ".ckpt-run", "model", ""]
-)  # fmt: skip
-def test_what_is_no_hidden_name(entry: str) -> None:
-    assert hidden_names.parse(entry) is None
-
-
-@given(checkpoint_names, st.integers(8, 300))
-def test_a_shortened_name_is_its_beginning(name: str, most_bytes: int) -> None:
-    cut = hidden_names.shortened(name, most_bytes)
-    assert name.startswith(cut) or os.fsencode(name).startswith(os.fsencode(cut))
-    assert most_bytes - 3 <= len(os.fsencode(cut)) <= most_bytes or cut == name
-    if not any("\udc80" <= character <= "\udcff" for character in name):
-        assert name.startswith(cut)  # no character is cut in two
-
-
-# ---- long names ---------------------------------------------------------------------------------
-
 CHARACTERS = {"one byte": "n", "two bytes": "é", "three bytes": "あ", "four bytes": "😀"}
 
 
 @pytest.mark.parametrize("swap", [True, False], ids=["exchange", "two renames"])
 @pytest.mark.parametrize("length_bytes", [100, 143, 241, 243, 255])
 @pytest.mark.parametrize("character", CHARACTERS.values(), ids=CHARACTERS)
-def test_whatever_name_the_file_system_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str, length_bytes: int, swap: bool
-) -> None:
+def test_whatever_name_the_file_system_takes(tmp_path, monkeypatch, character, length_bytes, swap):
     if not swap:
         no_exchange(monkeypatch)
     size = len(os.fsencode(character))
@@ -106,7 +50,7 @@ def test_whatever_name_the_file_system_takes(
     assert os.listdir(tmp_path) == ["trash"]
 
 
-def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_no_utf_8_is_refused(tmp_path):
     """TensorStore takes none; so says the error, and nothing is left. What was given such a name later is read without it."""
     with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
         ckpt.save(tmp_path / os.fsdecode(b"model\xff"), state(1))
@@ -121,8 +65,6 @@ def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
         ckpt.load(moved / "compressed")
 
-
-# ---- neighbours ---------------------------------------------------------------------------------
 
 NEIGHBOURS = ("model", "model.v2", "model.v2.deadbeef", "model.deadbeef", "mod")
 
@@ -167,9 +109,6 @@ def dead_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-Act = Callable[[Path, str], None]
-
-
 def _load(folder: Path, name: str) -> None:
     """Only looked at, below."""
 
@@ -198,12 +137,8 @@ def _delete(folder: Path, name: str) -> None:
     [("model", True), ("model.v2", True), ("model.v2.deadbeef", False), ("mod", False)],
 )
 def test_a_replacement_that_was_cut_short_concerns_one_name(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    victim: str,
-    act: Act,
-    present: bool,
-) -> None:
+    tmp_path, monkeypatch, victim, act, present
+):
     values = {name: float(i) for i, name in enumerate(NEIGHBOURS) if present or name == victim}
     for name, value in values.items():
         ckpt.save(tmp_path / name, state(value))
@@ -235,9 +170,7 @@ def test_a_replacement_that_was_cut_short_concerns_one_name(
 
 
 @pytest.mark.usefixtures("dead_is_dead")
-def test_a_step_that_was_being_replaced_is_still_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_was_being_replaced_is_still_a_step(tmp_path, monkeypatch):
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state(1))
         checkpointer.save(2, state(2))
@@ -254,9 +187,7 @@ def test_a_step_that_was_being_replaced_is_still_a_step(
     assert ckpt.Checkpointer(tmp_path).all_steps() == [1]
 
 
-def test_an_empty_directory_does_not_hide_the_only_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_directory_does_not_hide_the_only_copy(tmp_path, monkeypatch):
     """Launch scripts make directories."""
     path = tmp_path / "model"
     ckpt.save(path, state(1))

@@ -1,7 +1,5 @@
 """Buckets that are mounted as directories: recognized, and written without a rename of a directory."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import logging
@@ -51,7 +49,7 @@ MOUNTED = """\
         ("tmpfs rclone", None),
     ],
 )
-def test_which_mounts_are_buckets(what: str, program: str | None) -> None:
+def test_which_mounts_are_buckets(what, program):
     mounted = MOUNTED.format(where="/mnt/a\\040b", what=what)
     assert bucket_program(mounted, "0:99") == program
     assert bucket_program(mounted, "0:98") is None
@@ -69,14 +67,7 @@ def test_which_mounts_are_buckets(what: str, program: str | None) -> None:
         ("fuse mountpoint-s3", 2**33, 2**33, "mountpoint-s3"),
     ],
 )
-def test_buckets_that_kubernetes_mounts(
-    what: str,
-    blocks: int,
-    free: int,
-    program: str | None,
-    mounted: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_buckets_that_kubernetes_mounts(what, blocks, free, program, mounted, monkeypatch):
     """They are mounted without the name of a program; what tells them is that they have no end."""
     Path(paths.MOUNTS).write_text(MOUNTED.format(where=mounted, what=what))
     full = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_frsize=2**17)
@@ -141,9 +132,7 @@ def use(where: Path) -> None:
 
 
 @pytest.mark.linux("/proc says which mounts are buckets")
-def test_a_mounted_bucket_is_used_as_a_bucket(
-    mounted: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mounted_bucket_is_used_as_a_bucket(mounted, caplog, monkeypatch):
     monkeypatch.setattr(object_store, "_asked_of_conditions", set())
     assert resolve(mounted / "not" / "there") == (str(mounted / "not" / "there"), False)
     assert resolve(mounted.parent / "other")[1]
@@ -154,9 +143,7 @@ def test_a_mounted_bucket_is_used_as_a_bucket(
 
 
 @pytest.mark.linux("/proc says which mounts are buckets")
-def test_where_no_file_can_be_renamed_either(
-    mounted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_file_can_be_renamed_either(mounted, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -166,9 +153,7 @@ def test_where_no_file_can_be_renamed_either(
 
 
 @pytest.mark.linux("/proc says which mounts are buckets")
-def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(
-    mounted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(mounted, monkeypatch):
     real = os.close
 
     def close(descriptor: int) -> None:
@@ -187,9 +172,7 @@ def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(
 
 
 @pytest.mark.linux("/proc says which mounts are buckets")
-def test_a_record_of_which_half_was_uploaded_is_no_checkpoint(
-    mounted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_of_which_half_was_uploaded_is_no_checkpoint(mounted, monkeypatch):
     """A mount uploads what there is of a file when its writer is killed."""
 
     real = MountedFiles._replace
@@ -216,9 +199,7 @@ def test_a_record_of_which_half_was_uploaded_is_no_checkpoint(
 
 
 @pytest.mark.linux("/proc says which mounts are buckets")
-def test_a_directory_that_cannot_be_listed_is_not_empty(
-    mounted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_listed_is_not_empty(mounted, monkeypatch):
     ckpt.save(mounted / "run" / "1", tree(1))
     real = os.scandir
 
@@ -234,7 +215,7 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(
     assert ckpt.Checkpointer(mounted / "run", read_only=True).all_steps() == [1]
 
 
-def test_a_condition_is_compared(mounted: Path) -> None:
+def test_a_condition_is_compared(mounted):
     keys = KeyValues(Location(str(mounted / "x"), False))
     value, missing = keys.get_version("a/b")
     assert value is None
@@ -246,9 +227,6 @@ def test_a_condition_is_compared(mounted: Path) -> None:
     assert not keys.put_if_unchanged("a/b", b"two", one)
     keys.delete(["a/b", "a/not there"])
     assert keys.list() == [] and not (mounted / "x").exists()
-
-
-# ------------------------------------------------------------------------------------- a real mount
 
 
 @pytest.fixture(name="rclone")
@@ -287,6 +265,6 @@ def _wait_for_mount(where: Path, process: subprocess.Popen[bytes], log: Path) ->
 
 
 @pytest.mark.linux("/proc says which mounts are buckets")
-def test_a_mount_of_rclone(rclone: Path) -> None:
+def test_a_mount_of_rclone(rclone):
     assert paths.mounted_bucket(str(rclone / "run")) == "rclone"
     use(rclone)

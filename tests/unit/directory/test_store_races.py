@@ -1,7 +1,5 @@
 """What another writer does in a store between two requests of a save, a deletion or a clean-up."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -35,9 +33,7 @@ def after_first(patch: Any, name: str, when: Callable[..., bool], then: Callable
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_who_commits_while_another_one_begins_keeps_the_checkpoint(
-    store: str, again: bool, monkeypatch: Any
-) -> None:
+def test_who_commits_while_another_one_begins_keeps_the_checkpoint(store, again, monkeypatch):
     """The other one has seen no record, and lists what must look to it like leftovers."""
     with monkeypatch.context() as patch:
         after_first(patch, "list", lambda *_: True, lambda: ckpt.save(store, tree(1)))
@@ -45,9 +41,7 @@ def test_who_commits_while_another_one_begins_keeps_the_checkpoint(
     assert value_at(store) == 1 and ckpt.verify(store).ok
 
 
-def test_who_saves_while_the_step_is_deleted_keeps_what_is_acknowledged(
-    store: str, monkeypatch: Any
-) -> None:
+def test_who_saves_while_the_step_is_deleted_keeps_what_is_acknowledged(store, monkeypatch):
     ckpt.save(store, tree(1))
     with monkeypatch.context() as patch:
         # the record is deleted, and the rest is about to be
@@ -61,9 +55,7 @@ def test_who_saves_while_the_step_is_deleted_keeps_what_is_acknowledged(
     assert value_at(store) == 2
 
 
-def test_who_overwrites_while_another_one_cleans_up_keeps_the_checkpoint(
-    store: str, monkeypatch: Any
-) -> None:
+def test_who_overwrites_while_another_one_cleans_up_keeps_the_checkpoint(store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store_attempt, "roll_forward", seams.fail(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -78,9 +70,7 @@ def test_who_overwrites_while_another_one_cleans_up_keeps_the_checkpoint(
     assert value_at(f"{store}/1") == 2 and ckpt.verify(f"{store}/1").ok
 
 
-def test_a_listing_that_missed_the_owner_removes_no_running_attempt(
-    store: str, monkeypatch: Any
-) -> None:
+def test_a_listing_that_missed_the_owner_removes_no_running_attempt(store, monkeypatch):
     """Its pages are not of one moment: the owner may have come after the first, and data before the last."""
     token = "2" * 32
     running = backend().begin(store, overwrite=False, durable=True, token=token)
@@ -99,8 +89,8 @@ def test_a_listing_that_missed_the_owner_removes_no_running_attempt(
 
 
 def test_an_interrupt_while_what_is_replaced_is_deleted_is_reported_as_committed(
-    store: str, monkeypatch: Any
-) -> None:
+    store, monkeypatch
+):
     ckpt.save(store, tree(1))
 
     def interrupted() -> None:
@@ -116,9 +106,7 @@ def test_an_interrupt_while_what_is_replaced_is_deleted_is_reported_as_committed
     assert len(keys_at(store).list()) == len(keys_at(f"{store}-fresh").list())
 
 
-def test_who_deletes_copies_while_another_one_commits_puts_them_again(
-    store: str, monkeypatch: Any
-) -> None:
+def test_who_deletes_copies_while_another_one_commits_puts_them_again(store, monkeypatch):
     """The copies that Orbax reads have names that all share."""
     ckpt.save(store, tree(1))
     ckpt.save(f"{store}-fresh", tree(2))
@@ -137,7 +125,7 @@ def test_who_deletes_copies_while_another_one_commits_puts_them_again(
     assert len(found) == len(whole)
 
 
-def test_a_deletion_that_died_is_finished_by_the_next_clean_up(store: str) -> None:
+def test_a_deletion_that_died_is_finished_by_the_next_clean_up(store):
     ckpt.save(f"{store}/1", tree(1))
     keys = keys_at(f"{store}/1")
     keys.put(".deleted", b"")
@@ -147,8 +135,6 @@ def test_a_deletion_that_died_is_finished_by_the_next_clean_up(store: str) -> No
     backend().clean(store)
     assert keys.list() == []
 
-
-# ---- a writer that hung for more than a day, and was taken for dead ----------------------------------
 
 TOKEN = "2" * 32
 DATA = f"state/d/{TOKEN}.{'3' * 32}"
@@ -167,9 +153,7 @@ def hung(url: str, monkeypatch: Any, *, overwrite: bool = False) -> StoreAttempt
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_who_wakes_up_while_it_is_removed_commits_nothing(
-    store: str, overwrite: bool, monkeypatch: Any
-) -> None:
+def test_who_wakes_up_while_it_is_removed_commits_nothing(store, overwrite, monkeypatch):
     if overwrite:
         ckpt.save(f"{store}/1", tree(1))
     attempt = hung(f"{store}/1", monkeypatch, overwrite=overwrite)
@@ -187,9 +171,7 @@ def test_who_wakes_up_while_it_is_removed_commits_nothing(
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_who_is_removed_just_before_its_put_takes_the_record_back(
-    store: str, overwrite: bool, monkeypatch: Any
-) -> None:
+def test_who_is_removed_just_before_its_put_takes_the_record_back(store, overwrite, monkeypatch):
     if overwrite:
         ckpt.save(f"{store}/1", tree(1))
     attempt = hung(f"{store}/1", monkeypatch, overwrite=overwrite)
@@ -205,9 +187,7 @@ def test_who_is_removed_just_before_its_put_takes_the_record_back(
     assert not overwrite or ckpt.verify(f"{store}/1").ok
 
 
-def test_who_commits_while_it_is_taken_for_dead_keeps_its_data(
-    store: str, monkeypatch: Any
-) -> None:
+def test_who_commits_while_it_is_taken_for_dead_keeps_its_data(store, monkeypatch):
     """Its owner's key is emptied after it had looked there: then the record decides."""
     attempt = hung(f"{store}/1", monkeypatch)
     # as of a process whose clock is right, beside one whose clock is not
@@ -221,9 +201,7 @@ def test_who_commits_while_it_is_taken_for_dead_keeps_its_data(
     assert json.loads(keys_at(f"{store}/1").get(RECORD) or b"")["token"] == TOKEN
 
 
-def test_an_interrupted_removal_is_finished_by_the_next_clean_up(
-    store: str, monkeypatch: Any
-) -> None:
+def test_an_interrupted_removal_is_finished_by_the_next_clean_up(store, monkeypatch):
     hung(f"{store}/1", monkeypatch)
 
     def interrupted() -> None:

@@ -1,11 +1,8 @@
 """A store that refuses is not a damaged checkpoint: against a server of Google's JSON API, at every request."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._storage import location
-from tests.support.gcs_server import Request, Server
+from tests.support.gcs_server import Request
 
 ZSTD = ckpt.Options(compression="zstd")
 
@@ -40,9 +37,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("options", [None, ZSTD], ids=["plain", "zstd"])
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refusal_while_reading_is_no_damage(
-    server: Server, status: int, options: ckpt.Options | None
-) -> None:
+def test_a_refusal_while_reading_is_no_damage(server, status, options):
     """One expired token does not make a restore go back a step, at whichever request it is refused."""
     with ckpt.Checkpointer(f"{server.root}/run", options=options) as checkpointer:
         for step in (0, 1):
@@ -67,19 +62,7 @@ def test_a_refusal_while_reading_is_no_damage(
     assert same(ckpt.load(f"{server.root}/run/1"), tree(1))
 
 
-def test_a_directory_that_may_not_be_looked_into_is_not_empty(server: Server) -> None:
-    """Training would begin anew, and be saved over the old run."""
-    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
-        checkpointer.save(0, tree(0))
-    server.fault = lambda _: 403
-    reader = ckpt.Checkpointer(f"{server.root}/run", read_only=True)
-    with pytest.raises(PermissionError, match=server.root):
-        reader.restore_latest(state=tree(9))
-    with pytest.raises(PermissionError, match=server.root):
-        reader.latest_step()
-
-
-def test_a_refusal_while_saving_is_told_and_nothing_is_acknowledged(server: Server) -> None:
+def test_a_refusal_while_saving_is_told_and_nothing_is_acknowledged(server):
     ckpt.save(f"{server.root}/count", tree(0))
     count = len(server.requests)
     saved, refused = 0, 0
@@ -101,9 +84,7 @@ def test_a_refusal_while_saving_is_told_and_nothing_is_acknowledged(server: Serv
     assert refused > 10 and saved + refused == count
 
 
-def test_a_store_that_never_answers_as_it_should_is_told_after_so_many_tries(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_never_answers_as_it_should_is_told_after_so_many_tries(server, monkeypatch):
     tries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
     monkeypatch.setattr(location, "_RETRIES", tries)
     server.fault = lambda _: 503
@@ -118,7 +99,7 @@ def test_a_store_that_never_answers_as_it_should_is_told_after_so_many_tries(
         ckpt.save("s3://bucket/a", tree(0))
 
 
-def test_a_store_that_ignores_conditions_is_told_once(server: Server) -> None:
+def test_a_store_that_ignores_conditions_is_told_once(server):
     server.ignores_conditions = True
     with pytest.warns(RuntimeWarning, match="ignores conditional puts"):
         ckpt.save(f"{server.root}/a", tree(0))
@@ -127,7 +108,7 @@ def test_a_store_that_ignores_conditions_is_told_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["get", "list", "put"])
-def test_a_store_that_does_not_answer_ends_a_save_in_time(server: Server, kind: str) -> None:
+def test_a_store_that_does_not_answer_ends_a_save_in_time(server, kind):
     ended = threading.Event()
     server.fault = lambda request: ended.wait(30) and None if request.kind == kind else None
     try:
@@ -143,7 +124,7 @@ def test_a_store_that_does_not_answer_ends_a_save_in_time(server: Server, kind: 
         ckpt.load(f"{server.root}/a")
 
 
-def test_a_bucket_that_is_not_there(server: Server) -> None:
+def test_a_bucket_that_is_not_there(server):
     with pytest.raises(FileNotFoundError, match=r"gs://elsewhere/a.*no such bucket"):
         ckpt.save("gs://elsewhere/a", tree(0))
     with pytest.raises((FileNotFoundError, ckpt.CheckpointNotFound), match="gs://elsewhere/a"):
@@ -151,7 +132,7 @@ def test_a_bucket_that_is_not_there(server: Server) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://a/x", "s3://", "s3:///x", "gs:///x"])
-def test_a_name_that_no_bucket_can_have(url: str, monkeypatch: Any) -> None:
+def test_a_name_that_no_bucket_can_have(url, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -160,7 +141,7 @@ def test_a_name_that_no_bucket_can_have(url: str, monkeypatch: Any) -> None:
             call()
 
 
-def test_damage_in_a_store_is_still_damage(server: Server) -> None:
+def test_damage_in_a_store_is_still_damage(server):
     with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
         for step in (0, 1):
             checkpointer.save(step, tree(step))
@@ -175,7 +156,7 @@ def test_damage_in_a_store_is_still_damage(server: Server) -> None:
         assert reader.restore_latest(state=tree(9)).step == 0
 
 
-def test_a_local_file_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_local_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch):
     """Compressed arrays are read by TensorStore: what the system refuses it, is no damage either."""
     from ckpt_core._storage import arrays
 
@@ -192,9 +173,7 @@ def test_a_local_file_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_what_is_on_its_way_when_an_upload_is_refused_is_removed_too(
-    server: Server, compression: Any
-) -> None:
+def test_what_is_on_its_way_when_an_upload_is_refused_is_removed_too(server, compression):
     first = threading.Lock()
 
     def refused(request: Request) -> int | None:

@@ -1,7 +1,5 @@
 """Random interleavings of writers in a store, request by request: what is acknowledged is there, and whole."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -174,7 +172,7 @@ KINDS = ["save", "over", "dead save", "dead over", "dead delete", "delete", "cle
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_whatever_the_order_of_requests(seed: int, monkeypatch: Any) -> None:
+def test_whatever_the_order_of_requests(seed, monkeypatch):
     run = f"memory://schedules-{os.getpid()}-{next(_numbers)}/run"
     url, schedule = f"{run}/1", Schedule(seed)
     existed = schedule.random.random() < 0.6

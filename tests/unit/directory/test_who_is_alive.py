@@ -3,8 +3,6 @@
 Locks are hints only: some do not reach another host, and a forked child would hold its parent's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -34,7 +32,6 @@ def state(value: float) -> dict[str, Any]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -50,19 +47,8 @@ def start_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
-# ---- one function -------------------------------------------------------------------------------
-
-
-def test_this_process_lives() -> None:
-    assert owner.lives(owner.this_owner()) is True
-
-
-def test_a_process_that_has_ended() -> None:
-    assert owner.lives(f"{HOST}-{dead_pid()}-1") is False
-
-
 @pytest.mark.linux("/proc says when a process started")
-def test_a_process_that_ended_and_was_not_waited_for() -> None:
+def test_a_process_that_ended_and_was_not_waited_for():
     process = subprocess.Popen(["true"])
     start = start_of(process.pid)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -75,12 +61,12 @@ def test_a_process_that_ended_and_was_not_waited_for() -> None:
     ["", "someone", "{host}-0-1", "{host}-999999999999999999999999999999-1", "{host}--1", "{host}-²-1",
      "{host}-1", "00000000-{pid}-{start}", "{host}-{pid}-{start}-1", "{host}-{pid}-{start}\n"],
 )  # fmt: skip
-def test_of_whom_nothing_is_known(text: str) -> None:
+def test_of_whom_nothing_is_known(text):
     assert owner.lives(text.format(host=HOST, pid=PID, start=START)) is None
 
 
 @pytest.mark.parametrize(("age", "dead"), [(0.0, False), (LONG_AGO_SECS, True)], ids=["new", "old"])
-def test_unknown_is_not_dead_before_an_age(tmp_path: Path, age: float, dead: bool) -> None:
+def test_unknown_is_not_dead_before_an_age(tmp_path, age, dead):
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "file").touch()
@@ -94,9 +80,7 @@ def test_unknown_is_not_dead_before_an_age(tmp_path: Path, age: float, dead: boo
 @pytest.mark.parametrize("names", ["unnamed", "named", "none"])
 @pytest.mark.parametrize("ahead_secs", [-7200.0, 0.0, 7200.0, 1e8])
 @pytest.mark.parametrize("old", [False, True])
-def test_the_file_system_tells_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, ahead_secs: float, old: bool
-) -> None:
+def test_the_file_system_tells_the_time(tmp_path, monkeypatch, names, ahead_secs, old):
     """A host with a wrong clock deleted what another one was saving, or kept what was left for ever."""
     folder = tmp_path / "run" / "folder"
     (folder / "deep").mkdir(parents=True)
@@ -125,9 +109,7 @@ def test_the_file_system_tells_the_time(
     assert os.listdir(tmp_path / "run") == ["folder"]
 
 
-def test_a_save_of_another_host_outlives_a_wrong_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_of_another_host_outlives_a_wrong_clock(tmp_path, monkeypatch):
     running = tmp_path / f".ckpt-tmp.7.0123abcd-4242-1.{'0' * 24}"
     (running / "state").mkdir(parents=True)
     real = time.time
@@ -136,8 +118,6 @@ def test_a_save_of_another_host_outlives_a_wrong_clock(
         run.save(8, {"w": 1})
     assert (running / "state").is_dir()
 
-
-# ---- a real /proc with hidepid ------------------------------------------------------------------
 
 HIDDEN = """
 import json, os, sys
@@ -189,7 +169,7 @@ def hidden_proc() -> list[str]:
     return begin
 
 
-def test_a_live_writer_that_proc_hides(hidden_proc: list[str], tmp_path: Path) -> None:
+def test_a_live_writer_that_proc_hides(hidden_proc, tmp_path):
     """Other users reach the directory as their current one: those above it may be private."""
     tmp_path.chmod(0o777)
     done = subprocess.run(
@@ -203,9 +183,6 @@ def test_a_live_writer_that_proc_hides(hidden_proc: list[str], tmp_path: Path) -
     said = json.loads(done.stdout)
     assert said["living"] == [False, []]
     assert len(said["dead"][1]) == 1
-
-
-# ---- local directories that hosts share ---------------------------------------------------------
 
 
 class Neighbour:
@@ -254,13 +231,8 @@ OTHERS: dict[str, tuple[Callable[[int, int], str | None], bool, bool]] = {
 @pytest.mark.parametrize("locks_work", [True, False], ids=["", "no locks"])
 @pytest.mark.parametrize("other", OTHERS)
 def test_steps_of_others_in_a_local_directory(
-    tmp_path: Path,
-    neighbour: Neighbour,
-    sleeper: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    other: str,
-    locks_work: bool,
-) -> None:
+    tmp_path, neighbour, sleeper, monkeypatch, other, locks_work
+):
     """Nobody holds a lock on them, which says nothing: it may be another host's, and local to it."""
     if not locks_work:
         monkeypatch.setattr(locks.LockFile, "lock", lambda file, kind: True)
@@ -274,7 +246,7 @@ def test_steps_of_others_in_a_local_directory(
     assert neighbour.path.exists() != goes
 
 
-def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbour) -> None:
+def test_a_locked_one_stays_whatever_it_says(tmp_path, neighbour):
     claim = PosixBackend().claim(str(neighbour.path), ".ckpt-owner", b"token\n00000000-1-1\n")
     neighbour.age()
     run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
@@ -283,8 +255,6 @@ def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbou
     assert neighbour.path.exists()
     claim.close()
 
-
-# ---- forked children ----------------------------------------------------------------------------
 
 FORKED = """
 import json, os, select, sys, warnings
@@ -340,7 +310,7 @@ print(json.dumps(said | {"alive": alive}))
 """
 
 
-def test_workers_that_are_forked_hold_no_locks(tmp_path: Path, run_python: Any) -> None:
+def test_workers_that_are_forked_hold_no_locks(tmp_path, run_python):
     """Forked during a restore, while a step is read or removed, with the claim held: all let go."""
     said = run_python(FORKED, str(tmp_path / "run"))
     forks = [said["during the restore"], said["while reading"], said["while deleting"]]

@@ -1,10 +1,7 @@
 """On Windows, checkpoints that a cluster wrote are read, in a process that has no POSIX; saving there is refused."""
 
-from __future__ import annotations
-
 import ntpath
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,44 +94,42 @@ def told(run_python: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return run_python(READER, str(root / "saved"), PYTHONPATH=folder)
 
 
-def test_the_process_has_no_posix(told: dict[str, Any]) -> None:
+def test_the_process_has_no_posix(told):
     assert told["absent"] == [False] * 4
 
 
-def test_what_a_cluster_wrote_is_loaded(told: dict[str, Any]) -> None:
+def test_what_a_cluster_wrote_is_loaded(told):
     everything = [n + 7.0 for n in range(16)]
     assert told["loaded"] == [7, everything]
     assert told["like"] == told["arrays"] == everything
 
 
-def test_it_is_inspected_and_verified(told: dict[str, Any]) -> None:
+def test_it_is_inspected_and_verified(told):
     assert "state" in told["inspected"] and told["ok"]
     assert told["steps"] == [1, 2] and told["latest"] == 7
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "diff", "stats", "doctor"])
-def test_the_command_looks_at_it(told: dict[str, Any], command: str) -> None:
+def test_the_command_looks_at_it(told, command):
     code, text = told["commands"][command]
     assert "Traceback" not in text
     assert code == (1 if command == "diff" else 0), text
 
 
 @pytest.mark.parametrize("call", ["save", "save_async", "Checkpointer", "overwrite"])
-def test_saving_into_a_directory_is_refused_with_the_reason(
-    told: dict[str, Any], call: str
-) -> None:
+def test_saving_into_a_directory_is_refused_with_the_reason(told, call):
     name, text = told["refused"][call]
     assert name == "CheckpointError" and "on Windows" in text and "object store" in text
 
 
-def test_nothing_was_changed(told: dict[str, Any]) -> None:
+def test_nothing_was_changed(told):
     code, text = told["delete"]
     assert code == 2 and "on Windows" in text
     before, after = told["after"]
     assert before == after and {"one", "run", "tiers"} <= set(after[0])
 
 
-def test_saving_to_an_object_store_is_not(told: dict[str, Any]) -> None:
+def test_saving_to_an_object_store_is_not(told):
     assert told["memory"] == 0
 
 
@@ -146,9 +141,7 @@ def test_saving_to_an_object_store_is_not(told: dict[str, Any]) -> None:
         (r"\\server\share\run", "//server/share/run"),
     ],
 )
-def test_paths_of_windows_are_those_that_tensorstore_takes(
-    monkeypatch: pytest.MonkeyPatch, given: str, expected: str
-) -> None:
+def test_paths_of_windows_are_those_that_tensorstore_takes(monkeypatch, given, expected):
     with monkeypatch.context() as windows:
         windows.setattr(paths, "WINDOWS", True)
         windows.setattr(os, "path", ntpath)
@@ -159,6 +152,6 @@ def test_paths_of_windows_are_those_that_tensorstore_takes(
     assert Location(*found).spec() == {"driver": "file", "path": expected + "/"}
 
 
-def test_a_backslash_is_refused_elsewhere(tmp_path: Path) -> None:
+def test_a_backslash_is_refused_elsewhere(tmp_path):
     with pytest.raises(ValueError, match="backslash"):
         ckpt.save(str(tmp_path / "a") + r"\b", {"w": np.zeros(1)})

@@ -4,8 +4,6 @@ A listing that Google's store refuses has a body of JSON, which TensorStore take
 started afresh beside its own steps.
 """
 
-from __future__ import annotations
-
 import threading
 import urllib.parse
 from collections.abc import Callable
@@ -16,7 +14,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._storage import KeyValues, Location, location
-from tests.support.fault_proxy import Proxy, Request
+from tests.support.fault_proxy import Request
 from tests.support.gcs_server import Server
 from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 from tests.unit.faults.test_store_faults import make_spoiled  # noqa: F401 (fixture)
@@ -36,9 +34,7 @@ BODIES = [b"", b'{"error": {"code": 403, "message": "no"}}', b'{"kind": "storage
 
 
 @pytest.mark.parametrize(("status", "body"), [(401, 0), (403, 1), (403, 2)])
-def test_no_call_takes_a_refused_listing_for_nothing(
-    server: Server, status: int, body: int
-) -> None:
+def test_no_call_takes_a_refused_listing_for_nothing(server, status, body):
     reader = _refusing(server, status, body)
     before = dict(server.objects)
     for call in (
@@ -70,7 +66,7 @@ def _assert_refused(server: Server, status: int, call: Callable[[], object]) -> 
 
 
 @pytest.mark.parametrize("body", range(len(BODIES)))
-def test_a_listing_that_is_refused_at_its_second_page_is_refused(server: Server, body: int) -> None:
+def test_a_listing_that_is_refused_at_its_second_page_is_refused(server, body):
     for number in range(1500):
         server.objects[f"run/{number:04}"] = (1, b"")
     server.refusal = BODIES[body]
@@ -85,7 +81,7 @@ def test_a_listing_that_is_refused_at_its_second_page_is_refused(server: Server,
         KeyValues(Location(f"{server.root}/run", False)).list()
 
 
-def test_the_refusals_of_other_requests_are_not_those_of_a_listing(server: Server) -> None:
+def test_the_refusals_of_other_requests_are_not_those_of_a_listing(server):
     """They are counted for the whole process: a listing that came whole meanwhile is asked for again."""
     server.objects["run/one"] = (1, b"")
     refused = 0
@@ -114,7 +110,7 @@ def _inside(request: Request, below: str) -> bool:
 
 
 @pytest.mark.parametrize("spoiled", ["gs", "s3"], indirect=True)
-def test_rights_below_the_run_are_enough(spoiled: tuple[Proxy, str]) -> None:
+def test_rights_below_the_run_are_enough(spoiled):
     proxy, around = spoiled
     url = f"{around}/team/run"
     below = url.partition("://")[2].partition("/")[2] + "/"
@@ -159,7 +155,7 @@ def test_rights_below_the_run_are_enough(spoiled: tuple[Proxy, str]) -> None:
     proxy.reset()
 
 
-def test_an_object_that_the_store_refuses_is_not_missing(server: Server) -> None:
+def test_an_object_that_the_store_refuses_is_not_missing(server):
     """Not of compressed arrays: there TensorStore 0.1.86 ends the process at such an answer."""
     url = f"{server.root}/run"
     with ckpt.Checkpointer(url) as checkpointer:
@@ -194,7 +190,7 @@ def test_an_object_that_the_store_refuses_is_not_missing(server: Server) -> None
     assert reader.restore_latest(state=tree(9)).step == 1
 
 
-def test_a_write_that_the_store_refuses_is_not_acknowledged(server: Server) -> None:
+def test_a_write_that_the_store_refuses_is_not_acknowledged(server):
     ckpt.save(f"{server.root}/count", tree(0))
     count = sum(request.kind in ("put", "delete") for request in server.requests)
     refused = 0

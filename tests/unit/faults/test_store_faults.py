@@ -1,7 +1,5 @@
 """A store whose answers fail: nothing that was acknowledged is lost, nothing wrong is returned, every call ends."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -61,7 +59,7 @@ def _told(work: Callable[[], Any]) -> BaseException | None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_three_in_ten_answers_fail(spoiled: tuple[Proxy, str], kind: Fault, seed: int) -> None:
+def test_three_in_ten_answers_fail(spoiled, kind, seed):
     proxy, url = spoiled
     ckpt.save(f"{url}/old", tree(7))
     ckpt.save(f"{url}/replaced", tree(7))
@@ -96,9 +94,7 @@ def _is(found: int | None, expected: int, kind: Fault) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_bit_that_flips_on_the_way_is_noticed_at_every_answer(
-    spoiled: tuple[Proxy, str], compression: Any
-) -> None:
+def test_a_bit_that_flips_on_the_way_is_noticed_at_every_answer(spoiled, compression):
     proxy, url = spoiled
     options = ckpt.Options(compression=compression)
     state = tree(3) | {"large": np.arange(2**18), "words": "some text"}
@@ -129,7 +125,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed_at_every_answer(
         "truncate",
     ],
 )
-def test_a_store_that_breaks_down_for_good_is_told(spoiled: tuple[Proxy, str], kind: Fault) -> None:
+def test_a_store_that_breaks_down_for_good_is_told(spoiled, kind):
     """From some request on no answer is right any more."""
     proxy, url = spoiled
     ckpt.save(f"{url}/0", tree(0))
@@ -157,9 +153,7 @@ def test_a_store_that_breaks_down_for_good_is_told(spoiled: tuple[Proxy, str], k
         assert value_at(f"{url}/at-{first}") == 2
 
 
-def test_answers_that_never_come_are_asked_for_again(
-    spoiled: tuple[Proxy, str], run_python: Callable[..., Any]
-) -> None:
+def test_answers_that_never_come_are_asked_for_again(spoiled, run_python):
     """TensorStore reads the time limit at its first request, hence a process of its own."""
     proxy, url = spoiled
     stalled = {3, 7, 11, 16}
@@ -176,7 +170,7 @@ print(json.dumps(int(ckpt.load(sys.argv[1])["w"].sum())))
     assert {request.number for request, _ in proxy.struck} == stalled
 
 
-def test_a_checkpointer_keeps_every_acknowledged_step(spoiled: tuple[Proxy, str]) -> None:
+def test_a_checkpointer_keeps_every_acknowledged_step(spoiled):
     """Everything that fails at once, and now and then; a save that fails is tried again, as a loop would."""
     proxy, url = spoiled
     chosen = random.Random(5)
@@ -209,9 +203,7 @@ REFUSALS = [
     ("status", "code", "kind"), REFUSALS, ids=[code for _, code, _ in REFUSALS]
 )
 @pytest.mark.parametrize("spoiled", ["s3"], indirect=True)
-def test_a_refusal_of_s3_is_no_damage(
-    spoiled: tuple[Proxy, str], status: int, code: str, kind: type[OSError]
-) -> None:
+def test_a_refusal_of_s3_is_no_damage(spoiled, status, code, kind):
     """Credentials that expire give a 400 there; at no request may a restore go back a step because of one."""
     proxy, url = spoiled
     with ckpt.Checkpointer(url) as checkpointer:
@@ -235,7 +227,7 @@ def test_a_refusal_of_s3_is_no_damage(
 
 
 @pytest.mark.parametrize("spoiled", ["s3"], indirect=True)
-def test_two_conditional_puts_that_collide_are_decided(spoiled: tuple[Proxy, str]) -> None:
+def test_two_conditional_puts_that_collide_are_decided(spoiled):
     """Of two at one moment S3 refuses one with a 409, which means: try again."""
     proxy, url = spoiled
     body = b"<?xml version='1.0'?><Error><Code>ConditionalRequestConflict</Code></Error>"
@@ -253,7 +245,7 @@ def test_two_conditional_puts_that_collide_are_decided(spoiled: tuple[Proxy, str
         assert not pending and value_at(url) == number
 
 
-def test_who_may_not_delete_goes_on_training(spoiled: tuple[Proxy, str], caplog: Any) -> None:
+def test_who_may_not_delete_goes_on_training(spoiled, caplog):
     """Credentials of the kind that protect a bucket: each run leaves keys that the next one would remove."""
     proxy, url = spoiled
     proxy.rule = lambda request: 403 if request.method == "DELETE" else None

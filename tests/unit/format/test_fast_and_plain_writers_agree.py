@@ -4,8 +4,6 @@ Small arrays are copied before they are written, others are not; regions are rea
 from local files, through TensorStore's key-values as from an object store, or by its zarr driver.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator
@@ -100,14 +98,7 @@ def same(one: Iterator[Read], other: Iterator[Read]) -> None:
     st.data(),
 )
 @settings(max_examples=90)
-def test_all_paths_agree(
-    tmp_path_factory: pytest.TempPathFactory,
-    tree: Any,
-    chosen: Options,
-    copied_bytes: int,
-    checksums: bool,
-    data: st.DataObject,
-):
+def test_all_paths_agree(tmp_path_factory, tree, chosen, copied_bytes, checksums, data):
     path = tmp_path_factory.mktemp("paths") / "step"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ArrayWriter.put, "__defaults__", (copied_bytes,))

@@ -1,7 +1,5 @@
 """The index of an OCDBT database, which TensorStore writes and ckpt decodes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -38,8 +36,6 @@ UNCOMPRESSED = {"compression": None, "max_decoded_node_bytes": 1000, "manifest_k
 
 
 class Database:
-    """A database in memory."""
-
     def __init__(self, config: dict[str, Any], folder: str = "") -> None:
         self.context = new_context()
         self.url = f"memory://test_index/{folder}"
@@ -84,7 +80,7 @@ def value_of(key: str) -> bytes:
 
 @given(_keys, _keys.filter(bool), _configs)
 @settings(max_examples=40)
-def test_the_places_of_all_keys_are_found(first: list[str], second: list[str], config: Any):
+def test_the_places_of_all_keys_are_found(first, second, config):
     database = Database(config)
     database.write(first)
     database.write(second)
@@ -94,7 +90,7 @@ def test_the_places_of_all_keys_are_found(first: list[str], second: list[str], c
 
 
 @pytest.mark.parametrize("compression", [None, {"id": "zstd"}])
-def test_every_flipped_bit_and_every_cut_is_noticed(compression: Any):
+def test_every_flipped_bit_and_every_cut_is_noticed(compression):
     database = Database({**UNCOMPRESSED, "compression": compression})
     database.write([f"layer{number:02}/w" for number in range(30)])
     root, node = database.root()
@@ -144,7 +140,7 @@ _changes = st.lists(
 @given(changes=_changes, cut=st.integers(0, 10), more=st.binary(max_size=3))
 @settings(max_examples=150)
 def test_what_is_signed_but_senseless_is_refused_or_read_never_another_error(
-    name: str, changes: list[tuple[int, int]], cut: int, more: bytes
+    name, changes, cut, more
 ):
     magic, payload = PAYLOADS[name]
     content = bytearray(payload)
@@ -191,14 +187,11 @@ _NODE, _MANIFEST = 0x0CDB20DE, 0x0CDB3A2A
         (b"\0" + varint(2**16 + 1), "table of 65537 files"),
     ],
 )  # fmt: skip
-def test_impossible_nodes_are_refused_with_the_reason(payload: bytes, message: str):
+def test_impossible_nodes_are_refused_with_the_reason(payload, message):
     with pytest.raises(ValueError, match=message):
         decode_node(signed(payload, _NODE), b"")
     with pytest.raises(ValueError, match="kind 2"):
         decode_manifest(signed(bytes(16) + b"\2" + bytes(5), _MANIFEST))
-
-
-# ---- in a file system, where nodes are read without TensorStore
 
 
 def table(file: bytes) -> bytes:
@@ -245,7 +238,7 @@ def three_levels(folder: Path, prefix: int, keys: list[bytes]) -> Location:
     return local(folder, below + middle + root, len(below) + len(middle), len(root))
 
 
-def test_keys_of_nodes_take_no_more_memory_than_those_of_leaves(tmp_path: Path):
+def test_keys_of_nodes_take_no_more_memory_than_those_of_leaves(tmp_path):
     """They share what the parent's key begins with on disk, and not in memory."""
     item = three_levels(tmp_path, 40_000, numbered(20_000))
     tracemalloc.start()
@@ -266,13 +259,13 @@ def test_keys_of_nodes_take_no_more_memory_than_those_of_leaves(tmp_path: Path):
     ],
     ids=["a long key", "more nodes than keys", "a node twice"],
 )
-def test_impossible_levels(tmp_path: Path, prefix: int, keys: Any, most: int, message: str):
+def test_impossible_levels(tmp_path, prefix, keys, most, message):
     item = three_levels(tmp_path, prefix, keys)
     with pytest.raises(CheckpointCorrupt, match=message):
         read_index(item, new_context(), most_keys=lambda: most)
 
 
-def test_each_level_is_one_lower(tmp_path: Path):
+def test_each_level_is_one_lower(tmp_path):
     below = leaf()
     for height in (1, 2):
         root = inner(height, 0, len(below))
@@ -284,16 +277,14 @@ def test_each_level_is_one_lower(tmp_path: Path):
             read_index(item, new_context())
 
 
-def test_a_read_may_give_less_than_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_read_may_give_less_than_was_asked_for(tmp_path, monkeypatch):
     """As those of FUSE may."""
     item, plain = local(tmp_path, leaf(), 0, len(leaf())), os.pread
     monkeypatch.setattr(os, "pread", lambda file, size, at: plain(file, min(size, 7), at))
     assert list(read_index(item, new_context())) == ["a"]
 
 
-def test_an_error_of_the_system_is_no_damage_and_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_error_of_the_system_is_no_damage_and_says_where(tmp_path, monkeypatch):
     (tmp_path / "d").mkdir()
     item = local(tmp_path / "d", leaf(), 0, len(leaf()))
     failing_reads(monkeypatch, tmp_path, "pread")

@@ -1,10 +1,7 @@
 """Databases of many small values, whose files ckpt encodes itself: TensorStore and our own reader must find the same in them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -92,9 +89,7 @@ class Database:
 
 @given(_keys, st.data(), st.sampled_from([64, 1000, 2**20]))
 @settings(max_examples=60)
-def test_all_keys_are_found_with_their_values(
-    keys: list[bytes], data: st.DataObject, most: int
-) -> None:
+def test_all_keys_are_found_with_their_values(keys, data, most):
     sizes = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=len(keys)))
     values = [os.urandom(size) for size in sizes]
     choose = st.integers(0, len(values) - 1)
@@ -106,7 +101,7 @@ def test_all_keys_are_found_with_their_values(
 
 
 @pytest.mark.parametrize("count", [1, 1000, 40_000])
-def test_an_index_of_any_height_says_what_is_below_each_node(count: int) -> None:
+def test_an_index_of_any_height_says_what_is_below_each_node(count):
     """TensorStore's dump gives the numbers, which it needs when it splits or joins nodes."""
     keys = [f"{number * 7919 % count:032}".encode() * 16 for number in range(count)]
     values = [bytes(101), bytes(7)]
@@ -124,7 +119,7 @@ def test_an_index_of_any_height_says_what_is_below_each_node(count: int) -> None
     assert len(database.by_ckpt()) == count
 
 
-def test_a_node_lists_only_the_files_that_its_values_are_in() -> None:
+def test_a_node_lists_only_the_files_that_its_values_are_in():
     """A reader takes 65,536 of them at most; and all files in all nodes would grow with the square of their number."""
     keys = [f"w{number}/c/0".encode() for number in range(4000)]
     values = [number.to_bytes(2, "big") * 60 for number in range(4000)]
@@ -150,7 +145,7 @@ def _tree(count: int) -> dict[str, Any]:
     return {f"l{n}/é" if n % 3 else f"l{n}": kinds[n % len(kinds)](n) for n in range(count)}
 
 
-def test_thousands_of_leaves_of_all_kinds_come_back(tmp_path: Path) -> None:
+def test_thousands_of_leaves_of_all_kinds_come_back(tmp_path):
     tree = _tree(3000)
     ckpt.save(tmp_path / "a", tree)
     assert_same(ckpt.load(tmp_path / "a"), tree)
@@ -161,9 +156,7 @@ def test_thousands_of_leaves_of_all_kinds_come_back(tmp_path: Path) -> None:
     assert len(files) == 1 and files[0].stat().st_size < stored * 1.1 + 64 * KIB
 
 
-def test_a_file_of_small_values_is_linked_by_the_next_step_and_its_damage_found(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_small_values_is_linked_by_the_next_step_and_its_damage_found(tmp_path):
     frozen = {f"w{n}": jax.random.normal(jax.random.key(n), (500,)) for n in range(1000)}
     with ckpt.Checkpointer(tmp_path) as c:
         for step in range(3):
@@ -182,7 +175,7 @@ def test_a_file_of_small_values_is_linked_by_the_next_step_and_its_damage_found(
         ckpt.load(last)
 
 
-def test_orbax_reads_them(tmp_path: Path) -> None:
+def test_orbax_reads_them(tmp_path):
     tree = {f"w{n}": np.arange(n % 90, dtype=np.float32) for n in range(700)}
     arrays = {name: jnp.asarray(value) for name, value in tree.items()}
     ckpt.save(tmp_path / "a", {**arrays, "big": jnp.ones(10**6)})

@@ -1,7 +1,5 @@
 """Small files: those in one value come back, and nothing else is accepted."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -12,21 +10,13 @@ from hypothesis import strategies as st
 import ckpt_core as ckpt
 from ckpt_core._format.packed import apart, name_apart, pack, unpack
 from ckpt_core._format.record import FileRecord, ItemRecord, Record, dump_record, load_record
-from ckpt_core._format.untrusted import decompress
 from ckpt_core._tree import NONE
 
 FILES = st.dictionaries(st.text(max_size=20), st.binary(max_size=200), max_size=6)
 
 
-@given(FILES)
-def test_what_is_packed_comes_back(files: dict[str, bytes]) -> None:
-    assert unpack(pack(files), 10_000) == files
-
-
 @given(FILES, st.data())
-def test_damage_is_a_value_error_or_other_files(
-    files: dict[str, bytes], data: st.DataObject
-) -> None:
+def test_damage_is_a_value_error_or_other_files(files, data):
     packed = bytearray(pack(files))
     packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(ValueError):
@@ -47,19 +37,12 @@ def test_damage_is_a_value_error_or_other_files(
         b"\xff\n",
     ],
 )
-def test_what_pack_did_not_write_is_refused(content: bytes) -> None:
+def test_what_pack_did_not_write_is_refused(content):
     with pytest.raises(ValueError):
         unpack(zstandard.ZstdCompressor().compress(content), 1000)
 
 
-def test_more_than_the_limit_is_not_decompressed() -> None:
-    bomb = zstandard.ZstdCompressor().compress(bytes(50_000_000))
-    assert len(bomb) < 10_000
-    with pytest.raises(ValueError, match="more than 1000 bytes"):
-        decompress(bomb, 1000)
-
-
-def test_a_record_holds_small_files_up_to_the_sizes_that_it_lists() -> None:
+def test_a_record_holds_small_files_up_to_the_sizes_that_it_lists():
     files = {"state/_METADATA": b"{}" * 500, "ckpt.token": b"x"}
 
     def record(packed: bytes) -> Record:
@@ -78,7 +61,7 @@ def test_a_record_holds_small_files_up_to_the_sizes_that_it_lists() -> None:
 
 
 @given(st.text())
-def test_a_file_apart_is_one_name_from_which_its_own_comes_back(name: str) -> None:
+def test_a_file_apart_is_one_name_from_which_its_own_comes_back(name):
     key = apart("t", name)
     assert key.startswith(".attempt.t.") and "/" not in key
     assert name_apart("t", key) == name

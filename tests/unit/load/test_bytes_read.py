@@ -1,7 +1,5 @@
 """A load reads what its regions need, once: counted in bytes of data files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +71,7 @@ def read_region(path: Path, region: Region, **options: Any) -> np.ndarray[Any, A
     ],
 )
 def test_an_eighth_of_an_array(
-    tmp_path: Path,
-    counted: list[int],
-    values: Any,
-    chunk_bytes: int,
-    region: Region,
-    read_bytes: int,
-    checksums: bool,
+    tmp_path, counted, values, chunk_bytes, region, read_bytes, checksums
 ):
     ckpt.save(tmp_path / "a", values, options=Options(chunk_bytes=chunk_bytes))
     found = read_region(tmp_path / "a", region, checksums=checksums)
@@ -92,7 +84,7 @@ def test_an_eighth_of_an_array(
     [(PartitionSpec("x"), AN_EIGHTH_OF_ROWS), (PartitionSpec(None, "x"), AN_EIGHTH_OF_COLUMNS)],
 )
 def test_a_shard_as_it_was_saved_is_all_that_is_read(
-    tmp_path: Path, counted: list[int], values: Any, devices: Any, spec: Any, region: Region
+    tmp_path, counted, values, devices, spec, region
 ):
     mesh = Mesh(np.array(devices), ("x",))
     ckpt.save(tmp_path / "a", jax.device_put(values, NamedSharding(mesh, spec)))
@@ -107,13 +99,7 @@ def test_a_shard_as_it_was_saved_is_all_that_is_read(
 )
 @pytest.mark.parametrize("chunk_bytes", [64 * MIB, 256 * KIB])
 def test_resharding_reads_everything_once(
-    tmp_path: Path,
-    counted: list[int],
-    values: Any,
-    devices: Any,
-    saved: Any,
-    wanted: Any,
-    chunk_bytes: int,
+    tmp_path, counted, values, devices, saved, wanted, chunk_bytes
 ):
     mesh = Mesh(np.array(devices).reshape(2, 4), ("y", "x"))
     tree = (
@@ -127,9 +113,7 @@ def test_resharding_reads_everything_once(
     assert sum(counted) == ALL_BYTES
 
 
-def test_a_compressed_chunk_is_decoded_once(
-    tmp_path: Path, values: Any, devices: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_compressed_chunk_is_decoded_once(tmp_path, values, devices, monkeypatch):
     from ckpt_core._read import compressed
 
     decoded: list[Region] = []
@@ -144,9 +128,7 @@ def test_a_compressed_chunk_is_decoded_once(
     assert len(decoded) == len(set(decoded)) == ALL_BYTES // (4 * MIB)
 
 
-def test_a_compressed_array_is_opened_once_for_its_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: np.ndarray[Any, Any]
-) -> None:
+def test_a_compressed_array_is_opened_once_for_its_chunks(tmp_path, monkeypatch, values):
     """Of 64 chunks each opened it: a load of many took almost twice as long."""
     from ckpt_core._read import compressed
 
@@ -161,9 +143,7 @@ def test_a_compressed_array_is_opened_once_for_its_chunks(
 
 
 @pytest.mark.parametrize("size", [64, 2**20])
-def test_a_leaf_that_another_process_reads_is_not_read(
-    tmp_path: Path, counted: list[int], size: int
-) -> None:
+def test_a_leaf_that_another_process_reads_is_not_read(tmp_path, counted, size):
     """Of a leaf that all processes hold, ``broadcast=True`` wants no region of all but one of them."""
     ckpt.save(tmp_path / "a", {"mine": np.arange(size), "theirs": np.arange(size)})
     opened = open_checkpoint(tmp_path / "a")
@@ -175,9 +155,7 @@ def test_a_leaf_that_another_process_reads_is_not_read(
 
 
 @pytest.mark.parametrize("parts", [1, 8])
-def test_a_small_array_is_read_once_for_all_its_regions(
-    tmp_path: Path, counted: list[int], parts: int
-) -> None:
+def test_a_small_array_is_read_once_for_all_its_regions(tmp_path, counted, parts):
     """Together with its neighbours, in a dtype that the load may ask for."""
     ckpt.save(tmp_path / "a", {name: np.arange(64.0) for name in "abc"})
     opened = open_checkpoint(tmp_path / "a")

@@ -1,7 +1,5 @@
 """``cast=True`` never makes another number of one that does not fit, and a Python float is rounded on request only."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Who loads one leaf of thousands reads little: counted in bytes and calls, not in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +62,7 @@ class Counted:
         return sum(self.files) + sum(self.data) + self.index_bytes
 
 
-def test_one_leaf_of_thousands_takes_one_read_of_it(many: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_leaf_of_thousands_takes_one_read_of_it(many, monkeypatch):
     counted = Counted(monkeypatch)
     loaded = ckpt.load(many, only="group31/leaf41")
     assert_same(loaded, {"group31": {"leaf41": np.full(LEAF_BYTES // 4, 3141, np.float32)}})
@@ -73,7 +71,7 @@ def test_one_leaf_of_thousands_takes_one_read_of_it(many: Path, monkeypatch: pyt
     assert 0 < counted.index_bytes < 16 * KIB  # of 30: some of its nodes
 
 
-def test_all_leaves_are_read_in_few_pieces(many: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_leaves_are_read_in_few_pieces(many, monkeypatch):
     counted = Counted(monkeypatch)
     loaded = ckpt.load(many)
     assert len(loaded) == 50 and loaded["group49"]["leaf99"][0] == 4999

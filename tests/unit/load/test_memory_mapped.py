@@ -1,7 +1,5 @@
 """What `load(as_numpy=True)` maps is what reading gives, is the caller's own, and is verified."""
 
-from __future__ import annotations
-
 import mmap
 import shutil
 from pathlib import Path
@@ -73,7 +71,7 @@ def preads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_large_arrays_are_mapped_and_nothing_else(saved: Any, monkeypatch: Any):
+def test_large_arrays_are_mapped_and_nothing_else(saved, monkeypatch):
     path, tree = saved
     counted = preads(monkeypatch)
     loaded = ckpt.load(path, as_numpy=True)
@@ -88,14 +86,14 @@ def test_large_arrays_are_mapped_and_nothing_else(saved: Any, monkeypatch: Any):
     assert read_bytes <= sum(counted) < read_bytes + 4096
 
 
-def test_no_jax_array_is_mapped(saved: Any, monkeypatch: Any):
+def test_no_jax_array_is_mapped(saved, monkeypatch):
     path, tree = saved
     monkeypatch.setattr(arrays.DataFiles, "mapped", None)
     assert_same(ckpt.load(path)["jax"], tree["jax"])
     assert not is_mapped(ckpt.load(path)["numpy"])
 
 
-def test_what_is_written_into_an_array_stays_there(saved: Any):
+def test_what_is_written_into_an_array_stays_there(saved):
     path, _ = saved
     before = {file: file.read_bytes() for file in data_files(path)}
     first, second = (ckpt.load(path, as_numpy=True)["numpy"] for _ in range(2))
@@ -106,7 +104,7 @@ def test_what_is_written_into_an_array_stays_there(saved: Any):
     assert ckpt.verify(path).ok
 
 
-def test_arrays_outlive_the_checkpoint(saved: Any):
+def test_arrays_outlive_the_checkpoint(saved):
     path, tree = saved
     loaded = ckpt.load(path, as_numpy=True, options=UNVERIFIED)
     shutil.rmtree(path)
@@ -114,7 +112,7 @@ def test_arrays_outlive_the_checkpoint(saved: Any):
 
 
 @pytest.mark.parametrize("name", ["numpy", "jax"])
-def test_damage_is_found_by_default(saved: Any, name: str):
+def test_damage_is_found_by_default(saved, name):
     path, _ = saved
     index = read_index(Location(str(path / "state"), True), new_context())
     extent = index[f"{name}/c/0/0"]
@@ -148,9 +146,7 @@ except ckpt.CheckpointCorrupt as error:
 
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize(("kept", "leaf"), [(0, "a"), (4096, "a"), (256 * 256 * 8 + 5000, "b")])
-def test_a_file_cut_short_is_found_before_it_is_touched(
-    run_python: Any, local: Path, kept: int, leaf: str, checksums: bool
-):
+def test_a_file_cut_short_is_found_before_it_is_touched(run_python, local, kept, leaf, checksums):
     """In a child: whoever touches what a mapped file lacks is killed."""
     found = run_python(CUT, str(local / "step"), str(kept), str(checksums))
     assert found[0] == leaf
@@ -163,7 +159,7 @@ def test_a_file_cut_short_is_found_before_it_is_touched(
     tree=strategies.pytrees(st.one_of(strategies.numpy_arrays(), strategies.jax_arrays())),
     verified=st.booleans(),
 )
-def test_mapped_and_read_are_the_same(tmp_path_factory: Any, tree: Any, verified: bool):
+def test_mapped_and_read_are_the_same(tmp_path_factory, tree, verified):
     path = tmp_path_factory.mktemp("same") / "step"
     options = ckpt.Options(checksums=verified)
     ckpt.save(path, tree)

@@ -4,8 +4,6 @@ Only `CheckpointCorrupt` makes `restore_latest` go back a step, after which the 
 aside. So each of these must arrive as what it is, from wherever it is raised, and nothing may move.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import mmap
@@ -80,14 +78,7 @@ def _failing_at(
     ],
     ids=lambda value: getattr(value, "__name__", None) or str(value)[:20],
 )
-def test_what_each_call_meets_arrives_as_it_is(
-    path: str,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    owner: Any,
-    name: str,
-    error: BaseException,
-) -> None:
+def test_what_each_call_meets_arrives_as_it_is(path, monkeypatch, call, owner, name, error):
     CALLS[call](path)  # what is loaded once and kept is loaded now
     state = _failing_at(monkeypatch, owner, name, error)
     for number in range(1, _MOST_CALLS):
@@ -127,9 +118,7 @@ def _next_run_goes_on(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("alignment", [2**46, 2**63], ids=["no-memory", "no-addresses"])
-def test_restore_latest_goes_back_for_no_want_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alignment: int
-) -> None:
+def test_restore_latest_goes_back_for_no_want_of_memory(tmp_path, monkeypatch, alignment):
     _steps(tmp_path)
 
     with (
@@ -142,9 +131,7 @@ def test_restore_latest_goes_back_for_no_want_of_memory(
     _next_run_goes_on(tmp_path)
 
 
-def test_a_compressed_chunk_beyond_memory_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_chunk_beyond_memory_is_no_damage(tmp_path, monkeypatch):
     path = str(tmp_path / "one")
     ckpt.save(path, {"w": np.zeros(2**20, np.float32)}, options=ckpt.Options(compression="zstd"))
     monkeypatch.setattr("ckpt_core._storage.bounds.memory_bytes", lambda: 2**20)
@@ -161,9 +148,7 @@ def test_a_compressed_chunk_beyond_memory_is_no_damage(
         ({}, None),
     ],
 )
-def test_the_memory_of_a_process_is_that_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str], expected: int | None
-) -> None:
+def test_the_memory_of_a_process_is_that_of_its_container(tmp_path, monkeypatch, limits, expected):
     monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", ())
     whole = bounds.memory_bytes()
     assert whole > 2**31
@@ -174,7 +159,7 @@ def test_the_memory_of_a_process_is_that_of_its_container(
     assert bounds.memory_bytes() == (expected or whole)
 
 
-def test_a_newer_format_says_so_and_nothing_moves(tmp_path: Path) -> None:
+def test_a_newer_format_says_so_and_nothing_moves(tmp_path):
     _steps(tmp_path)
     record = read_record(tmp_path / "1")
     older = dict(record)
@@ -201,9 +186,7 @@ def _restore_latest(directory: Path, target: Any, **arguments: Any) -> Any:
         return checkpointer.restore_latest(state=target, **arguments)
 
 
-def test_a_file_that_is_shorter_than_recorded_takes_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_shorter_than_recorded_takes_no_memory(tmp_path, monkeypatch):
     path = tmp_path / "one"
     ckpt.save(path, {"w": np.zeros(2**20, np.float32)})
     (data,) = [file for file in path.rglob("d/*") if file.stat().st_size > 2**21]

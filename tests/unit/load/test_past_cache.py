@@ -1,7 +1,5 @@
 """A large load reads from a local disk past the page cache, and gives what a load through it gives."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import gc
@@ -146,7 +144,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return Kernel(monkeypatch)
 
 
-def test_a_load_fills_no_page_cache(saved: Path, tree: Any):
+def test_a_load_fills_no_page_cache(saved, tree):
     forget(saved)
     assert_same(ckpt.load(saved, options=PAST), tree)
     assert cached_bytes(saved) < 4 * MIB
@@ -155,7 +153,7 @@ def test_a_load_fills_no_page_cache(saved: Path, tree: Any):
     assert cached_bytes(saved) > SAVED_BYTES * 3 // 4
 
 
-def test_each_byte_is_read_once_and_past_the_cache(saved: Path, tree: Any, kernel: Kernel):
+def test_each_byte_is_read_once_and_past_the_cache(saved, tree, kernel):
     """Asking what is cached reads nothing: Linux begins to read a page that it was asked for without waiting."""
     assert_same(ckpt.load(saved, options=PAST), tree)
     stored = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
@@ -164,9 +162,7 @@ def test_each_byte_is_read_once_and_past_the_cache(saved: Path, tree: Any, kerne
     assert not kernel.through and not kernel.asked
 
 
-def test_regions_casts_and_parts(
-    saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch, kernel: Kernel
-):
+def test_regions_casts_and_parts(saved, tree, monkeypatch, kernel):
     monkeypatch.setattr(pipeline, "_LEAST_BYTES_PAST_CACHE", 0)
     columns = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("x",)), PartitionSpec(None, "x"))
     loaded = ckpt.load(saved, only="large", sharding=columns, options=PAST)
@@ -185,7 +181,7 @@ def test_regions_casts_and_parts(
     assert_same(ckpt.load(saved, as_numpy=True, options=PAST)["host"], tree["host"])
 
 
-def test_tensors_of_a_file(saved: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel):
+def test_tensors_of_a_file(saved, monkeypatch, kernel):
     """The header is read through the cache, and so is the tensor behind it; each shares a page with the one after it."""
     monkeypatch.setattr(pipeline, "_MOST_THREADS", 1)  # reads a tensor when the one before is there
     folder = saved.parent / "tensors"
@@ -203,9 +199,7 @@ def test_tensors_of_a_file(saved: Path, monkeypatch: pytest.MonkeyPatch, kernel:
     [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT],
     ids=["no direct reads", "not supported", "no proc"],
 )
-def test_a_file_system_without_it(
-    saved: Path, tree: Any, monkeypatch: Any, kernel: Kernel, refused: int
-):
+def test_a_file_system_without_it(saved, tree, monkeypatch, kernel, refused):
     """Opening fails where a file system has no direct reads; then all goes through the cache."""
     plain = os.open
     asked: list[str] = []
@@ -226,9 +220,7 @@ def of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
 
-def test_files_of_somebody_else(
-    saved: Path, tree: Any, monkeypatch: pytest.MonkeyPatch, kernel: Kernel
-):
+def test_files_of_somebody_else(saved, tree, monkeypatch, kernel):
     of_somebody_else(monkeypatch)
     assert_same(ckpt.load(saved, options=PAST), tree)
     assert kernel.asked and kernel.past and not kernel.through
@@ -244,9 +236,7 @@ def descriptors() -> int:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "none"])
-def test_damage_is_found_and_every_file_closed(
-    saved: Path, tree: Any, tmp_path: Path, kernel: Kernel, damage: str
-):
+def test_damage_is_found_and_every_file_closed(saved, tree, tmp_path, kernel, damage):
     path = tmp_path / "step"
     ckpt.save(path, tree)
     part = largest(path)
@@ -274,7 +264,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[PastCache]:
     return made
 
 
-def test_by_default_only_a_load_of_much_of_the_memory(saved: Path, monkeypatch: Any):
+def test_by_default_only_a_load_of_much_of_the_memory(saved, monkeypatch):
     made = used(monkeypatch)
     ckpt.load(saved)
     assert not made
@@ -294,7 +284,7 @@ def test_by_default_only_a_load_of_much_of_the_memory(saved: Path, monkeypatch: 
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_any_range_in_any_order(saved: Path, data: Any):
+def test_any_range_in_any_order(saved, data):
     """The window gives what the file has, whatever was read before."""
     file = largest(saved)
     content = np.fromfile(file, np.uint8)
@@ -319,9 +309,7 @@ def test_any_range_in_any_order(saved: Path, data: Any):
 
 
 @pytest.mark.parametrize("options", [PAST, THROUGH], ids=["past", "through"])
-def test_more_files_than_a_process_may_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, options: ckpt.Options
-):
+def test_more_files_than_a_process_may_open(tmp_path, monkeypatch, kernel, options):
     """A quarter of them stays open; in several batches, of which each would open further ones."""
     tree = {f"leaf{n:03}": jnp.full((256, 1024), n, jnp.float32) for n in range(120)}
     small = ckpt.Options(target_data_file_bytes=MIB, chunk_bytes=MIB, durable=False)
@@ -348,7 +336,7 @@ print(len(loaded), "jax" in sys.modules)
 """
 
 
-def test_no_backend_is_started_to_decide_it(saved: Path):
+def test_no_backend_is_started_to_decide_it(saved):
     """A load as numpy, and the commands, work where jax has no device or was not imported."""
     environment = os.environ | {"JAX_PLATFORMS": "cuda"}
     run = partial(subprocess.run, env=environment, capture_output=True, text=True, timeout=120)

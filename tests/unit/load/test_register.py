@@ -1,9 +1,6 @@
 """``register``: an adapter of the program's own; and two adapters for one class."""
 
-from __future__ import annotations
-
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +39,7 @@ def none_registered(monkeypatch: pytest.MonkeyPatch):
     _adapters._for_class.cache_clear()
 
 
-def test_a_registered_adapter_saves_and_restores(tmp_path: Path):
+def test_a_registered_adapter_saves_and_restores(tmp_path):
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"ckpt\.register an adapter"):
         ckpt.save(tmp_path / "a", ring=Ring(3))
     ckpt.register(RingAdapter())
@@ -59,14 +56,14 @@ def test_a_registered_adapter_saves_and_restores(tmp_path: Path):
         ckpt.restore(tmp_path / "a", ring=Ring(4))
 
 
-def test_a_cell_that_runs_again_replaces_its_adapter(tmp_path: Path):
+def test_a_cell_that_runs_again_replaces_its_adapter(tmp_path):
     one, other = RingAdapter(), RingAdapter()
     ckpt.register(one)
     ckpt.register(other)
     assert _adapters.adapter_for(Ring(1)) is other
 
 
-def test_two_registered_are_both_named(tmp_path: Path):
+def test_two_registered_are_both_named(tmp_path):
     ckpt.register(RingAdapter())
     ckpt.register(Another())
     with pytest.raises(
@@ -76,7 +73,7 @@ def test_two_registered_are_both_named(tmp_path: Path):
         ckpt.save(tmp_path / "a", ring=Ring(3))
 
 
-def test_two_installed_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_two_installed_are_both_named(tmp_path, monkeypatch):
     root = __name__.partition(".")[0]
     entries = [
         SimpleNamespace(value="one:ADAPTER", load=RingAdapter),
@@ -93,7 +90,7 @@ def test_two_installed_are_both_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert _adapters.adapter_for(Ring(1)) is mine
 
 
-def test_one_installation_found_twice_is_one(monkeypatch: pytest.MonkeyPatch):
+def test_one_installation_found_twice_is_one(monkeypatch):
     entry = SimpleNamespace(name="rings", value="rings:ADAPTER")
     monkeypatch.setattr(_adapters, "entry_points", lambda group: [entry, entry])
     found = _adapters._installed.__wrapped__()
@@ -108,7 +105,7 @@ def test_one_installation_found_twice_is_one(monkeypatch: pytest.MonkeyPatch):
         (SimpleNamespace(accepts=bool, get_state=bool), "has no set_state"),
     ],
 )
-def test_what_is_no_adapter(adapter: Any, told: str):
+def test_what_is_no_adapter(adapter, told):
     with pytest.raises(TypeError, match=told):
         ckpt.register(adapter)
     assert not _adapters._registered

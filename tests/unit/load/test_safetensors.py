@@ -1,7 +1,5 @@
 """Safetensors load as checkpoints do: to any sharding, into any target, strictly."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
@@ -54,7 +52,7 @@ def arrays_of(dtype: np.dtype[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DTYPES.values())
-def test_every_dtype_to_the_bit(tmp_path: Path, name: str):
+def test_every_dtype_to_the_bit(tmp_path, name):
     tensors = arrays_of(dtype_from_name(name))
     (tmp_path / "model.safetensors").write_bytes(file_of(tensors))
     loaded = ckpt.load(tmp_path / "model.safetensors", as_numpy=True)
@@ -64,7 +62,7 @@ def test_every_dtype_to_the_bit(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "bool"])
-def test_as_the_package_reads_and_writes_it(tmp_path: Path, dtype: str):
+def test_as_the_package_reads_and_writes_it(tmp_path, dtype):
     rng = np.random.default_rng(0)
     tensors = {
         f"{n}": jnp.asarray(rng.integers(0, 9, shape), dtype) for n, shape in enumerate(SHAPES)
@@ -78,7 +76,7 @@ def test_as_the_package_reads_and_writes_it(tmp_path: Path, dtype: str):
     }
 
 
-def test_64_bits_are_not_narrowed(tmp_path: Path):
+def test_64_bits_are_not_narrowed(tmp_path):
     safetensors.numpy.save_file({"a": np.arange(3.0)}, tmp_path / "a.safetensors")
     with pytest.raises(ckpt.CheckpointError, match="a: float64 would lose half its bits"):
         ckpt.load(tmp_path / "a.safetensors")
@@ -127,7 +125,7 @@ def nested(tensors: dict[str, Any], make: Any = lambda name, array: array) -> di
 @pytest.mark.parametrize(
     "spec", [("data",), ("model", "data"), (None, "model"), (None, ("data", "model")), ()]
 )
-def test_into_any_sharding_of_a_nested_target(model: Any, mesh: Any, spec: Any):
+def test_into_any_sharding_of_a_nested_target(model, mesh, spec):
     folder, tensors = model
 
     def wanted(name: str, array: Any) -> Any:
@@ -148,7 +146,7 @@ def test_into_any_sharding_of_a_nested_target(model: Any, mesh: Any, spec: Any):
         assert bits(array) == bits(expected)
 
 
-def test_the_last_dimension_sharded(model: Any, mesh: Any):
+def test_the_last_dimension_sharded(model, mesh):
     folder, tensors = model
     loaded = ckpt.load(
         folder,
@@ -161,7 +159,7 @@ def test_the_last_dimension_sharded(model: Any, mesh: Any):
     }
 
 
-def test_a_flat_target_and_the_index_file_itself(model: Any):
+def test_a_flat_target_and_the_index_file_itself(model):
     folder, tensors = model
     like = {name: np.zeros_like(array) for name, array in tensors.items()}
     loaded = ckpt.load(folder / "model.safetensors.index.json", like)
@@ -170,7 +168,7 @@ def test_a_flat_target_and_the_index_file_itself(model: Any):
     }
 
 
-def test_keys_with_slashes(tmp_path: Path):
+def test_keys_with_slashes(tmp_path):
     state: Any = {
         "mlp/~/linear_0": {"w": np.arange(3, dtype=np.float32)},
         "a/b": np.zeros(1, np.float32),
@@ -182,7 +180,7 @@ def test_keys_with_slashes(tmp_path: Path):
     assert set(ckpt.load(tmp_path / "a.safetensors")) == set(tensors)
 
 
-def test_one_file_of_several_is_not_taken_for_the_model(tmp_path: Path):
+def test_one_file_of_several_is_not_taken_for_the_model(tmp_path):
     """What a download or an export that was killed leaves: the index comes last."""
     name = "model-00001-of-00002.safetensors"
     safetensors.numpy.save_file({"a": np.zeros(1, np.float32)}, tmp_path / name)
@@ -193,7 +191,7 @@ def test_one_file_of_several_is_not_taken_for_the_model(tmp_path: Path):
     assert list(ckpt.load(tmp_path)) == ["a"]
 
 
-def test_a_mounted_bucket_is_read_as_a_bucket(model: Any):
+def test_a_mounted_bucket_is_read_as_a_bucket(model):
     folder, tensors = model
     for path in (folder, folder / "1.safetensors"):
         opened = open_foreign(Location(str(path), False), backend_of(False))
@@ -207,7 +205,7 @@ def open_foreign(location: Location, backend: Any) -> Any:
     return foreign.open_folder(location, backend)
 
 
-def test_all_mismatches_at_once(model: Any):
+def test_all_mismatches_at_once(model):
     folder, tensors = model
     like = nested(tensors)
     layers = like["model"]["layers"]
@@ -237,7 +235,7 @@ def test_all_mismatches_at_once(model: Any):
         lambda name: name.replace("model.layers.", "blocks/"),
     ],
 )
-def test_renamed(model: Any, rename: Any):
+def test_renamed(model, rename):
     folder, tensors = model
     like = {"blocks": nested(tensors)["model"]["layers"]}
     empty = jax.tree.map(np.zeros_like, like)
@@ -245,7 +243,7 @@ def test_renamed(model: Any, rename: Any):
     assert jax.tree.all(jax.tree.map(np.array_equal, loaded, like))
 
 
-def test_a_misspelled_rename_is_told(model: Any):
+def test_a_misspelled_rename_is_told(model):
     folder, tensors = model
     with pytest.raises(
         ckpt.StructureMismatch, match=r"model\.layer: no saved .*nearest name: model\.layers"
@@ -253,7 +251,7 @@ def test_a_misspelled_rename_is_told(model: Any):
         ckpt.load(folder, nested(tensors), rename={"model.layer": "blocks"})
 
 
-def test_patterns_without_a_target(model: Any):
+def test_patterns_without_a_target(model):
     folder, tensors = model
     loaded = ckpt.load(folder, only="*.norm.weight", as_numpy=True)
     assert set(loaded) == {name for name in tensors if "norm" in name}
@@ -261,7 +259,7 @@ def test_patterns_without_a_target(model: Any):
     assert list(renamed) == ["l.0.norm.weight"]
 
 
-def test_an_nnx_model_in_place(tmp_path: Path):
+def test_an_nnx_model_in_place(tmp_path):
     class Block(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.up = nnx.Linear(4, 8, rngs=rngs)
@@ -283,7 +281,7 @@ def test_an_nnx_model_in_place(tmp_path: Path):
     assert restored.metadata == {"format": "flax"}
 
 
-def test_bfloat16_cast_while_read(tmp_path: Path, mesh: Any):
+def test_bfloat16_cast_while_read(tmp_path, mesh):
     values = np.arange(1 << 17, dtype=np.float32).reshape(512, 256).astype(ml_dtypes.bfloat16)
     safetensors.numpy.save_file({"w": values.astype(np.float32)}, tmp_path / "a.safetensors")
     sharding = NamedSharding(mesh, PartitionSpec("model", "data"))
@@ -292,7 +290,7 @@ def test_bfloat16_cast_while_read(tmp_path: Path, mesh: Any):
     assert bits(loaded["w"]) == bits(values)
 
 
-def test_large_arrays_are_mapped_and_writable_copies(tmp_path: Path):
+def test_large_arrays_are_mapped_and_writable_copies(tmp_path):
     values = np.arange(1 << 16, dtype=np.float32)
     safetensors.numpy.save_file({"w": values}, tmp_path / "a.safetensors")
     loaded = ckpt.load(tmp_path / "a.safetensors", as_numpy=True)["w"]
@@ -301,7 +299,7 @@ def test_large_arrays_are_mapped_and_writable_copies(tmp_path: Path):
     assert safetensors.numpy.load_file(tmp_path / "a.safetensors")["w"][0] == 0
 
 
-def test_a_linked_cache_as_hubs_keep_it(model: Any, tmp_path: Path):
+def test_a_linked_cache_as_hubs_keep_it(model, tmp_path):
     folder, tensors = model
     snapshot = tmp_path / "snapshots" / "main"
     blobs = tmp_path / "blobs"
@@ -315,7 +313,7 @@ def test_a_linked_cache_as_hubs_keep_it(model: Any, tmp_path: Path):
     assert set(ckpt.load(snapshot)) == set(tensors)
 
 
-def test_which_file_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_which_file_of_a_folder(tmp_path, caplog):
     def put(name: str, **tensors: Any) -> None:
         safetensors.numpy.save_file(tensors, tmp_path / name)
 
@@ -335,14 +333,14 @@ def test_which_file_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert set(ckpt.load(tmp_path)) == {"d"}
 
 
-def test_a_checkpoint_with_such_a_name_is_one(tmp_path: Path):
+def test_a_checkpoint_with_such_a_name_is_one(tmp_path):
     ckpt.save(tmp_path / "a.safetensors", {"w": np.zeros(3)})
     assert ckpt.load(tmp_path / "a.safetensors")["w"].shape == (3,)
     with pytest.raises(ckpt.CheckpointNotFound, match="does not exist"):
         ckpt.load(tmp_path / "b.safetensors")
 
 
-def test_a_folder_in_a_store(model: Any, store: str):
+def test_a_folder_in_a_store(model, store):
     from tests.support.stores import keys_at
 
     folder, tensors = model
@@ -359,7 +357,7 @@ def test_a_folder_in_a_store(model: Any, store: str):
             ckpt.load(store)
 
 
-def test_inspect_and_verify_say_what_it_is(model: Any):
+def test_inspect_and_verify_say_what_it_is(model):
     folder, tensors = model
     info = ckpt.inspect(folder)
     assert info.layout == "safetensors"
@@ -374,7 +372,7 @@ def test_inspect_and_verify_say_what_it_is(model: Any):
         copy_checkpoint(folder, folder / "copy")
 
 
-def test_missing_and_damaged_files_of_an_index(model: Any):
+def test_missing_and_damaged_files_of_an_index(model):
     folder, _ = model
     data = (folder / "2.safetensors").read_bytes()
     (folder / "2.safetensors").write_bytes(data[:-1])

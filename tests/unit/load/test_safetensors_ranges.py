@@ -1,7 +1,5 @@
 """Which bytes of a safetensors file a load reads: those of its regions, in few reads."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path
@@ -71,14 +69,14 @@ def eighth(size: int, number: int = 1) -> tuple[int, int]:
         ("cube", ((0, 4), (0, 16), eighth(COLUMNS))),
     ],
 )
-def test_an_eighth_reads_an_eighth(path: Path, counted: list[int], name: str, region: Region):
+def test_an_eighth_reads_an_eighth(path, counted, name, region):
     (found,) = read(path, name, [region], counted)
     array = VALUES if name == "w" else VALUES.reshape(4, 16, COLUMNS)
     assert np.array_equal(found, array[region_slices(region)])
     assert sum(counted) == VALUES.nbytes // 8
 
 
-def test_regions_of_one_process_are_read_once(path: Path, counted: list[int]):
+def test_regions_of_one_process_are_read_once(path, counted):
     regions: list[Region] = [((0, ROWS), eighth(COLUMNS, n)) for n in range(8)]
     found = read(path, "w", regions, counted)
     assert sum(counted) == VALUES.nbytes
@@ -86,13 +84,13 @@ def test_regions_of_one_process_are_read_once(path: Path, counted: list[int]):
     assert np.array_equal(np.concatenate(found, axis=1), VALUES)
 
 
-def test_small_tensors_are_read_together(path: Path, counted: list[int]):
+def test_small_tensors_are_read_together(path, counted):
     loaded = ckpt.load(path, only="s*", as_numpy=True)
     assert all((loaded[f"s{n:03}"] == n).all() for n in range(200))
     assert len(counted) <= 3  # the header, in one or two, and all of them
 
 
-def test_rows_that_lie_close_are_read_at_once(tmp_path: Path, counted: list[int]):
+def test_rows_that_lie_close_are_read_at_once(tmp_path, counted):
     values = np.arange(1 << 18, dtype=np.float32).reshape(1024, 256)
     safetensors.numpy.save_file({"w": values}, tmp_path / "a.safetensors")
     (found,) = read(tmp_path / "a.safetensors", "w", [((0, 1024), (32, 64))], counted)
@@ -114,7 +112,7 @@ def wanted(draw: Any) -> tuple[tuple[int, ...], list[Region], int]:
 
 
 @given(wanted(), st.integers(0, 40))
-def test_any_regions_in_pieces_of_any_size(told: Any, gap_bytes: int):
+def test_any_regions_in_pieces_of_any_size(told, gap_bytes):
     shape, regions, piece_bytes = told
     array = np.arange(math.prod(shape), dtype=np.int16).reshape(shape)
     data = array.tobytes()

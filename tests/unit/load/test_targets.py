@@ -1,8 +1,5 @@
 """What a load or restore is given: load leaves it as it is, restore sets each object once."""
 
-from __future__ import annotations
-
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,7 +109,7 @@ def _of_checkpointer(path: Path, like: Any, **arguments: Any) -> Any:
 
 @methods
 @pytest.mark.parametrize("kind", COPIED)
-def test_load_gives_a_copy_and_leaves_the_target(tmp_path: Path, kind: str, method: str) -> None:
+def test_load_gives_a_copy_and_leaves_the_target(tmp_path, kind, method):
     make = COPIED[kind]
     saved, target = make(3.0), make(1.0)
     ckpt.save(tmp_path / "0", items={"m": saved})
@@ -129,7 +126,7 @@ def test_load_gives_a_copy_and_leaves_the_target(tmp_path: Path, kind: str, meth
     assert prints_of(loaded) == prints_of(saved)
 
 
-def test_the_copy_is_as_good_as_the_original(tmp_path: Path) -> None:
+def test_the_copy_is_as_good_as_the_original(tmp_path):
     ckpt.save(tmp_path / "a", linear(3.0))
     target = linear(1.0)
     loaded = ckpt.load(tmp_path / "a", target)
@@ -140,7 +137,7 @@ def test_the_copy_is_as_good_as_the_original(tmp_path: Path) -> None:
     assert bool((target.kernel[...] == 1.0).all())
 
 
-def test_what_the_originals_share_the_copies_share(tmp_path: Path) -> None:
+def test_what_the_originals_share_the_copies_share(tmp_path):
     def tied(value: float) -> dict[str, Any]:
         one, other = linear(value), linear(value + 1)
         other.kernel = one.kernel
@@ -156,7 +153,7 @@ def test_what_the_originals_share_the_copies_share(tmp_path: Path) -> None:
     assert bool((target["other"].kernel[...] == 1.0).all())
 
 
-def test_a_kept_reference_of_the_copy_is_its_own(tmp_path: Path) -> None:
+def test_a_kept_reference_of_the_copy_is_its_own(tmp_path):
     ckpt.save(tmp_path / "a", Model(3.0))
     target = Model(1.0)
     loaded = ckpt.load(tmp_path / "a", target, only="w")
@@ -167,9 +164,7 @@ def test_a_kept_reference_of_the_copy_is_its_own(tmp_path: Path) -> None:
 
 @methods
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_copied_is_refused_and_points_to_restore(
-    tmp_path: Path, kind: str, method: str
-) -> None:
+def test_what_cannot_be_copied_is_refused_and_points_to_restore(tmp_path, kind, method):
     target = REFUSED[kind](1.0)
     ckpt.save(tmp_path / "0", m=REFUSED[kind](3.0))
     before = prints_of(target)
@@ -184,7 +179,7 @@ def test_what_cannot_be_copied_is_refused_and_points_to_restore(
 
 
 @pytest.mark.parametrize("kind", ["keras", "stateful", "torch"])
-def test_in_a_container_it_is_named_by_its_path(tmp_path: Path, kind: str) -> None:
+def test_in_a_container_it_is_named_by_its_path(tmp_path, kind):
     make = REFUSED[kind]
     ckpt.save(tmp_path / "a", {"w": jnp.ones(2), "deep": [make(3.0)]})
     target = {"w": jnp.zeros(2), "deep": [make(1.0)]}
@@ -194,7 +189,7 @@ def test_in_a_container_it_is_named_by_its_path(tmp_path: Path, kind: str) -> No
     assert prints_of(target) == before
 
 
-def test_an_asynchronous_load_looks_at_the_target_at_the_call(tmp_path: Path) -> None:
+def test_an_asynchronous_load_looks_at_the_target_at_the_call(tmp_path):
     ckpt.save(tmp_path / "a", Model(3.0))
     target = Model(1.0)
     pending = ckpt.load_async(tmp_path / "a", target, only="w")
@@ -203,7 +198,7 @@ def test_an_asynchronous_load_looks_at_the_target_at_the_call(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_abstract_model_is_a_target(tmp_path: Path, kept: bool) -> None:
+def test_an_abstract_model_is_a_target(tmp_path, kept):
     ckpt.save(tmp_path / "a", linear(3.0))
     wanted = abstract(lambda: linear(1.0))
     arguments: Any = {"missing": "keep"} if kept else {}
@@ -212,9 +207,6 @@ def test_an_abstract_model_is_a_target(tmp_path: Path, kept: bool) -> None:
     np.testing.assert_array_equal(loaded(x), linear(3.0)(x))
     ckpt.restore(tmp_path / "a", state=wanted)
     np.testing.assert_array_equal(wanted(x), linear(3.0)(x))
-
-
-# ---------------------------------------------------------------------- one object, two names
 
 
 def twice(make: Callable[[float], Any]) -> dict[str, tuple[dict[str, Any], str]]:
@@ -228,7 +220,7 @@ def twice(make: Callable[[float], Any]) -> dict[str, tuple[dict[str, Any], str]]
 
 @pytest.mark.parametrize("place", ["two names", "nested", "deeply"])
 @pytest.mark.parametrize("kind", ["module", "state", "variable", *REFUSED])
-def test_one_live_object_under_two_names_is_refused(tmp_path: Path, kind: str, place: str) -> None:
+def test_one_live_object_under_two_names_is_refused(tmp_path, kind, place):
     if kind == "grain" and place != "two names":
         pytest.skip("an iterator is an item of its own")
     make = {**COPIED, **REFUSED}[kind]
@@ -238,21 +230,20 @@ def test_one_live_object_under_two_names_is_refused(tmp_path: Path, kind: str, p
     for file in (tmp_path / "a").rglob("d/*"):
         file.write_bytes(bytes(file.stat().st_size))  # what is damaged cannot have been read
     before = prints_of(targets["a"])
-    for path in (tmp_path / "a",):
-        with pytest.raises(ckpt.UnsupportedLeaf, match=f"{message} and the same live "):
-            ckpt.restore(path, items=targets)
+    with pytest.raises(ckpt.UnsupportedLeaf, match=f"{message} and the same live "):
+        ckpt.restore(tmp_path / "a", items=targets)
     assert prints_of(targets["a"]) == before
 
 
 @pytest.mark.parametrize("make", [Counter, keras_model])
-def test_one_object_twice_in_a_tree_is_refused(tmp_path: Path, make: Any) -> None:
+def test_one_object_twice_in_a_tree_is_refused(tmp_path, make):
     ckpt.save(tmp_path / "a", {"x": make(3.0), "y": [make(4.0)]})
     one = make(1.0)
     with pytest.raises(ckpt.UnsupportedLeaf, match="state/x and state/y/0 are one"):
         ckpt.restore(tmp_path / "a", state={"x": one, "y": [one]})
 
 
-def test_ties_of_tensors_within_a_tree_are_none(tmp_path: Path) -> None:
+def test_ties_of_tensors_within_a_tree_are_none(tmp_path):
     torch = pytest.importorskip("torch")
     weight = torch.zeros(3)
     ckpt.save(tmp_path / "a", {"embed": torch.ones(3), "head": torch.ones(3)})
@@ -260,7 +251,7 @@ def test_ties_of_tensors_within_a_tree_are_none(tmp_path: Path) -> None:
     assert torch.equal(weight, torch.ones(3))
 
 
-def test_ties_within_a_tree_are_none(tmp_path: Path) -> None:
+def test_ties_within_a_tree_are_none(tmp_path):
     net = linear(3.0)
     ckpt.save(tmp_path / "b", {"x": net, "y": net})
     target = linear(1.0)
@@ -268,7 +259,7 @@ def test_ties_within_a_tree_are_none(tmp_path: Path) -> None:
     assert bool((target.kernel[...] == 3.0).all())
 
 
-def test_shared_immutable_targets_are_fine(tmp_path: Path) -> None:
+def test_shared_immutable_targets_are_fine(tmp_path):
     array, sketch = jnp.zeros(2), {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
     ckpt.save(
         tmp_path / "a",
@@ -283,15 +274,12 @@ def test_shared_immutable_targets_are_fine(tmp_path: Path) -> None:
     assert dict(ckpt.restore(tmp_path / "b", a=0, b=0)) == {"a": 1, "b": 2}
 
 
-def test_a_load_into_one_model_under_two_names_gives_what_each_holds(tmp_path: Path) -> None:
+def test_a_load_into_one_model_under_two_names_gives_what_each_holds(tmp_path):
     ckpt.save(tmp_path / "a", a=linear(3.0), b=linear(4.0))
     one = linear(1.0)
     loaded = ckpt.load(tmp_path / "a", {"a": one, "b": one})
     values = [float(loaded[name].kernel[...][0, 0]) for name in "ab"]
     assert values == [3.0, 4.0] and float(one.kernel[...][0, 0]) == 1.0
-
-
-# --------------------------------------------------------------------------- what errors advise
 
 
 UNSUPPORTED: dict[str, Any] = {
@@ -304,7 +292,7 @@ UNSUPPORTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
-def test_an_unsupported_leaf_of_a_target_is_not_said_to_be_saved(tmp_path: Path, kind: str) -> None:
+def test_an_unsupported_leaf_of_a_target_is_not_said_to_be_saved(tmp_path, kind):
     ckpt.save(tmp_path / "a", {"x": 1})
     for call in (
         lambda: ckpt.load(tmp_path / "a", {"x": UNSUPPORTED[kind]}),
@@ -322,7 +310,7 @@ def message_of(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def test_what_was_given_is_not_advised(tmp_path: Path) -> None:
+def test_what_was_given_is_not_advised(tmp_path):
     ckpt.save(tmp_path / "a", {"x": jnp.ones(2), "c": jnp.ones(1, jnp.complex64)})
     wanted = {"x": jnp.ones(2), "c": jnp.ones(1), "new": jax.ShapeDtypeStruct((2,), jnp.float32)}
     text = message_of(lambda: ckpt.load(tmp_path / "a", wanted))
@@ -333,10 +321,3 @@ def test_what_was_given_is_not_advised(tmp_path: Path) -> None:
     text = message_of(lambda: ckpt.load(tmp_path / "a", wanted, missing="keep", cast=True))
     assert 'missing="keep"' not in text and "cast=True" not in text
     assert "no value there that could be kept" in text
-    with contextlib.suppress(ckpt.StructureMismatch):
-        text = message_of(
-            lambda: ckpt.load(
-                tmp_path / "a", {"y": jnp.ones(2)}, rename={"x": "z"}, only=["z", "y"]
-            )
-        )
-        assert "rename=" not in text

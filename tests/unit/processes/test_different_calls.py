@@ -1,7 +1,5 @@
 """What stays at the coordination service, and processes that make different calls at one moment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +22,6 @@ def run(code: str, directory: Path) -> list[dict[str, Any]]:
     return reports(told)
 
 
-def test_process_0_waits_for_who_is_too_far_behind(tmp_path: Path) -> None:
-    """It forgets no answer and keeps no more than so many."""
-    told = run(
-        """
-wire._MOST_AHEAD, wire._KEPT_ANSWERS = 50, 100
-def decide(n, secs=40):
-    return _processes.this_run().round("try", secs).first(lambda: n)
-
-kept, late, most = [], None, 0
-if index == 0:
-    for n in range(50):
-        decide(n)
-    late = raised(lambda: decide(50, 0.5))
-    meet("full")
-    for n in range(51, 600):
-        decide(n)
-        most = max(most, len(keys()))
-else:
-    meet("full")
-    kept = [decide(n) for n in range(50)] + [raised(lambda: decide(50))] + [decide(n) for n in range(51, 600)]
-report(late=late, kept=kept, most=most)
-""",
-        tmp_path / "run",
-    )
-    assert [*told[1]["kept"][:50], *told[1]["kept"][51:]] == [n for n in range(600) if n != 50]
-    late = told[0]["late"]
-    assert late["type"] == told[1]["kept"][50]["type"] == "BarrierTimeout" and late["absent"] == [1]
-    assert told[0]["most"] <= 3 * 102
-
-
 CALLS = {
     "save and load": ("save", "load"),
     "load and load with broadcast": ("load", "broadcast"),
@@ -65,7 +33,7 @@ CALLS = {
 }
 
 
-def test_different_calls_at_one_moment(tmp_path: Path) -> None:
+def test_different_calls_at_one_moment(tmp_path):
     """A typed error on all that says which call each made."""
     told = run(
         f"cases = {CALLS!r}"

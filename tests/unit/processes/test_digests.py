@@ -1,9 +1,6 @@
 """Process 0 compares what the others say they wrote with what it sees."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +13,7 @@ from ckpt_core._save.write import Write, digest_of
 
 
 @pytest.mark.parametrize("wrong", ["", "passed", "size", "file"])
-def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path, wrong: str) -> None:
+def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path, wrong):
     attempt = PosixBackend().begin(str(tmp_path / "one"), overwrite=False, durable=False, token="t")
     attempt.write("state/a", b"1234")
     name, size = "state/c" if wrong == "file" else "state/a", 5 if wrong == "size" else 4

@@ -1,9 +1,6 @@
 """Copies that partners make of local parts: when one cannot be made, or its maker is killed."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -61,7 +58,7 @@ report(**told)
 )
 
 
-def test_a_step_with_copies_stays_until_another_has_them(tmp_path: Path) -> None:
+def test_a_step_with_copies_stays_until_another_has_them(tmp_path):
     ended = launch(FULL, tmp_path / "run", devices=1)
     for told in reports(ended):
         assert told["kept"] == [2, 4] and told["back to it"] == [2, "local"]
@@ -116,7 +113,7 @@ report(**told)
 
 
 @pytest.mark.faults
-def test_one_is_killed_while_it_copies(tmp_path: Path) -> None:
+def test_one_is_killed_while_it_copies(tmp_path):
     """Then the step is whole in the own parts, and a lost host can have it from the other copy."""
     ended = launch(KILLED, tmp_path / "run", devices=1)
     assert ended[1].status == -signal.SIGKILL

@@ -1,9 +1,5 @@
 """A persistent directory that is slow, or hangs, under local directories: training never waits for it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.contract.processes.test_lost_hosts import COMMON
 from tests.support.launch import launch, reports
 
@@ -52,7 +48,7 @@ report(**told)
 )
 
 
-def test_training_goes_on_while_the_directory_hangs(tmp_path: Path) -> None:
+def test_training_goes_on_while_the_directory_hangs(tmp_path):
     """Whoever waits there is a thread of the upload; when it is back, the newest step goes there."""
     for index, told in enumerate(reports(launch(HANGS, tmp_path / "run", devices=1))):
         assert told["local"] == [8, 16, 24], told

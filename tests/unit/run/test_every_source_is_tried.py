@@ -1,7 +1,5 @@
 """A part that a process lacks is asked of each of its sources, and is damaged only where all of them lack it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,9 +42,7 @@ def sources(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
     ("what", "error"),
     [("lacks it", ckpt.CheckpointCorrupt), ("cannot read it", OSError), ("is away", OSError)],
 )
-def test_a_part_that_a_source_may_have_is_not_damaged(
-    tmp_path: Path, sources: Callable[..., Peers], what: str, error: type[Exception]
-) -> None:
+def test_a_part_that_a_source_may_have_is_not_damaged(tmp_path, sources, what, error):
     """One source lacks it; of the other nobody knows, unless it says the same."""
 
     def second(_: Key) -> None:

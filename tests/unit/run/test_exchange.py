@@ -1,7 +1,5 @@
 """The server of local steps gives what is on its served, to who knows the secret, and nothing else."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket
@@ -53,7 +51,7 @@ def fetched(server: Server, position: Any, key: Key = KEY, secret: str = SECRET)
         connection.close()
 
 
-def test_what_is_offered_comes_whole(served: tuple[Server, Path]):
+def test_what_is_offered_comes_whole(served):
     server, part = served
     assert fetched(server, 0) == b"record"
     assert fetched(server, 1) == (part / "data").read_bytes()
@@ -62,7 +60,7 @@ def test_what_is_offered_comes_whole(served: tuple[Server, Path]):
 
 
 @pytest.mark.parametrize("secret", ["", "S" * 64, SECRET + "s", SECRET[:-1], "\xe9"])
-def test_a_wrong_secret_is_refused(served: tuple[Server, Path], secret: str):
+def test_a_wrong_secret_is_refused(served, secret):
     with pytest.raises(ConnectionError, match="403 Forbidden"):
         fetched(served[0], 0, secret=secret)
 
@@ -70,7 +68,7 @@ def test_a_wrong_secret_is_refused(served: tuple[Server, Path], secret: str):
 @pytest.mark.parametrize(
     "key", [KEY._replace(step=4), KEY._replace(token="other"), Key(3, "token", 0)]
 )
-def test_another_part_is_refused(served: tuple[Server, Path], key: Key):
+def test_another_part_is_refused(served, key):
     with pytest.raises(ConnectionError, match="404"):
         fetched(served[0], 0, key)
 
@@ -78,7 +76,7 @@ def test_another_part_is_refused(served: tuple[Server, Path], key: Key):
 @pytest.mark.parametrize(
     "position", [2, 3, 4, 5, 6, 99999999, "../secret", "secret", "-1", "1/../secret"]
 )
-def test_another_file_is_refused(served: tuple[Server, Path], position: Any):
+def test_another_file_is_refused(served, position):
     """Of a link, a file that is gone, a pipe and a folder; beyond the last; and paths instead of positions."""
     with pytest.raises(ConnectionError, match="404"):
         fetched(served[0], position)
@@ -95,7 +93,7 @@ def asked(server: Server, method: str, path: str) -> int:
         connection.close()
 
 
-def test_other_requests_are_refused(served: tuple[Server, Path]):
+def test_other_requests_are_refused(served):
     server, part = served
     for path in (
         "/",
@@ -110,7 +108,7 @@ def test_other_requests_are_refused(served: tuple[Server, Path]):
         assert asked(server, method, "/3/token/1/0") == 501
 
 
-def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
+def test_connections_are_bounded_and_end(served):
     def serving() -> int:
         return sum(thread.name == "ckpt-exchange" for thread in threading.enumerate())
 
@@ -142,7 +140,7 @@ def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
             connection.close()
 
 
-def test_a_server_that_is_away(tmp_path: Path):
+def test_a_server_that_is_away(tmp_path):
     server = Server("127.0.0.1", SECRET, lambda _: None)
     server.close()
     server.close()
@@ -151,7 +149,7 @@ def test_a_server_that_is_away(tmp_path: Path):
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_peer_that_hangs_is_given_up(answers: bool):
+def test_a_peer_that_hangs_is_given_up(answers):
     """Before it answers, and in the middle of a file."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = Connection(Peer("127.0.0.1", listener.getsockname()[1]), SECRET, idle_secs=0.2)
@@ -173,7 +171,7 @@ def test_a_peer_that_hangs_is_given_up(answers: bool):
         held[0].close()
 
 
-def test_a_file_that_becomes_shorter_is_noticed(served: tuple[Server, Path]):
+def test_a_file_that_becomes_shorter_is_noticed(served):
     server, part = served
     with (part / "data").open("r+b") as file:
         file.truncate(256 * 5000 * 40)  # sparse, larger than what sockets hold
@@ -210,7 +208,7 @@ def brought(saved: tuple[Path, Key], target: Path, key: Key | None = None) -> No
     bring(key or own, pieces, Target(str(target), PosixBackend(), True, allowed))
 
 
-def test_what_is_brought_is_equal_to_the_byte(saved: tuple[Path, Key], tmp_path: Path):
+def test_what_is_brought_is_equal_to_the_byte(saved, tmp_path):
     target = tmp_path / "here" / "3"
     brought(saved, target)
     files = {file.relative_to(saved[0]) for file in saved[0].rglob("*") if file.is_file()}
@@ -219,7 +217,7 @@ def test_what_is_brought_is_equal_to_the_byte(saved: tuple[Path, Key], tmp_path:
     assert ckpt.verify(target).ok
 
 
-def test_a_damaged_part_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
+def test_a_damaged_part_is_not_brought(saved, tmp_path):
     """Every file in turn, with one bit that is wrong and with one byte more."""
     target = tmp_path / "here" / "3"
     brought(saved, target)
@@ -239,7 +237,7 @@ def test_a_damaged_part_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
     assert [path.name for path in target.parent.iterdir()] == ["3"]
 
 
-def test_another_save_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
+def test_another_save_is_not_brought(saved, tmp_path):
     with pytest.raises(ckpt.CheckpointCorrupt, match=r"ckpt\.json: another part"):
         brought(saved, tmp_path / "here" / "3", saved[1]._replace(token="0" * 32))
     assert not (tmp_path / "here").exists()

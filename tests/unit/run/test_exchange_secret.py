@@ -4,8 +4,6 @@ The service answers anybody who reaches the coordinator's port. So nothing that 
 must carry; only processes that can read a file of the job's user know that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -58,7 +56,7 @@ class _Process:
     def __init__(self, meeting: _Meeting, index: int) -> None:
         self._meeting, self.index, self.count = meeting, index, meeting.count
 
-    def round(self, call: str, timeout_secs: float) -> _Process:
+    def round(self, call: str, timeout_secs: float) -> "_Process":
         return self
 
     def decide(self, mine: str, judge: Any) -> str:
@@ -111,7 +109,7 @@ def _what_the_service_saw(seen: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["option", "directory"])
-def test_who_reads_the_service_cannot_fetch(tmp_path: Path, how: str) -> None:
+def test_who_reads_the_service_cannot_fetch(tmp_path, how):
     options, directory = ckpt.Options(), str(tmp_path)
     if how == "option":
         secret = tmp_path / "secret"
@@ -134,9 +132,7 @@ def test_who_reads_the_service_cannot_fetch(tmp_path: Path, how: str) -> None:
             one.close()
 
 
-def test_without_a_file_the_log_says_what_is_open(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_file_the_log_says_what_is_open(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "ckpt_core"):
         peers, _ = _met(2, tmp_path / "part", [ckpt.Options()] * 2)
     for one in peers:
@@ -146,7 +142,7 @@ def test_without_a_file_the_log_says_what_is_open(
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604])
-def test_a_secret_that_others_can_read_is_refused_everywhere(tmp_path: Path, mode: int) -> None:
+def test_a_secret_that_others_can_read_is_refused_everywhere(tmp_path, mode):
     good, bad = tmp_path / "good", tmp_path / "bad"
     for file in (good, bad):
         file.write_bytes(b"s" * 32)
@@ -167,7 +163,7 @@ def test_a_secret_that_others_can_read_is_refused_everywhere(tmp_path: Path, mod
     ],
     ids=["short", "missing", "folder", "link"],
 )
-def test_what_is_no_secret_is_refused(tmp_path: Path, make: Any, told: str) -> None:
+def test_what_is_no_secret_is_refused(tmp_path, make, told):
     file = tmp_path / "file"
     make(file)
     if file.is_file() and not file.is_symlink():
@@ -176,7 +172,7 @@ def test_what_is_no_secret_is_refused(tmp_path: Path, make: Any, told: str) -> N
         _met(2, tmp_path / "part", [ckpt.Options(peer_secret_file=str(file))] * 2)
 
 
-def test_different_secrets_are_told(tmp_path: Path) -> None:
+def test_different_secrets_are_told(tmp_path):
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_bytes(os.urandom(32))
@@ -188,7 +184,7 @@ def test_different_secrets_are_told(tmp_path: Path) -> None:
         _met(2, tmp_path / "part", [options[0], ckpt.Options()])
 
 
-def test_the_secret_of_a_directory_is_made_once_and_is_private(tmp_path: Path) -> None:
+def test_the_secret_of_a_directory_is_made_once_and_is_private(tmp_path):
     before = os.umask(0)
     try:
         with ThreadPoolExecutor(8) as pool:

@@ -1,7 +1,5 @@
 """A step that goes to the fast and to the persistent directory is asked for, flattened and copied once."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading
@@ -52,7 +50,7 @@ def of_each_tier(tmp_path: Path, step: int) -> list[Path]:
     return found
 
 
-def test_a_pipeline_is_asked_once(tmp_path: Path) -> None:
+def test_a_pipeline_is_asked_once(tmp_path):
     pipeline = Counter()
     with both(tmp_path) as checkpointer:
         for step in range(4):
@@ -65,9 +63,7 @@ def test_a_pipeline_is_asked_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [10, 3 * 2**20])
-def test_a_function_writes_its_files_once(
-    tmp_path: Path, size_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_writes_its_files_once(tmp_path, size_bytes, monkeypatch):
     """And both tiers have copied them before its directory is deleted."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
@@ -87,7 +83,7 @@ def test_a_function_writes_its_files_once(
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_host_memory_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_copied_once(tmp_path, monkeypatch):
     copied: list[int] = []
     copy = (Staging, "copy")
     seams.at(monkeypatch, copy, before=lambda _, array: copied.append(array.nbytes))
@@ -105,9 +101,7 @@ def test_host_memory_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert (loaded["b"] == step).all(), path
 
 
-def test_device_memory_is_copied_once_and_brought_to_the_host_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_memory_is_copied_once_and_brought_to_the_host_once(tmp_path, monkeypatch):
     staged: list[Any] = []
     landed: list[Any] = []
 
@@ -132,8 +126,8 @@ def test_device_memory_is_copied_once_and_brought_to_the_host_once(
 
 
 def test_a_save_that_must_persist_does_not_reuse_the_memory_of_one_on_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """An overwrite goes to the persistent directory whatever the policy wants, while an earlier step may be on its way."""
     with ckpt.Checkpointer(tmp_path / "run") as earlier:
         for step in range(4):

@@ -1,9 +1,5 @@
 """How far a save or a load has come is told now and then, and a bar shows it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,7 +8,7 @@ from ckpt_core._operation import Operation
 from tests.contract.run.test_events import Heard, Terminal, event
 
 
-def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_told_now_and_then(monkeypatch):
     heard = Heard(progress=True)
     operation = Operation("save", "/runs/7", 7, None, heard, total_bytes=1000)
     operation.tell_progress(10)
@@ -23,7 +19,7 @@ def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(told.bytes, told.total_bytes) for told in heard.events] == [(20, 1000), (1000, 1000)]
 
 
-def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_real_save_and_load(tmp_path, monkeypatch):
     monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
     heard = Heard(progress=True)
     options = ckpt.Options(on_event=heard)
@@ -43,9 +39,7 @@ def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("as_numpy", [False, True])
-def test_progress_within_one_large_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_numpy: bool
-) -> None:
+def test_progress_within_one_large_array(tmp_path, monkeypatch, as_numpy):
     """Its blocks are counted one by one: else the bar of a model of few leaves would stand still."""
     monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
     ckpt.save(tmp_path / "one", {"w": np.ones((8, 1024, 1024), np.float32)})
@@ -57,7 +51,7 @@ def test_progress_within_one_large_array(
     assert told[-1] == heard.events[-1].bytes == 2**25
 
 
-def test_the_bar_pulses_while_nothing_is_written() -> None:
+def test_the_bar_pulses_while_nothing_is_written():
     pytest.importorskip("rich")
     from rich.console import Console
 

@@ -1,7 +1,5 @@
 """Pipeline states of many processes: each local part has those of eight that hold the same, and they restore what is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -45,9 +43,7 @@ class Pipeline:
 
 
 @pytest.mark.parametrize("lost", [(5,), (0, 1, 2), (3, 6, 9, 12, 15, 18, 21)])
-def test_a_lost_process_gets_its_state_from_its_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]
-) -> None:
+def test_a_lost_process_gets_its_state_from_its_block(tmp_path, monkeypatch, lost):
     assert STATE_BYTES * COUNT > coverage.MOST_STATE_BYTES_IN_ALL > STATE_BYTES * coverage.BLOCK
     options = ckpt.Options(timeout_secs=120, durable=False)
     directory = open_run_directory(tmp_path / "persistent", StepNames(), options, False)

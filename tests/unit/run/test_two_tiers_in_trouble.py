@@ -1,7 +1,5 @@
 """Saves of two tiers that are interrupted or fail: nothing wrong is committed, no sound step is left, nothing waits or stays."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import threading
@@ -57,9 +55,7 @@ def raised_by_a_signal_once(entered: threading.Event) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("of", ["numpy", "jax"])
-def test_an_interrupted_synchronous_save_has_the_values_of_its_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
-) -> None:
+def test_an_interrupted_synchronous_save_has_the_values_of_its_call(tmp_path, monkeypatch, of):
     """Its threads go on, so they must not read the memory to which the caller writes from then on."""
     gate = seams.Gate()
     seams.at(monkeypatch, "write", before=gate)
@@ -81,9 +77,7 @@ def test_an_interrupted_synchronous_save_has_the_values_of_its_call(
         assert (np.asarray(loaded["w"]) == 0).all(), path
 
 
-def test_a_step_whose_local_save_has_failed_is_continued_from_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_whose_local_save_has_failed_is_continued_from_all_the_same(tmp_path, monkeypatch):
     """Its persistent save ends later and well: the next step continues from it, and does not leave it behind."""
     gate = seams.Gate()
     with ckpt.Checkpointer(
@@ -114,9 +108,7 @@ def test_a_step_whose_local_save_has_failed_is_continued_from_all_the_same(
     ("snapshot", "where"),
     [("host", "both"), ("host", "run"), ("device", "fast"), ("device", "landing")],
 )
-def test_a_failed_save_holds_none_of_its_arrays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Any, where: str
-) -> None:
+def test_a_failed_save_holds_none_of_its_arrays(tmp_path, monkeypatch, snapshot, where):
     """Without a garbage collector that looks for circles."""
     if where == "landing":
 

@@ -1,10 +1,7 @@
 """A file, a name or a listing that is not the save's own does not stop it, and is not counted for it."""
 
-from __future__ import annotations
-
 import errno
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +18,7 @@ def failing_read(*_: Any) -> Any:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(tmp_path, monkeypatch):
     (tmp_path / "old").write_bytes(b"content")
     known = hardlinks.identify(str(tmp_path), ["old"])["old"]
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
@@ -31,7 +26,7 @@ def test_a_bad_sector_of_the_last_step_is_no_reason_not_to_save(
     class Bad:
         read = staticmethod(failing_read)
 
-        def __enter__(self) -> Bad:
+        def __enter__(self) -> "Bad":
             return self
 
         def __exit__(self, *_: object) -> None: ...
@@ -64,8 +59,6 @@ def _wanted(monkeypatch: pytest.MonkeyPatch, policy: when.Decision) -> list[Any]
     return run_all(monkeypatch, Service(), 2, ask)
 
 
-def test_a_listing_that_fails_keeps_no_process_out_of_a_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_listing_that_fails_keeps_no_process_out_of_a_call(monkeypatch):
     assert _wanted(monkeypatch, when.every_steps(1)) == [True, True]  # by the number: nobody looks
     assert _wanted(monkeypatch, when.first()) == [OSError, ckpt.CheckpointError]  # both hear of it

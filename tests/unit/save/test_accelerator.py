@@ -1,10 +1,7 @@
 """Transfers from an accelerator, on CPU devices which pretend to be one: they have the same kinds of memory."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -121,7 +118,7 @@ TREES: dict[str, tuple[Callable[[], Any], int]] = {  # transfers: 64 arrays of o
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", TREES)
-def test_what_is_sent(tmp_path: Path, sent: Sent, name: str, place: Any) -> None:
+def test_what_is_sent(tmp_path, sent, name, place):
     """Through page-locked memory, in one call; and what the caller has set or deletes does not matter."""
     make, transfers = TREES[name]
     tree, want = make(), make()
@@ -149,9 +146,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("sent", "little")
 @pytest.mark.parametrize("place", PLACES)
-def test_no_more_stays_there_than_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
-) -> None:
+def test_no_more_stays_there_than_a_limit(tmp_path, monkeypatch, place):
     """What is above it goes through the same memory some at a time: each array is let go before the next is sent."""
     groups: list[tuple[int, bool]] = []
     grouped = transfer._groups  # pyright: ignore[reportPrivateUsage]
@@ -174,9 +169,7 @@ def test_no_more_stays_there_than_a_limit(
 
 
 @pytest.mark.usefixtures("little")
-def test_without_room_there_arrays_are_fetched_plainly(
-    tmp_path: Path, sent: Sent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_there_arrays_are_fetched_plainly(tmp_path, sent, monkeypatch):
     def asked(*_: Any, **__: Any) -> Any:
         sent.append(("full", 0))
         full()
@@ -190,9 +183,7 @@ def test_without_room_there_arrays_are_fetched_plainly(
     assert_same(ckpt.load(tmp_path / "a"), want)
 
 
-def test_a_device_without_room_for_stacks_sends_each(
-    tmp_path: Path, sent: Sent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_room_for_stacks_sends_each(tmp_path, sent, monkeypatch):
     monkeypatch.setattr(alike, "_stack", full)
     tree = [jnp.full(3, float(n)) for n in range(64)]
     ckpt.save(tmp_path / "a", tree)
@@ -201,7 +192,7 @@ def test_a_device_without_room_for_stacks_sends_each(
 
 
 @pytest.mark.usefixtures("sent", "little")
-def test_without_such_memory_nothing_is_copied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_memory_nothing_is_copied_twice(monkeypatch):
     monkeypatch.setattr(transfer, "_page_locked", lambda *_: None)
     arrays: dict[Any, Any] = {n: jnp.arange(100.0) for n in range(10)}
     places = {n: array.unsafe_buffer_pointer() for n, array in arrays.items()}
@@ -211,9 +202,7 @@ def test_without_such_memory_nothing_is_copied_twice(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("room", [True, False])
 @pytest.mark.usefixtures("sent")
-def test_arrays_that_are_offloaded_there_are_copied(
-    monkeypatch: pytest.MonkeyPatch, room: bool
-) -> None:
+def test_arrays_that_are_offloaded_there_are_copied(monkeypatch, room):
     """A view of the caller's own buffer would change with it, or keep a step from donating it."""
     offloaded = [pinned(), pinned()]
     if not room:
@@ -226,7 +215,7 @@ def test_arrays_that_are_offloaded_there_are_copied(
 
 
 @pytest.mark.usefixtures("sent")
-def test_copies_that_are_there_already_are_not_copied_again() -> None:
+def test_copies_that_are_there_already_are_not_copied_again():
     array = pinned()
     arrays: dict[Any, Any] = {0: array}
     transfer.bring_to_host(arrays, [0], staged=True)
@@ -235,7 +224,7 @@ def test_copies_that_are_there_already_are_not_copied_again() -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.usefixtures("sent")
-def test_shardings_and_kinds_of_memory_come_back(tmp_path: Path, place: Any) -> None:
+def test_shardings_and_kinds_of_memory_come_back(tmp_path, place):
     tree = [jnp.arange(9.0), spread((8, 8)), spread((8, 8), np.nan, "pinned_host"), pinned()]
     with jax.set_mesh(explicit_mesh((8,), ("x",))), jax.debug_nans(True):
         ckpt.save_async(tmp_path / "a", tree, options=ckpt.Options(snapshot=place)).result()

@@ -4,8 +4,6 @@ Each operation of it fails, or is interrupted, before it is done and after, once
 rename on nothing is deleted, and the error says that the checkpoint can be seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -103,9 +101,6 @@ class Operations:
         return max((n for n, text in enumerate(self.done, 1) if text in ways), default=10**6)
 
 
-# ---- every operation fails ----------------------------------------------------------------------
-
-
 class Fault(NamedTuple):
     error: type[BaseException]
     after: bool  # it was done
@@ -133,9 +128,7 @@ SAVES = {
     "fault",
     [pytest.param(one, id=name, marks=EXCHANGE if one.exchange else ()) for name, one in SAVES.items()],
 )  # fmt: skip
-def test_every_operation_of_a_save_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
-) -> None:
+def test_every_operation_of_a_save_fails(tmp_path, monkeypatch, fault):
     def one_save(nth: int) -> list[str]:
         (tmp_path / str(nth)).mkdir()
         with monkeypatch.context() as patch:
@@ -207,9 +200,7 @@ def unsynced(patch: pytest.MonkeyPatch, folder: Path, exchange: bool = True) -> 
 
 
 @pytest.mark.parametrize("exchange", [pytest.param(True, marks=EXCHANGE), False])
-def test_nothing_is_deleted_until_the_new_one_is_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
+def test_nothing_is_deleted_until_the_new_one_is_durable(tmp_path, monkeypatch, exchange):
     """The directory cannot be synced, save after save: every old one stays until one save succeeds."""
     path = tmp_path / "model"
     ckpt.save(path, state(1))
@@ -234,9 +225,7 @@ def test_nothing_is_deleted_until_the_new_one_is_durable(
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_what_was_kept_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: bool
-) -> None:
+def test_what_was_kept_does_not_come_back(tmp_path, monkeypatch, clean):
     """Who removes the new one does not find the old one in its place."""
     form, path = PosixBackend(), tmp_path / "model"
     ckpt.save(path, state(1))
@@ -252,9 +241,7 @@ def test_what_was_kept_does_not_come_back(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["", "asynchronous"])
-def test_a_step_of_which_it_is_not_known_can_be_saved_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
-) -> None:
+def test_a_step_of_which_it_is_not_known_can_be_saved_again(tmp_path, monkeypatch, asynchronous):
     events: list[ckpt.events.Event] = []
     options = ckpt.Options(on_event=events.append)
     with ckpt.Checkpointer(
@@ -283,12 +270,7 @@ def test_a_step_of_which_it_is_not_known_can_be_saved_again(
     assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]
 
 
-# ---- who may ------------------------------------------------------------------------------------
-
-
-def test_the_fence_is_asked_when_all_is_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fence_is_asked_when_all_is_durable(tmp_path, monkeypatch):
     """After it comes one rename, and the sync of that."""
     operations = Operations(monkeypatch)
     seams.at(monkeypatch, (Lease, "check"), after=lambda _: operations.done.append("check"))
@@ -302,9 +284,7 @@ def test_the_fence_is_asked_when_all_is_durable(
 
 
 @pytest.mark.parametrize("back", [1, 2, 5])
-def test_a_newcomer_that_claims_during_a_commit_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: int
-) -> None:
+def test_a_newcomer_that_claims_during_a_commit_wins(tmp_path, monkeypatch, back):
     """Up to the rename: here before some of the last syncs."""
     operations = Operations(monkeypatch)
     counted = ckpt.Checkpointer(tmp_path / "counted", asynchronous=False)
@@ -325,7 +305,7 @@ def test_a_newcomer_that_claims_during_a_commit_wins(
     newcomer.close()
 
 
-def test_on_a_store_a_fenced_run_removes_nothing(tmp_path: Path) -> None:
+def test_on_a_store_a_fenced_run_removes_nothing(tmp_path):
     """Its save would begin by removing what the newcomer is writing at the same path."""
     store = f"memory://{tmp_path.name}-{os.getpid()}"
     form = ObjectStoreBackend(lambda url: KeyValues(Location(url, False)))

@@ -109,8 +109,6 @@ def _steps_are_right(path: Path, steps: list[int]) -> None:
         assert ckpt.verify(path / str(step)).ok
 
 
-# ---- asked to stop while something waits ---------------------------------------------------------
-
 SAVES = "slowly()\nc = ckpt.Checkpointer(path)\nc.save(0, state(0))\n"
 LEAVES = """
 def handler(*_):
@@ -128,7 +126,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("where", WAITS)
-def test_one_signal_in_a_wait_loses_no_step(path: Path, where: str) -> None:
+def test_one_signal_in_a_wait_loses_no_step(path, where):
     child = Child(WAITS[where], path)
     child.wait_for("writing")
     child.wait_for("waiting")
@@ -146,7 +144,7 @@ def test_one_signal_in_a_wait_loses_no_step(path: Path, where: str) -> None:
     _steps_are_right(path, [0])
 
 
-def test_who_insists_ends_without_it_and_a_message_says_so(path: Path) -> None:
+def test_who_insists_ends_without_it_and_a_message_says_so(path):
     child = Child(SAVES, path)
     child.wait_for("writing")
     child.wait_for("waiting")
@@ -158,8 +156,6 @@ def test_who_insists_ends_without_it_and_a_message_says_so(path: Path) -> None:
     assert code == 1 and "was not saved: interrupted at exit" in error, error
     _steps_are_right(path, [])
 
-
-# ---- saves that begin when the program is over --------------------------------------------------
 
 LATE = {
     "atexit": "atexit.register(lambda: {call})",
@@ -183,14 +179,14 @@ NEW = [(late, call, True) for late, call in zip(LATE, ("save", "save_async", "lo
 
 
 @pytest.mark.parametrize(("late", "call", "new"), FORKED + NEW)
-def test_a_save_that_begins_at_the_end(path: Path, late: str, call: str, new: bool) -> None:
+def test_a_save_that_begins_at_the_end(path, late, call, new):
     before = "ckpt.save(path + '/7', state(7))\n" if call == "load" else ""
     code, _, error = Child(before + LATE[late].format(call=CALLS[call]), path, new=new).end()
     assert (code, error) == (0, "")
     _steps_are_right(path, [0, 7] if call == "load" else [0])
 
 
-def test_a_large_step_compared_with_the_one_before_at_the_end(path: Path) -> None:
+def test_a_large_step_compared_with_the_one_before_at_the_end(path):
     """Comparing takes several threads, which start no more when the interpreter ends."""
     code, _, error = Child(
         """
@@ -211,7 +207,7 @@ c.save(1, big)
 
 
 @pytest.mark.parametrize("how", ["with", "close", "wait", "save"])
-def test_a_child_that_is_forked_during_a_save_ends(path: Path, how: str) -> None:
+def test_a_child_that_is_forked_during_a_save_ends(path, how):
     """What is being saved is the parent's: the child neither waits for it nor ends it."""
     code, out, error = Child(
         f"""
@@ -242,11 +238,8 @@ os._exit(0 if child else 7)
     _steps_are_right(path, [0])
 
 
-# ---- loads --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("what", ["there", "missing", "damaged"])
-def test_a_load_that_nobody_waits_for(path: Path, what: str) -> None:
+def test_a_load_that_nobody_waits_for(path, what):
     """Nobody can ask for it any more: it ends, and there is nothing to say."""
     ckpt.save(path / "0", {f"w{n}": np.ones(300_000) for n in range(20)})
     if what == "damaged":

@@ -1,9 +1,6 @@
 """A tree is planned once, and a leaf does not look at every process again."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -58,7 +55,7 @@ def traits(tree: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_equal_tree_is_planned_once_and_another_one_anew(tmp_path: Path, change: Any) -> None:
+def test_an_equal_tree_is_planned_once_and_another_one_anew(tmp_path, change):
     ckpt.save(tmp_path / "1", tree(1))
     before = planned()
     for name, state, more in (("2", tree(2), 0), ("3", change(tree(1)), 1), ("4", tree(3), 1)):
@@ -69,7 +66,7 @@ def test_an_equal_tree_is_planned_once_and_another_one_anew(tmp_path: Path, chan
         assert traits(loaded) == traits(state)
 
 
-def test_a_deleted_array_among_equal_ones_is_named(tmp_path: Path) -> None:
+def test_a_deleted_array_among_equal_ones_is_named(tmp_path):
     state = {f"w{n}": jnp.full((4, 4), n) for n in range(3)}
     ckpt.save(tmp_path / "1", state)
     state["w1"].delete()
@@ -78,13 +75,10 @@ def test_a_deleted_array_among_equal_ones_is_named(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
-def test_a_writer_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_is_for_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(_processes, "this_run", lambda: _processes.Processes(0, 2))
     with pytest.raises(ckpt.CheckpointError, match="2 processes run"):
         ckpt.writer(tmp_path / "b")
-
-
-# ---- thousands of processes ----------------------------------------------------------------------
 
 
 class Device:
@@ -128,7 +122,7 @@ def calls_of(processes: int, leaves: int) -> int:
     return calls
 
 
-def test_a_further_leaf_costs_the_same_whatever_the_number_of_processes() -> None:
+def test_a_further_leaf_costs_the_same_whatever_the_number_of_processes():
     calls_of(4, 4)  # imports what is imported at the first use
     few, many = (calls_of(count, 1000) - calls_of(count, 500) for count in (4, 1024))
     assert 0 < many <= few + 50 <= 500 * 8  # a few calls depend on whose turn it is

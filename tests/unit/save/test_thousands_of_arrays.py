@@ -1,7 +1,5 @@
 """Trees of thousands of arrays: how they are written, and what that costs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource
@@ -54,7 +52,7 @@ def test_the_error_of_a_full_disk_says_of_which(tmp_path, count):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch) -> None:
+def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch):
     """Not at every node of the index: the time would grow with the square of the number of leaves."""
     from ckpt_core._saved import checkpoint
     from ckpt_core._storage import database
@@ -69,7 +67,7 @@ def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monke
 
 
 @pytest.mark.linux("open files are listed in /proc")
-def test_a_load_that_an_index_stops_leaves_no_file_open(tmp_path) -> None:
+def test_a_load_that_an_index_stops_leaves_no_file_open(tmp_path):
     """Who goes back past damaged steps, or tries again and again, does not run out of descriptors."""
     ckpt.save(tmp_path / "a", tree(300, elements=4), options=ckpt.Options(durable=False))
     nodes = next((tmp_path / "a" / "state" / "d").iterdir())

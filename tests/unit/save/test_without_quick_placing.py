@@ -1,10 +1,7 @@
 """Without the private functions of jax by which arrays are placed quickly."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +28,8 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_jax_without_the_quick_way_is_slower_and_says_so_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-) -> None:
+    tmp_path, monkeypatch, caplog, name
+):
     rows = jax.NamedSharding(jax.make_mesh((8,), ("x",)), jax.P("x"))
     tree = {
         "one": jnp.arange(12.0),

@@ -1,7 +1,5 @@
 """A framework that nobody has heard of: numbers in rows, moved in place."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

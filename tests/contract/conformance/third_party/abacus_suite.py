@@ -1,7 +1,5 @@
 """What the author of `ckpt_abacus` writes to have the adapter tested; run by test_third_party.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The adapter that its author would write, and what could be wrong with it."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A `Case` turns a copy of a good checkpoint into a hostile one. Beside the checkp
 directory `outside` with a file of `SECRET`, for what tries to leave the checkpoint.
 """
 
-from __future__ import annotations
-
 from tests.contract.faults.crafted.databases import DATABASE_CASES
 from tests.contract.faults.crafted.files import FILE_CASES
 from tests.contract.faults.crafted.orbax_directories import ORBAX_CASES

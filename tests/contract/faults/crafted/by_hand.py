@@ -1,7 +1,5 @@
 """Bytes by hand: nodes of an OCDBT index, frames of zstd, metadata of zarr and of Orbax."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

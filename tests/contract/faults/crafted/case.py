@@ -1,7 +1,5 @@
 """What a crafted checkpoint is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

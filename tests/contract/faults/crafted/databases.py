@@ -1,7 +1,5 @@
 """Our database, signed again, so that what lies in it is believed so far."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files that are not files: pipes, links, directories."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Part of the message with which each case is refused, where it is refused."""
 
-from __future__ import annotations
-
 SAYS: dict[str, str] = {
     "record-shape-huge": "impossible shape",
     "record-shape-overflow-64": "impossible shape",

@@ -1,7 +1,5 @@
 """Orbax's directories: nothing there is signed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

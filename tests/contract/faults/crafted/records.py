@@ -1,7 +1,5 @@
 """Our record, checksums and texts, made to harm and signed again."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

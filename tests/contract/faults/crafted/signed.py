@@ -1,7 +1,5 @@
 """Our record, read and signed again after a change."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path
