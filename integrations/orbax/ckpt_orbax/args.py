@@ -166,18 +166,3 @@ class ArrayRestore(CheckpointArgs):
 
     item: Any = None
     restore_args: Any = None
-
-
-__all__ = [
-    "ArrayRestore",
-    "ArraySave",
-    "CheckpointArgs",
-    "Composite",
-    "JsonRestore",
-    "JsonSave",
-    "PyTreeRestore",
-    "PyTreeSave",
-    "StandardRestore",
-    "StandardSave",
-    "register_with_handler",
-]

@@ -12,9 +12,8 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
 from ckpt_core.arguments import answering
 from ckpt_orbax import multihost
-from ckpt_orbax._describe import is_metrics
 from ckpt_orbax._errors import StepAlreadyExistsError
-from ckpt_orbax._items import ItemHandlers, items_to_save
+from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
 from ckpt_orbax._options import (
     CheckpointManagerOptions,
     engine_options,
@@ -24,13 +23,20 @@ from ckpt_orbax._options import (
 )
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax._restoring import restored_item, restored_items
 from ckpt_orbax._run import Run
 from ckpt_orbax.args import CheckpointArgs, Composite
 from ckpt_orbax.checkpoint_args import is_args
 from ckpt_orbax.checkpointers import AsyncCheckpointer, Checkpointer
-from ckpt_orbax.metadata import RootMetadata, StepMetadata, described_step, described_tree
-from ckpt_orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
+from ckpt_orbax.metadata import (
+    RootMetadata,
+    StepMetadata,
+    described_step,
+    described_tree,
+    is_metrics,
+)
+from ckpt_orbax.options import AsyncOptions as AsyncOptions
+from ckpt_orbax.options import FileOptions as FileOptions
+from ckpt_orbax.options import MultiprocessingOptions as MultiprocessingOptions
 from ckpt_orbax.path.step import checkpoint_steps
 
 DEFAULT_ITEM_NAME = "default"
@@ -167,7 +173,7 @@ class CheckpointManager:
         best_fn = self._options.best_fn
         if best_fn is None:
             return self.latest_step()
-        measured = [one for one in self._run.with_running() if one.metrics is not None]
+        measured = [one for one in self._run.described() if one.metrics is not None]
         if not measured:
             return None
         least = self._options.best_mode == "min"
@@ -453,19 +459,3 @@ def _from_checkpointers(
     else:
         found = given.handler
     return found, bool(background), options
-
-
-__all__ = [
-    "DEFAULT_ITEM_NAME",
-    "METADATA_ITEM_NAME",
-    "AsyncOptions",
-    "CheckpointInfo",
-    "CheckpointManager",
-    "CheckpointManagerOptions",
-    "Checkpointer",
-    "FileOptions",
-    "MultiprocessingOptions",
-    "RootMetadata",
-    "StepAlreadyExistsError",
-    "StepMetadata",
-]

@@ -292,13 +292,4 @@ def _step_prefix(prefix: str) -> str | None:
     return prefix[:-1] or None
 
 
-__all__ = [
-    "AsyncManager",
-    "available_steps",
-    "latest_checkpoint",
-    "restore_checkpoint",
-    "save_checkpoint",
-    "save_checkpoint_multiprocess",
-]
-
 __getattr__ = refusing(__name__)

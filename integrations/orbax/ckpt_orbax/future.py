@@ -47,7 +47,7 @@ class Waiting:
     """An ``AsyncResponse`` over anything that can be waited for.
 
     Args:
-        wait: takes a timeout in seconds or None; returns the result, raises the error of the work, or
+        wait: takes a timeout in seconds or None; returns the result, raises the error of the work at every call, or
             ``TimeoutError`` if the work goes on.
         finished: called when the work has succeeded, whether anyone calls ``result`` or not.
     """
@@ -55,34 +55,18 @@ class Waiting:
     def __init__(
         self, wait: Callable[[float | None], Any], finished: Callable[[], None] | None = None
     ) -> None:
-        self._wait = wait
-        self._finished = finished
+        self._wait, self._finished = wait, finished
         self._lock = threading.Lock()
-        self._ended: tuple[Any, BaseException | None] | None = None
         if finished is not None:
             self.on_complete(lambda _: None)
 
     def result(self, timeout: float | None = None) -> Any:
         """Blocks until the work has ended; raises its error at every call, and TimeoutError while it goes on."""
-        # on_complete's thread may be waiting, and holds the lock as long
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"not done after {timeout:g} s; it goes on")
-        try:
-            if self._ended is None:
-                try:
-                    value = self._wait(timeout)
-                    if self._finished is not None:
-                        self._finished()
-                    self._ended = value, None
-                except TimeoutError:
-                    raise  # not necessarily the end: the next call waits again
-                except Exception as error:
-                    self._ended = None, error
-            value, error = self._ended
-        finally:
-            self._lock.release()
-        if error is not None:
-            raise error
+        value = self._wait(timeout)
+        with self._lock:  # whoever comes second waits for the function, too
+            finished, self._finished = self._finished, None
+            if finished is not None:
+                finished()
         return value
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:

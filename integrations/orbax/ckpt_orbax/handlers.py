@@ -80,21 +80,16 @@ class Form(CheckpointHandler):
                     f"leave it at {wanted!r}; ckpt stores OCDBT and zarr3, which Orbax reads",
                 )
 
-    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Refused: it is ckpt that writes."""
-        raise self._called("save")
-
-    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refused: it is ckpt that reads."""
-        raise self._called("restore")
-
-    def _called(self, method: str) -> Exception:
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refused, as ``restore``: it is ckpt that writes and reads."""
         name = type(self).__name__
-        return not_offered(
-            f"{name}.{method}()",
+        raise not_offered(
+            f"a call of save or restore of {name}",
             "the handler is only a name for a form of ckpt's own",
-            f"ocp.Checkpointer(ocp.{name}()).{method}(path, ...), or a Composite with an item for it",
+            f"ocp.Checkpointer(ocp.{name}()).save(path, ...), or a Composite with an item for it",
         )
+
+    restore = save
 
 
 _ANY_LIMIT = {
@@ -122,9 +117,6 @@ class PyTreeCheckpointHandler(Form):
         "aggregate_filename": "checkpoint",
     }
 
-    def __init__(self, aggregate_filename: str | None = None, **options: Any) -> None:
-        super().__init__(aggregate_filename=aggregate_filename, **options)
-
 
 class StandardCheckpointHandler(Form):
     """Stands for pytrees of arrays and numbers."""
@@ -141,17 +133,11 @@ class JsonCheckpointHandler(Form):
         "primary_host": 0,
     }
 
-    def __init__(self, filename: str | None = None, **options: Any) -> None:
-        super().__init__(filename=filename, **options)
-
 
 class ArrayCheckpointHandler(Form):
     """Stands for a single array or number."""
 
     _options: ClassVar[Mapping[str, Any]] = {"checkpoint_name": "checkpoint"}
-
-    def __init__(self, checkpoint_name: str | None = None) -> None:
-        super().__init__(checkpoint_name=checkpoint_name)
 
 
 class CompositeCheckpointHandler(Form):
@@ -198,12 +184,8 @@ class DefaultCheckpointHandlerRegistry:
         self._entries: Entries = dict(other_registry.get_all_entries()) if other_registry else {}
 
     def add(self, item: str | None, args: Any, handler: Any = None) -> None:
-        """Adds a handler, or the one that is registered for the arguments.
-
-        Args:
-            item: its name; None for all items.
-            args: arguments, or their class.
-            handler: a handler or its class.
+        """Adds a handler or its class, by default the one that is registered for the arguments, or their class; ``item``
+        is None for all items.
 
         Raises:
             AlreadyExistsError: there is an entry for this item and these arguments.
@@ -216,17 +198,11 @@ class DefaultCheckpointHandlerRegistry:
         self._entries[item, kind] = chosen() if isinstance(chosen, type) else chosen
 
     def get(self, item: str | None, args: Any) -> Any:
-        """The handler of an item and arguments.
-
-        Raises:
-            NoEntryError: there is none.
-        """
-        try:
-            return self._entries[item, _class_of(args)]
-        except KeyError:
-            raise NoEntryError(
-                f"there is no entry for item {item!r} and {_class_of(args).__name__}"
-            ) from None
+        """The handler of an item and arguments; NoEntryError if there is none."""
+        if not self.has(item, args):
+            name = _class_of(args).__name__
+            raise NoEntryError(f"there is no entry for item {item!r} and {name}")
+        return self._entries[item, _class_of(args)]
 
     def has(self, item: str | None, args: Any) -> bool:
         """Whether there is a handler for an item and arguments."""
@@ -239,15 +215,3 @@ class DefaultCheckpointHandlerRegistry:
 
 def _class_of(args: Any) -> type[checkpoint_args.CheckpointArgs]:
     return args if isinstance(args, type) else type(args)
-
-
-__all__ = [
-    "ArrayCheckpointHandler",
-    "AsyncCheckpointHandler",
-    "CheckpointHandler",
-    "CompositeCheckpointHandler",
-    "DefaultCheckpointHandlerRegistry",
-    "JsonCheckpointHandler",
-    "PyTreeCheckpointHandler",
-    "StandardCheckpointHandler",
-]

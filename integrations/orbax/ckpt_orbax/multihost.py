@@ -77,15 +77,3 @@ def reached_preemption(step: int) -> bool:
         return bool(multihost_utils.reached_preemption_sync_point(step))
     except RuntimeError:
         return False
-
-
-__all__ = [
-    "broadcast_one_to_all",
-    "fully_replicated_host_local_array_to_global_array",
-    "is_jax_distributed_client_initialized",
-    "is_primary_host",
-    "process_count",
-    "process_index",
-    "reached_preemption",
-    "sync_global_processes",
-]
