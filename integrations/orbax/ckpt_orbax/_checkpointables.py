@@ -118,16 +118,6 @@ class CheckpointableHandlerRegistry:
         self._entries[key] = handler_type
         return self
 
-    def get(self, checkpointable_name: str) -> Any:
-        """The handler of this name; NoEntryError if there is none."""
-        if not self.has(checkpointable_name):
-            raise NoEntryError(f"no handler is registered for the name {checkpointable_name!r}")
-        return self._entries[checkpointable_name]
-
-    def has(self, checkpointable_name: str) -> bool:
-        """Whether a handler is registered for this name."""
-        return checkpointable_name in self._entries
-
     def get_all_entries(self) -> Sequence[tuple[Any, str | None]]:
         """All (handler, name), in the order of registration."""
         entries = self._entries.items()
@@ -138,17 +128,9 @@ _FORMS = (JsonHandler, StatefulCheckpointableHandler, PyTreeHandler)
 _GLOBAL = CheckpointableHandlerRegistry((form, None) for form in _FORMS)
 
 
-def global_registry() -> CheckpointableHandlerRegistry:
-    """The registry that all Contexts begin with."""
-    return _GLOBAL
-
-
-def local_registry(
-    other_registry: Any = None, *, include_global_registry: bool = True
-) -> CheckpointableHandlerRegistry:
-    """A new registry with the entries of the global one and of ``other_registry``."""
-    registries = [_GLOBAL] if include_global_registry else []
-    registries += [] if other_registry is None else [other_registry]
+def local_registry(other_registry: Any = None) -> CheckpointableHandlerRegistry:
+    """A new registry with the entries of the global one, with which all Contexts begin, and of ``other_registry``."""
+    registries = [_GLOBAL] if other_registry is None else [_GLOBAL, other_registry]
     return CheckpointableHandlerRegistry(
         entry for registry in registries for entry in registry.get_all_entries()
     )

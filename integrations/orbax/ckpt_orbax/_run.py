@@ -337,16 +337,8 @@ def _save_policy(
 
 def _asks_for_preemption(policy: Any) -> bool:
     if isinstance(policy, policies.AnySavePolicy):
-        return any(_asks_for_preemption(one) for one in policy.policies)
-    return not isinstance(
-        policy,
-        (
-            policies.FixedIntervalPolicy,
-            policies.SpecificStepsPolicy,
-            policies.ContinuousCheckpointingPolicy,
-            policies.InitialSavePolicy,
-        ),
-    )
+        return any(map(_asks_for_preemption, policy.policies))
+    return not isinstance(policy, policies.NEVER_AT_PREEMPTION)
 
 
 def let_go(policy: Any, steps: Sequence[Step], now: datetime.datetime | None = None) -> set[int]:

@@ -278,6 +278,15 @@ class AnySavePolicy(SaveDecisionPolicy):
         return any(asked)
 
 
+NEVER_AT_PREEMPTION = (
+    FixedIntervalPolicy,
+    SpecificStepsPolicy,
+    ContinuousCheckpointingPolicy,
+    InitialSavePolicy,
+)
+"""Policies that do not ask whether the run is to stop."""
+
+
 def default_policy() -> SaveDecisionPolicy:
     """Orbax's: the first step, then whenever no save is running, and at a preemption."""
     return AnySavePolicy(

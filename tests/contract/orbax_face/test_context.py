@@ -54,7 +54,6 @@ def test_options_that_would_change_the_meaning_are_refused(tmp_path, name, value
         ("array.loading.use_load_and_broadcast", True),
         ("asynchronous.timeout_secs", 30),
         ("asynchronous.create_directories_asynchronously", False),
-        ("atomicity.mode", ocp.options.AtomicityMode.COMMIT_FILE),
         ("memory.write_concurrent_bytes", 2**20),
         ("memory.transfer_concurrent_bytes", 1),
         ("memory.is_prioritized_key_fn", lambda key: True),

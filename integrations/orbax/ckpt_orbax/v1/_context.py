@@ -30,8 +30,7 @@ class Context:
     holds in the thread that entered it.
 
     Attributes:
-        pytree, array, asynchronous, multiprocessing, file, checkpointables: see ``options``.
-        pathways, deletion, memory, safetensors, atomicity: see ``options``.
+        pytree, array, asynchronous, multiprocessing, file, checkpointables, pathways, memory: see ``options``.
         checkpoint_layout: layout of what is loaded.
         engine: ckpt's own ``Options``: compression, durability, buckets.
 
@@ -56,10 +55,7 @@ class Context:
         checkpointables_options: named.CheckpointablesOptions | None = None,
         pathways_options: named.PathwaysOptions | None = None,
         checkpoint_layout: named.CheckpointLayout | str | None = None,
-        deletion_options: named.DeletionOptions | None = None,
         memory_options: named.MemoryOptions | None = None,
-        safetensors_options: named.SafetensorsOptions | None = None,
-        atomicity_options: named.AtomicityOptions | None = None,
     ) -> None:
         def own(given: _Settings | None, name: str, kind: type[_Settings]) -> _Settings:
             source = getattr(context, name, None) if given is None else given
@@ -76,10 +72,7 @@ class Context:
             checkpointables_options, "checkpointables", named.CheckpointablesOptions
         )
         self.pathways = own(pathways_options, "pathways", named.PathwaysOptions)
-        self.deletion = own(deletion_options, "deletion", named.DeletionOptions)
         self.memory = own(memory_options, "memory", named.MemoryOptions)
-        self.safetensors = own(safetensors_options, "safetensors", named.SafetensorsOptions)
-        self.atomicity = own(atomicity_options, "atomicity", named.AtomicityOptions)
         self.checkpoint_layout: named.CheckpointLayout | str = checkpoint_layout or getattr(
             context, "checkpoint_layout", "orbax"
         )
@@ -94,7 +87,7 @@ class Context:
         _ACTIVE.reset(self._entered.pop())
 
 
-_PARTS = "pytree array multiprocessing file checkpointables pathways deletion memory safetensors"
+_PARTS = "pytree array multiprocessing file checkpointables pathways memory"
 for _part in _PARTS.split():  # as in Orbax, the names of the arguments are attributes, too
     setattr(Context, f"{_part}_options", property(operator.attrgetter(_part)))
 setattr(Context, "async_options", property(operator.attrgetter("asynchronous")))  # noqa: B010
@@ -122,11 +115,6 @@ _REFUSED: Refusals = {
         False,
         "this face stores the containers that Orbax stores by default",
         "ckpt_core.save and ckpt_core.load, which keep tuples and NamedTuples",
-    ),
-    "deletion.gcs_deletion_options.todelete_full_path": (
-        None,
-        "ckpt moves steps to a directory beside them",
-        "context.engine = ckpt_core.Options(trash_directory='todelete')",
     ),
     "memory.serialization_status_callback": (
         None,
