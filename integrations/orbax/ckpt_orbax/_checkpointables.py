@@ -49,28 +49,17 @@ class CheckpointableHandler(Protocol[_Object, _Target]):
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None: ...
 
 
-class EngineForm:
-    """A handler that stands for a form of item of ckpt's own; it is only asked what it takes."""
-
-    def is_handleable(self, checkpointable: Any) -> bool:
-        """Whether this form takes the object."""
-        raise NotImplementedError
-
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        """Whether this form takes the target; None if what was saved decides."""
-
-
-class PyTreeHandler(EngineForm):
+class PyTreeHandler:
     """Stands for ckpt's own pytrees of arrays."""
 
     def is_handleable(self, checkpointable: Any) -> bool:
         return all(map(is_leaf, jax.tree.leaves(checkpointable)))
 
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool:
         return all(map(is_abstract_leaf, jax.tree.leaves(abstract_checkpointable)))
 
 
-class JsonHandler(EngineForm):
+class JsonHandler:
     """Stands for an item of JSON."""
 
     def is_handleable(self, checkpointable: Any) -> bool:
@@ -80,15 +69,37 @@ class JsonHandler(EngineForm):
             return False
         return True
 
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> None:
+        """What was saved decides."""
 
-class StatefulCheckpointableHandler(EngineForm):
-    """Stands for objects that save and load themselves."""
+
+class StatefulCheckpointableHandler:
+    """Has objects save and load themselves."""
+
+    async def save(self, directory: Any, checkpointable: Any) -> Any:
+        return await checkpointable.save(directory)
+
+    async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Any:
+        background = await abstract_checkpointable.load(directory)
+
+        async def loaded() -> Any:
+            if background is not None:
+                await background
+            return abstract_checkpointable
+
+        return loaded()
+
+    async def metadata(self, directory: Any) -> Any:
+        return None
 
     def is_handleable(self, checkpointable: Any) -> bool:
         return isinstance(checkpointable, StatefulCheckpointable)
 
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        return isinstance(abstract_checkpointable, StatefulCheckpointable)
+    is_abstract_handleable = is_handleable
+
+
+FORMS = (PyTreeHandler, JsonHandler)
+"""They stand for forms of items of ckpt's own, and are only asked what they take."""
 
 
 class CheckpointableHandlerRegistry:
@@ -124,8 +135,8 @@ class CheckpointableHandlerRegistry:
         return [(handler, None if key is handler else key) for key, handler in entries]
 
 
-_FORMS = (JsonHandler, StatefulCheckpointableHandler, PyTreeHandler)
-_GLOBAL = CheckpointableHandlerRegistry((form, None) for form in _FORMS)
+_OWN = (JsonHandler, StatefulCheckpointableHandler, PyTreeHandler)
+_GLOBAL = CheckpointableHandlerRegistry((kind, None) for kind in _OWN)
 
 
 def local_registry(other_registry: Any = None) -> CheckpointableHandlerRegistry:
@@ -177,7 +188,7 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
     by_name, of_any = _of_registry(registry, name)
     wrote = [kind for kind, _ in registry.get_all_entries() if type_name(kind) == saved_by]
     if not wrote and (saved_by or "").startswith(("orbax.", "ckpt_orbax.")):
-        wrote = [form for form in _FORMS if (saved_by or "").endswith(f".{form.__name__}")]
+        wrote = [kind for kind in _OWN if (saved_by or "").endswith(f".{kind.__name__}")]
     first = [
         handler for handler in (by_name, *(kind() for kind in wrote[-1:])) if handler is not None
     ]
