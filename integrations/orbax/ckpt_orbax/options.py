@@ -49,23 +49,8 @@ class FileOptions:
 
 
 @dataclasses.dataclass(kw_only=True)
-class PyTreeMetadataOptions:
-    """Whether Orbax keeps the types of containers."""
-
-    support_rich_types: bool = False
-
-
-@dataclasses.dataclass(kw_only=True)
 class PyTreeOptions:
-    """Saving and loading of pytrees."""
-
-    @dataclasses.dataclass(kw_only=True)
-    class Saving:
-        """Saving of pytrees."""
-
-        pytree_metadata_options: PyTreeMetadataOptions = dataclasses.field(
-            default_factory=PyTreeMetadataOptions
-        )
+    """Loading of pytrees."""
 
     @dataclasses.dataclass(kw_only=True)
     class Loading:
@@ -73,7 +58,6 @@ class PyTreeOptions:
 
         partial_load: bool = False
 
-    saving: Saving = dataclasses.field(default_factory=Saving)
     loading: Loading = dataclasses.field(default_factory=Loading)
 
 
@@ -146,20 +130,6 @@ class PathwaysOptions:
     """Pathways, which ckpt does not support."""
 
     checkpointing_impl: Any = None
-
-
-@dataclasses.dataclass(kw_only=True)
-class MemoryOptions:
-    """Host memory of saves and loads; the smallest limit becomes ``Options.max_host_bytes``."""
-
-    write_concurrent_bytes: int | None = None
-    read_concurrent_bytes: int | None = None
-    transfer_concurrent_bytes: int | None = None
-    regulator_options: Any = None
-    expected_surge_bytes: int | float | None = None
-    is_prioritized_key_fn: Any = None
-    serialization_status_callback: Any = None
-    deepcopy_host_arrays: bool = True
 
 
 class CheckpointLayout(enum.Enum):
