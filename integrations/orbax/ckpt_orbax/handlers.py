@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ckpt_core.arguments import meant
 from ckpt_orbax import checkpoint_args
@@ -55,24 +55,46 @@ class AsyncCheckpointHandler(CheckpointHandler):
         """Writes an object into ``directory``; returns futures to wait for, or None."""
 
 
+_OPTIONS: Mapping[str, Any] = {
+    "use_ocdbt": True,
+    "primary_host": 0,
+    "aggregate_filename": "checkpoint",
+    "checkpoint_name": "checkpoint",
+    "filename": "metadata",
+    **dict.fromkeys(
+        [
+            "save_concurrent_gb",
+            "restore_concurrent_gb",
+            "save_device_host_concurrent_gb",
+            "memory_limit_options",
+            "use_zarr3",
+            "use_compression",
+            "enable_pinned_host_transfer",
+            "is_prioritized_key_fn",
+            "array_metadata_validator",
+            "multiprocessing_options",
+            "pytree_metadata_options",
+        ]
+    ),
+}
+"""Options of Orbax's handlers -> the only value that is taken; None for any."""
+
+
 class Form(CheckpointHandler):
     """A handler that stands for a form of item of ckpt's own; it does not write itself.
 
     Args:
-        **options: of Orbax's handler: limits of memory and the like are ckpt's to choose, and what
+        **options: of Orbax's handlers: limits of memory and the like are ckpt's to choose, and what
             would change the files is refused.
     """
 
-    _options: ClassVar[Mapping[str, Any]] = {}
-    """Options of Orbax's handler -> the only value that is taken; None for any."""
-
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
-            if name not in self._options:
+            if name not in _OPTIONS:
                 raise TypeError(
-                    f"{type(self).__name__} has no argument {name!r}{meant(name, self._options)}"
+                    f"{type(self).__name__} has no argument {name!r}{meant(name, _OPTIONS)}"
                 )
-            wanted = self._options[name]
+            wanted = _OPTIONS[name]
             if wanted is not None and value not in (wanted, None):
                 raise not_offered(
                     f"{type(self).__name__}({name}={value!r})",
@@ -92,52 +114,20 @@ class Form(CheckpointHandler):
     restore = save
 
 
-_ANY_LIMIT = {
-    "save_concurrent_gb": None,
-    "restore_concurrent_gb": None,
-    "multiprocessing_options": None,
-    "pytree_metadata_options": None,
-    "use_ocdbt": True,
-}
-
-
 class PyTreeCheckpointHandler(Form):
     """Stands for pytrees of arrays, numbers and text."""
-
-    _options: ClassVar[Mapping[str, Any]] = {
-        **_ANY_LIMIT,
-        "save_device_host_concurrent_gb": None,
-        "memory_limit_options": None,
-        "use_zarr3": None,
-        "use_compression": None,
-        "enable_pinned_host_transfer": None,
-        "is_prioritized_key_fn": None,
-        "array_metadata_validator": None,
-        "primary_host": 0,
-        "aggregate_filename": "checkpoint",
-    }
 
 
 class StandardCheckpointHandler(Form):
     """Stands for pytrees of arrays and numbers."""
 
-    _options: ClassVar[Mapping[str, Any]] = {**_ANY_LIMIT, "primary_host": 0}
-
 
 class JsonCheckpointHandler(Form):
     """Stands for an item of JSON."""
 
-    _options: ClassVar[Mapping[str, Any]] = {
-        "filename": "metadata",
-        "multiprocessing_options": None,
-        "primary_host": 0,
-    }
-
 
 class ArrayCheckpointHandler(Form):
     """Stands for a single array or number."""
-
-    _options: ClassVar[Mapping[str, Any]] = {"checkpoint_name": "checkpoint"}
 
 
 class CompositeCheckpointHandler(Form):
