@@ -16,7 +16,7 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
-from ckpt_orbax._paths import as_path, as_text, exists, refuse_another_series
+from ckpt_orbax._paths import as_path, as_text, refuse_another_series
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
 from ckpt_orbax.metadata import metrics_of, times_of
 from ckpt_orbax.options import MultiprocessingOptions
@@ -95,14 +95,8 @@ class Run:
         if mode is not None and "://" not in self.engine.directory:
             os.makedirs(self.engine.directory, mode, exist_ok=True)  # callers look for it at once
         self.on_disk()
-        if metadata is not None and not self._has_metadata_file():
+        if metadata is not None and self.engine.run_metadata is None:
             self.engine.write_run_metadata(metadata)
-
-    def _has_metadata_file(self) -> bool:
-        """Whether the run has metadata; what an early Orbax wrote is replaced, as by Orbax."""
-        if "://" in self.engine.directory:
-            return self.engine.run_metadata is not None
-        return exists(f"{self.engine.directory}/metadata/_ROOT_METADATA")
 
     # -------------------------------------------------------------------------------------- saves
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -96,9 +97,7 @@ def _like(leaf: Any, saved: LeafInfo | None, fallback: Any) -> Any:
     sharding = None if leaf.sharding is None else as_sharding(leaf.sharding)
     if sharding is None and saved is not None and saved.kind not in ("jax", "key"):
         return AbstractArray(leaf.shape, leaf.dtype)
-    return jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=sharding or _saved_sharding(saved, fallback)
-    )
+    return _on_devices(saved, leaf.shape, leaf.dtype, sharding, fallback)
 
 
 # --------------------------------------------------------------------------- as the arguments say
@@ -184,23 +183,19 @@ def _as_saved(saved: LeafInfo, dtype: Any) -> Any:
     return AbstractArray(None, dtype)
 
 
-def _on_devices(saved: LeafInfo, shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    """An array as asked for, and as it was saved where that is open."""
-    return jax.ShapeDtypeStruct(
-        saved.shape if shape is None else shape,
-        saved_dtype(saved) if dtype is None else dtype,
-        sharding=_saved_sharding(saved, None) if sharding is None else sharding,
-    )
-
-
-def _saved_sharding(saved: LeafInfo | None, fallback: Any) -> Any:
-    """The saved sharding on the devices of this process, else ``fallback``."""
-    if saved is None or not saved.sharding:
-        return fallback
-    try:
-        return ShardingMetadata(saved.sharding).to_jax_sharding()
-    except ValueError:
-        return fallback
+def _on_devices(
+    saved: LeafInfo | None, shape: Any, dtype: Any, sharding: Any, fallback: Any = None
+) -> jax.ShapeDtypeStruct:
+    """An array as asked for, and as it was saved where that is open; ``fallback`` if the saved devices are not here."""
+    if saved is not None:
+        shape = saved.shape if shape is None else shape
+        dtype = saved_dtype(saved) if dtype is None else dtype
+    if sharding is None:
+        sharding = fallback
+        if saved is not None and saved.sharding:
+            with contextlib.suppress(ValueError):
+                sharding = ShardingMetadata(saved.sharding).to_jax_sharding()
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
 # ------------------------------------------------------------------------- what the target keeps

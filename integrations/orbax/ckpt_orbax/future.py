@@ -84,7 +84,9 @@ class Waiting:
         threading.Thread(target=wait_and_call, name="ckpt-on-complete", daemon=True).start()
 
 
-class CommitFutureAwaitingContractedSignals:
+def CommitFutureAwaitingContractedSignals(
+    coro: Coroutine[Any, Any, Any], *, name: str | None = None, **_: Any
+) -> concurrent.futures.Future[Any]:
     """Runs a coroutine in a thread of its own; what ``async_save`` of a handler may return.
 
     Args:
@@ -92,12 +94,4 @@ class CommitFutureAwaitingContractedSignals:
         name: of the thread.
         **_: of Orbax's class: signals between its parts, which ckpt has not.
     """
-
-    def __init__(
-        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, **_: Any
-    ) -> None:
-        self._future = in_thread(lambda: asyncio.run(coro), name or "ckpt-commit")
-
-    def result(self, timeout: int | None = None) -> Any:
-        """Blocks until the coroutine has ended; returns its result or raises its error."""
-        return self._future.result(timeout)
+    return in_thread(lambda: asyncio.run(coro), name or "ckpt-commit")

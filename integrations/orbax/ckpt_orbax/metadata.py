@@ -78,19 +78,19 @@ class ShardingMetadata:
         Raises:
             ValueError: they are not those of the save.
         """
-        found = sharding_of(self.saved) or self._of_one_device()
+        found = sharding_of(self.saved) or _of_one_device(self.saved)
         if found is None:
             raise ValueError(
                 f"the devices of this sharding are not here: {self.saved}: give another one"
             )
         return found
 
-    def _of_one_device(self) -> jax.sharding.Sharding | None:
-        name = self.saved.get("device_str")
-        for device in jax.local_devices():  # one of another process could not be used here
-            if name in (str(device), f"{device.platform}:{device.id}"):
-                return jax.sharding.SingleDeviceSharding(device)
-        return None
+
+def _of_one_device(saved: dict[str, Any]) -> jax.sharding.Sharding | None:
+    for device in jax.local_devices():  # one of another process could not be used here
+        if saved.get("device_str") in (str(device), f"{device.platform}:{device.id}"):
+            return jax.sharding.SingleDeviceSharding(device)
+    return None
 
 
 @dataclass
