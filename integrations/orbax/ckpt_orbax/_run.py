@@ -41,7 +41,7 @@ class Run:
 
     Args:
         save, keep: Orbax's policies; ``keep=None`` keeps all.
-        names: a NameFormat; without one, ``prefix`` and ``length`` name the steps.
+        names: a NameFormat; None for plain numbers.
         light: leave time and metrics of the steps out, until ``look(light=False)``.
         metadata: of the run, written if it has none.
         mode: of the directory, which is made if it is missing; None to leave it missing.
@@ -58,20 +58,15 @@ class Run:
         keep: Any,
         multiprocessing: MultiprocessingOptions,
         names: Any = None,
-        prefix: str | None = None,
-        length: int | None = None,
         light: bool = False,
         metadata: Any = None,
         mode: int | None = 0o777,
         then: Callable[[ckpt.Event], None] | None = None,
         **engine: Any,
     ) -> None:
-        if names is not None:
-            prefix, length = prefix_and_length(names)
-        refuse_another_series(as_text(directory), prefix, names)
-        self._names = names or standard_name_format(
-            step_prefix=prefix, step_format_fixed_length=length
-        )
+        self._names = names or standard_name_format()
+        prefix, length = prefix_and_length(self._names)
+        refuse_another_series(as_text(directory), prefix)
         self._light = light
         self._lock = threading.Lock()
         self._numbers: list[int] = []

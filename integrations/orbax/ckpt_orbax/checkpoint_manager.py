@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from ckpt_orbax._refused import not_offered
 from ckpt_orbax._run import Run
 from ckpt_orbax.args import CheckpointArgs, Composite
 from ckpt_orbax.checkpoint_args import is_args
+from ckpt_orbax.checkpoint_managers import Step
 from ckpt_orbax.checkpointers import AsyncCheckpointer, Checkpointer
 from ckpt_orbax.metadata import (
     RootMetadata,
@@ -37,27 +37,14 @@ from ckpt_orbax.metadata import (
 from ckpt_orbax.options import AsyncOptions as AsyncOptions
 from ckpt_orbax.options import FileOptions as FileOptions
 from ckpt_orbax.options import MultiprocessingOptions as MultiprocessingOptions
-from ckpt_orbax.path.step import checkpoint_steps
+from ckpt_orbax.path.step import checkpoint_steps, standard_name_format
 
 DEFAULT_ITEM_NAME = "default"
 """Name of the item of a manager that saves one object without a name."""
 METADATA_ITEM_NAME = "metadata"
 """Name of the directory with the metadata of the run."""
-
-
-@dataclasses.dataclass
-class CheckpointInfo:
-    """A step, for functions that choose among steps; ckpt's own policies get ``PolicyCheckpointInfo``.
-
-    Attributes:
-        step: its number.
-        time: when its save began.
-        metrics: of the step, or None.
-    """
-
-    step: int
-    time: datetime.datetime
-    metrics: Any = None
+CheckpointInfo = Step
+"""A step, for functions that choose among steps."""
 
 
 class CheckpointManager:
@@ -122,9 +109,11 @@ class CheckpointManager:
             save=save_policy(options),
             keep=preservation_policy(options),
             multiprocessing=options.multiprocessing_options,
-            names=options.step_name_format,
-            prefix=options.step_prefix,
-            length=options.step_format_fixed_length,
+            names=options.step_name_format
+            or standard_name_format(
+                step_prefix=options.step_prefix,
+                step_format_fixed_length=options.step_format_fixed_length,
+            ),
             light=options.lightweight_initialize,
             metadata=None if options.read_only else metadata,
             mode=mode if options.create else None,

@@ -88,8 +88,6 @@ def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
     Raises:
         NotOffered: its names are not a prefix, ``_`` and the number.
     """
-    if names is None:
-        return None, None
     built = names.build_name(0)
     found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
     if found is not None:
