@@ -40,7 +40,6 @@ _INSTEAD = {
     "tree": "jax.tree",
     "Transform": "ckpt_core.load(path, like, rename=..., missing=..., unexpected=...)",
     "apply_transformations": "ckpt_core.load(path, like, rename=..., missing=..., unexpected=...)",
-    "LatestDuration": "ckpt_core.Checkpointer(directory, keep_policy=ckpt_core.keep.newer_than(secs))",
     "wait_for_new_checkpoint": "checkpoints_iterator, or ckpt_core.Checkpointer(directory).wait_for_new_step(after)",
     "msgpack_restore": "flax.serialization.msgpack_restore; `ckpt import` converts such files",
     "ProtoCheckpointHandler": "a CheckpointHandler of your own that writes message.SerializeToString()",

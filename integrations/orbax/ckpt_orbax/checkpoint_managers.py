@@ -171,6 +171,19 @@ class BestN(_OfPositions):
 
 
 @dataclass
+class LatestDuration(PreservationPolicy):
+    """Keeps the steps of the last ``duration``, and those after the first of them."""
+
+    duration: datetime.timedelta
+
+    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
+        oldest = (context.now or datetime.datetime.now(tz=datetime.UTC)) - self.duration
+        recent = (position for position, one in enumerate(checkpoints) if one.time >= oldest)
+        first = next(recent, len(checkpoints))
+        return [position >= first for position in range(len(checkpoints))]
+
+
+@dataclass
 class AnyPreservationPolicy(PreservationPolicy):
     """Keeps what one of the policies keeps."""
 
