@@ -116,7 +116,7 @@ class CheckpointManager:
             ),
             light=options.lightweight_initialize,
             metadata=None if options.read_only else metadata,
-            mode=mode if options.create else None,
+            mode=mode if options.create and not options.read_only else None,
             then=self._call_back,
             asynchronous=background,
             read_only=options.read_only,
@@ -269,7 +269,7 @@ class CheckpointManager:
             raise ValueError("Must provide `args` for `save`: such as ocp.args.StandardSave(tree)")
         if self._single is None and not is_args(items):
             self._single = not isinstance(args, Composite)
-        self.check_args(items, args)
+        self._check_args(items, args)
         if self._options.read_only or not (force or self.should_save(step)):
             return False
         self._run.engine.wait_until_finished()
@@ -345,7 +345,7 @@ class CheckpointManager:
             raise TypeError(f"step must be an integer, got the text {step!r}")
         info = self._inspect(step, directory)
         self._is_single(info)
-        self.check_args(items, args)
+        self._check_args(items, args)
         if args is None and not (items is None and restore_kwargs is None):
             wanted = self._earlier_args(False, items, restore_kwargs)
             args = wanted[DEFAULT_ITEM_NAME] if self._single else Composite(**wanted)
@@ -363,7 +363,7 @@ class CheckpointManager:
         )
         return restored_item(info, DEFAULT_ITEM_NAME, args, handler, self._options.engine)
 
-    def check_args(self, items: Any, args: Any) -> None:
+    def _check_args(self, items: Any, args: Any) -> None:
         """Raises ValueError if arguments are of the wrong kind for this manager."""
         if is_args(items):
             raise ValueError(

@@ -95,9 +95,9 @@ class Checkpointer:
         Raises:
             ValueError: there is something at ``directory``, or nothing to save.
         """
-        self.begin(directory, args, kwargs, force, custom_metadata).result()
+        self._begin(directory, args, kwargs, force, custom_metadata).result()
 
-    def begin(
+    def _begin(
         self, directory: Any, args: Any, kwargs: Any, force: bool, metadata: Any
     ) -> ckpt.PendingSave:
         """Starts a save; every form of ``save`` ends here."""
@@ -223,7 +223,7 @@ class AsyncCheckpointer(Checkpointer):
             Exception: the error of the save before.
         """
         self.wait_until_finished()
-        self._pending = self.begin(directory, args, kwargs, force, custom_metadata)
+        self._pending = self._begin(directory, args, kwargs, force, custom_metadata)
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
         """See ``Checkpointer.restore``; waits for a running save."""
