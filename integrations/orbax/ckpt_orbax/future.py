@@ -8,24 +8,11 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T")
 
 _logger = logging.getLogger("ckpt_orbax")
-
-
-@runtime_checkable
-class AsyncResponse(Protocol[T]):
-    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it."""
-
-    def result(self, timeout: float | None = None) -> T:
-        """Blocks until the work has ended; returns its result or raises its error."""
-        ...
-
-    def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Calls ``callback`` with the result, in another thread, when the work has succeeded."""
-        ...
 
 
 def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
@@ -43,8 +30,8 @@ def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
     return future
 
 
-class Waiting:
-    """An ``AsyncResponse`` over anything that can be waited for.
+class AsyncResponse(Generic[T]):
+    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it.
 
     Args:
         wait: takes a timeout in seconds or None; returns the result, raises the error of the work at every call, or
@@ -53,14 +40,14 @@ class Waiting:
     """
 
     def __init__(
-        self, wait: Callable[[float | None], Any], finished: Callable[[], None] | None = None
+        self, wait: Callable[[float | None], T], finished: Callable[[], None] | None = None
     ) -> None:
         self._wait, self._finished = wait, finished
         self._lock = threading.Lock()
         if finished is not None:
             self.on_complete(lambda _: None)
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """Blocks until the work has ended; raises its error at every call, and TimeoutError while it goes on."""
         value = self._wait(timeout)
         with self._lock:  # whoever comes second waits for the function, too

@@ -18,7 +18,7 @@ from ckpt_orbax._errors import (
     NoCheckpointError,
 )
 from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax.future import AsyncResponse, Waiting, in_thread
+from ckpt_orbax.future import AsyncResponse, in_thread
 from ckpt_orbax.metadata import CheckpointMetadata, is_metrics, times_of, tree_of
 from ckpt_orbax.v1 import _items
 from ckpt_orbax.v1._context import (
@@ -142,7 +142,7 @@ def save_checkpointables_async(
         )
     except ckpt.CheckpointExists as error:
         raise DestinationExistsError(str(error)) from error
-    return Waiting(pending.result, context.asynchronous.post_finalization_callback)
+    return AsyncResponse(pending.result, context.asynchronous.post_finalization_callback)
 
 
 def context_of_save(checkpointables: Any, default: Context | None = None) -> Context:
@@ -248,7 +248,7 @@ def load_async(
 ) -> AsyncResponse[Any]:
     """As ``load``, in the background; unlike Orbax's, for every layout."""
     work = functools.partial(load, path, abstract_state, checkpointable_name=checkpointable_name)
-    return Waiting(in_thread(work, "ckpt-load").result)
+    return AsyncResponse(in_thread(work, "ckpt-load").result)
 
 
 def load_checkpointables_async(
@@ -256,7 +256,7 @@ def load_checkpointables_async(
 ) -> AsyncResponse[dict[str, Any]]:
     """As ``load_checkpointables``, in the background; objects are set by ``result()``'s time."""
     work = functools.partial(load_checkpointables, path, abstract_checkpointables)
-    return Waiting(in_thread(work, "ckpt-load").result)
+    return AsyncResponse(in_thread(work, "ckpt-load").result)
 
 
 # ---------------------------------------------------------------------------------------- metadata

@@ -15,7 +15,7 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax._run import Run
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata
-from ckpt_orbax.future import AsyncResponse, Waiting
+from ckpt_orbax.future import AsyncResponse
 from ckpt_orbax.path.step import NameFormat
 from ckpt_orbax.v1 import _items, _single
 from ckpt_orbax.v1._context import Context, engine_options, get_context
@@ -241,7 +241,7 @@ class Checkpointer:
             raise errors.StepAlreadyExistsError(str(error)) from error
         if begun is None:
             return None
-        return Waiting(
+        return AsyncResponse(
             lambda timeout: self._run.wait_for(step, begun, timeout),
             context.asynchronous.post_finalization_callback,
         )
@@ -314,7 +314,7 @@ class Checkpointer:
     ) -> AsyncResponse[bool]:
         """As ``delete``; it has ended when this returns."""
         deleted = self.delete(step, checkpointable_name=checkpointable_name, missing_ok=missing_ok)
-        return Waiting(lambda _: deleted)
+        return AsyncResponse(lambda _: deleted)
 
     def wait(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
