@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,25 +97,26 @@ def load_tree(
     options: ckpt.Options,
     *,
     ask: Callable[[str, Any, LeafInfo | None], Wanted] = wanted,
-    own: Mapping[Path, Any] | None = None,
+    keep: Callable[[Any], bool] = lambda _: False,
     partial: bool = False,
     leaving_out: str,
     keeping: str = "",
 ) -> Any:
-    """One item of a checkpoint as a new tree, as ``ask`` says of each leaf of a target; leaves in ``own`` keep these
-    values, and ``partial`` leaves out what the target does not name. If the two differ, TreeMismatchError has
-    ``leaving_out`` and ``keeping`` as advice for leaves of one side alone.
+    """One item of a checkpoint as a new tree, as ``ask`` says of each leaf of a target. Leaves that were not saved stay if
+    ``keep`` says so of them, and ``partial`` leaves out what the target does not name. If the two differ,
+    TreeMismatchError has ``leaving_out`` and ``keeping`` as advice for leaves of one side alone.
     """
     if target is None:
         return orbax_form(ckpt.load(path, item=item.name, options=options))
-    saved, own = saved_leaves(item), own or {}
+    saved, own = saved_leaves(item), dict[Path, Any]()
     asked: dict[Path, Wanted] = {}
     misplaced: list[ckpt.Mismatch] = []
 
     def like_of(at: Path, leaf: Any) -> Any:
-        if at in own:
-            return None
         text = path_text(at)
+        if text not in saved and keep(leaf):
+            own[at] = leaf
+            return None
         asked[at] = one = ask(text, leaf, saved.get(text))
         if one.like is PLACEHOLDER and text not in saved:
             why = "... for a leaf, and no leaf has this path"
@@ -136,7 +137,7 @@ def load_tree(
             + _differences(error, leaving_out, keeping)
         ) from error
     values = leaves_of(loaded)
-    return filled(target, {at: one.finish(values[at]) for at, one in asked.items()} | dict(own))
+    return filled(target, {at: one.finish(values[at]) for at, one in asked.items()} | own)
 
 
 def _differences(error: ckpt.StructureMismatch, leaving_out: str, keeping: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -112,8 +113,18 @@ def _pytree(path: str, item: ItemInfo, args: PyTreeRestore, options: ckpt.Option
         if unknown := given.keys() - saved_leaves(item):
             named = ", ".join(sorted(unknown)[:10])
             raise ValueError(f"restore_args name leaves that were not saved: {named}")
+    if args.partial_restore and (problems := [*_unlike(plain(target), orbax_form(item.tree))]):
+        lines = "\n".join(problems)
+        raise TreeMismatchError(
+            f"User-provided restore item and on-disk value differ ({item.name}): {lines}\n"
+            "With partial_restore=True what is not wanted of a dict is left out, and of a list: put "
+            "ocp.PLACEHOLDER in its place"
+        )
     if wants_broadcast(args.restore_args):
         options = dataclasses.replace(options, broadcast=True)
+
+    def keep(leaf: Any) -> bool:
+        return args.partial_restore or (args.transforms is not None and is_leaf(leaf))
 
     def ask(at: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
         if leaf is not PLACEHOLDER:
@@ -126,7 +137,7 @@ def _pytree(path: str, item: ItemInfo, args: PyTreeRestore, options: ckpt.Option
         target,
         options,
         ask=ask,
-        own=own_values(args, item),
+        keep=keep,
         partial=args.partial_restore or args.transforms is not None,
         leaving_out=f"ocp.PLACEHOLDER in their place, or {_PARTIAL}",
         keeping=_PARTIAL,
@@ -198,60 +209,23 @@ def _on_devices(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-# ------------------------------------------------------------------------- what the target keeps
-
-
-def own_values(args: PyTreeRestore, item: ItemInfo) -> dict[Path, Any]:
-    """What the target keeps, by path, because the checkpoint lacks it."""
-    target = _tree(args.item)
-    if args.partial_restore and target is not None:
-        lacking: dict[Path, Any] = {}
-        problems: list[str] = []
-        _compare(plain(target), orbax_form(item.tree), (), lacking, problems)
-        if problems:
-            lines = "\n".join(problems)
-            raise TreeMismatchError(
-                f"User-provided restore item and on-disk value differ ({item.name}): {lines}\n"
-                "With partial_restore=True what is not wanted of a dict is left out, and of a list: put "
-                "ocp.PLACEHOLDER in its place"
-            )
-        return lacking
-    if args.transforms is None:
-        return {}
-    saved = saved_leaves(item)
-    leaves = leaves_of(target).items()
-    return {at: leaf for at, leaf in leaves if path_text(at) not in saved and is_leaf(leaf)}
-
-
-def _compare(
-    target: Any, saved: Any, path: Path, lacking: dict[Path, Any], problems: list[str]
-) -> None:
-    """Collects the leaves of a target that the saved tree lacks, and where the two do not fit: dicts may name less and
-    more, lists are of one length.
-    """
+def _unlike(target: Any, saved: Any, path: Path = ()) -> Iterator[str]:
+    """Where a target does not fit the saved tree: dicts may name less and more, lists are of one length."""
     if target is None or target is PLACEHOLDER:
         return
     kind, other_kind = _container(target), _container(saved)
     if kind != other_kind and saved is not None:
-        problems.append(f"{path_text(path)}: saved {other_kind}, wanted {kind}")
-    elif kind == "a leaf":
-        if saved is None:
-            lacking[path] = target
+        yield f"{path_text(path)}: saved {other_kind}, wanted {kind}"
     elif kind == "a dict":
         for key, child in target.items():
             if saved is not None and key in saved:
-                _compare(child, saved[key], (*path, key), lacking, problems)
-            else:
-                found = leaves_of(child).items()
-                lacking |= {(*path, key, *below): leaf for below, leaf in found}
-    else:
+                yield from _unlike(child, saved[key], (*path, key))
+    elif kind == "a list":
         others = saved or []
         if len(target) != len(others):
-            problems.append(
-                f"{path_text(path)}: saved a list of {len(others)}, wanted one of {len(target)}"
-            )
+            yield f"{path_text(path)}: saved a list of {len(others)}, wanted one of {len(target)}"
         for position, (one, other) in enumerate(zip(target, others, strict=False)):
-            _compare(one, other, (*path, position), lacking, problems)
+            yield from _unlike(one, other, (*path, position))
 
 
 def _container(node: Any) -> str:

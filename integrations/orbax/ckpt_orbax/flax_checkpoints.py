@@ -20,10 +20,9 @@ from typing import Any
 import ckpt_core as ckpt
 from ckpt_core.arguments import answering
 from ckpt_orbax._paths import as_text, kind_at, refuse_another_series
-from ckpt_orbax._plain import path_text, plain
+from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
-from ckpt_orbax._tree_targets import own_values
-from ckpt_orbax.args import PyTreeRestore
+from ckpt_orbax._targets import saved_leaves
 from ckpt_orbax.checkpoint_utils import construct_restore_args
 from ckpt_orbax.checkpointers import PyTreeCheckpointer
 from ckpt_orbax.path.step import is_checkpoint_finalized
@@ -205,7 +204,7 @@ def _log_kept(path: str, target: Any) -> None:
     items = [*ckpt.inspect(path).items.values()]
     if len(items) != 1:
         return
-    kept = [path_text(at) for at in own_values(PyTreeRestore(item=target, transforms={}), items[0])]
+    kept = sorted({path_text(at) for at in leaves_of(target)} - saved_leaves(items[0]).keys())
     if kept:
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         logger.warning(
