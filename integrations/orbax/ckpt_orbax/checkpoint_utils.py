@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+import ckpt_core as ckpt
 from ckpt_orbax import multihost
 from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
+from ckpt_orbax._paths import as_text
 from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
-from ckpt_orbax.path.step import checkpoint_steps
 from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs
 
 
@@ -109,12 +110,12 @@ def checkpoints_iterator(
 ) -> Iterator[int]:
     """The newest step of a directory, again and again, each once; ends after the timeout.
 
-    A step is not held: whoever saves may delete it by its own policy, and a restore that has begun by then fails by name.
+    As with ``ckpt_core.Checkpointer.wait_for_new_step``, retention does not delete a step until the next one is asked for.
 
     Args:
         checkpoint_dir: of the steps; it may come later.
         min_interval_secs: at least this long between two steps.
-        seconds_to_sleep: between two looks.
+        seconds_to_sleep: of no effect: it looks about once a second.
         timeout: seconds to wait for each step; None for ever.
         timeout_fn: called after the timeout; False goes on waiting.
         **_: of Orbax's function: names of steps, which are found whatever they begin with, and
@@ -127,24 +128,13 @@ def checkpoints_iterator(
         >>> list(ocp.checkpoint_utils.checkpoints_iterator(directory, timeout=0))
         [7]
     """
-    step = -1
-
-    def newer() -> int:
-        began = time.monotonic()
+    with ckpt.Checkpointer(as_text(checkpoint_dir), read_only=True) as reader:
+        step = None
         while True:
-            newest = max(checkpoint_steps(checkpoint_dir), default=-1)
-            if newest > step:
-                return newest
-            late = timeout is not None and time.monotonic() - began + seconds_to_sleep > timeout
-            if late and (timeout_fn is None or timeout_fn()):
-                return -1
-            time.sleep(seconds_to_sleep)
-
-    while True:
-        found = newer() if multihost.process_index() == 0 else -1
-        step = int(multihost.broadcast_one_to_all(found))
-        if step < 0:
-            return
-        began = time.monotonic()
-        yield step
-        time.sleep(max(0.0, began + min_interval_secs - time.monotonic()))
+            found = reader.wait_for_new_step(step, timeout)
+            if found is not None:
+                step, began = found, time.monotonic()
+                yield step
+                time.sleep(max(0.0, began + min_interval_secs - time.monotonic()))
+            elif timeout_fn is None or multihost.broadcast_one_to_all(timeout_fn()):
+                return
