@@ -11,10 +11,10 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
 from ckpt_core.arguments import answering
 from ckpt_orbax import multihost
-from ckpt_orbax._errors import StepAlreadyExistsError
+from ckpt_orbax._errors import StepAlreadyExistsError as StepAlreadyExistsError
 from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
+from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
 from ckpt_orbax._options import (
-    CheckpointManagerOptions,
     engine_options,
     mode_of,
     preservation_policy,
@@ -26,14 +26,11 @@ from ckpt_orbax._run import Run
 from ckpt_orbax.args import CheckpointArgs, Composite
 from ckpt_orbax.checkpoint_args import is_args
 from ckpt_orbax.checkpoint_managers import Step
-from ckpt_orbax.checkpointers import AsyncCheckpointer, Checkpointer
-from ckpt_orbax.metadata import (
-    RootMetadata,
-    StepMetadata,
-    described_step,
-    described_tree,
-    is_metrics,
-)
+from ckpt_orbax.checkpointers import AsyncCheckpointer
+from ckpt_orbax.checkpointers import Checkpointer as Checkpointer
+from ckpt_orbax.metadata import RootMetadata as RootMetadata
+from ckpt_orbax.metadata import StepMetadata as StepMetadata
+from ckpt_orbax.metadata import described_step, described_tree, is_metrics
 from ckpt_orbax.options import AsyncOptions as AsyncOptions
 from ckpt_orbax.options import FileOptions as FileOptions
 from ckpt_orbax.options import MultiprocessingOptions as MultiprocessingOptions

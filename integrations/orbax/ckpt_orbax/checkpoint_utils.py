@@ -11,7 +11,8 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_orbax import multihost
-from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
+from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
+from ckpt_orbax._leaves import as_sharding
 from ckpt_orbax._paths import as_text
 from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
 from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs

@@ -21,6 +21,15 @@ from ckpt_orbax.v1 import _items, _single
 from ckpt_orbax.v1._context import Context, engine_options, get_context
 from ckpt_orbax.v1._single import STATE
 
+__all__ = [
+    "CheckpointMetadata",
+    "Checkpointer",
+    "RootMetadata",
+    "errors",
+    "preservation_policies",
+    "save_decision_policies",
+]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RootMetadata:
