@@ -17,6 +17,8 @@ from ckpt_orbax import flax_checkpoints, v1
 from tests.contract.advice.said import told
 from tests.contract.advice.test_saving import FAST, OTHER, STATE, holds, holds_item, save
 
+NOW = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+
 
 @pytest.mark.parametrize("name", ["mising", "missing", "unexpectd", "as_numpy"])
 def test_arguments_of_a_restore_are_no_items(tmp_path: Path, name: str):
@@ -117,12 +119,6 @@ def test_a_random_key_is_not_cast(tmp_path: Path):
         ckpt.restore(tmp_path / "a", {"k": other, "w": np.zeros(2, np.float32)})
 
 
-def at_once(directory: Path) -> ocp.CheckpointManager:
-    """A manager whose saves have ended when they return: the directory goes with the test."""
-    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-    return ocp.CheckpointManager(directory, options=options)
-
-
 @pytest.mark.parametrize(
     ("call", "wrong", "value"),
     [
@@ -140,7 +136,9 @@ def at_once(directory: Path) -> ocp.CheckpointManager:
             None,
         ),
         (
-            lambda path, **named: at_once(path.parent / "o").save(0, **named),
+            lambda path, **named: ocp.CheckpointManager(path.parent / "o", None, NOW).save(
+                0, **named
+            ),
             "arg",
             ocp.args.StandardSave(STATE),
         ),
