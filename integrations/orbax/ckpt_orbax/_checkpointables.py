@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -49,28 +49,17 @@ class CheckpointableHandler(Protocol[_Object, _Target]):
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None: ...
 
 
-class EngineForm:
-    """A handler that stands for a form of item of ckpt's own; it is only asked what it takes."""
-
-    def is_handleable(self, checkpointable: Any) -> bool:
-        """Whether this form takes the object."""
-        raise NotImplementedError
-
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        """Whether this form takes the target; None if what was saved decides."""
-
-
-class PyTreeHandler(EngineForm):
+class PyTreeHandler:
     """Stands for ckpt's own pytrees of arrays."""
 
     def is_handleable(self, checkpointable: Any) -> bool:
         return all(map(is_leaf, jax.tree.leaves(checkpointable)))
 
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool:
         return all(map(is_abstract_leaf, jax.tree.leaves(abstract_checkpointable)))
 
 
-class JsonHandler(EngineForm):
+class JsonHandler:
     """Stands for an item of JSON."""
 
     def is_handleable(self, checkpointable: Any) -> bool:
@@ -80,25 +69,50 @@ class JsonHandler(EngineForm):
             return False
         return True
 
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> None:
+        """What was saved decides."""
 
-class StatefulCheckpointableHandler(EngineForm):
-    """Stands for objects that save and load themselves."""
+
+class StatefulCheckpointableHandler:
+    """Has objects save and load themselves."""
+
+    async def save(self, directory: Any, checkpointable: Any) -> Any:
+        return await checkpointable.save(directory)
+
+    async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Any:
+        background = await abstract_checkpointable.load(directory)
+
+        async def loaded() -> Any:
+            if background is not None:
+                await background
+            return abstract_checkpointable
+
+        return loaded()
+
+    async def metadata(self, directory: Any) -> Any:
+        return None
 
     def is_handleable(self, checkpointable: Any) -> bool:
         return isinstance(checkpointable, StatefulCheckpointable)
 
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        return isinstance(abstract_checkpointable, StatefulCheckpointable)
+    is_abstract_handleable = is_handleable
 
 
-Entry = tuple[Any, str | None]
+FORMS = (PyTreeHandler, JsonHandler)
+"""They stand for forms of items of ckpt's own, and are only asked what they take."""
 
 
 class CheckpointableHandlerRegistry:
-    """Handlers in the order of their registration; the last one that fits is taken."""
+    """Classes of handlers in the order of their registration; the last one that fits is taken.
 
-    def __init__(self, entries: Sequence[Entry] = ()) -> None:
-        self._entries = list(entries)
+    Args:
+        entries: (handler, name) of each; None for the name of one that is asked for any object.
+    """
+
+    def __init__(self, entries: Iterable[tuple[Any, str | None]] = ()) -> None:
+        self._entries: dict[Any, Any] = {}
+        for handler_type, name in entries:
+            self._entries.setdefault(handler_type if name is None else name, handler_type)
 
     def add(
         self, handler_type: Any, checkpointable_name: str | None = None
@@ -108,49 +122,29 @@ class CheckpointableHandlerRegistry:
         """
         if not isinstance(handler_type, type):
             raise ValueError(f"a handler is registered as a class, got {handler_type!r}")
-        if checkpointable_name is not None and self.has(checkpointable_name):
-            raise AlreadyExistsError(f"{checkpointable_name!r} has a handler in this registry")
-        if checkpointable_name is None and any(kind is handler_type for kind, _ in self._entries):
-            raise AlreadyExistsError(f"{handler_type.__name__} is in this registry")
-        self._entries.append((handler_type, checkpointable_name))
+        key = handler_type if checkpointable_name is None else checkpointable_name
+        if key in self._entries:
+            shown = checkpointable_name or handler_type.__name__
+            raise AlreadyExistsError(f"{shown!r} has an entry in this registry")
+        self._entries[key] = handler_type
         return self
 
-    def get(self, checkpointable_name: str) -> Any:
-        """The handler of this name; NoEntryError if there is none."""
-        for handler, name in self._entries:
-            if name == checkpointable_name:
-                return handler
-        raise NoEntryError(f"no handler is registered for the name {checkpointable_name!r}")
-
-    def has(self, checkpointable_name: str) -> bool:
-        """Whether a handler is registered for this name."""
-        return any(name == checkpointable_name for _, name in self._entries)
-
-    def get_all_entries(self) -> Sequence[Entry]:
+    def get_all_entries(self) -> Sequence[tuple[Any, str | None]]:
         """All (handler, name), in the order of registration."""
-        return list(self._entries)
+        entries = self._entries.items()
+        return [(handler, None if key is handler else key) for key, handler in entries]
 
 
-_FORMS = {
-    kind.__name__: kind for kind in (JsonHandler, StatefulCheckpointableHandler, PyTreeHandler)
-}
-"""By the last part of Orbax's own type names."""
-_GLOBAL = CheckpointableHandlerRegistry([(kind, None) for kind in _FORMS.values()])
+_OWN = (JsonHandler, StatefulCheckpointableHandler, PyTreeHandler)
+_GLOBAL = CheckpointableHandlerRegistry((kind, None) for kind in _OWN)
 
 
-def global_registry() -> CheckpointableHandlerRegistry:
-    """The registry that all Contexts begin with."""
-    return _GLOBAL
-
-
-def local_registry(
-    other_registry: Any = None, *, include_global_registry: bool = True
-) -> CheckpointableHandlerRegistry:
-    """A new registry with the entries of the global one and of ``other_registry``."""
-    entries = list(_GLOBAL.get_all_entries()) if include_global_registry else []
-    if other_registry is not None:
-        entries += [entry for entry in other_registry.get_all_entries() if entry not in entries]
-    return CheckpointableHandlerRegistry(entries)
+def local_registry(other_registry: Any = None) -> CheckpointableHandlerRegistry:
+    """A new registry with the entries of the global one, with which all Contexts begin, and of ``other_registry``."""
+    registries = [_GLOBAL] if other_registry is None else [_GLOBAL, other_registry]
+    return CheckpointableHandlerRegistry(
+        entry for registry in registries for entry in registry.get_all_entries()
+    )
 
 
 def register_handler(cls: Any, *, checkpointable_name: str | None = None) -> Any:
@@ -159,22 +153,27 @@ def register_handler(cls: Any, *, checkpointable_name: str | None = None) -> Any
     return cls
 
 
+def _of_registry(registry: Any, name: str) -> tuple[Any, list[Any]]:
+    """A new handler for one name, or None; and those for any object, the last one first."""
+    entries = list(reversed(registry.get_all_entries()))
+    by_name = next((kind() for kind, other in entries if other == name), None)
+    return by_name, [kind() for kind, other in entries if other is None]
+
+
 def handler_for_save(registry: Any, name: str, value: Any) -> Any:
     """An instance of the handler that saves ``value``: the one of that name, unless the object saves itself; else the
     last one that takes the object. NoEntryError if there is none.
     """
     if value is None:
         raise ValueError(f"{name}: a checkpointable must not be None for saving")
-    entries = registry.get_all_entries()
-    by_name = next((kind for kind, other in entries if other == name), None)
+    by_name, of_any = _of_registry(registry, name)
+    taking = (handler for handler in of_any if handler.is_handleable(value))
     if by_name is not None and not isinstance(value, StatefulCheckpointable):
-        return by_name()
-    for kind, other in reversed(entries):
-        if other is None and (handler := kind()).is_handleable(value):
-            return handler
-    if by_name is not None:
-        return by_name()
-    known = ", ".join(kind.__name__ for kind, _ in entries)
+        return by_name
+    found = next(taking, by_name)
+    if found is not None:
+        return found
+    known = ", ".join(kind.__name__ for kind, _ in registry.get_all_entries())
     raise NoEntryError(
         f'Could not identify a valid handler for the checkpointable: "{name}", a '
         f"{type(value).__name__}. The registry has {known}: add one with ocp.handlers.register_handler, "
@@ -186,17 +185,14 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
     """An instance of the handler that loads an item into ``abstract``: the one of that name, then the one that saved it,
     if they take the target; then the last one that does. If none does, it is the one of that name, or None.
     """
-    entries = list(reversed(registry.get_all_entries()))
-    by_name = next((kind() for kind, other in entries if other == name), None)
-    by_type = next((kind() for kind, _ in entries if saved_by == type_name(kind)), None)
-    if by_type is None and saved_by and saved_by.startswith(("orbax.", "ckpt_orbax.")):
-        kind = _FORMS.get(saved_by.rpartition(".")[2])
-        by_type = None if kind is None else kind()
-    for handler in (by_name, by_type):
-        if handler is not None and (abstract is None or handler.is_abstract_handleable(abstract)):
-            return handler
-    if abstract is not None:
-        for kind, other in entries:
-            if other is None and (handler := kind()).is_abstract_handleable(abstract):
-                return handler
-    return by_name
+    by_name, of_any = _of_registry(registry, name)
+    wrote = [kind for kind, _ in registry.get_all_entries() if type_name(kind) == saved_by]
+    if not wrote and (saved_by or "").startswith(("orbax.", "ckpt_orbax.")):
+        wrote = [kind for kind in _OWN if (saved_by or "").endswith(f".{kind.__name__}")]
+    first = [
+        handler for handler in (by_name, *(kind() for kind in wrote[-1:])) if handler is not None
+    ]
+    if abstract is None:
+        return first[0] if first else None
+    taking = (one for one in [*first, *of_any] if one.is_abstract_handleable(abstract))
+    return next(taking, by_name)

@@ -79,8 +79,14 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
                 raise ckpt.CheckpointError(
                     f"process {process}: {kind.__name__} has not written its files: {one['error']}"
                 )
-        _refuse_too_much(kind, sum(one["bytes"] for one in ended))
-        if any(one["bytes"] for one in ended):
+        size = sum(one["bytes"] for one in ended)
+        if size > MAX_BYTES:
+            raise not_offered(
+                f"a handler that writes {size:,} bytes in processes other than 0 ({kind.__name__})",
+                f"process 0 writes the files of all, up to {MAX_BYTES:,} bytes",
+                "save what is large as a pytree of arrays",
+            )
+        if size > 0:
             _put_together(kind, mine, sent)
     except BaseException:
         shutil.rmtree(mine, ignore_errors=True)
@@ -88,18 +94,11 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
     return mine
 
 
-def _refuse_too_much(kind: type, size: int) -> None:
-    if size > MAX_BYTES:
-        raise not_offered(
-            f"a handler that writes {size:,} bytes in processes other than 0 ({kind.__name__})",
-            f"process 0 writes the files of all, up to {MAX_BYTES:,} bytes",
-            "save what is large as a pytree of arrays",
-        )
-
-
 def _put_together(kind: type, mine: str, sent: dict[str, str]) -> None:
     """Adds the files of the other processes to those of process 0; raises in all if two differ under one name."""
-    own = {name: _digest(text) for name, text in _files_in(mine).items()}
+    own = {
+        name: hashlib.sha256(text.encode()).hexdigest() for name, text in _files_in(mine).items()
+    }
     everybody = _from_all({"sent": sent, "own": own})
     seen: dict[str, str] = {}
     for process, one in enumerate(everybody):
@@ -125,10 +124,6 @@ def _files_in(directory: str) -> dict[str, str]:
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _from_all(value: Any) -> list[Any]:

@@ -1,9 +1,10 @@
-"""Items of the first API: who saves and restores each, and arguments of a save as items of ckpt."""
+"""Items of the first API: who saves and restores each, and arguments as items and targets of ckpt."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
+import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,19 +12,30 @@ import jax
 import numpy as np
 
 import ckpt_core as ckpt
+from ckpt_core import CheckpointInfo
 from ckpt_orbax import checkpoint_args, handlers
-from ckpt_orbax._handler_files import has_adapter, is_of_its_framework, written
+from ckpt_orbax._handler_files import (
+    has_adapter,
+    is_of_its_framework,
+    run,
+    saved_by,
+    with_directory,
+    written,
+)
 from ckpt_orbax._leaves import converted, is_leaf
-from ckpt_orbax._paths import as_path
+from ckpt_orbax._paths import as_path, kind_at
 from ckpt_orbax._plain import is_empty, leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
+from ckpt_orbax._tree_targets import restored_tree
+from ckpt_orbax.args import ArrayRestore, Composite, JsonRestore, PyTreeRestore
 from ckpt_orbax.checkpoint_args import Called, CheckpointArgs, as_call
+from ckpt_orbax.metadata import is_metrics
 
 ARRAY = "checkpoint"
 """Name of the array in the tree of an item that is a single array."""
 
 
-class ItemHandlers:
+class ItemHandlers(handlers.DefaultCheckpointHandlerRegistry):
     """Handlers by item; a new item gets the one that is registered for its arguments."""
 
     def __init__(
@@ -32,27 +44,31 @@ class ItemHandlers:
         by_name: Mapping[str, Any] | None = None,
         registry: Any = None,
     ) -> None:
-        by_name = by_name or {}
-        self._open = {*names, *by_name} - {name for name, one in by_name.items() if one is not None}
-        self._fixed = bool(self._open or by_name)
-        self._registry = handlers.DefaultCheckpointHandlerRegistry(registry)
-        for name, handler in by_name.items():
-            if handler is not None:
-                self._register(name, handler)
+        super().__init__(registry)
+        given = {name: handler for name, handler in (by_name or {}).items() if handler is not None}
+        self._open = {*names, *(by_name or ())} - given.keys()
+        self._fixed = bool(self._open or given)
+        for name, handler in given.items():
+            self._register(name, handler)
 
     def _register(self, name: str, handler: Any) -> None:
         for kind in args_classes(handler):
-            if not self._registry.has(name, kind):
-                self._registry.add(name, kind, handler)
+            if not self.has(name, kind):
+                self.add(name, kind, handler)
 
     def of_args(self, name: str, args: Any) -> Any:
         """The handler of an item, given its arguments."""
+        known = {item for item, _ in self.get_all_entries()}
         if args is None:
-            return self.of_name(name)
+            if name in known:
+                return self.known(name)
+            raise ValueError(
+                f"Provided `None` for `CheckpointArgs`, and the `CheckpointHandler` for item "
+                f'"{name}" was not configured. Give arguments, such as ocp.args.StandardRestore()'
+            )
         for item in (name, None):
-            if self._registry.has(item, args):
-                return self._registry.get(item, args)
-        known = {item for item, _ in self._registry.get_all_entries()}
+            if self.has(item, args):
+                return self.get(item, args)
         if name not in known and (not self._fixed or name in self._open):
             handler = checkpoint_args.get_registered_handler_cls(args)()
             self._open.discard(name)
@@ -63,19 +79,9 @@ class ItemHandlers:
             f"handler! Items: {', '.join(sorted({*map(str, known), *self._open})) or 'none'}"
         )
 
-    def of_name(self, name: str) -> Any:
-        """The handler of an item, which has to be known."""
-        handler = self.known(name)
-        if handler is None:
-            raise ValueError(
-                f"Provided `None` for `CheckpointArgs`, and the `CheckpointHandler` for item "
-                f'"{name}" was not configured. Give arguments, such as ocp.args.StandardRestore()'
-            )
-        return handler
-
     def known(self, name: str) -> Any:
         """The handler of an item, or None."""
-        entries = self._registry.get_all_entries()
+        entries = self.get_all_entries()
         return next((handler for (item, _), handler in entries.items() if item == name), None)
 
     def args_for(self, name: str, for_save: bool, *arguments: Any, **named: Any) -> Any:
@@ -90,7 +96,7 @@ class ItemHandlers:
 
     def close(self) -> None:
         """Closes the handlers."""
-        for handler in {id(one): one for one in self._registry.get_all_entries().values()}.values():
+        for handler in {id(one): one for one in self.get_all_entries().values()}.values():
             getattr(handler, "close", lambda: None)()
 
 
@@ -179,8 +185,117 @@ def _save_files(handler: Any, directory: Any, args: Any) -> None:
     """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
     given, named = as_call(args)
     if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
-        futures = asyncio.run(handler.async_save(directory, *given, **named))
-        for future in futures or ():
+        for future in run(lambda: handler.async_save(directory, *given, **named)) or ():
             future.result()
     else:
         handler.save(directory, *given, **named)
+
+
+# ---------------------------------------------------------------------------------------- restores
+
+
+def restored_items(
+    info: CheckpointInfo, args: Any, items: ItemHandlers, options: ckpt.Options
+) -> Composite:
+    """Several items of a checkpoint: those of ``args``, or all."""
+    if not args:
+        named = [name for name, item in info.items.items() if not is_metrics(item)]
+        asked = {name: (None, items.known(name)) for name in named}
+    elif missing := [name for name in args if name not in info.items]:
+        raise KeyError(
+            f'Item "{missing[0]}" was not found in the checkpoint. Available items: '
+            f"{', '.join(info.items) or 'none'}"
+        )
+    else:
+        asked = {name: (one, items.of_args(name, one)) for name, one in args.items()}
+    return Composite(
+        **{name: restored_item(info, name, *how, options) for name, how in asked.items()}
+    )
+
+
+def restored_item(
+    info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
+) -> Any:
+    """One item of a checkpoint, as ``args`` ask for it; by whoever saved it if ``handler`` is None."""
+    form = info.items[name].form
+    if form == "process":
+        return _of_processes(info, name, args, handler, options)
+    if form == "files" and handler is None and args is None:
+        handler = _who_saved(info, name)
+    if handler is not None and handlers.overrides(handler):
+        return _by_handler(info, name, args, handler, options)
+    if form == "tree" and not isinstance(args, JsonRestore):
+        if not isinstance(args, ArrayRestore) and not isinstance(
+            handler, handlers.ArrayCheckpointHandler
+        ):
+            return restored_tree(info.path, info.items[name], args, options)
+        wanted = getattr(args, "restore_args", None)
+        of_tree = PyTreeRestore(restore_args=None if wanted is None else {ARRAY: wanted})
+        loaded = restored_tree(info.path, info.items[name], of_tree, options)
+        return loaded[ARRAY] if isinstance(loaded, dict) and ARRAY in loaded else loaded
+    if form == "files":
+        raise ValueError(
+            f"{info.path}: item {name!r} was saved by a handler that is not known here: register it with "
+            "ocp.args.register_with_handler; ckpt_core.load gives the files themselves"
+        )
+    return ckpt.load(info.path, item=name, options=options)
+
+
+def _of_processes(
+    info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
+) -> Any:
+    """The object of ``args``, which has its state of this process again."""
+    target = getattr(args, "item", None)
+    own = handler is not None and handlers.overrides(handler)
+    if own and info.format_version is None and not is_of_its_framework(handler, target):
+        return restored_by(handler, as_path(info.path) / name, args)  # of Orbax: it wrote these
+    if target is None:
+        raise ValueError(
+            f"{info.path}: item {name!r} is the state of each process: give the object as item="
+        )
+    ckpt.restore(info.path, items={name: target}, options=options)
+    return target
+
+
+def _who_saved(info: CheckpointInfo, name: str) -> Any:
+    """A new handler of the registered class that saved an item of files, or None."""
+    files = ckpt.load(info.path, item=name)
+    cls = checkpoint_args.handler_of_type_name(saved_by(info, name, files))
+    return None if cls is None else cls()
+
+
+def _by_handler(
+    info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
+) -> Any:
+    if info.items[name].form != "files":
+        raise ValueError(
+            f"{info.path}: item {name!r} is a {info.items[name].form} of ckpt's own, and "
+            f"{type(handler).__name__} reads files"
+        )
+    if args is None and checkpoint_args.has_registered_args(handler):
+        args = checkpoint_args.get_registered_args_cls(handler)[1]()
+    files = ckpt.load(info.path, item=name, options=options)
+    return with_directory(files, lambda directory: restored_by(handler, directory, args))
+
+
+def restored_by(handler: Any, directory: Any, args: Any) -> Any:
+    """What a handler of the user reads in a directory."""
+    if args is None:
+        return handler.restore(directory)
+    given, named = as_call(args)
+    return handler.restore(directory, *given, **named)
+
+
+def flat_value(path: str, handler: Any, args: Any, why: ckpt.CheckpointNotFound) -> Any:
+    """What a handler reads in a directory that Orbax wrote for it alone; else raises ``why``, the engine's error."""
+    if kind_at(path) != "directory":
+        raise FileNotFoundError(f"Checkpoint at {path} not found.")
+    if isinstance(handler, handlers.JsonCheckpointHandler):
+        written = os.path.join(path, "metadata")
+        if kind_at(written) != "file":
+            raise why
+        with open(written, "rb") as file:
+            return json.load(file)
+    if not handlers.overrides(handler):  # ckpt itself reads such items
+        raise why
+    return restored_by(handler, as_path(path), args)

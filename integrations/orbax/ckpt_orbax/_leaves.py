@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ PLACEHOLDER = ...
 """In a target: leave this leaf out."""
 
 _CONCRETE = (jax.Array, np.ndarray, int, float, np.number, np.bool_, str)
-_ZEROS: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False}
+ZEROS: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False}
 """For each kind of Python number, one that stands for any."""
 _SCALAR_TYPES = (int, float, str, np.generic)
 
@@ -53,83 +52,11 @@ def _is_key(dtype: Any) -> bool:
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What one leaf of a target asks for: ``like`` is ckpt's target, ``finish`` turns what comes into what Orbax returns."""
-
-    like: Any
-    finish: Callable[[Any], Any] = lambda value: value
-
-
-def wanted(path: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
-    """What a leaf of a target asks for, given what was saved at its place."""
-    if not is_abstract_leaf(leaf):
-        raise TypeError(
-            f"{path}: Unsupported abstract leaf type for loading: `{type(leaf)}`: give a "
-            "jax.ShapeDtypeStruct, an array, a number, a text, or a type of number"
-        )
-    kind: Any = leaf if isinstance(leaf, type) else type(leaf)
-    if issubclass(kind, str):
-        number = _ZEROS.get(saved.kind) if saved is not None and isinstance(leaf, type) else None
-        return Wanted("") if number is None else Wanted(number, str)
-    if isinstance(leaf, type) or issubclass(kind, (int, float, np.generic)):
-        return _scalar(path, kind, saved)
-    if hasattr(leaf, "sharding"):
-        return Wanted(_on_devices(leaf, saved))
-    return Wanted(_on_host(leaf, saved))
-
-
-def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
-    """A Python number, or one of numpy; also from an array of one element."""
-    if saved is None:
-        return Wanted(0, kind)  # which the load will name as missing
-    if saved.kind in _ZEROS:
-        return Wanted(_ZEROS[saved.kind], kind)
-    if saved.kind == "bigint":  # of more than 64 bits
-        return Wanted(2**64, kind)
-    if not saved.dtype or int(np.prod(saved.shape)) != 1:
-        raise ValueError(
-            f"{path}: saved {saved.dtype or saved.kind}{list(saved.shape)}, wanted a scalar, {kind.__name__}"
-        )
-    return Wanted(
-        _empty(saved.shape, saved.dtype), lambda value: kind(np.asarray(value).reshape(()).item())
-    )
-
-
-def _on_devices(leaf: Any, saved: LeafInfo | None) -> Any:
-    """A ``jax.ShapeDtypeStruct`` of the leaf, on a mesh of real devices."""
-    shape, dtype, sharding = leaf.shape, leaf.dtype, leaf.sharding
-    if saved is not None:  # a description may leave both open
-        shape = saved.shape if shape is None else shape
-        dtype = saved_dtype(saved) if dtype is None else dtype
-    sharding = getattr(sharding, "sharding", sharding)  # a Format has one inside
-    named = isinstance(sharding, jax.sharding.NamedSharding)
-    if named and isinstance(sharding.mesh, jax.sharding.AbstractMesh):
-        sharding = jax.sharding.NamedSharding(jax.sharding.get_mesh(), sharding.spec)
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
-
-
-def _on_host(leaf: Any, saved: LeafInfo | None) -> Any:
-    """A numpy array of the leaf's shape, which takes no memory; one without elements stands for any shape."""
-    shape, dtype = leaf.shape, leaf.dtype
-    if saved is not None and not (dtype or saved.dtype):
-        # what numpy has no dtype for comes back as it was saved
-        return 2**64 if saved.kind == "bigint" else ""
-    if saved is not None:
-        shape = saved.shape if shape is None or 0 in shape else shape
-        dtype = saved.dtype if dtype is None else dtype
-    return _empty(tuple(shape), dtype)
-
-
-def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    return np.broadcast_to(np.zeros((), dtype), shape)
-
-
 def described(leaf: LeafInfo, sharding: Any) -> Any:
     """A saved leaf as Orbax's metadata shows it."""
     match leaf.kind:
         case "int" | "float" | "bool":
-            return _ZEROS[leaf.kind]
+            return ZEROS[leaf.kind]
         case "str":
             return ""
         case "jax" | "key":

@@ -18,16 +18,6 @@ from ckpt_orbax import checkpoint_managers as policies
 from ckpt_orbax._refused import Refusals, not_offered, refuse_options
 from ckpt_orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
 
-_WRITING = (
-    "max_to_keep",
-    "keep_time_interval",
-    "keep_period",
-    "save_on_steps",
-    "todelete_subdir",
-    "should_save_fn",
-)
-"""Options without a meaning for a manager that only reads."""
-
 
 @dataclass
 class CheckpointManagerOptions:
@@ -45,7 +35,7 @@ class CheckpointManagerOptions:
         create: make the directory if it is missing.
         save_on_steps: also saves these steps.
         todelete_subdir: steps are moved into this directory instead of being deleted.
-        read_only: never save or delete.
+        read_only: never save or delete, nor make the directory.
         enable_async_checkpointing: a save returns once the arrays are copied.
         async_options, multiprocessing_options, file_options: see their classes.
         should_save_fn: called with a step and the newest one; instead of ``save_interval_steps`` and
@@ -105,10 +95,6 @@ class CheckpointManagerOptions:
                 raise TypeError(f"{name} must be a whole number, got {getattr(self, name)!r}")
         if self.max_to_keep is not None and self.max_to_keep < 0:
             raise ValueError(f"max_to_keep must not be negative, got {self.max_to_keep}")
-        if self.read_only:
-            for name in _WRITING:
-                setattr(self, name, None)
-            self.save_interval_steps, self.create = 0, False
 
 
 @dataclass
@@ -149,6 +135,8 @@ def preservation_policy(options: CheckpointManagerOptions) -> Any:
                 "either"
             )
         return options.preservation_policy
+    if options.read_only:
+        return None
     kept: list[Any] = []
     if options.keep_period is not None:
         kept.append(policies.EveryNSteps(options.keep_period))

@@ -65,15 +65,14 @@ def exists(path: Any) -> bool:
     return as_path(text).exists() if "://" in text else bool(kind_at(text))
 
 
-def refuse_another_series(directory: str, prefix: str | None, names: Any = None) -> None:
+def refuse_another_series(directory: str, prefix: str | None) -> None:
     """Raises NotOffered in a directory of a file system with steps whose names begin otherwise.
 
     To Orbax and Flax those are another series, with retention of its own. To ckpt a directory is one run.
     """
     if "://" in directory or kind_at(directory) != "directory":
         return
-    read = set[str]() if names is None else {one.path.name for one in names.find_all(directory)}
-    for name in sorted({*os.listdir(directory)} - read):
+    for name in sorted(os.listdir(directory)):
         found = _STEP.fullmatch(name)
         if found is None or found[1] == prefix:
             continue

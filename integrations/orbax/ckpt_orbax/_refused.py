@@ -40,22 +40,13 @@ _INSTEAD = {
     "tree": "jax.tree",
     "Transform": "ckpt_core.load(path, like, rename=..., missing=..., unexpected=...)",
     "apply_transformations": "ckpt_core.load(path, like, rename=..., missing=..., unexpected=...)",
+    "wait_for_new_checkpoint": "checkpoints_iterator, or ckpt_core.Checkpointer(directory).wait_for_new_step(after)",
     "msgpack_restore": "flax.serialization.msgpack_restore; `ckpt import` converts such files",
     "ProtoCheckpointHandler": "a CheckpointHandler of your own that writes message.SerializeToString()",
     "JaxRandomKeyCheckpointHandler": "StandardSave({'key': key}): keys are leaves",
     "logging": "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
 }
 """Names of Orbax for which ckpt has one call."""
-
-
-def missing_name(module: str, name: str) -> AttributeError:
-    """The error for a name that a module does not have, to be raised by its ``__getattr__``."""
-    if name.startswith("__"):
-        return AttributeError(name)
-    instead = _INSTEAD.get(name, "ckpt_core itself, as ckpt_core.Checkpointer and ckpt_core.load")
-    return AttributeError(
-        f"{module.partition('._')[0]} has no {name!r}: docs/api/orbax.md lists what programs use of Orbax. Instead: {instead}"
-    )
 
 
 def refusing(module: str) -> Callable[[str], Any]:
@@ -66,10 +57,18 @@ def refusing(module: str) -> Callable[[str], Any]:
     """
 
     def getattr_of_module(name: str) -> Any:
-        error = missing_name(module, name)
-        if not name.startswith("__") and _is_import(inspect.currentframe()):
-            raise ImportError(str(error), name=module)
-        raise error
+        if name.startswith("__"):
+            raise AttributeError(name)
+        instead = _INSTEAD.get(
+            name, "ckpt_core itself, as ckpt_core.Checkpointer and ckpt_core.load"
+        )
+        says = (
+            f"{module.partition('._')[0]} has no {name!r}: docs/api/orbax.md lists what programs use of Orbax. "
+            f"Instead: {instead}"
+        )
+        if _is_import(inspect.currentframe()):
+            raise ImportError(says, name=module)
+        raise AttributeError(says)
 
     return getattr_of_module
 

@@ -16,33 +16,21 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
-from ckpt_orbax._describe import metrics_of, times_of
-from ckpt_orbax._paths import as_path, as_text, exists, refuse_another_series
+from ckpt_orbax._paths import as_path, as_text, refuse_another_series
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
+from ckpt_orbax.metadata import metrics_of, times_of
 from ckpt_orbax.options import MultiprocessingOptions
 from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
-_LOOK_SECS = 0.02
 
+@dataclasses.dataclass
+class Save:
+    """One save of a step, from its beginning."""
 
-class SaveEnd:
-    """The end of one save, which the thread that saves sets. It has no lock: a signal handler that raises within
-    ``threading.Event.wait`` would leave that locked, and the thread that saves would wait for it.
-    """
-
-    def __init__(self, metrics: Any) -> None:
-        self.metrics = metrics
-        self.let_go: set[int] = set()  # steps that the policy does not keep beside this one
-        self.error_of_policy: Exception | None = None
-        self.began_nsecs = time.time_ns()
-        self.over = False
-
-    def wait(self, timeout_secs: float) -> bool:
-        """Blocks until the save is over, or the timeout; whether it is."""
-        until = time.monotonic() + timeout_secs
-        while not self.over and time.monotonic() < until:
-            time.sleep(_LOOK_SECS)
-        return self.over
+    metrics: Any
+    began_nsecs: int = dataclasses.field(default_factory=time.time_ns)
+    let_go: set[int] = dataclasses.field(default_factory=set[int])  # what does not stay beside it
+    over: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 class Run:
@@ -53,7 +41,7 @@ class Run:
 
     Args:
         save, keep: Orbax's policies; ``keep=None`` keeps all.
-        names: a NameFormat; without one, ``prefix`` and ``length`` name the steps.
+        names: a NameFormat; None for plain numbers.
         light: leave time and metrics of the steps out, until ``look(light=False)``.
         metadata: of the run, written if it has none.
         mode: of the directory, which is made if it is missing; None to leave it missing.
@@ -70,25 +58,20 @@ class Run:
         keep: Any,
         multiprocessing: MultiprocessingOptions,
         names: Any = None,
-        prefix: str | None = None,
-        length: int | None = None,
         light: bool = False,
         metadata: Any = None,
         mode: int | None = 0o777,
         then: Callable[[ckpt.Event], None] | None = None,
         **engine: Any,
     ) -> None:
-        if names is not None:
-            prefix, length = prefix_and_length(names)
-        refuse_another_series(as_text(directory), prefix, names)
-        self._names = names or standard_name_format(
-            step_prefix=prefix, step_format_fixed_length=length
-        )
+        self._names = names or standard_name_format()
+        prefix, length = prefix_and_length(self._names)
+        refuse_another_series(as_text(directory), prefix)
         self._light = light
         self._lock = threading.Lock()
         self._numbers: list[int] = []
         self._known: dict[int, Step] = {}
-        self._begun: dict[int, SaveEnd] = {}
+        self._begun: dict[int, Save] = {}
         self._failed: dict[int, BaseException] = {}
         self._keep = keep
         self._let_go: set[int] = set()
@@ -97,7 +80,7 @@ class Run:
         listeners = [one for one in (options.on_event, self._notice, then) if one is not None]
         self.engine = ckpt.Checkpointer(
             as_text(directory),
-            save_policy=_save_policy(save, self.with_running, multiprocessing),
+            save_policy=_save_policy(save, self.described, multiprocessing),
             keep_policy=None if keep is None else self._kept_of,
             step_prefix=prefix,
             step_format_fixed_length=length,
@@ -107,14 +90,8 @@ class Run:
         if mode is not None and "://" not in self.engine.directory:
             os.makedirs(self.engine.directory, mode, exist_ok=True)  # callers look for it at once
         self.on_disk()
-        if metadata is not None and not self._has_metadata_file():
+        if metadata is not None and self.engine.run_metadata is None:
             self.engine.write_run_metadata(metadata)
-
-    def _has_metadata_file(self) -> bool:
-        """Whether the run has metadata; what an early Orbax wrote is replaced, as by Orbax."""
-        if "://" in self.engine.directory:
-            return self.engine.run_metadata is not None
-        return exists(f"{self.engine.directory}/metadata/_ROOT_METADATA")
 
     # -------------------------------------------------------------------------------------- saves
 
@@ -131,16 +108,27 @@ class Run:
         metadata: Any,
         *,
         overwrite: bool = False,
-    ) -> SaveEnd | None:
-        """Begins a save, whatever the policy says; its end, or None if ckpt does not save the step.
+    ) -> Save | None:
+        """Begins a save, whatever the policy says; None if ckpt does not save the step.
 
         As with Orbax, an error of the policy that says what stays is raised once the save has begun.
         """
         numbers, as_json = _as_saved(metrics)
-        ended, begun = SaveEnd(metrics), False
         self._make_way(step)
+        save, begun, error = Save(metrics), False, None
+        others = [one for one in self.begun() if one != step]
         try:
-            self._begin(step, ended)
+            if self._keep is not None:
+                asked = [*self._for_policy(others), self._of_save(step, save)]
+                save.let_go = let_go(self._keep, asked)
+        except Exception as caught:
+            error = caught
+        try:
+            with self._lock:
+                self._let_go.discard(step)
+                self._failed.pop(step, None)
+                self._begun = {one: of for one, of in self._begun.items() if not of.over.is_set()}
+                self._begun[step] = save
             begun = self.engine.save(
                 step,
                 items={**items, **as_json},
@@ -153,9 +141,9 @@ class Run:
             if not begun:
                 with self._lock:
                     self._begun.pop(step, None)
-        if ended.error_of_policy is not None:
-            raise ended.error_of_policy
-        return ended if begun else None
+        if error is not None:
+            raise error
+        return save if begun else None
 
     def _make_way(self, step: int) -> None:
         """Deletes steps that are kept only for resuming and are not older than one to be saved: with Orbax they are gone."""
@@ -169,21 +157,6 @@ class Run:
         for one in newer:
             self.delete(one)
 
-    def _begin(self, step: int, ended: SaveEnd) -> None:
-        """Notes that a save begins, and what the policy keeps beside it."""
-        if self._keep is not None:
-            this = self._running_step(step, ended)
-            others = self._for_policy([one for one in self.begun() if one != step])
-            try:
-                ended.let_go = let_go(self._keep, [*others, this])
-            except Exception as error:
-                ended.error_of_policy = error
-        with self._lock:
-            self._let_go.discard(step)
-            self._failed.pop(step, None)
-            self._begun = {one: end for one, end in self._begun.items() if not end.over}
-            self._begun[step] = ended
-
     def _notice(self, event: ckpt.Event) -> None:
         """Listener of the engine: notes the end of a save, in the thread that saves."""
         if event.step is None or event.kind not in ("committed", "save_failed", "deleted"):
@@ -193,15 +166,15 @@ class Run:
             self._known.pop(event.step, None)  # another save may have replaced the step
             if event.error is not None:
                 self._failed[event.step] = event.error
-            ended = None if event.kind == "deleted" else self._begun.get(event.step)
-            if ended is not None and event.kind == "committed":
-                self._let_go |= ended.let_go
-        if ended is not None:
-            ended.over = True
+            save = None if event.kind == "deleted" else self._begun.get(event.step)
+            if save is not None and event.kind == "committed":
+                self._let_go |= save.let_go
+        if save is not None:
+            save.over.set()
 
-    def wait_for(self, step: int, ended: SaveEnd, timeout: float | None) -> bool:
+    def wait_for(self, step: int, save: Save, timeout: float | None) -> bool:
         """Blocks until a save of its own is over; True, or its error, also after another call has raised that."""
-        if timeout is not None and not ended.wait(timeout):
+        if timeout is not None and not save.over.wait(timeout):
             raise TimeoutError(
                 f"{self.engine.directory}: step {step} is not saved after {timeout:g} s"
             )
@@ -227,10 +200,10 @@ class Run:
             self._stale = self._unasked = True
             self._light = self._light and light
 
-    def running(self) -> dict[int, SaveEnd]:
+    def running(self) -> dict[int, Save]:
         """The steps that are being saved."""
         with self._lock:
-            return {step: ended for step, ended in self._begun.items() if not ended.over}
+            return {step: save for step, save in self._begun.items() if not save.over.is_set()}
 
     def on_disk(self) -> list[int]:
         """The committed steps, ascending, also one that is kept only for resuming."""
@@ -252,14 +225,12 @@ class Run:
 
     def begun(self) -> list[int]:
         """The steps that Orbax would have, committed or being saved, ascending."""
-        running = (
-            self.running()
-        )  # first: a save that ends meanwhile is then in both, else in neither
-        there = self.on_disk()
+        # what runs first: a save that ends meanwhile is then in both, else in neither
+        running, there = self.running(), self.on_disk()
         if self._unasked:
             self._unasked = False
             self._ask(there)
-        gone = self._let_go.union(*(ended.let_go for ended in running.values()))
+        gone = self._let_go.union(*(save.let_go for save in running.values()))
         return sorted({*there, *running} - gone)
 
     def newest(self) -> int | None:
@@ -268,8 +239,7 @@ class Run:
 
     def newest_step(self) -> int | None:
         """The newest step of all, committed or being saved."""
-        running = self.running()  # first, as in `begun`
-        return max({*self.on_disk(), *running}, default=None)
+        return max({*self.running(), *self.on_disk()}, default=None)
 
     def _ask(self, there: Sequence[int]) -> None:
         """After a look at the directory, finds the step that is there only for resuming."""
@@ -283,27 +253,34 @@ class Run:
         """Steps as policies see them; what cannot be read stays, and no policy learns of it."""
         if _by_number(self._keep):
             return [CheckpointMetadata(step, None) for step in numbers]
-        steps, running = [], self.running()
+        steps: list[Step] = []
         for step in numbers:
             with contextlib.suppress(ckpt.CheckpointError, OSError):
-                if step in running:
-                    steps.append(self._running_step(step, running[step]))
-                else:
-                    steps.append(self._described(step))
+                steps.append(self.describe(step, light=False))
         return steps
 
     def _kept_of(self, facts: Sequence[Any]) -> list[int]:
         """Policy of the engine: all but those that Orbax's policy did not keep at the saves that are committed."""
         there = {one.step for one in facts}
         with self._lock:
-            saves = [ended.let_go for step, ended in self._begun.items() if step in there]
+            saves = [save.let_go for step, save in self._begun.items() if step in there]
             return sorted(there - self._let_go.union(*saves))
 
-    def describe(self, step: int) -> Step:
-        """What is known of a committed step."""
-        return CheckpointMetadata(step, self.path(step)) if self._light else self._described(step)
+    def described(self) -> list[Step]:
+        """The steps that are committed or being saved, oldest first."""
+        steps: list[Step] = []
+        for step in self.begun():
+            with contextlib.suppress(ckpt.CheckpointNotFound):  # deleted since the last look
+                steps.append(self.describe(step))
+        return steps
 
-    def _described(self, step: int) -> Step:
+    def describe(self, step: int, *, light: bool | None = None) -> Step:
+        """What is known of a step; ``light`` leaves time and metrics out, by default as the run does."""
+        save = self.running().get(step)
+        if save is not None:
+            return self._of_save(step, save)
+        if self._light if light is None else light:
+            return CheckpointMetadata(step, self.path(step))
         known = self._known.get(step)
         if known is None:
             info = self.engine.inspect(step)
@@ -312,19 +289,7 @@ class Run:
             self._known[step] = known
         return known
 
-    def with_running(self) -> list[Step]:
-        """The steps that are committed or being saved, oldest first."""
-        running = self.running()  # first, as in `begun`
-        steps: list[Step] = []
-        for step in self.begun():
-            if step in running:
-                steps.append(self._running_step(step, running[step]))
-                continue
-            with contextlib.suppress(ckpt.CheckpointNotFound):  # deleted since the last look
-                steps.append(self.describe(step))
-        return steps
-
-    def _running_step(self, step: int, save: SaveEnd) -> Step:
+    def _of_save(self, step: int, save: Save) -> Step:
         return CheckpointMetadata(
             step, self.path(step), init_timestamp_nsecs=save.began_nsecs, metrics=save.metrics
         )
@@ -361,16 +326,8 @@ def _save_policy(
 
 def _asks_for_preemption(policy: Any) -> bool:
     if isinstance(policy, policies.AnySavePolicy):
-        return any(_asks_for_preemption(one) for one in policy.policies)
-    return not isinstance(
-        policy,
-        (
-            policies.FixedIntervalPolicy,
-            policies.SpecificStepsPolicy,
-            policies.ContinuousCheckpointingPolicy,
-            policies.InitialSavePolicy,
-        ),
-    )
+        return any(map(_asks_for_preemption, policy.policies))
+    return not isinstance(policy, policies.NEVER_AT_PREEMPTION)
 
 
 def let_go(policy: Any, steps: Sequence[Step], now: datetime.datetime | None = None) -> set[int]:

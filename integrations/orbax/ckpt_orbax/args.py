@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_orbax import handlers
-from ckpt_orbax.checkpoint_args import (
-    CheckpointArgs,
-    register_with_handler,
-)
+from ckpt_orbax.checkpoint_args import CheckpointArgs as CheckpointArgs
+from ckpt_orbax.checkpoint_args import register_with_handler as register_with_handler
 
 
 @register_with_handler(handlers.CompositeCheckpointHandler, for_save=True, for_restore=True)
@@ -166,18 +164,3 @@ class ArrayRestore(CheckpointArgs):
 
     item: Any = None
     restore_args: Any = None
-
-
-__all__ = [
-    "ArrayRestore",
-    "ArraySave",
-    "CheckpointArgs",
-    "Composite",
-    "JsonRestore",
-    "JsonSave",
-    "PyTreeRestore",
-    "PyTreeSave",
-    "StandardRestore",
-    "StandardSave",
-    "register_with_handler",
-]

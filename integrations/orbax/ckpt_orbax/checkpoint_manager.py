@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +11,10 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
 from ckpt_core.arguments import answering
 from ckpt_orbax import multihost
-from ckpt_orbax._describe import is_metrics
-from ckpt_orbax._errors import StepAlreadyExistsError
-from ckpt_orbax._items import ItemHandlers, items_to_save
+from ckpt_orbax._errors import StepAlreadyExistsError as StepAlreadyExistsError
+from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
+from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
 from ckpt_orbax._options import (
-    CheckpointManagerOptions,
     engine_options,
     mode_of,
     preservation_policy,
@@ -24,34 +22,26 @@ from ckpt_orbax._options import (
 )
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax._restoring import restored_item, restored_items
 from ckpt_orbax._run import Run
 from ckpt_orbax.args import CheckpointArgs, Composite
 from ckpt_orbax.checkpoint_args import is_args
-from ckpt_orbax.checkpointers import AsyncCheckpointer, Checkpointer
-from ckpt_orbax.metadata import RootMetadata, StepMetadata, described_step, described_tree
-from ckpt_orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
-from ckpt_orbax.path.step import checkpoint_steps
+from ckpt_orbax.checkpoint_managers import Step
+from ckpt_orbax.checkpointers import AsyncCheckpointer
+from ckpt_orbax.checkpointers import Checkpointer as Checkpointer
+from ckpt_orbax.metadata import RootMetadata as RootMetadata
+from ckpt_orbax.metadata import StepMetadata as StepMetadata
+from ckpt_orbax.metadata import described_step, described_tree, is_metrics
+from ckpt_orbax.options import AsyncOptions as AsyncOptions
+from ckpt_orbax.options import FileOptions as FileOptions
+from ckpt_orbax.options import MultiprocessingOptions as MultiprocessingOptions
+from ckpt_orbax.path.step import checkpoint_steps, standard_name_format
 
 DEFAULT_ITEM_NAME = "default"
 """Name of the item of a manager that saves one object without a name."""
 METADATA_ITEM_NAME = "metadata"
 """Name of the directory with the metadata of the run."""
-
-
-@dataclasses.dataclass
-class CheckpointInfo:
-    """A step, for functions that choose among steps; ckpt's own policies get ``PolicyCheckpointInfo``.
-
-    Attributes:
-        step: its number.
-        time: when its save began.
-        metrics: of the step, or None.
-    """
-
-    step: int
-    time: datetime.datetime
-    metrics: Any = None
+CheckpointInfo = Step
+"""A step, for functions that choose among steps."""
 
 
 class CheckpointManager:
@@ -116,12 +106,14 @@ class CheckpointManager:
             save=save_policy(options),
             keep=preservation_policy(options),
             multiprocessing=options.multiprocessing_options,
-            names=options.step_name_format,
-            prefix=options.step_prefix,
-            length=options.step_format_fixed_length,
+            names=options.step_name_format
+            or standard_name_format(
+                step_prefix=options.step_prefix,
+                step_format_fixed_length=options.step_format_fixed_length,
+            ),
             light=options.lightweight_initialize,
             metadata=None if options.read_only else metadata,
-            mode=mode if options.create else None,
+            mode=mode if options.create and not options.read_only else None,
             then=self._call_back,
             asynchronous=background,
             read_only=options.read_only,
@@ -167,7 +159,7 @@ class CheckpointManager:
         best_fn = self._options.best_fn
         if best_fn is None:
             return self.latest_step()
-        measured = [one for one in self._run.with_running() if one.metrics is not None]
+        measured = [one for one in self._run.described() if one.metrics is not None]
         if not measured:
             return None
         least = self._options.best_mode == "min"
@@ -274,7 +266,7 @@ class CheckpointManager:
             raise ValueError("Must provide `args` for `save`: such as ocp.args.StandardSave(tree)")
         if self._single is None and not is_args(items):
             self._single = not isinstance(args, Composite)
-        self.check_args(items, args)
+        self._check_args(items, args)
         if self._options.read_only or not (force or self.should_save(step)):
             return False
         self._run.engine.wait_until_finished()
@@ -350,7 +342,7 @@ class CheckpointManager:
             raise TypeError(f"step must be an integer, got the text {step!r}")
         info = self._inspect(step, directory)
         self._is_single(info)
-        self.check_args(items, args)
+        self._check_args(items, args)
         if args is None and not (items is None and restore_kwargs is None):
             wanted = self._earlier_args(False, items, restore_kwargs)
             args = wanted[DEFAULT_ITEM_NAME] if self._single else Composite(**wanted)
@@ -368,7 +360,7 @@ class CheckpointManager:
         )
         return restored_item(info, DEFAULT_ITEM_NAME, args, handler, self._options.engine)
 
-    def check_args(self, items: Any, args: Any) -> None:
+    def _check_args(self, items: Any, args: Any) -> None:
         """Raises ValueError if arguments are of the wrong kind for this manager."""
         if is_args(items):
             raise ValueError(
@@ -453,19 +445,3 @@ def _from_checkpointers(
     else:
         found = given.handler
     return found, bool(background), options
-
-
-__all__ = [
-    "DEFAULT_ITEM_NAME",
-    "METADATA_ITEM_NAME",
-    "AsyncOptions",
-    "CheckpointInfo",
-    "CheckpointManager",
-    "CheckpointManagerOptions",
-    "Checkpointer",
-    "FileOptions",
-    "MultiprocessingOptions",
-    "RootMetadata",
-    "StepAlreadyExistsError",
-    "StepMetadata",
-]

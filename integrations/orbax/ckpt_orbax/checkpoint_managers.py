@@ -11,37 +11,28 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
-from ckpt_orbax._describe import Timed
+from ckpt_orbax.metadata import Described, Tree
 from ckpt_orbax.options import MultiprocessingOptions
 
 preservation_policy = save_decision_policy = sys.modules[__name__]
-Described = TypeVar("Described")
 
 
 @dataclass(frozen=True)
-class CheckpointMetadata(Timed, Generic[Described]):
-    """One step of a run.
+class CheckpointMetadata(Described[Tree]):
+    """One step of a run; ``metadata`` is None but for what ``metadata`` and ``checkpointables_metadata`` read.
 
     Attributes:
         step: its number.
         path: its directory.
-        metadata: what ``metadata`` and ``checkpointables_metadata`` read; else None.
-        init_timestamp_nsecs, commit_timestamp_nsecs: when the save began and was committed.
-        custom_metadata: the value that was saved with the step.
         metrics: the metrics that were saved with the step.
     """
 
     step: int
     path: Any
-    _: KW_ONLY
-    metadata: Any = None
-    init_timestamp_nsecs: int | None = None
-    commit_timestamp_nsecs: int | None = None
-    custom_metadata: Any = None
-    metrics: Any = None
+    metrics: Any = field(default=None, kw_only=True)
 
     @property
     def time(self) -> datetime.datetime:
@@ -79,76 +70,70 @@ class PreservationPolicy(Protocol):
         ...
 
 
-@dataclass
-class PreserveAll(PreservationPolicy):
-    """Keeps every step."""
+class _OfPositions(PreservationPolicy):
+    """A policy that says which positions stay."""
 
     def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
-        return [True] * len(checkpoints)
+        kept = set(self.positions(checkpoints))
+        return [position in kept for position in range(len(checkpoints))]
+
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
+        raise NotImplementedError
 
 
 @dataclass
-class LatestN(PreservationPolicy):
+class PreserveAll(_OfPositions):
+    """Keeps every step."""
+
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
+        return range(len(checkpoints))
+
+
+@dataclass
+class LatestN(_OfPositions):
     """Keeps the newest ``n`` steps; all for None."""
 
     n: int | None = None
 
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
-        first = 0 if self.n is None else len(checkpoints) - self.n
-        return [position >= first for position in range(len(checkpoints))]
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
+        return range(0 if self.n is None else len(checkpoints) - self.n, len(checkpoints))
 
 
 @dataclass
-class EveryNSeconds(PreservationPolicy):
+class EveryNSeconds(_OfPositions):
     """Keeps the first step, then each at least ``interval_secs`` after the last one kept."""
 
     interval_secs: int
 
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
         interval = datetime.timedelta(seconds=self.interval_secs)
-        return _spaced(checkpoints, lambda kept, step: step.time - kept.time >= interval)
+        return _spaced([one.time for one in checkpoints], interval)
 
 
 @dataclass
-class EveryNSteps(PreservationPolicy):
-    """Keeps multiples of ``interval_steps``, or, not exactly, steps at least that far apart."""
+class EveryNSteps(_OfPositions):
+    """Keeps multiples of ``interval_steps``, or, not exactly, steps at least that far apart; of those the newest
+    ``max_to_keep``, all for None, and for 0 as in Orbax.
+    """
 
     interval_steps: int
     exact_interval: bool = True
     max_to_keep: int | None = None
 
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
-        interval = _interval(self.interval_steps)
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
+        interval = self.interval_steps
+        if interval == 0:
+            raise ValueError("interval_steps must not be 0")
+        steps = [one.step for one in checkpoints]
         if self.exact_interval:
-            kept = [checkpoint.step % interval == 0 for checkpoint in checkpoints]
+            kept = [position for position, step in enumerate(steps) if step % interval == 0]
         else:
-            kept = _spaced(checkpoints, lambda last, step: step.step - last.step >= interval)
-        return _last_of(kept, self.max_to_keep)
-
-
-@dataclass
-class EveryNStepsClosest(PreservationPolicy):
-    """Keeps, for each multiple of ``interval_steps``, the step closest to it; and the newest."""
-
-    interval_steps: int
-    max_to_keep: int | None = None
-
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
-        interval = _interval(self.interval_steps)
-        closest: dict[int, tuple[int, int]] = {}
-        for position, checkpoint in enumerate(checkpoints):
-            multiple = round(checkpoint.step / interval)
-            distance = abs(checkpoint.step - multiple * interval)
-            if multiple not in closest or distance <= closest[multiple][0]:
-                closest[multiple] = distance, position
-        kept = {position for _, position in closest.values()} | {len(checkpoints) - 1}
-        return _last_of(
-            [position in kept for position in range(len(checkpoints))], self.max_to_keep
-        )
+            kept = _spaced(steps, interval)
+        return kept[-self.max_to_keep :] if self.max_to_keep else kept
 
 
 @dataclass(init=False)
-class CustomSteps(PreservationPolicy):
+class CustomSteps(_OfPositions):
     """Keeps the steps with these numbers."""
 
     steps: frozenset[int]
@@ -156,12 +141,12 @@ class CustomSteps(PreservationPolicy):
     def __init__(self, steps: Iterable[int]) -> None:
         self.steps = frozenset(steps)
 
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
-        return [checkpoint.step in self.steps for checkpoint in checkpoints]
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
+        return (position for position, one in enumerate(checkpoints) if one.step in self.steps)
 
 
 @dataclass(kw_only=True)
-class BestN(PreservationPolicy):
+class BestN(_OfPositions):
     """Keeps the ``n`` steps for which ``get_metric_fn(metrics)`` is greatest; least if ``reverse``."""
 
     get_metric_fn: Callable[[Any], float]
@@ -169,20 +154,20 @@ class BestN(PreservationPolicy):
     n: int | None = None
     keep_checkpoints_without_metrics: bool = True
 
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
+        everywhere = range(len(checkpoints))
         if self.n is None or len(checkpoints) <= self.n:
-            return [True] * len(checkpoints)
-        measured = [p for p, one in enumerate(checkpoints) if one.metrics is not None]
+            return everywhere
+        measured = [at for at in everywhere if checkpoints[at].metrics is not None]
         measured.sort(
-            key=lambda position: self.get_metric_fn(checkpoints[position].metrics),
-            reverse=self.reverse,
+            key=lambda at: self.get_metric_fn(checkpoints[at].metrics), reverse=self.reverse
         )
-        best = set(measured[-self.n :] if self.n else ())
-        spared = self.keep_checkpoints_without_metrics and self.n > 0
-        return [
-            position in best or (spared and one.metrics is None)
-            for position, one in enumerate(checkpoints)
-        ]
+        if self.n == 0:
+            return ()
+        spared = (
+            set(everywhere).difference(measured) if self.keep_checkpoints_without_metrics else ()
+        )
+        return [*measured[-self.n :], *spared]
 
 
 @dataclass
@@ -193,8 +178,8 @@ class LatestDuration(PreservationPolicy):
 
     def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
         oldest = (context.now or datetime.datetime.now(tz=datetime.UTC)) - self.duration
-        recent = [position for position, one in enumerate(checkpoints) if one.time >= oldest]
-        first = recent[0] if recent else len(checkpoints)
+        recent = (position for position, one in enumerate(checkpoints) if one.time >= oldest)
+        first = next(recent, len(checkpoints))
         return [position >= first for position in range(len(checkpoints))]
 
 
@@ -206,40 +191,21 @@ class AnyPreservationPolicy(PreservationPolicy):
 
     def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
         kept = [policy.should_preserve(checkpoints, context=context) for policy in self.policies]
-        return (
-            [any(flags) for flags in zip(*kept, strict=True)]
-            if kept
-            else [False] * len(checkpoints)
-        )
+        none: Kept = [False] * len(checkpoints)
+        return [any(flags) for flags in zip(none, *kept, strict=True)]
 
 
-BY_NUMBER = (PreserveAll, LatestN, EveryNSteps, EveryNStepsClosest, CustomSteps)
+BY_NUMBER = (PreserveAll, LatestN, EveryNSteps, CustomSteps)
 """Policies that ask for the numbers of steps alone."""
 
 
-def _interval(steps: int) -> int:
-    if steps == 0:
-        raise ValueError("interval_steps must not be 0")
-    return steps
-
-
-def _spaced(checkpoints: Sequence[Step], far: Callable[[Step, Step], bool]) -> list[bool]:
-    """Keeps the first, then each that is ``far`` from the last one kept."""
-    kept: list[bool] = []
-    last: Step | None = None
-    for checkpoint in checkpoints:
-        kept.append(last is None or far(last, checkpoint))
-        last = checkpoint if kept[-1] else last
+def _spaced(values: Sequence[Any], interval: Any) -> list[int]:
+    """The position of the first value, then of each at least ``interval`` behind the last one chosen."""
+    kept: list[int] = []
+    for position, value in enumerate(values):
+        if not kept or value - values[kept[-1]] >= interval:
+            kept.append(position)
     return kept
-
-
-def _last_of(kept: list[bool], limit: int | None) -> list[bool]:
-    """The last ``limit`` of those that are kept; all for None, and for 0 as in Orbax."""
-    chosen = [position for position, keep in enumerate(kept) if keep]
-    if not limit or len(chosen) <= limit:
-        return kept
-    stay = set(chosen[len(chosen) - limit :])
-    return [position in stay for position in range(len(kept))]
 
 
 # ------------------------------------------------------------------------------------ when to save
@@ -323,6 +289,15 @@ class AnySavePolicy(SaveDecisionPolicy):
             policy.should_save(step, previous_steps, context=context) for policy in self.policies
         ]
         return any(asked)
+
+
+NEVER_AT_PREEMPTION = (
+    FixedIntervalPolicy,
+    SpecificStepsPolicy,
+    ContinuousCheckpointingPolicy,
+    InitialSavePolicy,
+)
+"""Policies that do not ask whether the run is to stop."""
 
 
 def default_policy() -> SaveDecisionPolicy:

@@ -7,9 +7,17 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
-from ckpt_orbax import _restoring, handlers
+from ckpt_orbax import handlers
 from ckpt_orbax._errors import DestinationExistsError, InvalidLayoutError
-from ckpt_orbax._items import ItemHandlers, args_of_call, item_to_save, items_to_save
+from ckpt_orbax._items import (
+    ItemHandlers,
+    args_of_call,
+    flat_value,
+    item_to_save,
+    items_to_save,
+    restored_item,
+    restored_items,
+)
 from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._paths import as_text
 from ckpt_orbax._refused import not_offered
@@ -87,9 +95,9 @@ class Checkpointer:
         Raises:
             ValueError: there is something at ``directory``, or nothing to save.
         """
-        self.begin(directory, args, kwargs, force, custom_metadata).result()
+        self._begin(directory, args, kwargs, force, custom_metadata).result()
 
-    def begin(
+    def _begin(
         self, directory: Any, args: Any, kwargs: Any, force: bool, metadata: Any
     ) -> ckpt.PendingSave:
         """Starts a save; every form of ``save`` ends here."""
@@ -131,15 +139,15 @@ class Checkpointer:
         path = as_text(directory)
         if self._items is not None:
             wanted = args_of_call(self._handler, False, *args, **kwargs)
-            return _restoring.restored_items(ckpt.inspect(path), wanted, self._items, self._options)
+            return restored_items(ckpt.inspect(path), wanted, self._items, self._options)
         asked = bool(args or kwargs) or not handlers.overrides(self._handler)
         wanted = args_of_call(self._handler, False, *args, **kwargs) if asked else None
         try:
             info = ckpt.inspect(path)
         except ckpt.CheckpointNotFound as error:
-            return _restoring.flat_value(path, self._handler, wanted, error)
+            return flat_value(path, self._handler, wanted, error)
         name = _only_item(info)
-        return _restoring.restored_item(info, name, wanted, self._handler, self._options)
+        return restored_item(info, name, wanted, self._handler, self._options)
 
     def metadata(self, directory: Any) -> StepMetadata:
         """What a checkpoint says of itself, without its arrays.
@@ -215,7 +223,7 @@ class AsyncCheckpointer(Checkpointer):
             Exception: the error of the save before.
         """
         self.wait_until_finished()
-        self._pending = self.begin(directory, args, kwargs, force, custom_metadata)
+        self._pending = self._begin(directory, args, kwargs, force, custom_metadata)
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
         """See ``Checkpointer.restore``; waits for a running save."""
@@ -324,11 +332,3 @@ def _only_item(info: CheckpointInfo) -> str:
         f"{info.path} has the items {', '.join(info.items)}: give the path of one of them, or use a "
         "CompositeCheckpointHandler"
     )
-
-
-__all__ = [
-    "AsyncCheckpointer",
-    "Checkpointer",
-    "PyTreeCheckpointer",
-    "StandardCheckpointer",
-]

@@ -10,6 +10,7 @@ ckpt, Orbax and Flax read.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -19,13 +20,12 @@ from typing import Any
 import ckpt_core as ckpt
 from ckpt_core.arguments import answering
 from ckpt_orbax._paths import as_text, kind_at, refuse_another_series
-from ckpt_orbax._plain import path_text, plain
+from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
-from ckpt_orbax._tree_targets import own_values
-from ckpt_orbax.args import PyTreeRestore
+from ckpt_orbax._targets import saved_leaves
 from ckpt_orbax.checkpoint_utils import construct_restore_args
 from ckpt_orbax.checkpointers import PyTreeCheckpointer
-from ckpt_orbax.path.step import TMP_DIR_SUFFIX, is_checkpoint_finalized
+from ckpt_orbax.path.step import is_checkpoint_finalized
 
 logger = logging.getLogger("ckpt_orbax")
 _NAMED = 5
@@ -111,15 +111,12 @@ def save_checkpoint(
         step_prefix=_step_prefix(prefix),
         options=ckpt.Options(flat="://" not in directory),  # as Flax expects it
     )
-    try:
+    with contextlib.ExitStack() as closing:
+        closing.callback(checkpointer.close)
         _save(checkpointer, target, _whole(step), overwrite)
-    except BaseException:
-        checkpointer.close()
-        raise
-    if async_manager is None:
-        checkpointer.close()
-    else:
-        async_manager.hold(checkpointer)
+        if async_manager is not None:
+            closing.pop_all()
+            async_manager.hold(checkpointer)
     return _path_of(ckpt_dir, step, prefix)
 
 
@@ -207,7 +204,7 @@ def _log_kept(path: str, target: Any) -> None:
     items = [*ckpt.inspect(path).items.values()]
     if len(items) != 1:
         return
-    kept = [path_text(at) for at in own_values(PyTreeRestore(item=target, transforms={}), items[0])]
+    kept = sorted({path_text(at) for at in leaves_of(target)} - saved_leaves(items[0]).keys())
     if kept:
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         logger.warning(
@@ -240,21 +237,15 @@ def available_steps(
 
 
 def _numbers(directory: str, prefix: str) -> list[int]:
-    if "://" in directory and is_checkpoint_finalized(directory):
+    if "://" not in directory:
+        names = os.listdir(directory) if kind_at(directory) == "directory" else []
+        named = filter(None, map(re.compile(re.escape(prefix) + r"(\d+)").fullmatch, names))
+        return [int(one[1]) for one in named if _is_one(os.path.join(directory, one[0]))]
+    if is_checkpoint_finalized(directory):
         return []
-    if "://" in directory:
-        with ckpt.Checkpointer(directory, read_only=True) as reader:
-            steps = reader.all_steps()
-        return [step for step in steps if _is_one(_path_of(directory, step, prefix))]
-    names = os.listdir(directory) if kind_at(directory) == "directory" else []
-    found = [(name, re.fullmatch(re.escape(prefix) + r"(\d+)", name)) for name in names]
-    return [
-        int(match[1])
-        for name, match in found
-        if match is not None
-        and TMP_DIR_SUFFIX not in name
-        and _is_one(os.path.join(directory, name))
-    ]
+    with ckpt.Checkpointer(directory, read_only=True) as reader:
+        steps = reader.all_steps()
+    return [step for step in steps if _is_one(_path_of(directory, step, prefix))]
 
 
 def _is_one(path: str) -> bool:
@@ -291,14 +282,5 @@ def _step_prefix(prefix: str) -> str | None:
         )
     return prefix[:-1] or None
 
-
-__all__ = [
-    "AsyncManager",
-    "available_steps",
-    "latest_checkpoint",
-    "restore_checkpoint",
-    "save_checkpoint",
-    "save_checkpoint_multiprocess",
-]
 
 __getattr__ = refusing(__name__)

@@ -8,24 +8,11 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T")
 
 _logger = logging.getLogger("ckpt_orbax")
-
-
-@runtime_checkable
-class AsyncResponse(Protocol[T]):
-    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it."""
-
-    def result(self, timeout: float | None = None) -> T:
-        """Blocks until the work has ended; returns its result or raises its error."""
-        ...
-
-    def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Calls ``callback`` with the result, in another thread, when the work has succeeded."""
-        ...
 
 
 def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
@@ -43,46 +30,30 @@ def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
     return future
 
 
-class Waiting:
-    """An ``AsyncResponse`` over anything that can be waited for.
+class AsyncResponse(Generic[T]):
+    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it.
 
     Args:
-        wait: takes a timeout in seconds or None; returns the result, raises the error of the work, or
+        wait: takes a timeout in seconds or None; returns the result, raises the error of the work at every call, or
             ``TimeoutError`` if the work goes on.
         finished: called when the work has succeeded, whether anyone calls ``result`` or not.
     """
 
     def __init__(
-        self, wait: Callable[[float | None], Any], finished: Callable[[], None] | None = None
+        self, wait: Callable[[float | None], T], finished: Callable[[], None] | None = None
     ) -> None:
-        self._wait = wait
-        self._finished = finished
+        self._wait, self._finished = wait, finished
         self._lock = threading.Lock()
-        self._ended: tuple[Any, BaseException | None] | None = None
         if finished is not None:
             self.on_complete(lambda _: None)
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """Blocks until the work has ended; raises its error at every call, and TimeoutError while it goes on."""
-        # on_complete's thread may be waiting, and holds the lock as long
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"not done after {timeout:g} s; it goes on")
-        try:
-            if self._ended is None:
-                try:
-                    value = self._wait(timeout)
-                    if self._finished is not None:
-                        self._finished()
-                    self._ended = value, None
-                except TimeoutError:
-                    raise  # not necessarily the end: the next call waits again
-                except Exception as error:
-                    self._ended = None, error
-            value, error = self._ended
-        finally:
-            self._lock.release()
-        if error is not None:
-            raise error
+        value = self._wait(timeout)
+        with self._lock:  # whoever comes second waits for the function, too
+            finished, self._finished = self._finished, None
+            if finished is not None:
+                finished()
         return value
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
@@ -100,7 +71,9 @@ class Waiting:
         threading.Thread(target=wait_and_call, name="ckpt-on-complete", daemon=True).start()
 
 
-class CommitFutureAwaitingContractedSignals:
+def CommitFutureAwaitingContractedSignals(
+    coro: Coroutine[Any, Any, Any], *, name: str | None = None, **_: Any
+) -> concurrent.futures.Future[Any]:
     """Runs a coroutine in a thread of its own; what ``async_save`` of a handler may return.
 
     Args:
@@ -108,12 +81,4 @@ class CommitFutureAwaitingContractedSignals:
         name: of the thread.
         **_: of Orbax's class: signals between its parts, which ckpt has not.
     """
-
-    def __init__(
-        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, **_: Any
-    ) -> None:
-        self._future = in_thread(lambda: asyncio.run(coro), name or "ckpt-commit")
-
-    def result(self, timeout: int | None = None) -> Any:
-        """Blocks until the coroutine has ended; returns its result or raises its error."""
-        return self._future.result(timeout)
+    return in_thread(lambda: asyncio.run(coro), name or "ckpt-commit")

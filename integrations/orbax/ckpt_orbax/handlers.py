@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from ckpt_core.arguments import meant
 from ckpt_orbax import checkpoint_args
@@ -55,24 +55,46 @@ class AsyncCheckpointHandler(CheckpointHandler):
         """Writes an object into ``directory``; returns futures to wait for, or None."""
 
 
+_OPTIONS: Mapping[str, Any] = {
+    "use_ocdbt": True,
+    "primary_host": 0,
+    "aggregate_filename": "checkpoint",
+    "checkpoint_name": "checkpoint",
+    "filename": "metadata",
+    **dict.fromkeys(
+        [
+            "save_concurrent_gb",
+            "restore_concurrent_gb",
+            "save_device_host_concurrent_gb",
+            "memory_limit_options",
+            "use_zarr3",
+            "use_compression",
+            "enable_pinned_host_transfer",
+            "is_prioritized_key_fn",
+            "array_metadata_validator",
+            "multiprocessing_options",
+            "pytree_metadata_options",
+        ]
+    ),
+}
+"""Options of Orbax's handlers -> the only value that is taken; None for any."""
+
+
 class Form(CheckpointHandler):
     """A handler that stands for a form of item of ckpt's own; it does not write itself.
 
     Args:
-        **options: of Orbax's handler: limits of memory and the like are ckpt's to choose, and what
+        **options: of Orbax's handlers: limits of memory and the like are ckpt's to choose, and what
             would change the files is refused.
     """
 
-    _options: ClassVar[Mapping[str, Any]] = {}
-    """Options of Orbax's handler -> the only value that is taken; None for any."""
-
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
-            if name not in self._options:
+            if name not in _OPTIONS:
                 raise TypeError(
-                    f"{type(self).__name__} has no argument {name!r}{meant(name, self._options)}"
+                    f"{type(self).__name__} has no argument {name!r}{meant(name, _OPTIONS)}"
                 )
-            wanted = self._options[name]
+            wanted = _OPTIONS[name]
             if wanted is not None and value not in (wanted, None):
                 raise not_offered(
                     f"{type(self).__name__}({name}={value!r})",
@@ -80,78 +102,32 @@ class Form(CheckpointHandler):
                     f"leave it at {wanted!r}; ckpt stores OCDBT and zarr3, which Orbax reads",
                 )
 
-    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Refused: it is ckpt that writes."""
-        raise self._called("save")
-
-    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refused: it is ckpt that reads."""
-        raise self._called("restore")
-
-    def _called(self, method: str) -> Exception:
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refused, as ``restore``: it is ckpt that writes and reads."""
         name = type(self).__name__
-        return not_offered(
-            f"{name}.{method}()",
+        raise not_offered(
+            f"a call of save or restore of {name}",
             "the handler is only a name for a form of ckpt's own",
-            f"ocp.Checkpointer(ocp.{name}()).{method}(path, ...), or a Composite with an item for it",
+            f"ocp.Checkpointer(ocp.{name}()).save(path, ...), or a Composite with an item for it",
         )
 
-
-_ANY_LIMIT = {
-    "save_concurrent_gb": None,
-    "restore_concurrent_gb": None,
-    "multiprocessing_options": None,
-    "pytree_metadata_options": None,
-    "use_ocdbt": True,
-}
+    restore = save
 
 
 class PyTreeCheckpointHandler(Form):
     """Stands for pytrees of arrays, numbers and text."""
 
-    _options: ClassVar[Mapping[str, Any]] = {
-        **_ANY_LIMIT,
-        "save_device_host_concurrent_gb": None,
-        "memory_limit_options": None,
-        "use_zarr3": None,
-        "use_compression": None,
-        "enable_pinned_host_transfer": None,
-        "is_prioritized_key_fn": None,
-        "array_metadata_validator": None,
-        "primary_host": 0,
-        "aggregate_filename": "checkpoint",
-    }
-
-    def __init__(self, aggregate_filename: str | None = None, **options: Any) -> None:
-        super().__init__(aggregate_filename=aggregate_filename, **options)
-
 
 class StandardCheckpointHandler(Form):
     """Stands for pytrees of arrays and numbers."""
-
-    _options: ClassVar[Mapping[str, Any]] = {**_ANY_LIMIT, "primary_host": 0}
 
 
 class JsonCheckpointHandler(Form):
     """Stands for an item of JSON."""
 
-    _options: ClassVar[Mapping[str, Any]] = {
-        "filename": "metadata",
-        "multiprocessing_options": None,
-        "primary_host": 0,
-    }
-
-    def __init__(self, filename: str | None = None, **options: Any) -> None:
-        super().__init__(filename=filename, **options)
-
 
 class ArrayCheckpointHandler(Form):
     """Stands for a single array or number."""
-
-    _options: ClassVar[Mapping[str, Any]] = {"checkpoint_name": "checkpoint"}
-
-    def __init__(self, checkpoint_name: str | None = None) -> None:
-        super().__init__(checkpoint_name=checkpoint_name)
 
 
 class CompositeCheckpointHandler(Form):
@@ -198,12 +174,8 @@ class DefaultCheckpointHandlerRegistry:
         self._entries: Entries = dict(other_registry.get_all_entries()) if other_registry else {}
 
     def add(self, item: str | None, args: Any, handler: Any = None) -> None:
-        """Adds a handler, or the one that is registered for the arguments.
-
-        Args:
-            item: its name; None for all items.
-            args: arguments, or their class.
-            handler: a handler or its class.
+        """Adds a handler or its class, by default the one that is registered for the arguments, or their class; ``item``
+        is None for all items.
 
         Raises:
             AlreadyExistsError: there is an entry for this item and these arguments.
@@ -216,17 +188,11 @@ class DefaultCheckpointHandlerRegistry:
         self._entries[item, kind] = chosen() if isinstance(chosen, type) else chosen
 
     def get(self, item: str | None, args: Any) -> Any:
-        """The handler of an item and arguments.
-
-        Raises:
-            NoEntryError: there is none.
-        """
-        try:
-            return self._entries[item, _class_of(args)]
-        except KeyError:
-            raise NoEntryError(
-                f"there is no entry for item {item!r} and {_class_of(args).__name__}"
-            ) from None
+        """The handler of an item and arguments; NoEntryError if there is none."""
+        if not self.has(item, args):
+            name = _class_of(args).__name__
+            raise NoEntryError(f"there is no entry for item {item!r} and {name}")
+        return self._entries[item, _class_of(args)]
 
     def has(self, item: str | None, args: Any) -> bool:
         """Whether there is a handler for an item and arguments."""
@@ -239,15 +205,3 @@ class DefaultCheckpointHandlerRegistry:
 
 def _class_of(args: Any) -> type[checkpoint_args.CheckpointArgs]:
     return args if isinstance(args, type) else type(args)
-
-
-__all__ = [
-    "ArrayCheckpointHandler",
-    "AsyncCheckpointHandler",
-    "CheckpointHandler",
-    "CompositeCheckpointHandler",
-    "DefaultCheckpointHandlerRegistry",
-    "JsonCheckpointHandler",
-    "PyTreeCheckpointHandler",
-    "StandardCheckpointHandler",
-]

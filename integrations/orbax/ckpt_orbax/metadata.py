@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
-from ckpt_orbax._describe import metrics_of, sharding_of, times_of
-from ckpt_orbax._leaves import saved_dtype
-from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax._leaves import described, saved_dtype
+from ckpt_orbax._paths import ABSENT, as_path, as_text
 from ckpt_orbax._plain import orbax_form
+
+Tree = TypeVar("Tree")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described(Generic[Tree]):
+    """A checkpoint without its arrays.
+
+    Attributes:
+        metadata: the saved tree with a description at each leaf, or such a tree for each name.
+        init_timestamp_nsecs, commit_timestamp_nsecs: when the save began and was committed.
+        custom_metadata: the value that was saved with it.
+    """
+
+    metadata: Any = None
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: Any = None
+
+    @property
+    def init_timestamp(self) -> datetime.datetime | None:
+        """When the save began."""
+        return _as_time(self.init_timestamp_nsecs)
+
+    @property
+    def commit_timestamp(self) -> datetime.datetime | None:
+        """When the checkpoint was committed."""
+        return _as_time(self.commit_timestamp_nsecs)
+
+
+def _as_time(nsecs: int | None) -> datetime.datetime | None:
+    """Nanoseconds since 1970 as a time in UTC."""
+    return None if nsecs is None else datetime.datetime.fromtimestamp(nsecs / 1e9, tz=datetime.UTC)
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata(Described[Tree]):
+    """A checkpoint without its arrays, and where it is.
+
+    Attributes:
+        path: where it is.
+    """
+
+    path: Any
 
 
 @dataclass(frozen=True)
@@ -33,19 +78,19 @@ class ShardingMetadata:
         Raises:
             ValueError: they are not those of the save.
         """
-        found = sharding_of(self.saved) or self._of_one_device()
+        found = sharding_of(self.saved) or _of_one_device(self.saved)
         if found is None:
             raise ValueError(
                 f"the devices of this sharding are not here: {self.saved}: give another one"
             )
         return found
 
-    def _of_one_device(self) -> jax.sharding.Sharding | None:
-        name = self.saved.get("device_str")
-        for device in jax.local_devices():  # one of another process could not be used here
-            if name in (str(device), f"{device.platform}:{device.id}"):
-                return jax.sharding.SingleDeviceSharding(device)
-        return None
+
+def _of_one_device(saved: dict[str, Any]) -> jax.sharding.Sharding | None:
+    for device in jax.local_devices():  # one of another process could not be used here
+        if saved.get("device_str") in (str(device), f"{device.platform}:{device.id}"):
+            return jax.sharding.SingleDeviceSharding(device)
+    return None
 
 
 @dataclass
@@ -144,12 +189,7 @@ class RootMetadata:
 
 
 def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
-    """What a checkpoint says of itself.
-
-    Args:
-        info: of ``inspect``.
-        item_metadata: of its items.
-    """
+    """What a checkpoint says of itself, with what is said of its items."""
     return StepMetadata(
         item_metadata=item_metadata,
         metrics=metrics_of(info) or {},
@@ -197,14 +237,86 @@ def _described(leaf: LeafInfo, directory: Any) -> Metadata:
             )
 
 
-__all__ = [
-    "ArrayMetadata",
-    "Metadata",
-    "RootMetadata",
-    "ScalarMetadata",
-    "ShardingMetadata",
-    "StepMetadata",
-    "StringMetadata",
-    "TreeMetadata",
-    "get_step_metadata",
-]
+def tree_of(item: ItemInfo) -> Any:
+    """The saved tree with a described leaf at each place."""
+    shardings: dict[int, Any] = {}
+
+    def describe(leaf: Any) -> Any:
+        saved = leaf.sharding
+        if id(saved) not in shardings:
+            shardings[id(saved)] = sharding_of(saved)
+        return described(leaf, shardings[id(saved)])
+
+    return jax.tree.map(describe, orbax_form(item.tree))
+
+
+def sharding_of(saved: dict[str, Any] | None) -> Any:
+    """The saved sharding on the devices of this process; None if they are others."""
+    if not saved or saved.get("sharding_type") != "NamedSharding":
+        return None
+    devices = {device.id: device for device in jax.devices()}
+    try:
+        ids = _ids(saved["device_mesh"]["mesh"])
+        mesh = jax.sharding.Mesh(
+            np.vectorize(devices.__getitem__, otypes=[object])(ids).reshape(saved["shape"]),
+            tuple(saved["axis_names"]),
+            # a program that is compiled for other types of axes may round otherwise
+            axis_types=tuple(
+                jax.sharding.AxisType[kind.rpartition(".")[2]]
+                for kind in saved.get("axis_types") or ()
+            )
+            or None,
+        )
+        spec = [tuple(part) if isinstance(part, list) else part for part in saved["partition_spec"]]
+        return jax.sharding.NamedSharding(
+            mesh, jax.sharding.PartitionSpec(*spec), memory_kind=saved.get("memory_kind")
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _ids(mesh: Any) -> Any:
+    if isinstance(mesh, dict):
+        return mesh["id"]
+    return np.array([_ids(part) for part in mesh])
+
+
+def is_metrics(item: ItemInfo) -> bool:
+    """Whether an item holds the metrics of a step."""
+    return item.name == "metrics" and item.form == "json"
+
+
+def metrics_of(info: CheckpointInfo) -> Any:
+    """The metrics of a step as they were saved; None without any."""
+    if "metrics" in info.items and is_metrics(info.items["metrics"]):
+        return ckpt.load(info.path, item="metrics")
+    if info.metrics and info.format_version is None:
+        return _orbax_metrics(info)
+    return dict(info.metrics) or None
+
+
+def _orbax_metrics(info: CheckpointInfo) -> Any:
+    """The metrics of a step of Orbax, which ckpt knows as numbers: nested, and with their text and lists."""
+    try:
+        return json.loads((as_path(info.path) / "metrics" / "metrics").read_text())
+    except (OSError, ValueError):
+        return dict(info.metrics)
+
+
+def times_of(info: CheckpointInfo) -> dict[str, Any]:
+    """When the save began and the checkpoint was committed, in nanoseconds since 1970."""
+    ended = None if info.created_unix_secs is None else int(info.created_unix_secs * 1e9)
+    began = None if ended is None else ended - int(sum(info.durations.values()) * 1e9)
+    return {"init_timestamp_nsecs": began, "commit_timestamp_nsecs": ended}
+
+
+def is_orbax_checkpoint(path: Any) -> bool:
+    """Whether there is a checkpoint of ckpt or of Orbax at the path; raises OSError if the system cannot say."""
+    try:
+        return bool(ckpt.inspect(as_text(path)).items)
+    except (ckpt.CheckpointError, ValueError):
+        return False
+    except OSError as error:
+        if error.errno in ABSENT:  # a file, say
+            return False
+        raise

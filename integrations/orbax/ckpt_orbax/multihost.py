@@ -7,29 +7,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import process_count as process_count
+from jax import process_index as process_index
 from jax.experimental import multihost_utils
 
 from ckpt_orbax._refused import not_offered
 
-
-def process_index() -> int:
-    """The number of this process."""
-    return jax.process_index()
-
-
-def process_count() -> int:
-    """How many processes run."""
-    return jax.process_count()
+is_jax_distributed_client_initialized = jax.distributed.is_initialized
 
 
 def is_primary_host(primary_host: int | None) -> bool:
     """Whether this process is ``primary_host``; True in every process for None."""
     return primary_host is None or primary_host == process_index()
-
-
-def is_jax_distributed_client_initialized() -> bool:
-    """Whether this process takes part in ``jax.distributed``."""
-    return jax.distributed.is_initialized()
 
 
 def sync_global_processes(
@@ -77,15 +66,3 @@ def reached_preemption(step: int) -> bool:
         return bool(multihost_utils.reached_preemption_sync_point(step))
     except RuntimeError:
         return False
-
-
-__all__ = [
-    "broadcast_one_to_all",
-    "fully_replicated_host_local_array_to_global_array",
-    "is_jax_distributed_client_initialized",
-    "is_primary_host",
-    "process_count",
-    "process_index",
-    "reached_preemption",
-    "sync_global_processes",
-]

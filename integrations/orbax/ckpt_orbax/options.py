@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ckpt_orbax._checkpointables import local_registry
 from ckpt_orbax._paths import path_type
@@ -30,22 +30,6 @@ class AsyncOptions:
     barrier_sync_fn: Callable[..., Any] | None = None
 
 
-class AtomicityMode(enum.Enum):
-    """How Orbax commits; ckpt has one way, which Orbax reads."""
-
-    AUTO = "auto"
-    COMMIT_FILE = "commit_file"
-    ATOMIC_RENAME = "atomic_rename"
-
-
-@dataclasses.dataclass(kw_only=True)
-class AtomicityOptions:
-    """How a save is committed; accepted, and of no effect."""
-
-    mode: AtomicityMode = AtomicityMode.AUTO
-    allow_legacy_atomic_rename: bool = False
-
-
 @dataclasses.dataclass(kw_only=True)
 class MultiprocessingOptions:
     """Which processes take part: all, and process 0 leads."""
@@ -65,23 +49,8 @@ class FileOptions:
 
 
 @dataclasses.dataclass(kw_only=True)
-class PyTreeMetadataOptions:
-    """Whether Orbax keeps the types of containers."""
-
-    support_rich_types: bool = False
-
-
-@dataclasses.dataclass(kw_only=True)
 class PyTreeOptions:
-    """Saving and loading of pytrees."""
-
-    @dataclasses.dataclass(kw_only=True)
-    class Saving:
-        """Saving of pytrees."""
-
-        pytree_metadata_options: PyTreeMetadataOptions = dataclasses.field(
-            default_factory=PyTreeMetadataOptions
-        )
+    """Loading of pytrees."""
 
     @dataclasses.dataclass(kw_only=True)
     class Loading:
@@ -89,14 +58,7 @@ class PyTreeOptions:
 
         partial_load: bool = False
 
-    saving: Saving = dataclasses.field(default_factory=Saving)
     loading: Loading = dataclasses.field(default_factory=Loading)
-
-
-class ScopedStorageOptionsCreator(Protocol):
-    """Gives the storage options of one leaf, or None for those of all."""
-
-    def __call__(self, key: Any, value: Any) -> ArrayOptions.Saving.StorageOptions | None: ...
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -105,7 +67,9 @@ class ArrayOptions:
 
     @dataclasses.dataclass(kw_only=True)
     class Saving:
-        """Saving of arrays."""
+        """Saving of arrays; ``scoped_storage_options_creator(key, value)`` gives the ``StorageOptions`` of one leaf, or None
+        for those of all.
+        """
 
         @dataclasses.dataclass(kw_only=True)
         class StorageOptions:
@@ -128,7 +92,7 @@ class ArrayOptions:
         enable_replica_parallel_separate_folder: bool = False
         enable_write_sharding_file: bool = True
         array_metadata_store: Any = None
-        scoped_storage_options_creator: ScopedStorageOptionsCreator | None = None
+        scoped_storage_options_creator: Callable[[Any, Any], Any] | None = None
 
     @dataclasses.dataclass(kw_only=True)
     class Loading:
@@ -166,41 +130,6 @@ class PathwaysOptions:
     """Pathways, which ckpt does not support."""
 
     checkpointing_impl: Any = None
-
-
-@dataclasses.dataclass(kw_only=True)
-class DeletionOptions:
-    """Deletion of steps."""
-
-    @dataclasses.dataclass(kw_only=True)
-    class GcsDeletionOptions:
-        """Deletion in Google Cloud Storage."""
-
-        todelete_full_path: str | None = None
-
-    gcs_deletion_options: GcsDeletionOptions = dataclasses.field(default_factory=GcsDeletionOptions)
-
-
-@dataclasses.dataclass(kw_only=True)
-class MemoryOptions:
-    """Host memory of saves and loads; the smallest limit becomes ``Options.max_host_bytes``."""
-
-    write_concurrent_bytes: int | None = None
-    read_concurrent_bytes: int | None = None
-    transfer_concurrent_bytes: int | None = None
-    regulator_options: Any = None
-    expected_surge_bytes: int | float | None = None
-    is_prioritized_key_fn: Any = None
-    serialization_status_callback: Any = None
-    deepcopy_host_arrays: bool = True
-
-
-@dataclasses.dataclass(kw_only=True)
-class SafetensorsOptions:
-    """Reading of safetensors; of no effect."""
-
-    max_over_read_ratio: float | None = None
-    read_chunk_bytes: int | None = None
 
 
 class CheckpointLayout(enum.Enum):

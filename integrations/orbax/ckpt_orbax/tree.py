@@ -90,6 +90,3 @@ def intersect_trees(*trees: Any, target: Any = None) -> Any:
     flat = [to_flat_dict(tree) for tree in trees]
     shared = [path for path in flat[-1] if all(path in other for other in flat)]
     return from_flat_dict({path: flat[-1][path] for path in shared}, target=target)
-
-
-__all__ = ["from_flat_dict", "intersect_trees", "to_flat_dict"]

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
+from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
+from ckpt_orbax._leaves import as_sharding
 from ckpt_orbax._refused import not_offered
 
 
@@ -135,17 +136,3 @@ def register_type_handler(
             "ckpt stores each type of leaf in one way, which Orbax reads",
             "an item of its own, with a CheckpointHandler of yours or with get_state() and set_state()",
         )
-
-
-__all__ = [
-    "PLACEHOLDER",
-    "ArrayHandler",
-    "ArrayRestoreArgs",
-    "ParamInfo",
-    "RestoreArgs",
-    "SaveArgs",
-    "SingleReplicaArrayHandler",
-    "SingleReplicaArrayRestoreArgs",
-    "TypeHandler",
-    "register_type_handler",
-]

@@ -15,6 +15,8 @@ from ckpt_orbax import flax_checkpoints, v1
 from tests.contract.advice.said import told
 from tests.contract.advice.test_saving import FAST, OTHER, STATE, holds, holds_item, save
 
+NOW = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+
 
 @pytest.mark.parametrize("name", ["mising", "missing", "unexpectd", "as_numpy"])
 def test_arguments_of_a_restore_are_no_items(tmp_path, name):
@@ -132,7 +134,9 @@ def test_a_random_key_is_not_cast(tmp_path):
             None,
         ),
         (
-            lambda path, **named: ocp.CheckpointManager(path.parent / "o").save(0, **named),
+            lambda path, **named: ocp.CheckpointManager(path.parent / "o", None, NOW).save(
+                0, **named
+            ),
             "arg",
             ocp.args.StandardSave(STATE),
         ),

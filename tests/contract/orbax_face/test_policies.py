@@ -58,8 +58,6 @@ STEPS = st.lists(st.integers(0, 60), unique=True, max_size=12).map(sorted)
         lambda module, n: module.EveryNSteps(n or 1),
         lambda module, n: module.EveryNSteps(n or 1, exact_interval=False, max_to_keep=2),
         lambda module, n: module.EveryNSteps(n or 1, max_to_keep=0 if n == 3 else 1),
-        lambda module, n: module.EveryNStepsClosest(n or 1),
-        lambda module, n: module.EveryNStepsClosest(n or 1, max_to_keep=2),
         lambda module, n: module.EveryNSeconds(n * 7),
         lambda module, n: module.BestN(get_metric_fn=lambda m: m["loss"], n=n),
         lambda module, n: module.BestN(get_metric_fn=lambda m: m["loss"], n=n, reverse=True),

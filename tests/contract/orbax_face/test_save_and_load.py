@@ -153,6 +153,12 @@ def test_nothing_to_save(path, empty):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("name", ["metrics", "AUTO", ""])
+def test_names_that_no_load_finds(path, name):
+    with pytest.raises(ValueError, match=r"must not be empty|reserved"):
+        ocp.save(path, {"w": 1}, checkpointable_name=name)
+
+
 @pytest.mark.parametrize("leaf", [1j, b"bytes", object()])
 def test_leaves_that_orbax_does_not_save(path, leaf):
     with pytest.raises(ValueError, match="Unsupported leaf type for saving"):

@@ -8,39 +8,21 @@ from typing import Any
 from ckpt_orbax._refused import not_offered
 
 
-class Refused:
-    """Base of classes that can be imported and not be made: a program that only names them runs."""
+class CheckpointManager:
+    """Cannot be made, as the classes of its options; a program that only names them runs."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise not_offered(
-            type(self).__name__,
+            f"emergency.{type(self).__name__}",
             "frequent steps in the memory or on the disks of hosts are the engine's own",
             "ckpt_core.Checkpointer(directory, local_directory=...), or CheckpointManager for the directory alone",
         )
 
 
-class CheckpointManager(Refused):
-    """Refused when it is made."""
+class ReplicatorCheckpointManager(CheckpointManager):
+    """As ``CheckpointManager``."""
 
 
-class CheckpointManagerOptions(Refused):
-    """Refused when it is made."""
-
-
-class LocalCheckpointOptions(Refused):
-    """Refused when it is made."""
-
-
-class PersistentCheckpointOptions(Refused):
-    """Refused when it is made."""
-
-
-class ReplicatorCheckpointManager(Refused):
-    """Refused when it is made."""
-
-
-class ReplicatorCheckpointManagerOptions(Refused):
-    """Refused when it is made."""
-
-
+CheckpointManagerOptions = LocalCheckpointOptions = PersistentCheckpointOptions = CheckpointManager
+ReplicatorCheckpointManagerOptions = ReplicatorCheckpointManager
 checkpoint_manager = replicator_checkpoint_manager = sys.modules[__name__]

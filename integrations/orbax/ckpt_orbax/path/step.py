@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import ckpt_core as ckpt
-from ckpt_orbax._describe import is_orbax_checkpoint
 from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata
+from ckpt_orbax.checkpoint_managers import Step as Step
+from ckpt_orbax.metadata import is_orbax_checkpoint
 
 StepT = TypeVar("StepT", covariant=True)
 TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"
@@ -88,8 +89,6 @@ def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
     Raises:
         NotOffered: its names are not a prefix, ``_`` and the number.
     """
-    if names is None:
-        return None, None
     built = names.build_name(0)
     found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
     if found is not None:
@@ -135,17 +134,3 @@ def build_step_path(base_path: Any, name_format: Any, step: int) -> Any:
 def latest_step_metadata(root_path: Any, name_format: Any) -> Any:
     """The newest committed step, or None."""
     return max(name_format.find_all(root_path), default=None, key=lambda found: found.step)
-
-
-__all__ = [
-    "TMP_DIR_SUFFIX",
-    "NameFormat",
-    "Step",
-    "build_step_path",
-    "checkpoint_steps",
-    "checkpoint_steps_paths",
-    "is_checkpoint_finalized",
-    "is_path_finalized",
-    "latest_step_metadata",
-    "standard_name_format",
-]

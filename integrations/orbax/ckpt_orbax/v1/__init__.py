@@ -7,9 +7,9 @@ from ckpt_orbax import _errors as errors
 from ckpt_orbax import _leaves as arrays
 from ckpt_orbax import multihost, options, path
 from ckpt_orbax._checkpointables import CheckpointableHandler, StatefulCheckpointable
-from ckpt_orbax._describe import CheckpointMetadata, is_orbax_checkpoint
 from ckpt_orbax._leaves import PLACEHOLDER
 from ckpt_orbax.future import AsyncResponse
+from ckpt_orbax.metadata import CheckpointMetadata, is_orbax_checkpoint
 from ckpt_orbax.v1 import training
 from ckpt_orbax.v1._context import Context
 from ckpt_orbax.v1._single import (

@@ -30,8 +30,7 @@ class Context:
     holds in the thread that entered it.
 
     Attributes:
-        pytree, array, asynchronous, multiprocessing, file, checkpointables: see ``options``.
-        pathways, deletion, memory, safetensors, atomicity: see ``options``.
+        pytree, array, asynchronous, multiprocessing, file, checkpointables, pathways: see ``options``.
         checkpoint_layout: layout of what is loaded.
         engine: ckpt's own ``Options``: compression, durability, buckets.
 
@@ -56,10 +55,6 @@ class Context:
         checkpointables_options: named.CheckpointablesOptions | None = None,
         pathways_options: named.PathwaysOptions | None = None,
         checkpoint_layout: named.CheckpointLayout | str | None = None,
-        deletion_options: named.DeletionOptions | None = None,
-        memory_options: named.MemoryOptions | None = None,
-        safetensors_options: named.SafetensorsOptions | None = None,
-        atomicity_options: named.AtomicityOptions | None = None,
     ) -> None:
         def own(given: _Settings | None, name: str, kind: type[_Settings]) -> _Settings:
             source = getattr(context, name, None) if given is None else given
@@ -76,10 +71,6 @@ class Context:
             checkpointables_options, "checkpointables", named.CheckpointablesOptions
         )
         self.pathways = own(pathways_options, "pathways", named.PathwaysOptions)
-        self.deletion = own(deletion_options, "deletion", named.DeletionOptions)
-        self.memory = own(memory_options, "memory", named.MemoryOptions)
-        self.safetensors = own(safetensors_options, "safetensors", named.SafetensorsOptions)
-        self.atomicity = own(atomicity_options, "atomicity", named.AtomicityOptions)
         self.checkpoint_layout: named.CheckpointLayout | str = checkpoint_layout or getattr(
             context, "checkpoint_layout", "orbax"
         )
@@ -94,7 +85,7 @@ class Context:
         _ACTIVE.reset(self._entered.pop())
 
 
-_PARTS = "pytree array multiprocessing file checkpointables pathways deletion memory safetensors"
+_PARTS = "pytree array multiprocessing file checkpointables pathways"
 for _part in _PARTS.split():  # as in Orbax, the names of the arguments are attributes, too
     setattr(Context, f"{_part}_options", property(operator.attrgetter(_part)))
 setattr(Context, "async_options", property(operator.attrgetter("asynchronous")))  # noqa: B010
@@ -117,21 +108,6 @@ _REFUSED: Refusals = {
     "array.loading.raise_array_data_missing_error": (
         True,
         "arrays with missing data would become zeros silently",
-    ),
-    "pytree.saving.pytree_metadata_options.support_rich_types": (
-        False,
-        "this face stores the containers that Orbax stores by default",
-        "ckpt_core.save and ckpt_core.load, which keep tuples and NamedTuples",
-    ),
-    "deletion.gcs_deletion_options.todelete_full_path": (
-        None,
-        "ckpt moves steps to a directory beside them",
-        "context.engine = ckpt_core.Options(trash_directory='todelete')",
-    ),
-    "memory.serialization_status_callback": (
-        None,
-        "it would never be called",
-        "context.engine = ckpt_core.Options(on_event=...), which also reports progress",
     ),
 }
 
@@ -158,15 +134,7 @@ def refuse_unsupported(context: Context) -> None:
 def engine_options(context: Context) -> ckpt.Options:
     """The options of ckpt that a Context stands for."""
     refuse_unsupported(context)
-    memory, saving = context.memory, context.array.saving
-    limits = [
-        memory.write_concurrent_bytes,
-        memory.read_concurrent_bytes,
-        memory.transfer_concurrent_bytes,
-    ]
-    changes: dict[str, Any] = {}
-    if known := [limit for limit in limits if limit is not None]:
-        changes["max_host_bytes"] = max(1024, min(known))
+    saving, changes = context.array.saving, dict[str, Any]()
     if saving.ocdbt_target_data_file_size is not None:
         size = saving.ocdbt_target_data_file_size
         changes["target_data_file_bytes"] = max(1024, size) if size else 2**40

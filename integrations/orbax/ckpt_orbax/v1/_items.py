@@ -9,7 +9,7 @@ import jax
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax._checkpointables import (
-    EngineForm,
+    FORMS,
     JsonHandler,
     PyTreeHandler,
     StatefulCheckpointable,
@@ -52,7 +52,7 @@ def _item(name: str, value: Any, handler: Any, context: Context) -> Any:
         return stored(value, context)
     if isinstance(handler, JsonHandler):
         return ckpt.Json(value)
-    return written_by(None if isinstance(handler, EngineForm) else handler, value)
+    return written_by(handler, value)
 
 
 def check_state(state: Any) -> None:
@@ -87,18 +87,15 @@ class Directory:
 
 
 def written_by(handler: Any, value: Any) -> ckpt.Files:
-    """The files that a handler, or the object itself if that is None, writes."""
+    """The files that a handler writes."""
 
     async def save(directory: Any) -> None:
-        target = Directory(as_path(directory))
-        saving = value.save(target) if handler is None else handler.save(target, value)
-        background = await saving
+        background = await handler.save(Directory(as_path(directory)), value)
         if background is not None:
             await background
 
-    kind = StatefulCheckpointableHandler if handler is None else type(handler)
-    files = written(kind, lambda directory: run(lambda: save(directory)))
-    if handler is None:
+    files = written(type(handler), lambda directory: run(lambda: save(directory)))
+    if isinstance(handler, StatefulCheckpointableHandler):
         files.orbax_handler = _STATEFUL
     return files
 
@@ -122,36 +119,29 @@ def load_item(
         return loaded
     if target is None and info.format_version is not None and NOTE not in loaded.names():
         return loaded  # saved as ckpt.Files, not by a handler
-    handler = _handler(info, name, target, context, loaded)
+    wrote = saved_by(info, name, loaded)
+    handler = _handler(name, target, context, wrote)
+    if handler is None:
+        raise NoEntryError(
+            f"{name}: no handler is registered that loads these {len(loaded)} files"
+            f"{f' of {wrote}' if wrote else ''}{'' if target is None else f' into a {type(target).__name__}'}: "
+            "register one with ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
+        )
+    if isinstance(handler, StatefulCheckpointableHandler):
+        needed(name, target)
 
     async def load(directory: Any) -> Any:
-        if isinstance(handler, EngineForm):
-            background = await needed(name, target).load(directory)
-            if background is not None:
-                await background
-            return target
         return await (await handler.load(directory, target))
 
     return with_directory(loaded, lambda directory: run(lambda: load(directory)))
 
 
-def _handler(
-    info: CheckpointInfo, name: str, target: Any, context: Context, files: ckpt.SavedFiles
-) -> Any:
-    """The handler that loads an item of files; an ``EngineForm`` if the target does it itself."""
+def _handler(name: str, target: Any, context: Context, wrote: str | None) -> Any:
+    """The handler that loads an item of files into a target, given who wrote it; None without one."""
     if isinstance(target, StatefulCheckpointable):
         return StatefulCheckpointableHandler()
-    wrote = saved_by(info, name, files)
     handler = handler_for_load(context.checkpointables.registry, name, target, wrote)
-    if isinstance(handler, StatefulCheckpointableHandler) or (
-        handler is not None and not isinstance(handler, EngineForm)
-    ):
-        return handler
-    raise NoEntryError(
-        f"{name}: no handler is registered that loads these {len(files)} files"
-        f"{f' of {wrote}' if wrote else ''}{'' if target is None else f' into a {type(target).__name__}'}: "
-        "register one with ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
-    )
+    return None if isinstance(handler, FORMS) else handler
 
 
 def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
@@ -159,8 +149,7 @@ def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
     if info.items[name].form != "files":
         return None
     files = ckpt.load(info.path, item=name)
-    registry = context.checkpointables.registry
-    handler = handler_for_load(registry, name, None, saved_by(info, name, files))
-    if handler is None or isinstance(handler, EngineForm):
+    handler = _handler(name, None, context, saved_by(info, name, files))
+    if handler is None:
         return None
     return with_directory(files, lambda directory: run(lambda: handler.metadata(directory)))

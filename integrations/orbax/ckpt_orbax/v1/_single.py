@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import ckpt_core as ckpt
-from ckpt_core import CheckpointInfo
-from ckpt_orbax import _trees
-from ckpt_orbax._describe import (
-    AUTO,
-    STATE,
-    CheckpointMetadata,
-    inspected,
-    pytree_item,
-    times_of,
-    tree_of,
+from ckpt_core import CheckpointInfo, ItemInfo
+from ckpt_orbax import _targets
+from ckpt_orbax._errors import (
+    DestinationExistsError,
+    InvalidLayoutError,
+    MissingCheckpointablesError,
+    NoCheckpointError,
 )
-from ckpt_orbax._errors import DestinationExistsError, MissingCheckpointablesError
 from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax.future import AsyncResponse, Waiting, in_thread
+from ckpt_orbax.future import AsyncResponse, in_thread
+from ckpt_orbax.metadata import CheckpointMetadata, is_metrics, times_of, tree_of
 from ckpt_orbax.v1 import _items
 from ckpt_orbax.v1._context import (
     Context,
@@ -31,6 +29,11 @@ from ckpt_orbax.v1._context import (
     refuse_unsupported,
 )
 
+STATE = "state"
+"""Name of a pytree that was saved without one."""
+AUTO = "AUTO"
+"""Name that stands for the only or most likely pytree."""
+_FIRST = (STATE, "pytree", "default")
 _RESERVED = frozenset({AUTO, "metrics", "_CHECKPOINT_DELETION"})
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -65,6 +68,13 @@ def _check_name(name: str) -> None:
 # ------------------------------------------------------------------------------------------- saves
 
 
+class Saving(TypedDict, total=False):
+    """Further arguments of ``save`` and its forms."""
+
+    overwrite: bool
+    custom_metadata: Any
+
+
 def save(
     path: Any,
     state: Any,
@@ -94,35 +104,23 @@ def save(
         >>> ocp.load(path)["w"].tolist()
         [1.0, 1.0]
     """
-    _items.check_state(state)
-    checkpointables = {checkpointable_name: state}
-    _begin(path, checkpointables, overwrite, custom_metadata).result()
+    more: Saving = {"overwrite": overwrite, "custom_metadata": custom_metadata}
+    save_async(path, state, checkpointable_name=checkpointable_name, **more).result()
 
 
 def save_async(
-    path: Any,
-    state: Any,
-    *,
-    checkpointable_name: str = STATE,
-    overwrite: bool = False,
-    custom_metadata: Any = None,
+    path: Any, state: Any, *, checkpointable_name: str = STATE, **more: Unpack[Saving]
 ) -> AsyncResponse[None]:
     """As ``save``, in the background; blocks only until the arrays are copied."""
     _items.check_state(state)
-    return _begin(path, {checkpointable_name: state}, overwrite, custom_metadata)
+    return save_checkpointables_async(path, {checkpointable_name: state}, **more)
 
 
 def save_checkpointables(
-    path: Any,
-    checkpointables: dict[str, Any],
-    *,
-    overwrite: bool = False,
-    custom_metadata: Any = None,
+    path: Any, checkpointables: dict[str, Any], **more: Unpack[Saving]
 ) -> None:
-    """Writes several named objects at ``path``: pytrees, data pipelines, objects with a handler."""
-    save_checkpointables_async(
-        path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata
-    ).result()
+    """As ``save``, for several named objects: pytrees, data pipelines, objects with a handler."""
+    save_checkpointables_async(path, checkpointables, **more).result()
 
 
 def save_checkpointables_async(
@@ -133,31 +131,28 @@ def save_checkpointables_async(
     custom_metadata: Any = None,
 ) -> AsyncResponse[None]:
     """As ``save_checkpointables``, in the background."""
-    if not checkpointables:
-        raise ValueError(f"checkpointables must name what is to be saved, got {checkpointables!r}")
-    check_checkpointables(checkpointables, "checkpointables")
-    return _begin(path, checkpointables, overwrite, custom_metadata)
-
-
-def _begin(path: Any, checkpointables: dict[str, Any], overwrite: bool, metadata: Any) -> Waiting:
-    """Starts a save; every form of ``save`` ends here."""
-    context = get_context()
-    options = engine_options(context)
-    items = _items.items_of(checkpointables, context)
+    context = context_of_save(checkpointables)
+    items, options = _items.items_of(checkpointables, context), engine_options(context)
     target = as_text(path)
     if overwrite:
         logger.info("%s: what is there is replaced, since overwrite=True was given", target)
     try:
         pending = ckpt.save_async(
-            target, items=items, overwrite=overwrite, metadata=metadata, options=options
+            target, items=items, overwrite=overwrite, metadata=custom_metadata, options=options
         )
     except ckpt.CheckpointExists as error:
         raise DestinationExistsError(str(error)) from error
+    return AsyncResponse(pending.result, context.asynchronous.post_finalization_callback)
 
-    def wait(timeout: float | None) -> None:
-        pending.result(timeout)
 
-    return Waiting(wait, context.asynchronous.post_finalization_callback)
+def context_of_save(checkpointables: Any, default: Context | None = None) -> Context:
+    """The Context of a save of named objects; raises ValueError if there are none, or a name is not allowed."""
+    context = get_context(default)
+    if not checkpointables:
+        raise ValueError(f"checkpointables must name what is to be saved, got {checkpointables!r}")
+    check_checkpointables(checkpointables, "checkpointables")
+    refuse_unsupported(context)
+    return context
 
 
 # ------------------------------------------------------------------------------------------- loads
@@ -186,9 +181,7 @@ def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | No
     """
     context = get_context()
     options = engine_options(context)
-    abstract_state = _described(abstract_state)
-    if checkpointable_name not in (None, AUTO):
-        _check_name(checkpointable_name)
+    abstract_state = _tree_in(abstract_state)
     info = inspected(as_text(path))
     name = pytree_item(info, checkpointable_name).name
     return _load_tree(info, name, abstract_state, context, options)
@@ -207,7 +200,7 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
     """
     context = get_context()
     options = engine_options(context)
-    abstract_checkpointables = _described(abstract_checkpointables)
+    abstract_checkpointables = _tree_in(abstract_checkpointables)
     info = inspected(as_text(path))
     if abstract_checkpointables is None:
         abstract_checkpointables = dict.fromkeys(info.items)
@@ -234,7 +227,7 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
 def _load_tree(
     info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
 ) -> Any:
-    return _trees.load_tree(
+    return _targets.load_tree(
         info.path,
         info.items[name],
         target,
@@ -244,7 +237,7 @@ def _load_tree(
     )
 
 
-def _described(target: Any) -> Any:
+def _tree_in(target: Any) -> Any:
     """The tree inside of a ``CheckpointMetadata``, else ``target`` itself."""
     is_metadata = hasattr(target, "metadata") and hasattr(target, "custom_metadata")
     return target.metadata if is_metadata else target
@@ -255,7 +248,7 @@ def load_async(
 ) -> AsyncResponse[Any]:
     """As ``load``, in the background; unlike Orbax's, for every layout."""
     work = functools.partial(load, path, abstract_state, checkpointable_name=checkpointable_name)
-    return Waiting(in_thread(work, "ckpt-load").result)
+    return AsyncResponse(in_thread(work, "ckpt-load").result)
 
 
 def load_checkpointables_async(
@@ -263,7 +256,7 @@ def load_checkpointables_async(
 ) -> AsyncResponse[dict[str, Any]]:
     """As ``load_checkpointables``, in the background; objects are set by ``result()``'s time."""
     work = functools.partial(load_checkpointables, path, abstract_checkpointables)
-    return Waiting(in_thread(work, "ckpt-load").result)
+    return AsyncResponse(in_thread(work, "ckpt-load").result)
 
 
 # ---------------------------------------------------------------------------------------- metadata
@@ -284,8 +277,6 @@ def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMet
         >>> found.metadata["w"].shape, found.custom_metadata
         ((2,), {'lr': 0.1})
     """
-    if checkpointable_name not in (None, AUTO):
-        _check_name(checkpointable_name)
     return _metadata(path, lambda info, _: tree_of(pytree_item(info, checkpointable_name)))
 
 
@@ -300,6 +291,30 @@ def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
             for name, item in info.items.items()
         },
     )
+
+
+def inspected(path: str) -> CheckpointInfo:
+    """``ckpt_core.inspect``, without the item that holds the metrics."""
+    try:
+        info = ckpt.inspect(path)
+    except ckpt.CheckpointNotFound as error:
+        raise NoCheckpointError(str(error)) from error
+    items = {name: item for name, item in info.items.items() if not is_metrics(item)}
+    return dataclasses.replace(info, items=items)
+
+
+def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:
+    """The pytree of this name; the only or most likely one for ``AUTO`` or None."""
+    if name not in (None, AUTO):
+        _check_name(name)
+    trees = {one: item for one, item in info.items.items() if item.form == "tree"}
+    if name is None or name == AUTO:
+        name = next((one for one in (*_FIRST, *sorted(trees)) if one in trees), None)
+    if name is not None and name in trees:
+        return trees[name]
+    held = ", ".join(f"{item.name} ({item.form})" for item in info.items.values()) or "nothing"
+    wanted = "no pytree" if name is None else f"no pytree {name!r}"
+    raise InvalidLayoutError(f"{info.path}: {wanted} in this checkpoint: it has {held}")
 
 
 def _metadata(

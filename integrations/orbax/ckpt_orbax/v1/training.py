@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import ckpt_core as ckpt
 from ckpt_orbax import _errors as errors
 from ckpt_orbax import checkpoint_managers as preservation_policies
 from ckpt_orbax import checkpoint_managers as save_decision_policies
-from ckpt_orbax._describe import STATE
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax._run import Run
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata
-from ckpt_orbax.future import AsyncResponse, Waiting
+from ckpt_orbax.future import AsyncResponse
 from ckpt_orbax.path.step import NameFormat
 from ckpt_orbax.v1 import _items, _single
-from ckpt_orbax.v1._context import Context, engine_options, get_context, refuse_unsupported
+from ckpt_orbax.v1._context import Context, engine_options, get_context
+from ckpt_orbax.v1._single import STATE
 
 __all__ = [
     "CheckpointMetadata",
@@ -37,6 +37,15 @@ class RootMetadata:
 
     directory: Any
     custom_metadata: Any = None
+
+
+class Saving(TypedDict, total=False):
+    """Further arguments of ``save`` and its forms."""
+
+    force: bool
+    overwrite: bool
+    metrics: Any
+    custom_metadata: Any
 
 
 class Checkpointer:
@@ -72,8 +81,8 @@ class Checkpointer:
         directory: Any,
         *,
         context: Context | None = None,
-        save_decision_policy: Any = None,
-        preservation_policy: Any = None,
+        save_decision_policy: save_decision_policies.SaveDecisionPolicy | None = None,
+        preservation_policy: preservation_policies.PreservationPolicy | None = None,
         step_name_format: NameFormat[Any] | None = None,
         custom_metadata: Any = None,
         cleanup_tmp_directories: bool = False,
@@ -108,7 +117,7 @@ class Checkpointer:
     @property
     def checkpoints(self) -> Sequence[CheckpointMetadata[None]]:
         """The steps, oldest first, as of the last save here or ``reload``; also one that is being saved."""
-        return self._run.with_running()
+        return self._run.described()
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
@@ -145,9 +154,10 @@ class Checkpointer:
         with self._at(step) as found:
             return _joined(found, _single.checkpointables_metadata(found.path))
 
-    def _existing(self, step: Any) -> CheckpointMetadata[None]:
-        """What is known of a step."""
-        self._run.engine.wait_until_finished()
+    @contextlib.contextmanager
+    def _at(self, step: Any) -> Generator[CheckpointMetadata[None]]:
+        """What is known of a step, for a block that reads it with this Checkpointer's Context."""
+        self.wait()
         numbers = self._run.numbers()
         wanted = getattr(step, "step", step)
         if wanted is None and numbers:
@@ -156,17 +166,9 @@ class Checkpointer:
             held = ", ".join(map(str, numbers)) or "none"
             what = "no step" if wanted is None else f"no step {wanted}"
             raise errors.StepNotFoundError(f"{self.directory}: {what}; there are: {held}")
-        return self._run.describe(wanted)
-
-    @contextlib.contextmanager
-    def _at(self, step: Any) -> Generator[CheckpointMetadata[None]]:
-        """What is known of a step, for a block that reads it with this Checkpointer's Context."""
         try:
-            found = self._existing(step)
             with get_context(self._context):
-                yield found
-        except errors.StepNotFoundError:
-            raise
+                yield self._run.describe(wanted)
         except ckpt.CheckpointNotFound as error:  # deleted by another process
             raise errors.StepNotFoundError(f"{error}; reload() lists the steps again") from error
 
@@ -203,40 +205,24 @@ class Checkpointer:
         Raises:
             StepAlreadyExistsError: there is a step of this number.
         """
-        _items.check_state(state)
-        named = {checkpointable_name: state}
-        response = self._begin(step, named, force, overwrite, metrics, custom_metadata)
-        return response is not None and response.result()
+        more: Saving = {"force": force, "overwrite": overwrite, "metrics": metrics}
+        more["custom_metadata"] = custom_metadata
+        begun = self.save_async(step, state, checkpointable_name=checkpointable_name, **more)
+        return begun is not None and begun.result()
 
     def save_async(
-        self,
-        step: int,
-        state: Any,
-        *,
-        checkpointable_name: str = STATE,
-        force: bool = False,
-        overwrite: bool = False,
-        metrics: Any = None,
-        custom_metadata: Any = None,
+        self, step: int, state: Any, *, checkpointable_name: str = STATE, **more: Unpack[Saving]
     ) -> AsyncResponse[bool] | None:
         """As ``save``, in the background; None if the policy does not want the step."""
         _items.check_state(state)
-        named = {checkpointable_name: state}
-        return self._begin(step, named, force, overwrite, metrics, custom_metadata)
+        return self.save_checkpointables_async(step, {checkpointable_name: state}, **more)
 
     def save_checkpointables(
-        self,
-        step: int,
-        checkpointables: dict[str, Any],
-        *,
-        force: bool = False,
-        overwrite: bool = False,
-        metrics: Any = None,
-        custom_metadata: Any = None,
+        self, step: int, checkpointables: dict[str, Any], **more: Unpack[Saving]
     ) -> bool:
         """As ``save``, for several named objects."""
-        response = self._begin(step, checkpointables, force, overwrite, metrics, custom_metadata)
-        return response is not None and response.result()
+        begun = self.save_checkpointables_async(step, checkpointables, **more)
+        return begun is not None and begun.result()
 
     def save_checkpointables_async(
         self,
@@ -249,25 +235,7 @@ class Checkpointer:
         custom_metadata: Any = None,
     ) -> AsyncResponse[bool] | None:
         """As ``save_checkpointables``, in the background; None if the policy does not want the step."""
-        return self._begin(step, checkpointables, force, overwrite, metrics, custom_metadata)
-
-    def _begin(
-        self,
-        step: int,
-        checkpointables: dict[str, Any],
-        force: bool,
-        overwrite: bool,
-        metrics: Any,
-        custom_metadata: Any,
-    ) -> Waiting | None:
-        """Starts a save; every form of ``save`` ends here."""
-        context = get_context(self._context)
-        if not checkpointables:
-            raise ValueError(
-                f"checkpointables must name what is to be saved, got {checkpointables!r}"
-            )
-        _single.check_checkpointables(checkpointables, "checkpointables")
-        refuse_unsupported(context)
+        context = _single.context_of_save(checkpointables, self._context)
         if not overwrite and step in self._run.begun():
             raise errors.StepAlreadyExistsError(
                 f"{self.directory}: Step {step} already exists: overwrite=True replaces it"
@@ -277,13 +245,13 @@ class Checkpointer:
             return None
         items = _items.items_of(checkpointables, context)
         try:
-            ended = self._run.save(step, items, metrics, custom_metadata, overwrite=overwrite)
+            begun = self._run.save(step, items, metrics, custom_metadata, overwrite=overwrite)
         except ckpt.CheckpointExists as error:
             raise errors.StepAlreadyExistsError(str(error)) from error
-        if ended is None:
+        if begun is None:
             return None
-        return Waiting(
-            lambda timeout: self._run.wait_for(step, ended, timeout),
+        return AsyncResponse(
+            lambda timeout: self._run.wait_for(step, begun, timeout),
             context.asynchronous.post_finalization_callback,
         )
 
@@ -321,13 +289,6 @@ class Checkpointer:
                 found.path, abstract_state, checkpointable_name=checkpointable_name
             )
 
-    def load_checkpointables_async(
-        self, step: Any = None, abstract_checkpointables: Any = None
-    ) -> AsyncResponse[dict[str, Any]]:
-        """As ``load_checkpointables``, in the background; Orbax does not have it yet."""
-        with self._at(step) as found:
-            return _single.load_checkpointables_async(found.path, abstract_checkpointables)
-
     save_pytree, save_pytree_async = _single.deprecated(save), _single.deprecated(save_async)
     load_pytree, load_pytree_async = _single.deprecated(load), _single.deprecated(load_async)
     pytree_metadata = _single.deprecated(metadata)
@@ -362,7 +323,7 @@ class Checkpointer:
     ) -> AsyncResponse[bool]:
         """As ``delete``; it has ended when this returns."""
         deleted = self.delete(step, checkpointable_name=checkpointable_name, missing_ok=missing_ok)
-        return Waiting(lambda _: deleted)
+        return AsyncResponse(lambda _: deleted)
 
     def wait(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
