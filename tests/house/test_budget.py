@@ -16,15 +16,15 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 44_335,
-    "characters of ckpt_core": 1_858_974,
-    "lines of the integrations": 14_613,
-    "characters of the integrations": 574_193,
-    "files of both": 336,
-    "lines of tests": 62_563,
-    "lines of tests that import private names": 9_537,
-    "files of tests": 432,
-    "words of pages": 19_897,
+    "lines of ckpt_core": 44_021,
+    "characters of ckpt_core": 1_846_623,
+    "lines of the integrations": 13_803,
+    "characters of the integrations": 548_325,
+    "files of both": 333,
+    "lines of tests": 59_788,
+    "lines of tests that import private names": 8_773,
+    "files of tests": 425,
+    "words of pages": 19_858,
     "sentences of pages above 35 words": 0,
 }
 
