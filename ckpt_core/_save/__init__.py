@@ -11,7 +11,15 @@ import numpy as np
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._options import Options, checked_options
-from ckpt_core._save.job import NOTHING, RecordFields, SaveJob, collect_items, make_job, save_job
+from ckpt_core._save.job import (
+    NOTHING,
+    RecordFields,
+    SaveJob,
+    collect_items,
+    make_job,
+    metrics_of,
+    save_job,
+)
 from ckpt_core._save.protocol import Save, prepare_save, take
 from ckpt_core._save.unchanged import Links as Links
 
@@ -23,6 +31,7 @@ __all__ = [
     "SaveJob",
     "collect_items",
     "make_job",
+    "metrics_of",
     "save",
     "save_async",
     "save_job",

@@ -9,20 +9,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from ckpt_core import _processes
 from ckpt_core._background.pending import unfinished, wait_for_saves
 from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, resolve
 from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
+from ckpt_core._format.metrics import numbers_in
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
+from ckpt_core._items import Json
 from ckpt_core._lazy import JAX_SETTINGS, jax
-from ckpt_core._options import Options, refuse_args, refuse_arguments, unnamed
+from ckpt_core._options import (
+    METRICS_ARE_NUMBERS,
+    Options,
+    refuse_args,
+    refuse_arguments,
+    unnamed,
+)
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
 from ckpt_core._storage import ArrayToWrite, backend_of
-from ckpt_core.arguments import check_flags
+from ckpt_core.arguments import an, check_flags
 
 if TYPE_CHECKING:
     from ckpt_core._save.unchanged import Links
@@ -230,3 +240,61 @@ def check_item_name(name: Any) -> None:
             f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
             f"beginning with '.' or '_', and none of {', '.join(sorted(taken))}"
         )
+
+
+def metrics_of(
+    metrics: Mapping[str, float] | None, items: Mapping[str, object]
+) -> dict[str, float]:
+    """The numbers of a step by name, from ``metrics=`` or from an item ``metrics`` that is Json; TypeError if both were passed."""
+    item = items.get("metrics")
+    if not isinstance(item, Json):
+        return {} if metrics is None else _checked_metrics(metrics)
+    if metrics:
+        raise TypeError(
+            "pass the metrics by metrics=, or all of them as an item that is Json, not both"
+        )
+    return {name: float(number) for name, number in numbers_in(item.value).items()}
+
+
+def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics as Python floats; TypeError if a name is not a str, or a value is not a scalar number."""
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict of numbers by name, got {an(metrics)}: {METRICS_ARE_NUMBERS}"
+        )
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        array = np.asarray(value)
+        if not isinstance(name, str) or array.ndim != 0 or not _is_real(array.dtype):
+            raise TypeError(
+                f"metrics takes numbers, and {name!r} is {_what(value)}: {_instead(name, value)}"
+            )
+        numbers[name] = float(array)
+    return numbers
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are numbers that a float holds; also of the dtypes that jax adds, such as bfloat16."""
+    return dtype.kind in "fiub" or dtype.name.startswith(("bfloat", "float", "int", "uint"))
+
+
+def _what(value: object) -> str:
+    shape: object = getattr(value, "shape", None)
+    return f"{an(value)}" + (f" of shape {shape}" if shape else "")
+
+
+def _instead(name: object, value: object) -> str:
+    """Advice for the message about a metric that is not a number."""
+    if not isinstance(name, str):
+        return "names are str"
+    if isinstance(value, dict):
+        inner = next(iter(value), "train")
+        return f"give each number a name of its own, such as {f'{name}/{inner}'!r}"
+    if isinstance(value, str) or value is None:
+        return (
+            "leave it out, save it as metadata={...}, or save all metrics as an item: "
+            'items={"metrics": ckpt.Json({...})}'
+        )
+    if getattr(value, "shape", None):
+        return "take one number of it, such as its mean"
+    return METRICS_ARE_NUMBERS

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from ckpt_core._format.metrics import numbers_in
-from ckpt_core._items import Json
-from ckpt_core._options import METRICS_ARE_NUMBERS
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.numbers import whole_number
-from ckpt_core.arguments import an
 
 
 def choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
@@ -85,61 +78,3 @@ def choose_keep_policy(
     if keep_period is not None:
         chosen |= keep.every_steps(keep_period)
     return replace(chosen, ranks_only=best_metric is not None)
-
-
-def metrics_of(
-    metrics: Mapping[str, float] | None, items: Mapping[str, object]
-) -> dict[str, float]:
-    """The numbers of a step by name, from ``metrics=`` or from an item ``metrics`` that is Json; TypeError if both were passed."""
-    item = items.get("metrics")
-    if not isinstance(item, Json):
-        return {} if metrics is None else check_metrics(metrics)
-    if metrics:
-        raise TypeError(
-            "pass the metrics by metrics=, or all of them as an item that is Json, not both"
-        )
-    return {name: float(number) for name, number in numbers_in(item.value).items()}
-
-
-def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics as Python floats; TypeError if a name is not a str, or a value is not a scalar number."""
-    if not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"metrics must be a dict of numbers by name, got {an(metrics)}: {METRICS_ARE_NUMBERS}"
-        )
-    numbers: dict[str, float] = {}
-    for name, value in metrics.items():
-        array = np.asarray(value)
-        if not isinstance(name, str) or array.ndim != 0 or not _is_real(array.dtype):
-            raise TypeError(
-                f"metrics takes numbers, and {name!r} is {_what(value)}: {_instead(name, value)}"
-            )
-        numbers[name] = float(array)
-    return numbers
-
-
-def _is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are numbers that a float holds; also of the dtypes that jax adds, such as bfloat16."""
-    return dtype.kind in "fiub" or dtype.name.startswith(("bfloat", "float", "int", "uint"))
-
-
-def _what(value: object) -> str:
-    shape: object = getattr(value, "shape", None)
-    return f"{an(value)}" + (f" of shape {shape}" if shape else "")
-
-
-def _instead(name: object, value: object) -> str:
-    """Advice for the message about a metric that is not a number."""
-    if not isinstance(name, str):
-        return "names are str"
-    if isinstance(value, dict):
-        inner = next(iter(value), "train")
-        return f"give each number a name of its own, such as {f'{name}/{inner}'!r}"
-    if isinstance(value, str) or value is None:
-        return (
-            "leave it out, save it as metadata={...}, or save all metrics as an item: "
-            'items={"metrics": ckpt.Json({...})}'
-        )
-    if getattr(value, "shape", None):
-        return "take one number of it, such as its mean"
-    return METRICS_ARE_NUMBERS

@@ -213,9 +213,9 @@ def test_a_refusal_of_s3_is_no_damage(spoiled, status, code, kind):
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
     proxy.reset()
     assert reader.restore_latest(tree(9)).state["n"] == 1
-    # the record of step 0 is read last, and only for a warning
-    count = sum(not request.path.endswith("/0/ckpt.json") for request in proxy.requests)
-    for number in range(1, count + 1):
+    # without the record of step 0 nobody knows whether step 1 continues another save of it, and it is whole all the same
+    asked = [one.number for one in proxy.requests if not one.path.endswith("/0/ckpt.json")]
+    for number in asked:
         proxy.reset()
         proxy.rule = lambda request, number=number: (
             (status, body) if request.number == number else None
@@ -223,7 +223,7 @@ def test_a_refusal_of_s3_is_no_damage(spoiled, status, code, kind):
         with pytest.raises(kind, match=url) as caught:  # a warning of damage would fail
             reader.restore_latest(tree(9))
         assert type(caught.value) is kind and "the store refused" in str(caught.value)
-    assert count >= 4
+    assert len(asked) >= 4
 
 
 @pytest.mark.parametrize("spoiled", ["s3"], indirect=True)
