@@ -194,6 +194,8 @@ class PosixBackend(Writing):
             raise cannot_write(path)
         parent, name = os.path.split(path)
         standing = self.replaced(path) or path
+        if os.path.isdir(standing) and not os.access(standing, os.W_OK):
+            raise PermissionError(errno.EACCES, why_immovable(standing), standing)
         gone = hidden_names.make(hidden_names.TEMPORARY, parent, name)
         if trash is not None:
             gone = os.path.join(parent, trash, name)
@@ -208,7 +210,7 @@ class PosixBackend(Writing):
                 if old:
                     sync_directory(parent)
                     leftovers.discard(old)
-                _move(standing, gone)
+                os.rename(standing, gone)
             if trash is None:
                 remove_tree(gone)
         except BaseException:
@@ -236,16 +238,12 @@ class PosixBackend(Writing):
 
 
 def why_immovable(path: str) -> str:
-    """Whose directory it is: who may write beside it may neither move it elsewhere nor delete what is in it."""
+    """Whose directory it is, if this process may not write in it: it can neither move it, nor delete what is in it, nor move
+    something into it. Empty if it may, or if there is none.
+    """
+    if not os.path.isdir(path) or os.access(path, os.W_OK):
+        return ""
     return (
-        f"{path} belongs to user {os.lstat(path).st_uid}, and this process may not write in it, so it cannot move or delete it: "
-        f"its owner allows that by chmod -R g+w {shlex.quote(os.path.dirname(path))}"
+        f"{path} belongs to user {os.lstat(path).st_uid}, and this process may not write in it, so it moves and deletes nothing "
+        f"there: its owner allows that by chmod -R g+w {shlex.quote(os.path.dirname(path))}"
     )
-
-
-def _move(path: str, to: str) -> None:
-    try:
-        os.rename(path, to)
-    except PermissionError as error:
-        error.add_note(f"ckpt: {why_immovable(path)}")
-        raise

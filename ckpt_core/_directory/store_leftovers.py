@@ -42,7 +42,7 @@ OF_ATTEMPT = re.compile(r"^\.attempt\.([^./]+)\.|/d/([0-9a-f]{32})\.[0-9a-f]{32}
 _COPY = re.compile(
     r"_CHECKPOINT_METADATA|commit_success\.txt|[^/]+/(_METADATA|_sharding|_strings\.json|manifest\.ocdbt|metadata|"
     r"commit_success\.txt|data\.json|metrics|(exact/)?process_[^/]+|(checksums|array_metadatas)/process_[0-9]+|"
-    r"(ocdbt\.process_[0-9]+/)?d/[0-9a-f.]+)"
+    r"(ocdbt\.(linked|process_[0-9]+)/)?d/[0-9a-f.]+)"
 )
 """Names of the copies for Orbax, of a checkpoint whose items are one level below it; and of data that `ckpt cp` brought."""
 

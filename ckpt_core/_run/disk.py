@@ -128,8 +128,8 @@ class Disk:
         return self._steps.look()
 
     def guard(self, trail: Trail, call: Call, plan: Plan, token: str, path: str) -> Guard:
-        """The guard of a persistent save to ``path``, asked before the save begins, when the thread that writes looks at the
-        steps, and right before its commit.
+        """The guard of a persistent save to ``path``, asked before the save begins, when it looks at the steps, and right before
+        its commit.
         """
 
         def move_same_step() -> None:

@@ -208,8 +208,9 @@ def strays(saves: Saves) -> dict[int, int]:
     for step, (_, parent, _) in sorted(saves.items()):
         if parent is None:
             continue
-        token, _, saved_unix_secs = saves.get(parent.step, (None, None, 0.0))
-        if continues_another(parent, token) and saved_unix_secs > newest_unix_secs:
+        token, before, saved_unix_secs = saves.get(parent.step, (None, None, 0.0))
+        went_on = before is not None and saved_unix_secs > newest_unix_secs
+        if continues_another(parent, token) and went_on:
             found[step] = parent.step
         elif parent.step in found:
             found[step] = found[parent.step]
@@ -242,7 +243,9 @@ def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
 class Plan(NamedTuple):
     """What a save does to the steps on disk."""
 
-    base: Identity | None = None  # the step that it continues from; None if it begins a history
+    base: Identity | None = (
+        None  # the step that it continues; None if it begins a history, or stands beneath newer steps
+    )
     retire: Sequence[int] = ()  # steps that it leaves behind; they go before it begins
     aside: Sequence[int] = ()  # damaged steps that make room for it
     replaces: bool = False  # it takes the place of a step of its number
@@ -308,9 +311,10 @@ def plan_save(
     if trail.is_ahead(step) and not again:
         return _going_on(trail, step, there, directory, replaces, force, moves)
     damaged = _one(step, trail.damaged, moves and not replaces)
-    if step in trail.own and (replaces or damaged):
-        return Plan(trail.before(step), aside=damaged, replaces=replaces, beside=beside, cuts=False)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
+    if step in trail.own and (replaces or damaged):
+        base = None if newer else trail.before(step)  # no training goes on from it
+        return Plan(base, aside=damaged, replaces=replaces, beside=beside, cuts=False)
     taken = step in there and step not in trail.damaged
     if taken and not replaces:
         raise _taken(directory, step, trail, there)

@@ -6,11 +6,12 @@ What leaves together is written down first, in one piece, so that a kill stands 
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
-from ckpt_core._directory import is_locked
+from ckpt_core._directory import is_locked, why_immovable
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import Event, Kind, logger, tell
@@ -98,6 +99,7 @@ class Retention:
         nothing. Raises CheckpointError if a step is still being read after ``wait_secs``. If others leave with it, it counts no
         more, and the next save removes it.
         """
+        self._refuse_immovable(steps)
         newest_first = tuple(sorted(steps, key=lambda one: -one.step))  # leaves no gap
         noted = after != before or len(steps) > 1
         if noted:
@@ -110,9 +112,17 @@ class Retention:
         """Ends what ``leave`` began, perhaps in a writer that died."""
         if not run.leaving:
             return
-        found = [one for one in run.leaving if self._steps.token(one.name) == one.token]
-        self._remove_all(found, wait_secs)
+        steps, token = self._steps.names.parse, self._steps.token
+        found = [one for one in run.leaving if steps(one.name) == one.step]
+        self._remove_all([one for one in found if token(one.name) == one.token], wait_secs)
         self._put(replace(run, leaving=()))
+
+    def _refuse_immovable(self, steps: Sequence[Leaving]) -> None:
+        """Raises PermissionError, before anything is removed, if a step is another user's who did not share it."""
+        names = (name for one in steps for name in (one.name, one.into) if name)
+        for path in (f"{self._steps.directory}/{name}" for name in names if self._moves):
+            if why := why_immovable(path):
+                raise PermissionError(errno.EACCES, why, path)
 
     def _put(self, run: RunFile) -> None:
         self._refuse_after_takeover()

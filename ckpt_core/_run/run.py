@@ -159,9 +159,7 @@ class Run:
         # a local save may begin while a persistent one still reads its buffers
         staging = self._stagings[-1 if persists else 0]
         ended = staging.lend((self._local is not None) + persists)
-        # one that is overwritten beneath newer ones begins no history
-        base = plan.base if plan.cuts or step >= trail.end else None
-        parent = base and (base.step, base.token)
+        parent = plan.base and (plan.base.step, plan.base.token)
         what = StepToSave(step, items, fields, token, parent, ended=ended)
         if plan.beside:
             self._lineage = ""  # it has left nothing: the next save looks at the steps again
@@ -206,7 +204,7 @@ class Run:
 
     def _plan(self, call: Call, again: bool) -> Plan:
         """The plan of this save, after the steps that it leaves are removed; all processes must call it. ``again``: with local
-        directories, it replaces an own step. A save that goes on looks at what is on disk in the thread that writes.
+        directories, it replaces an own step. A save that goes on looks at what is on disk when it begins to write.
         """
         trail = self._caught_up()
         begins = not self._lineage

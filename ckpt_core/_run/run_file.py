@@ -147,4 +147,10 @@ def parse_run_file(data: bytes | None, directory: str) -> RunFile:
 
 
 def _leaving(name: str, step: int, token: str, into: str | None) -> Leaving:
-    return Leaving(str(name), int(step), str(token), None if into is None else str(into))
+    for one in (
+        name,
+        into or "retired",
+    ):  # who crafts a file names nothing outside of its directory
+        if not isinstance(one, str) or one[:1] in ("", ".") or {*"/\\"} & {*one}:
+            raise ValueError(f"{one!r} is no name of a directory beside it")
+    return Leaving(name, int(step), str(token), into)

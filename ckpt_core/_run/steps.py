@@ -174,9 +174,9 @@ class Steps:
         """The steps of a copy that are not of the history of what it was copied from."""
         return history.strays_of_copy(source.saves(), self.saves())
 
-    def other_ancestor(self, record: Record) -> tuple[int, Record] | None:
-        """The step from another save of which, than the one that is here, a save descends; with the record of that one. Looks at
-        its nearest ancestors alone: ``ckpt doctor`` looks at all.
+    def other_ancestor(self, record: Record) -> int | None:
+        """The step from another save of which, than the one that is here, a save descends. Looks at its nearest ancestors alone:
+        ``ckpt doctor`` looks at all.
         """
         leaves = sum(len(item.paths) for item in record.items.values())
         ancestor: Record | None = record
@@ -190,10 +190,12 @@ class Steps:
                 return None
             if (
                 ancestor is not None
+                and ancestor.parent
+                is not None  # one that was overwritten beneath newer ones has none
                 and ancestor.created_unix_secs > record.created_unix_secs
                 and history.continues_another(parent, ancestor.token)
             ):
-                return parent.step, ancestor
+                return parent.step
         return None
 
     def all(self) -> list[int]:

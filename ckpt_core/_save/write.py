@@ -135,10 +135,12 @@ class Write:
             writer.take_over(linked.places)
             writer.checksums |= linked.checksums
             arrays = linked.to_write(arrays)
-            writer.put(array for array in arrays if array.name in linked.unlinked)
+            arrays.sort(key=lambda array: array.name not in linked.unlinked)
+            writer.put(arrays[: len(linked.unlinked)])
             writer.start()  # into files of their own
-            arrays = [array for array in arrays if array.name not in linked.unlinked]
-        writer.put(arrays)
+            writer.put(arrays[len(linked.unlinked) :])
+        else:
+            writer.put(arrays)
         writer.start()  # meanwhile this thread goes on
         return sum(array.size_bytes for array in arrays)
 

@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 _FROM_RESTORE = 7
 """Frames from the caller of ``restore`` to a warning of ``Tiers.restore``."""
-_FROM_LATEST = 9
-"""The same from the caller of ``restore_latest``."""
+_FROM_LATEST = 7
+"""Frames from the caller of ``restore_latest`` to a warning of ``Tiers._say_newer``."""
 _LOOKS = 3
 """Number of times to list the directory, if every listed step is deleted before it is read."""
 
@@ -221,21 +221,21 @@ class Tiers:
                 raise found  # noqa: B904
             raise
         if told and told[-1]:
-            _warn(told[-1], _FROM_RESTORE if by_number else _FROM_LATEST)
+            _warn(told[-1], _FROM_RESTORE)
         ours = opened[-1]
-        if self._changes_files and not os.access(ours.path, os.W_OK):
-            logger.warning("restored, but %s", why_immovable(ours.path))
+        writable = self._changes_files and os.access(self.directory, os.W_OK)
+        if writable and (why := why_immovable(ours.path)):
+            logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
     def _stray(self, step: int, opened: Record, by_number: bool) -> str:
         """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on from another
         save of one, unless the caller has named the step ``by_number``.
         """
-        if (found := self._persistent.other_ancestor(opened)) is None:
+        if (other := self._persistent.other_ancestor(opened)) is None:
             return ""
-        other, record = found
         text = f"{self.directory}: step {step} {stray_text(other)}"
-        if by_number or record.parent is None:  # an overwritten step begins no history
+        if by_number:
             return f"{text}. If step {other} is the one to go on from, restore({other}, ...): the next save retires what is newer"
         raise Stray(f"{text}. To go on from it all the same, restore({step}, ...)")
 
@@ -315,7 +315,7 @@ class Tiers:
         """Warns of a newer local step than the restored one, if it is of another number of processes or other shardings."""
         if found := self._of_another_number(step) or (misfit and str(misfit)):
             restored = "no step" if step < 0 else f"step {step}"
-            _warn(f"{restored} is restored, and not the newest: {found}", _FROM_LATEST - 2)
+            _warn(f"{restored} is restored, and not the newest: {found}", _FROM_LATEST)
 
 
 def _warn(message: str, level: int = 6) -> None:

@@ -88,18 +88,28 @@ def test_what_hangs_together_is_restored_and_the_other_named(tmp_path: Path, las
     assert found | newest[last] == found and max(found) == last + 1
 
 
-def test_an_overwritten_older_step_leaves_the_newest(tmp_path: Path) -> None:
-    """Steps 5 and 6 continue its earlier save, and no training went on from the new one."""
+@pytest.mark.parametrize("again", [True, False])
+def test_a_program_that_replaces_older_steps_leaves_the_newest(call, tmp_path, caplog, again):
+    """It adds metrics to each, and is killed halfway, say: no training went on from what it saved."""
     run = tmp_path / "run"
     go_on(run, *range(7))
+    checkpointer = ckpt.Checkpointer(run, options=QUICK, asynchronous=False)
+    for step in (1, 2, 4):
+        restored = checkpointer.restore(step, tree(0))
+        if again:  # a program for each
+            checkpointer.close()
+            checkpointer = ckpt.Checkpointer(run, options=QUICK, asynchronous=False)
+            restored = checkpointer.restore(step, tree(0))
+        state, metrics = restored.state, {"loss": 1.0}
+        assert checkpointer.save(step, state, metrics=metrics, overwrite=True)
+    checkpointer.close()
     with ckpt.Checkpointer(run, options=QUICK, asynchronous=False) as checkpointer:
-        for step in (3, 4, 6):
-            assert checkpointer.restore(step, tree(0)).state["n"] == step
-        assert checkpointer.save(4, tree(44), overwrite=True)
-    with ckpt.Checkpointer(run, options=QUICK) as checkpointer:
-        with pytest.warns(RuntimeWarning, match="step 6 .* another save of step 4") as caught:
-            restored = checkpointer.restore_latest(tree(0))
-        assert restored is not None and restored.step == 6 and caught[0].filename == __file__
+        restored = checkpointer.restore_latest(tree(0))
+        assert restored is not None and restored.state["n"] == restored.step == 6
+        checkpointer.save(7, tree(7))
+        assert checkpointer.all_steps() == [*range(8)]
+    assert "another save" not in caplog.text
+    assert json.loads(call("ls", run, "--json")[1])["strays"] == {}
 
 
 def test_what_a_run_does_itself_is_no_stray(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -84,19 +85,23 @@ main()
 def test_a_copy_that_fails_or_is_killed_is_not_in_the_way_of_the_next(
     call, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    ckpt.save(tmp_path / "a", tree(1))
-    target = str(tmp_path / "b") if kind == "disk" else f"{store}/b"
+    frozen = jnp.ones(1 << 18)  # which the second step shares with the first
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as run:
+        for step in (0, 1):
+            run.save(step, tree(step) | {"frozen": frozen})
+    source, target = tmp_path / "run/1", str(tmp_path / "b") if kind == "disk" else f"{store}/b"
+    assert any(source.rglob("ocdbt.linked"))
     with monkeypatch.context() as patch:
         seams.at(patch, "commit", before=seams.fail())
-        assert call("cp", tmp_path / "a", target)[0] == 2
+        assert call("cp", source, target)[0] == 2
     assert kind == "disk" or keys_at(target).list() == []
-    command = [sys.executable, "-c", KILLED_COPY, str(tmp_path / "a"), target]
+    command = [sys.executable, "-c", KILLED_COPY, str(source), target]
     done = subprocess.run(command, env=children.environment(), timeout=150, check=False)
     assert done.returncode == -signal.SIGKILL
     with pytest.raises(ckpt.CheckpointNotFound):
         ckpt.load(target)
-    assert call("cp", tmp_path / "a", target)[0] == 0
-    assert value_at(target) == 1 and ckpt.verify(target).ok
+    assert call("cp", source, target)[0] == 0
+    assert ckpt.load(target)["n"] == 1 and ckpt.verify(target).ok
 
 
 def test_large_data_files_and_odd_names(call, store: str, tmp_path: Path) -> None:

@@ -159,7 +159,11 @@ def test_frozen_leaves_between_changing_ones_are_linked_from_the_third_step_on(t
     trees = [frozen_tree()]
     for _ in range(3):
         trees.append(changed(trees[-1], *range(0, 20, 2)))
-    paths = save_all(tmp_path, *trees, options=ckpt.Options(durable=False))
+    told = list[int]()
+    hears = lambda event: told.append(event.bytes) if event.kind == "committed" else None  # noqa: E731
+    options = ckpt.Options(durable=False, on_event=hears)
+    paths = save_all(tmp_path, *trees, options=options)
+    assert [size // MIB for size in told] == [20, 20, 10, 10]
     frozen = [shared_bytes(path, before) // MIB for before, path in itertools.pairwise(paths)]
     assert frozen == [0, 10, 10]
     for path, tree in zip(paths, trees, strict=True):

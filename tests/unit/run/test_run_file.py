@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +80,15 @@ def test_what_is_no_run_file_is_told(data: bytes) -> None:
             assert "/run/.ckpt-run is damaged" in str(error)  # noqa: PT017
         else:
             assert parse_run_file(run.dump(), "/run") == run
+
+
+@pytest.mark.parametrize("name", ["../../thesis", "/thesis", "..", ".git", "", "a\\b", 7])
+@pytest.mark.parametrize("into", [True, False])
+def test_a_crafted_one_names_nothing_outside_of_its_directory(name, into):
+    """Who got a run from somebody, and saves one step, lost the directory that it named."""
+    leaving = ["3", 3, "", name] if into else [name, 3, "", None]
+    with pytest.raises(ckpt.CheckpointCorrupt, match="no name of a directory beside it"):
+        parse_run_file(json.dumps({"leaving": [leaving]}).encode(), "/run")
 
 
 def test_that_of_version_0_1_0_names_no_run() -> None:
