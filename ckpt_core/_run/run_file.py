@@ -147,10 +147,8 @@ def parse_run_file(data: bytes | None, directory: str) -> RunFile:
 
 
 def _leaving(name: str, step: int, token: str, into: str | None) -> Leaving:
-    for one in (
-        name,
-        into or "retired",
-    ):  # who crafts a file names nothing outside of its directory
+    # who crafts a file names nothing outside of its directory
+    for one in (name,) if into is None else (name, into):
         if not isinstance(one, str) or one[:1] in ("", ".") or {*"/\\"} & {*one}:
             raise ValueError(f"{one!r} is no name of a directory beside it")
     return Leaving(name, int(step), str(token), into)
