@@ -224,7 +224,8 @@ class Tiers:
             _warn(told[-1], _FROM_RESTORE)
         ours = opened[-1]
         writable = self._changes_files and os.access(self.directory, os.W_OK)
-        if writable and (why := why_immovable(ours.path)):
+        if writable and not os.access(ours.path, os.W_OK):
+            why = why_immovable(ours.path)
             logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
