@@ -51,7 +51,7 @@ def demonstrate(directory: Path, total_steps: int) -> int:
         run.mkdir(parents=True)
 
     seed, picture = random.randrange(1000), directory / "loss.svg"
-    print(f"about three minutes on two cores; at the end look at {picture}")
+    print(f"about two minutes on two cores; at the end look at {picture}")
     print(
         f"run 1: {total_steps} steps without interruption; the step is compiled first", flush=True
     )
