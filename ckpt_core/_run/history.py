@@ -243,9 +243,8 @@ def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
 class Plan(NamedTuple):
     """What a save does to the steps on disk."""
 
-    base: Identity | None = (
-        None  # the step that it continues; None if it begins a history, or stands beneath newer steps
-    )
+    # The step that it continues; None if it begins a history, or stands beneath newer steps.
+    base: Identity | None = None
     retire: Sequence[int] = ()  # steps that it leaves behind; they go before it begins
     aside: Sequence[int] = ()  # damaged steps that make room for it
     replaces: bool = False  # it takes the place of a step of its number

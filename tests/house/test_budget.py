@@ -16,8 +16,8 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 44_052,
-    "characters of ckpt_core": 1_847_796,
+    "lines of ckpt_core": 44_051,
+    "characters of ckpt_core": 1_847_784,
     "lines of the integrations": 13_803,
     "characters of the integrations": 548_325,
     "files of both": 333,
