@@ -6,12 +6,14 @@ after it, the checkpoint exists, and ckpt reads the attempt's own files. The win
 names under which Orbax looks for them, ``commit_success.txt`` last, by which Orbax tells a finished checkpoint. If
 it dies in between, the next writer there finishes the copies (``roll_forward``).
 
-A deletion puts ``.deleted``, removes ``commit_success.txt``, and then ``ckpt.json``.
+A deletion puts an owner's key of its own, and removes ``commit_success.txt``, ``ckpt.json``, all others, and at last the
+description, which says that those are nothing without a record.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import secrets
@@ -30,32 +32,24 @@ from ckpt_core._directory.store_attempt import (
     DESCRIPTION,
     OWNER,
     RECORD,
-    STAGING,
     Keys,
     StoreAttempt,
     attempts_in,
-    committed_token,
+    log_failures,
     logger,
-    settle,
-    tidying,
+    token_in,
     token_of,
 )
 from ckpt_core._directory.store_leftovers import (
-    DELETED,
-    OF_ATTEMPT,
-    delete_rest,
-    finish,
-    is_dead,
-    mark,
-    of_dead_attempts,
-    only_copies,
-    own_folders,
-    remove_dead_attempts,
-    strays,
-    written_by_attempts,
+    MARKED,
+    files_of,
+    folders,
+    is_left,
+    is_marked,
+    tidy,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
-from ckpt_core._format.packed import apart, name_apart
+from ckpt_core._format.packed import STAGING, apart, name_apart
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._platform import ROOTS, of_tasks
 
@@ -64,7 +58,6 @@ _NO_NAME = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.{1,2}(/|$)")
 """What no request can carry as it is: XML has no control characters, and HTTP resolves ``..``."""
 _UNLISTED = re.compile(r"\\|//")
 """What some servers take for ``/``. They list nothing there, so training would begin anew beside its steps."""
-_MARK = b'"requires":"ckpt.json"'
 
 
 class ObjectStoreBackend:
@@ -89,16 +82,19 @@ class ObjectStoreBackend:
             raise CheckpointExists(
                 f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
             )
+        if any(key.startswith(STAGING) for key in present) or (
+            record is None and is_left(keys, present)
+        ):
+            with log_failures():
+                tidy(keys)
+            present = keys.list()
         replaced: list[str] = []
         if overwrite and (record is not None or _is_of_orbax(keys, present)):
-            removed = {*remove_dead_attempts(keys, present)}
-            token_replaced = token_of(record)
-            running = {*written_by_attempts(present, but=token_replaced)}
-            replaced = [key for key in present if key not in removed | running]
+            replaced = [key for key in present if token_in(key) in (None, token_of(record))]
         elif record is None and RECORD in present:
             raise CheckpointExists(f"{path}: another writer has just committed it")
         else:
-            _make_room(path, keys, present)
+            _refuse_others(path, present)
         said = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
         _put_owner(
             path,
@@ -107,7 +103,7 @@ class ObjectStoreBackend:
             said.encode(),
             None if record is not None else version,
         )
-        return StoreAttempt(path, keys, token, version, replaced, record)
+        return StoreAttempt(path, keys, token, version, replaced)
 
     def _refuse_inside(self, path: str) -> None:
         """Raises CheckpointExists if the path is inside of a checkpoint."""
@@ -163,9 +159,8 @@ class ObjectStoreBackend:
         token = token_of(keys.get(RECORD))
         known, found = known_bytes or {}, dict[str, int]()
         for key in present:
-            writer = OF_ATTEMPT.search(key)
             name = name_apart(token, key) if token and key.startswith(apart(token)) else key
-            if writer is not None and token not in writer.groups():
+            if token_in(key) not in (None, token) and name not in known:
                 continue  # of a save that is under way, or of one that this one has replaced
             if not name.startswith(".") and name not in found and name != OWNER:
                 found[name] = known[name] if name in known else len(keys.get(key) or b"")
@@ -207,12 +202,16 @@ class ObjectStoreBackend:
         if trash is not None:
             parent, _, name = path.rpartition("/")
             self._copy(keys, present, f"{parent}/{trash}/{name}")
-        record = keys.get(RECORD)
-        own = own_folders(present, record)
-        keys.put(DELETED, mark(own))
+        record, nested = keys.get(RECORD), folders(present)
+        own = nested and folders(files_of(record) or ())
+        # if this is interrupted, the next clean-up finds it
+        token = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:32]
+        keys.put(apart(token, OWNER), json.dumps(own).encode())
         keys.delete([COMMIT])  # without it the checkpoint does not exist for Orbax
+        if not is_marked(keys, present):
+            keys.put(DESCRIPTION, MARKED)
         keys.delete([RECORD])  # and without that one not for us
-        delete_rest(keys, [*present, DELETED], token_of(record), own)
+        tidy(keys)
 
     def _copy(self, keys: Keys, present: list[str], target: str) -> None:
         """Copies all objects of a checkpoint, one by one, since a store does not rename; those by which it is one
@@ -226,26 +225,21 @@ class ObjectStoreBackend:
                 copy.put(key, data)
 
     def garbage(self, path: str) -> list[str]:
-        keys = self._open(path)
-        return of_dead_attempts(keys, keys.list())
+        return self._tidy_all(path, only_look=True)
 
     def clean(self, path: str) -> list[str]:
         """Also finishes what dead writers had committed and not yet copied, and what they had begun to delete."""
-        keys = self._open(path)
-        present = keys.list()
-        for token, place in attempts_in(present).items():
-            with tidying():
-                _clean_attempt(self._open(f"{path}/{place}".rstrip("/")), token)
-        removed = remove_dead_attempts(keys, present)
-        for key in present:
-            if key.rpartition("/")[2] == DELETED:
-                below = self._open(f"{path}/{key}".removesuffix(f"/{DELETED}"))
-                with tidying():
-                    if committed_token(below) is None:
-                        delete_rest(below, below.list())
-                    else:  # it died before the record was gone, or is at it, or somebody has saved since
-                        settle(below)
-        return removed
+        return self._tidy_all(path)
+
+    def _tidy_all(self, path: str, *, only_look: bool = False) -> list[str]:
+        """What ``tidy`` finds at all places below a path."""
+        found: list[str] = []
+        present = self._open(path).list()
+        for place in sorted({*attempts_in(present).values()}):
+            keys = self._open(f"{path}/{place}".rstrip("/"))
+            with log_failures():
+                found += [place + key for key in tidy(keys, only_look=only_look)]
+        return found
 
     def replaced(self, path: str) -> str | None:
         return None
@@ -260,27 +254,14 @@ def _refuse_names(path: str, names: re.Pattern[str]) -> None:
         )
 
 
-def _clean_attempt(keys: Keys, token: str) -> None:
-    """Finishes what an attempt at one place had committed, or removes its copies if it died among them."""
-    committed = committed_token(keys)
-    if committed == token:
-        finish(keys, token)
-    elif is_dead(keys, token):
-        here = keys.list()
-        if committed:
-            settle(keys)
-        elif only_copies(keys, here):
-            delete_rest(keys, here)
-
-
 _asked_of_conditions: set[str] = set()
 """Buckets that this process has written to, ``s3://bucket``: each is asked once."""
 
 
 def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> None:
-    """Puts the owner's key of an attempt; raises CheckpointExists if it is there: two processes copy one checkpoint
-    to this path. Warns once of a store that ignores the conditions of a put, as some do that speak S3: nothing
-    decides there between two writers. ``missing`` is the version of an absent key, if the caller knows it.
+    """Puts the owner's key of an attempt; raises CheckpointExists if it is there: two processes copy one checkpoint to this
+    path. Warns once of a store that ignores the conditions of a put: nothing decides there between two writers. ``missing``
+    is the version of an absent key, if known.
     """
     mounted = path.startswith(ROOTS)
     bucket = "/".join(path.split("/")[:3])
@@ -320,17 +301,9 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
     return None
 
 
-def _make_room(path: str, keys: Keys, present: list[str]) -> None:
-    """Before an attempt where there is no checkpoint: removes what dead writers left; raises CheckpointExists if
-    something else is there.
-    """
-    # The deletion of an earlier checkpoint was interrupted, or copies of one were put after it.
-    if DELETED in present or only_copies(keys, present) or _is_marked(keys, present):
-        delete_rest(keys, present)
-        remove_dead_attempts(keys, present)
-        return
-    running = {*written_by_attempts(present)}
-    others = [key for key in present if key not in running and not OF_ATTEMPT.search(key)]
+def _refuse_others(path: str, present: list[str]) -> None:
+    """Raises CheckpointExists if anything but attempts is at a place without a checkpoint."""
+    others = [key for key in present if token_in(key) is None]
     steps = {key.partition("/")[0] for key in others if key.partition("/")[2] in SIGNS}
     if steps:
         raise CheckpointExists(
@@ -341,8 +314,6 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
         raise CheckpointExists(
             f"{path} holds something else ({', '.join(others[:3])}): choose another path"
         )
-    with tidying():
-        keys.delete(strays(keys, present))
 
 
 def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | None) -> None:
@@ -364,7 +335,7 @@ def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
     """Whether these are the keys of a checkpoint that Orbax finished. In a store Orbax puts ``commit_success.txt``
     last. A checkpoint that was copied there from a disk has none, but its description has the time of its commit.
     """
-    if DELETED in present or _is_marked(keys, present):
+    if is_marked(keys, present):
         return False
     if COMMIT in present:
         return True
@@ -376,8 +347,3 @@ def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
         described = json.loads(keys.get(DESCRIPTION) or b"{}")
         return described.get("commit_timestamp_nsecs") is not None
     return False
-
-
-def _is_marked(keys: Keys, present: list[str]) -> bool:
-    """Whether these are files of ckpt that are nothing without a record."""
-    return DESCRIPTION in present and _MARK in (keys.get(DESCRIPTION) or b"")

@@ -154,7 +154,11 @@ class PosixBackend(Writing):
                 changed = os.stat(path).st_mtime_ns
                 with os.scandir(path) as entries:
                     inside = list(entries)
-                found = [one.name for one in inside if one.name[0] != "." and one.is_dir()]
+                found = [
+                    one.name
+                    for one in inside
+                    if one.name[0] != "." and (one.is_dir() or _is_lost_link(one))
+                ]
                 hidden = frozenset(one.name for one in inside if one.name[0] == ".")
                 if any(name.startswith(hidden_names.REPLACED) for name in hidden):
                     found += leftovers.vacant_names(path) - set(found)
@@ -173,10 +177,12 @@ class PosixBackend(Writing):
             try:
                 inside = os.listdir(path)
             except (FileNotFoundError, NotADirectoryError):
+                if os.path.islink(
+                    path
+                ):  # to a disk that is not mounted: who opens it gets the error
+                    return True
                 inside = []
-            except (
-                PermissionError
-            ):  # what cannot be read is not absent: who opens it gets the error
+            except PermissionError:  # what cannot be read is not absent, either
                 return True
             if not inside and leftovers.replaced(path) is not None:
                 return True
@@ -235,6 +241,10 @@ class PosixBackend(Writing):
         if os.path.lexists(os.path.join(path, _SIGNS[0])):  # the common case, without a listing
             return None
         return leftovers.replaced(path)
+
+
+def _is_lost_link(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)
 
 
 def why_immovable(path: str) -> str:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
 from ckpt_core._directory.backend import Attempt
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
-from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, name_apart
-from ckpt_core._format.packed import STAGING as STAGING
+from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, STAGING, apart, name_apart
 from ckpt_core._format.record import FileRecord, load_record
 
 logger = logging.getLogger("ckpt_core")
@@ -27,9 +25,9 @@ COMMIT = "commit_success.txt"
 DESCRIPTION = "_CHECKPOINT_METADATA"
 OWNER = "owner"
 PASSING = ".passing/"
+_OF_ATTEMPT = re.compile(r"(?:^|/)\.attempt\.([^./]+)\.|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
+"""A small file of an attempt, or a data file."""
 _TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
-FOREIGN_ATTEMPT_SECS = 24 * 3600.0
-"""Age after which an attempt of a process on another host counts as left over."""
 _HEAD_BYTES = 300
 """The token is among the first fields of a record."""
 
@@ -57,9 +55,10 @@ def attempts_in(present: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def is_of(key: str, token: str) -> bool:
-    """Whether an attempt wrote this key: a small file, or a data file."""
-    return key.startswith(apart(token)) or f"/{token}." in key
+def token_in(key: str) -> str | None:
+    """The token of the attempt that wrote a key under a name of its own; None for any other key."""
+    found = _OF_ATTEMPT.search(key)
+    return found and (found[1] or found[2])
 
 
 def token_of(record: bytes | None) -> str | None:
@@ -129,16 +128,17 @@ def settle(keys: Keys) -> None:
         roll_forward(keys, token)
 
 
-def remove_attempt(keys: Keys, written: Iterable[str]) -> None:
-    """Deletes the keys of attempts; their owners' last, as without them nobody would know whose the others are."""
-    names = list(written)
+def remove_all(keys: Keys, names: Iterable[str]) -> None:
+    """Deletes keys; last those by which the next one knows whose the others are: the description, and then owners."""
+    names = list(names)
     owners = [key for key in names if attempts_in([key])]
-    keys.delete(key for key in names if key not in owners)
+    keys.delete(key for key in names if key != DESCRIPTION and key not in owners)
+    keys.delete(key for key in names if key == DESCRIPTION)
     keys.delete(owners)
 
 
 @contextlib.contextmanager
-def tidying() -> Generator[None]:
+def log_failures() -> Generator[None]:
     """Logs what fails inside: no save fails because what nobody needs any more cannot be deleted."""
     try:
         yield
@@ -156,15 +156,12 @@ class StoreAttempt(Attempt):
         token: str,
         version: Any = None,
         replaced: Iterable[str] = (),
-        before: bytes | None = None,
     ) -> None:
         self._target = target
         self._keys = keys
         self._token = token
         self._version = version  # of ``ckpt.json`` at the start; None in a process that joined
         self._replaced = {*replaced}  # keys of the checkpoint that the attempt replaces
-        self._before = before  # content of ``ckpt.json`` at the start
-        self._began = time.time()
         self.path = f"{target}/{STAGING}{token}"
         self.data_prefix = f"{token}."
         self._record = RECORD, b""
@@ -219,7 +216,11 @@ class StoreAttempt(Attempt):
 
     def commit(self) -> None:
         record_name, record = self._record
-        self._refuse_if_taken_for_dead()
+        if not self._keys.get(apart(self._token, OWNER)):
+            raise CheckpointError(
+                f"{self._target}: another writer took this one for dead, and removed what it had written: "
+                "nothing was committed"
+            )
         self._deciding = True
         try:
             # If the answer to the put is lost, its repetition fails although the first one succeeded.
@@ -228,22 +229,14 @@ class StoreAttempt(Attempt):
             ):
                 self._deciding = False
                 raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
-            # Who takes an attempt for dead empties its owner's key, and then looks at the record; who commits one
-            # that is old enough for that puts the record, and then looks at the key. So one of them sees the other.
-            if time.time() - self._began > FOREIGN_ATTEMPT_SECS / 2:
-                try:
-                    self._refuse_if_taken_for_dead()
-                except CheckpointError:
-                    self._take_back(record_name, record)
-                    raise
             if self._replaced:
                 # until all is copied, Orbax would see a mixture
-                with tidying():
+                with log_failures():
                     self._keys.delete([COMMIT])
             known = self._held | self._apart
             if self._passes:
                 known |= _apart(self._keys, self._token)
-            self._tidy(*roll_forward(self._keys, self._token, known))
+            self._clean_up(*roll_forward(self._keys, self._token, known))
         except BaseException as error:
             if self._deciding:
                 error.add_note(
@@ -252,39 +245,23 @@ class StoreAttempt(Attempt):
                 )
             raise
 
-    def _refuse_if_taken_for_dead(self) -> None:
-        if not self._keys.get(apart(self._token, OWNER)):
-            raise CheckpointError(
-                f"{self._target}: another writer took this one for dead, and removed what it had written: "
-                "nothing was committed"
-            )
-
-    def _take_back(self, record_name: str, record: bytes) -> None:
-        """Puts back what the record has replaced: its data may have been deleted before it was put."""
-        there, version = self._keys.get_version(record_name)
-        if there == record and self._before is not None:
-            self._keys.put_if_unchanged(record_name, self._before, version)
-        elif there == record:
-            self._keys.delete([record_name])
-        self._deciding = False
-
-    def _tidy(self, copied: set[str], committed: str | None) -> None:
+    def _clean_up(self, copied: set[str], committed: str | None) -> None:
         """Deletes what nobody needs any more but the ``copied`` names, at last the owner's key; all of this attempt,
         if ``committed`` is the token of another one.
         """
-        with tidying():
+        with log_failures():
             if left := self._replaced - copied - {RECORD}:
                 self._keys.delete(left)
                 if committed_token(self._keys) != self._token:
                     settle(self._keys)
             if committed != self._token:
-                remove_attempt(self._keys, self._mine())
+                remove_all(self._keys, self._mine())
             elif self._passes:
                 self._keys.delete(self._keys.list(apart(self._token, PASSING)))
             self._keys.delete([apart(self._token, OWNER)])
 
     def _mine(self) -> list[str]:
-        return [key for key in self._keys.list() if is_of(key, self._token)]
+        return [key for key in self._keys.list() if token_in(key) == self._token]
 
     def abort(self) -> None:
         # Who does not know whether the store has carried the put out, or will, deletes nothing.
@@ -292,4 +269,4 @@ class StoreAttempt(Attempt):
             return
         with contextlib.suppress(Exception):
             if committed_token(self._keys) != self._token:  # a copy has the token of its source
-                remove_attempt(self._keys, {*self._mine(), *self._data})
+                remove_all(self._keys, {*self._mine(), *self._data})

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.backend import Attempt
 from ckpt_core._directory.bounded_read import read_beginning
+from ckpt_core._directory.paths import refuse_lost_link
 from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.syscalls import (
     cannot_write,
@@ -330,6 +331,7 @@ def make_directories(path: str, durable: bool) -> list[str]:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
             if kind_at(directory) != "directory":
+                refuse_lost_link(directory)
                 raise NotADirectoryError(
                     errno.ENOTDIR, "a file is where a directory should be", directory
                 )

@@ -168,7 +168,7 @@ def of_directory(traces: Iterable[Trace], garbage: Sequence[str], path: str) -> 
     found: list[Finding] = []
     for trace in traces:
         if trace.kind == "writer":
-            text = f"{trace.whose or 'a process'} is writing to it: a second writer is refused"
+            text = f"{trace.whose or 'a process'} is writing to it: a second writer takes the directory over, and the saves of this one then fail"
             found.append(Finding("note", "writers", text))
     if garbage:
         text = f"{len(garbage)} left by writers that have ended: ckpt gc {shlex.quote(path)} (the next save deletes them, too)"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core._directory import SIGNS
-from ckpt_core._storage import KeyValues
+from ckpt_core._storage import open_keys
 from ckpt_core._storage.location import Location
 
 _REQUESTS = 5
@@ -32,7 +32,7 @@ class Store:
 def probe_store(location: Location, probe_bytes: int) -> Store:
     """Measures a place, or the first above it that is in no checkpoint."""
     location = _outside(location)
-    keys = KeyValues(location)
+    keys = open_keys(location)
     small, large = (f".ckpt-doctor.{secrets.token_hex(8)}.{n}" for n in range(2))
     try:
         _, missing = keys.get_version(small)
@@ -61,7 +61,7 @@ def _outside(location: Location) -> Location:
     bucket = len(location.path.split("/")[:3])  # scheme, nothing, name
     while len(place.path.split("/")) > bucket:
         above = replace(place, path=place.path.rpartition("/")[0])
-        keys = KeyValues(place)
+        keys = open_keys(place)
         if any(keys.get(sign, first_bytes=1) is not None for sign in SIGNS):
             outside = above
         place = above

@@ -18,9 +18,10 @@ from ckpt_core._format import safetensors
 from ckpt_core._operation import logger
 from ckpt_core._options import KIB
 from ckpt_core._saved.checkpoint import Checkpoint, ExtentItem
-from ckpt_core._storage import DataFiles, KeyValues, Location, StoreFiles, new_context
+from ckpt_core._storage import DataFiles, Location, StoreFiles, new_context, open_keys
 from ckpt_core._tree import LEAF, Node
 from ckpt_core._tree.leaves import leaf_spec
+from ckpt_core._words import some
 
 SUFFIXES = (safetensors.SUFFIX, safetensors.INDEX_SUFFIX)
 _MODEL = "model.safetensors"
@@ -67,7 +68,7 @@ def _exists(folder: Location, name: str) -> bool:
 
 def _names_in(folder: Location) -> list[str]:
     if not folder.local:
-        return [name for name in KeyValues(folder).list() if "/" not in name]
+        return [name for name in open_keys(folder).list() if "/" not in name]
     try:
         return sorted(os.listdir(folder.path))
     except (FileNotFoundError, NotADirectoryError):
@@ -83,9 +84,8 @@ def _chosen(names: Iterable[str], folder: str) -> str | None:
     indices = [name for name in found if name.endswith(safetensors.INDEX_SUFFIX)]
     candidates = indices or found
     if len(candidates) > 1:
-        shown = ", ".join(candidates[:5]) + (", ..." if len(candidates) > 5 else "")
         raise CheckpointNotFound(
-            f"{folder} holds {len(candidates)} safetensors files ({shown}) and no {_INDEX} that says what belongs "
+            f"{folder} holds {len(candidates)} safetensors files ({some(candidates)}) and no {_INDEX} that says what belongs "
             f"together: load one of them by its path, such as {folder}/{candidates[0]}"
         )
     if candidates and (part := _PART.search(candidates[0])) and int(part[1]) > 1:

@@ -39,6 +39,7 @@ from ckpt_core._saved.checkpoint import (
 )
 from ckpt_core._storage import INDEX_FILE, Location, backend_of
 from ckpt_core._tree import array_name, stored_paths
+from ckpt_core._words import some
 
 _HEAD_BYTES = 32
 _OF_ARRAYS = (f"/{INDEX_FILE}", "zarr.json", ".zarray")
@@ -308,6 +309,8 @@ def _files_in(backend: Backend, path: str, name: str) -> list[str]:
 
 def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     """The error for a path without a checkpoint; suggests similar names or the steps inside."""
+    if "://" not in path:
+        refuse_lost_link(path)
     if not backend.exists(path):
         return CheckpointNotFound(
             f"no checkpoint at {path}: it does not exist{_beside(path, backend)}"
@@ -404,8 +407,7 @@ def _what_is(path: str, backend: Backend) -> str:
     inside = sorted({name.partition("/")[0] for name in backend.files(path)})
     if not inside:
         return "it is empty, or its save never finished"
-    shown = ", ".join(inside[:5]) + (f" and {len(inside) - 5} more" if len(inside) > 5 else "")
-    return f"it holds {shown}, and nothing that ckpt or Orbax writes"
+    return f"it holds {some(inside)}, and nothing that ckpt or Orbax writes"
 
 
 _LIBRARIES = {

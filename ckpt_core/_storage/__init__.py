@@ -30,6 +30,7 @@ from ckpt_core._storage.location import Location as Location
 from ckpt_core._storage.location import backend_of as backend_of
 from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
+from ckpt_core._storage.location import open_keys as open_keys
 from ckpt_core._storage.past_cache import PastCache as PastCache
 from ckpt_core._storage.writer import ArrayToWrite as ArrayToWrite
 from ckpt_core._storage.writer import ArrayWriter as ArrayWriter

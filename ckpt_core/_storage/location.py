@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend, refuse_path
-from ckpt_core._directory.mounted_files import Done, MountedFiles
+from ckpt_core._directory.mounted_files import MountedFiles
+from ckpt_core._directory.store_attempt import Keys
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME, forked
 from ckpt_core._options import Options
@@ -73,13 +74,6 @@ class Location:
         if spec["driver"] == "s3":
             return spec | _s3_server(chosen)
         return spec | _google(chosen) if spec["driver"] == "gcs" else spec
-
-
-def open_store(location: Location, context: StoreContext) -> Any:
-    """A future of the key-value store of a location, for writing; those of TensorStore, or alike."""
-    if not location.local and not location.staged and location.path.startswith(ROOTS):
-        return Done(lambda: MountedFiles(location.path))
-    return ts.KvStore.open(location.spec(), context=context())
 
 
 def _url_spec(url: str) -> dict[str, Any]:
@@ -184,7 +178,7 @@ class KeyValues:
         self._path = location.path
         self._timeout_secs = timeout_secs
         try:
-            opening = open_store(location, new_context())
+            opening = ts.KvStore.open(location.spec(), context=new_context()())
         except ValueError as error:  # no such name of a bucket
             raise failure(error, f"{self._path}: cannot open") from error
         self._store: Any = self._done("open", opening)
@@ -258,9 +252,9 @@ class KeyValues:
         raise (refusal(answer, doing) or refused_oddly(doing)) from failed
 
     def _overlooked(self, keys: list[bytes], prefix: str) -> list[bytes]:
-        """The keys that a listing of Google's store left out: TensorStore 0.1.86 stops a listing without an error
-        at the first page that the store does not have. So the listing continues after its last key until no key
-        comes. If there was none at all, a read, which TensorStore lets fail if refused, comes before the last try.
+        """The keys that a listing of Google's store left out: TensorStore 0.1.86 stops a listing without an error at the first
+        page that the store does not have. So it continues after its last key until no key comes. If there was none at all, a
+        read comes before the last try: that fails if refused.
         """
         found: list[bytes] = []
         while True:
@@ -352,17 +346,24 @@ def prefix_end(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
 
 
+def open_keys(location: Location, timeout_secs: float = Options.timeout_secs) -> Keys:
+    """The keys and values below a location of an object store, or of a bucket that is mounted as a directory."""
+    if location.path.startswith(ROOTS):
+        return MountedFiles(location.path)
+    return KeyValues(location, timeout_secs)
+
+
 def backend_of(local: bool, options: Options | None = None) -> Backend:
     """The backend for checkpoints in a file system (``local``) or an object store, for which options have the time limit and the way to reach it."""
     if local:
         return PosixBackend()
     chosen = options or Options()
 
-    def open_keys(url: str) -> KeyValues:
+    def keys_at(url: str) -> Keys:
         place = Location(url, False, storage_options=chosen.storage_options)
-        return KeyValues(place, chosen.timeout_secs)
+        return open_keys(place, chosen.timeout_secs)
 
-    return ObjectStoreBackend(open_keys)
+    return ObjectStoreBackend(keys_at)
 
 
 _FILES = {

@@ -23,6 +23,7 @@ from ckpt_core._options import MIB
 from ckpt_core._platform import ROOTS, WINDOWS
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._save import save
+from ckpt_core._saved import refuse_file_for_steps
 from ckpt_core._storage import Location, backend_of
 from ckpt_core.cli._steps import steps_in, strays_as_text
 from ckpt_core.cli._text import console, print_json, size
@@ -63,6 +64,8 @@ def _place(
     """What was measured where checkpoints are; None if it cannot be written to."""
     on_disk = path.startswith(ROOTS)
     try:
+        if local:
+            refuse_file_for_steps(path)
         place = (
             probe_directory(path, probe_bytes)
             if on_disk

@@ -19,6 +19,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core.testing import assert_same
+from tests.support.command_line import make_call  # noqa: F401 (fixture)
 
 TREE = {
     "w": np.arange(300 * 300, dtype=np.float32).reshape(300, 300),
@@ -279,7 +280,27 @@ def test_what_cannot_be_read_is_named_and_never_waited_for(two_steps, broken, na
             assert_same(restored["state"], TREE)
 
 
-def test_a_step_that_is_a_link_to_nowhere_is_no_step(two_steps):
-    (two_steps / "2").symlink_to(two_steps / "gone")
-    with ckpt.Checkpointer(two_steps, read_only=True) as checkpointer:
-        assert checkpointer.all_steps() == [0, 1]
+def test_a_disk_that_is_not_mounted_is_named(tmp_path, call):
+    (tmp_path / "scratch").symlink_to(tmp_path / "nvme")
+    below = tmp_path / "scratch" / "a"
+    for work in (
+        lambda: ckpt.save(below, TREE),
+        lambda: ckpt.load(below),
+        lambda: ckpt.Checkpointer(tmp_path / "run", local_directory=below),
+    ):
+        with pytest.raises(ckpt.CheckpointNotFound, match=r"is a link to .*, which is not there"):
+            work()
+    assert call("doctor", below, "--mib", "1")[0] == 1 and call("ls", below)[0] == 2
+
+
+def test_a_step_behind_a_link_that_leads_nowhere_is_not_absent(tmp_path):
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
+        for step in (7, 8):
+            checkpointer.save(step, state=TREE)
+    (tmp_path / "run/8").rename(tmp_path / "away")
+    (tmp_path / "run/8").symlink_to(tmp_path / "other disk")
+    with (
+        ckpt.Checkpointer(tmp_path / "run") as checkpointer,
+        pytest.raises(ckpt.CheckpointNotFound, match="run/8 is a link to"),
+    ):
+        checkpointer.restore_latest(state=TREE)

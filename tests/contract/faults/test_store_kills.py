@@ -131,8 +131,8 @@ def _dead_saves(mortal: Mortal, url: str) -> None:
         mortal.run("save", f"{url}/{place}", lambda request, last=last: _puts(request, last), True)
     assert value_at(f"{url}/committed/1") == 1 and value_at(f"{url}/begun/1") is None
     ckpt.save(f"{url}/2", tree(2))
-    keys_at(f"{url}/2").put(".deleted", b"")
-    keys_at(f"{url}/2").delete(["ckpt.json"])
+    keys_at(f"{url}/2").put(".attempt.0.owner", b"[]")
+    keys_at(f"{url}/2").delete(["commit_success.txt", "ckpt.json"])
 
 
 def _puts(request: Request, part: str) -> bool:

@@ -21,8 +21,6 @@ import ckpt_core as ckpt
 from ckpt_core._directory import object_store, paths
 from ckpt_core._directory.mounted_files import MountedFiles
 from ckpt_core._directory.paths import bucket_program, resolve
-from ckpt_core._storage import Location
-from ckpt_core._storage.location import KeyValues
 from tests.support.paths import ROOT
 from tests.support.stores import tree, value_at
 
@@ -164,7 +162,7 @@ def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(mounted, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "close", close)
-        with pytest.raises(OSError, match=r"bucket/one.*Input/output error"):
+        with pytest.raises(OSError, match=r"Input/output error.*bucket/one"):
             ckpt.save(mounted / "one", {"w": np.arange(20_000.0)})
     assert value_at(str(mounted / "one")) is None
     ckpt.save(mounted / "one", tree(1))
@@ -175,17 +173,17 @@ def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(mounted, mon
 def test_a_record_of_which_half_was_uploaded_is_no_checkpoint(mounted, monkeypatch):
     """A mount uploads what there is of a file when its writer is killed."""
 
-    real = MountedFiles._replace
+    real = MountedFiles.put_if_unchanged
 
-    def die(self: MountedFiles, key: str, value: bytes, if_equal: bytes) -> Any:
+    def die(self: MountedFiles, key: str, value: bytes, version: str) -> bool:
         if key != "ckpt.json":
-            return real(self, key, value, if_equal)
+            return real(self, key, value, version)
         half = mounted / "one" / ".ckpt-put.0"
         half.write_bytes(value[: len(value) // 2])
         raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MountedFiles, "_replace", die)
+        patch.setattr(MountedFiles, "put_if_unchanged", die)
         with pytest.raises(SystemExit):
             ckpt.save(mounted / "one", tree(1))
     assert value_at(str(mounted / "one")) is None
@@ -216,7 +214,7 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(mounted, monkeypatch):
 
 
 def test_a_condition_is_compared(mounted):
-    keys = KeyValues(Location(str(mounted / "x"), False))
+    keys = MountedFiles(str(mounted / "x"))
     value, missing = keys.get_version("a/b")
     assert value is None
     assert keys.put_if_unchanged("a/b", b"one", missing)
