@@ -32,6 +32,7 @@ from ckpt_core._format.treedef import (
     refuse_unreadable,
 )
 from ckpt_core._format.untrusted import (
+    LFS_POINTER,
     LIGHT_BYTES,
     MOST_BYTES,
     SHORT_BYTES,
@@ -291,6 +292,10 @@ def load_record(data: bytes) -> Record:
     """The record in the bytes of ckpt.json; raises NewerFormat if a later version of ckpt wrote them,
     CheckpointCorrupt if ``dump_record`` did not.
     """
+    if data.startswith(LFS_POINTER):
+        raise CheckpointError(
+            f"{RECORD_FILE} is a pointer of git-lfs: fetch the files with `git lfs pull`"
+        )
     head = len(_PREFIX % 0)
     body = data[head:-2]
     if len(data) < head + 4 or data[-2:] != b"}\n" or data[:head] != _PREFIX % crc32c.crc32c(body):
@@ -454,15 +459,10 @@ def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int,
     """The groups of leaves that were one object, from the record; raises ValueError or TypeError if ckpt did not
     write them.
     """
-    groups = tuple(tuple(group) for group in value)
-    positions = [position for group in groups for position in group]
-    if any(type(n) is not int or not 0 <= n < len(leaves) for n in positions):
-        raise ValueError("a shared leaf that is not there")
-    if len(set(positions)) < len(positions) or any(len(group) < 2 for group in groups):
-        raise ValueError("leaves are shared twice, or with none")
-    for group in groups:
-        _refuse_different([leaves[position].spec for position in group])
-    return groups
+    groups = checked_across(
+        [[("", position) for position in group] for group in value], {"": leaves}
+    )
+    return tuple(tuple(position for _, position in group) for group in groups)
 
 
 def checked_across(
@@ -471,20 +471,17 @@ def checked_across(
     """The groups of leaves of several items that were one object, from the record; raises as ``checked_shared``."""
     groups = tuple(tuple((item, position) for item, position in group) for group in value)
     places = [place for group in groups for place in group]
-    if any(item not in leaves or type(n) is not int for item, n in places):
+    if any(item not in leaves for item, _ in places):
         raise ValueError("a shared leaf of an item that is not there")
-    if any(not 0 <= n < len(leaves[item]) for item, n in places):
+    if any(type(n) is not int or not 0 <= n < len(leaves[item]) for item, n in places):
         raise ValueError("a shared leaf that is not there")
     if len(set(places)) < len(places) or any(len(group) < 2 for group in groups):
         raise ValueError("leaves are shared twice, or with none")
     for group in groups:
-        _refuse_different([leaves[item][position].spec for item, position in group])
+        specs = {leaves[item][position].spec for item, position in group}
+        if len(specs) > 1 or specs.pop().kind not in CHANGEABLE_KINDS:
+            raise ValueError("leaves of several kinds cannot be one object")
     return groups
-
-
-def _refuse_different(specs: Sequence[LeafSpec]) -> None:
-    if len(set(specs)) > 1 or specs[0].kind not in CHANGEABLE_KINDS:
-        raise ValueError("leaves of several kinds cannot be one object")
 
 
 def library_versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
-from ckpt_core._format.untrusted import MOST_BYTES, file_name, parse_json
+from ckpt_core._format.untrusted import LFS_POINTER, MOST_BYTES, file_name, parse_json
 from ckpt_core._tree.leaves import dtype_from_name
 
 SUFFIX = ".safetensors"
@@ -49,7 +49,6 @@ DTYPES = {
 """Name of a dtype in the format -> ours. The packed ones (F4, F6) are missing: jax has no such arrays."""
 
 
-_LFS = b"version "
 """How a file begins that stands for one in the storage of git-lfs."""
 
 
@@ -77,7 +76,7 @@ def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
     """
     if len(beginning) < LENGTH_BYTES:
         raise _corrupt(file, f"has {len(beginning)} bytes, and its header alone has more")
-    if beginning.startswith(_LFS):
+    if beginning.startswith(LFS_POINTER):
         raise CheckpointError(
             f"{file} is a pointer of git-lfs, not the weights: fetch them with `git lfs pull`"
         )

@@ -28,6 +28,8 @@ import zstandard
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._options import KIB, MIB
 
+LFS_POINTER = b"version "
+"""Begins what git-lfs has in place of a file that it has not fetched."""
 _LIMITS_BYTES = {
     "ckpt.json": 512 * MIB,
     "manifest.ocdbt": 16 * MIB,  # the last 16 versions, and references to older ones

@@ -413,10 +413,10 @@ class Checkpointer:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if os.getpid() == HOME.pid:  # a forked child must not close what its parent still uses
-            self._leave(error)
+            self._end(error)
 
     @in_turn
-    def _leave(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         late = self._run.end()
         try:
             raise_failures(self._run.saves, late)

@@ -13,7 +13,7 @@ from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.lease import Guard, Lease
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
-from ckpt_core._run.run_file import RUN_FILE, Leaving
+from ckpt_core._run.run_file import RUN_FILE, Removal
 from ckpt_core._run.steps import Listing, RunDirectory
 
 _READER_SECS = 30.0
@@ -41,7 +41,7 @@ class Disk:
 
     # ------------------------------------------------------------------------------------ save
 
-    def make_way(
+    def make_room(
         self,
         trail: Trail,
         call: Call,
@@ -71,15 +71,17 @@ class Disk:
         run, moves = listing.run, self._directory.local
         if lineage and run.name:
             run = run.branch(lineage, history.last_of(plan, call.step, trail))
-        leaving: list[Leaving] = []
+        removals: list[Removal] = []
         if plan.retire:
-            leaving += self._retention.leaving(plan.retire, listing, RETIRED if moves else None)
+            removals += self._retention.removals_of(
+                plan.retire, listing, RETIRED if moves else None
+            )
         if plan.aside:
-            leaving += self._retention.leaving(plan.aside, listing, DAMAGED if moves else None)
-        if leaving or lineage:
+            removals += self._retention.removals_of(plan.aside, listing, DAMAGED if moves else None)
+        if removals or lineage:
             self.lease.check()
-        if leaving or run != listing.run:
-            self._retention.leave(leaving, listing.run, run, _READER_SECS)
+        if removals or run != listing.run:
+            self._retention.remove(removals, listing.run, run, _READER_SECS)
         if plan.retire:
             self._say_left(plan, listing)
         return plan, run.dump().decode() if lineage else "", lineage
@@ -120,7 +122,7 @@ class Disk:
     def look(self, wait_secs: float = 0.0) -> Listing:
         """The steps, after what a dead writer was removing is gone."""
         listing = self._steps.look()
-        if not listing.run.leaving:
+        if not listing.run.removals:
             return listing
         if self.lease.taken:
             self.lease.check()  # else it may be what a newer writer does now
@@ -139,8 +141,8 @@ class Disk:
             listing = self._steps.look()
             if listing.has(call.step):
                 self.lease.check()  # it may be that of a newer writer
-                leaving = self._retention.leaving([call.step], listing, RETIRED)
-                self._retention.leave(leaving, listing.run, listing.run, _READER_SECS)
+                removals = self._retention.removals_of([call.step], listing, RETIRED)
+                self._retention.remove(removals, listing.run, listing.run, _READER_SECS)
 
         def withdraw_older() -> None:
             """Notes that no older save of this number in local directories counts, because until the commit the persistent
@@ -157,7 +159,7 @@ class Disk:
         return Guard(
             self.lease,
             # beside newer steps, of which some may be local only, it leaves none
-            at_begin=(lambda: self.make_way(trail, call, "", ())) if plan.cuts else None,
+            at_begin=(lambda: self.make_room(trail, call, "", ())) if plan.cuts else None,
             at_commit=at_commit,
         )
 
@@ -172,8 +174,8 @@ class Disk:
             foreign = history.beyond(trail, step, unknown) if unknown else ()
             if foreign:
                 into = RETIRED if self._directory.local else None
-                leaving = self._retention.leaving(foreign, listing, into)
-                self._retention.leave(leaving, listing.run, listing.run)
+                removals = self._retention.removals_of(foreign, listing, into)
+                self._retention.remove(removals, listing.run, listing.run)
                 self._say_left(Plan(Identity(step, ""), foreign), listing)
         except (OSError, CheckpointError) as error:
             logger.warning("%s: nothing is deleted: %s", self._directory.path, error)
@@ -198,7 +200,7 @@ class Disk:
 
     # ----------------------------------------------------------------------- delete, roll back
 
-    def leave_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
+    def delete_step(self, step: int, local: Collection[int]) -> dict[str, Any]:
         """Deletes the persistent copies of a step; gives the run file, as ``run``. From then on no
         local copy counts, not even one of a host that is away.
         """
@@ -207,8 +209,10 @@ class Disk:
         listing = self.look()
         if step not in local:
             self._steps.refuse_absent(step, local)
-        leaving = self._retention.leaving([step], listing, self._directory.options.trash_directory)
-        self._retention.refuse_read(leaving)
+        removals = self._retention.removals_of(
+            [step], listing, self._directory.options.trash_directory
+        )
+        self._retention.refuse_read(removals)
         run = listing.run
         if run.name:
             run = run.without(step)
@@ -218,10 +222,10 @@ class Disk:
                 # Newer ones of a host that is away were continued from it. Where this is a tool beside a run that
                 # goes on, what that run has saved since, or saves now, counts.
                 run = run.branch(secrets.token_hex(8), step - 1)
-        self._retention.leave(leaving, listing.run, run)
+        self._retention.remove(removals, listing.run, run)
         return {"run": run.dump().decode()}
 
-    def leave_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
+    def delete_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
         """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file. ``local`` has the
         tokens of the saves in local directories, by step.
         """
@@ -230,8 +234,10 @@ class Disk:
         listing = self.look()
         there = listing.committed()
         newer = [other for other in there if other > step]
-        leaving = self._retention.leaving(newer, listing, self._directory.options.trash_directory)
-        self._retention.refuse_read(leaving)
+        removals = self._retention.removals_of(
+            newer, listing, self._directory.options.trash_directory
+        )
+        self._retention.refuse_read(removals)
         run = listing.run
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
@@ -240,8 +246,8 @@ class Disk:
             if token is None or run.newer(target, found, than=token):
                 token = found
         branch = run.branch(secrets.token_hex(8), step) if run.name else run
-        if leaving or branch != run:
-            self._retention.leave(leaving, run, branch)
+        if removals or branch != run:
+            self._retention.remove(removals, run, branch)
         gone = {*newer, *(other for other in local if other > step)}
         if gone and target is None:
             logger.warning(

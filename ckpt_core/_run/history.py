@@ -7,6 +7,7 @@ taken from a listing; nothing here remembers it.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -200,20 +201,22 @@ def continues_another(parent: Identity, token: str | None) -> bool:
 
 
 def strays(saves: Saves) -> dict[int, int]:
-    """The steps that continue another save of a step than the one that is there, and what continues those; with that step.
-    Training that went on since that one was saved has made its choice.
+    """The steps that do not continue what was saved later beneath them, and what continues those; with that step. It is another
+    save of the parent, or lies between the two.
     """
     found: dict[int, int] = {}
-    newest_unix_secs = saves[max(saves)][2] if saves else 0.0
-    for step, (_, parent, _) in sorted(saves.items()):
-        if parent is None:
+    numbers = sorted(saves)
+    newest_unix_secs = saves[numbers[-1]][2] if saves else 0.0
+    for at, step in enumerate(numbers):
+        if (parent := saves[step][1]) is None:
             continue
-        token, before, saved_unix_secs = saves.get(parent.step, (None, None, 0.0))
-        went_on = before is not None and saved_unix_secs > newest_unix_secs
-        if continues_another(parent, token) and went_on:
-            found[step] = parent.step
-        elif parent.step in found:
-            found[step] = found[parent.step]
+        for other in numbers[bisect.bisect_left(numbers, parent.step) : at]:
+            token, before, saved_unix_secs = saves[other]
+            went_on = before is not None and saved_unix_secs > newest_unix_secs
+            if went_on and (other > parent.step or continues_another(parent, token)):
+                found.setdefault(step, other)
+        if parent.step in found:
+            found.setdefault(step, found[parent.step])
     return found
 
 

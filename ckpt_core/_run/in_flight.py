@@ -206,7 +206,7 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
     that close, and ``load``, which waits for its step alone.
     """
     name, code = method.__name__, method.__code__
-    waits = name not in ("close", "_leave", "load")
+    waits = name not in ("close", "_end", "load")
     # an item may be called step, too
     unnamed_step = "step" in code.co_varnames[: code.co_posonlyargcount]
 

@@ -1,6 +1,6 @@
 """Removes steps: those that no policy keeps, those that training leaves, and damaged ones that make room.
 
-What leaves together is written down first, in one piece, so that a kill stands before or after.
+What is removed together is written down first, in one piece, so that a kill stands before or after.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import Event, Kind, logger, tell
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.policies import keep
-from ckpt_core._run.run_file import RUN_FILE, Leaving, RunFile
+from ckpt_core._run.run_file import RUN_FILE, Removal, RunFile
 from ckpt_core._run.steps import Listing, RunDirectory, unless_wanted
 
 DAMAGED = "damaged"
@@ -55,7 +55,7 @@ class Retention:
         steps = [step for step in listing.committed() if step not in but]
         for step in self._due(steps, listing, damaged):
             try:
-                self._remove(step, listing)
+                self._delete(step, listing)
             except BlockingIOError:
                 logger.info(
                     "%s is being read, or waited for, and stays for now", self._path(step, listing)
@@ -73,17 +73,19 @@ class Retention:
         if removed:
             logger.info("%s: removed %d unfinished saves", self._steps.directory, len(removed))
 
-    # ---------------------------------------------------------------- steps that leave together
+    # ---------------------------------------------------------------- steps removed together
 
-    def leaving(self, steps: Iterable[int], listing: Listing, into: str | None) -> list[Leaving]:
+    def removals_of(
+        self, steps: Iterable[int], listing: Listing, into: str | None
+    ) -> list[Removal]:
         """The steps of a listing among ``steps``, under every directory name that they have; ``into`` None deletes them."""
         return [
-            Leaving(name, step, self._steps.token(name), into)
+            Removal(name, step, self._steps.token(name), into)
             for step in steps
             for name in listing.directories(step)
         ]
 
-    def refuse_read(self, steps: Sequence[Leaving]) -> None:
+    def refuse_read(self, steps: Sequence[Removal]) -> None:
         """Raises CheckpointError if one of the steps is being read."""
         for one in steps:
             path = f"{self._steps.directory}/{one.name}"
@@ -92,32 +94,34 @@ class Retention:
                     f"{path} is being read, by this process or another: try again when that has ended"
                 )
 
-    def leave(
-        self, steps: Sequence[Leaving], before: RunFile, after: RunFile, wait_secs: float = 0.0
+    def remove(
+        self, steps: Sequence[Removal], before: RunFile, after: RunFile, wait_secs: float = 0.0
     ) -> None:
         """Removes steps, and puts the run file ``after`` in place of ``before``: killed at any moment, all of that is done or
-        nothing. Raises CheckpointError if a step is still being read after ``wait_secs``. If others leave with it, it counts no
-        more, and the next save removes it.
+        nothing. Raises CheckpointError if a step is still being read after ``wait_secs``. If others are removed with it, it counts
+        no more, and the next save removes it.
         """
         self._refuse_immovable(steps)
-        newest_first = tuple(sorted(steps, key=lambda one: -one.step))  # leaves no gap
+        newest_first = tuple(
+            sorted(steps, key=lambda one: -one.step)
+        )  # so no step goes before one that continues it
         noted = after != before or len(steps) > 1
         if noted:
-            self._put(replace(after, leaving=newest_first))
+            self._put(replace(after, removals=newest_first))
         self._remove_all(newest_first, wait_secs)
         if noted and steps:
             self._put(after)
 
     def finish(self, run: RunFile, wait_secs: float = 0.0) -> None:
-        """Ends what ``leave`` began, perhaps in a writer that died."""
-        if not run.leaving:
+        """Ends what ``remove`` began, perhaps in a writer that died."""
+        if not run.removals:
             return
         steps, token = self._steps.names.parse, self._steps.token
-        found = [one for one in run.leaving if steps(one.name) == one.step]
+        found = [one for one in run.removals if steps(one.name) == one.step]
         self._remove_all([one for one in found if token(one.name) == one.token], wait_secs)
-        self._put(replace(run, leaving=()))
+        self._put(replace(run, removals=()))
 
-    def _refuse_immovable(self, steps: Sequence[Leaving]) -> None:
+    def _refuse_immovable(self, steps: Sequence[Removal]) -> None:
         """Raises PermissionError, before anything is removed, if a step is another user's who did not share it."""
         names = (name for one in steps for name in (one.name, one.into) if name)
         for path in (f"{self._steps.directory}/{name}" for name in names if self._moves):
@@ -131,7 +135,7 @@ class Retention:
         else:
             self._backend.put(self._steps.directory, RUN_FILE, run.dump())
 
-    def _remove_all(self, steps: Iterable[Leaving], wait_secs: float) -> None:
+    def _remove_all(self, steps: Iterable[Removal], wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
         for one in steps:
             self._refuse_after_takeover()
@@ -142,12 +146,12 @@ class Retention:
         if self._lease.taken:  # a tool or a deletion may do without
             self._lease.check()
 
-    def _drop(self, leaving: Leaving, deadline: float) -> None:
-        path = f"{self._steps.directory}/{leaving.name}"
-        self._forget(leaving.step)
+    def _drop(self, removal: Removal, deadline: float) -> None:
+        path = f"{self._steps.directory}/{removal.name}"
+        self._forget(removal.step)
         while True:
             try:
-                self._backend.delete(path, leaving.into)
+                self._backend.delete(path, removal.into)
             except FileNotFoundError:
                 return  # whoever began to remove it was further than it seemed
             except BlockingIOError:
@@ -157,22 +161,22 @@ class Retention:
                     ) from None
                 time.sleep(_PAUSE_SECS)
             except (OSError, CheckpointError) as error:
-                self._send_event("delete_failed", leaving.step, error)
+                self._send_event("delete_failed", removal.step, error)
                 raise
             else:
                 break
-        if leaving.into == DAMAGED:
+        if removal.into == DAMAGED:
             logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
-        elif leaving.into is None:
+        elif removal.into is None:
             logger.info("deleted %s", path)
-        self._send_event("deleted", leaving.step)
+        self._send_event("deleted", removal.step)
 
     # -------------------------------------------------------------------------------- policies
 
     def _path(self, step: int, listing: Listing) -> str:
         return self._steps.path(step, listing)
 
-    def _remove(self, step: int, listing: Listing) -> None:
+    def _delete(self, step: int, listing: Listing) -> None:
         trash = self._options.trash_directory
         # the first name is the one that counts: it goes last, so that no older one counts in between
         for name in reversed(self._own(listing.directories(step))):

@@ -132,6 +132,8 @@ class Run:
         """Starts to save a step if the policy wants it; whether it did."""
         running = [one.step for one in self.saves]
         trail = self._caught_up()  # after `running`: a save that ends in between is in both
+        if not overwrite and step not in running and trail.repeats(step):
+            trail = self._without_removed(trail, step)
         if not overwrite and (trail.repeats(step) or step in running):
             newest = trail.place if running[0] is None else running[0]
             overwrite = force and step == newest and self._is_local_only(step)
@@ -185,6 +187,19 @@ class Run:
         settle_all(self.saves[-1:])  # it may be on its way
         return self.on_first("look for a step", lambda: not self._steps.has(step))
 
+    def _without_removed(self, trail: Trail, step: int) -> Trail:
+        """The trail without its steps from a number on, if somebody has removed them all, as ``ckpt rm`` does.
+        Several processes do not ask: they would at other moments.
+        """
+        if self._processes.count > 1 or self._disk.lease.is_of_another():
+            return trail
+        there, beyond = {*self.tiers.all()}, sorted(one for one in trail.own if one >= step)
+        if there.isdisjoint(beyond):
+            for one in reversed(beyond):
+                self._trail = trail = history.deleted(trail, one, there)
+            self._lineage = ""
+        return trail
+
     def _say_repeated(self, step: int) -> None:
         if not self._said_repeated:
             self._said_repeated = True
@@ -215,22 +230,22 @@ class Run:
         if begins and local is not None:
             local.claim()
 
-        def make_way() -> tuple[Plan, str, str]:
+        def make_room() -> tuple[Plan, str, str]:
             if begins:
                 self._disk.lease.take()
                 self.tiers.refuse_scratch()
             held = local.standing if turns and local is not None else ()
             drawn = secrets.token_hex(8) if turns else ""
-            return self._disk.make_way(trail, call, drawn, held, begins=begins)
+            return self._disk.make_room(trail, call, drawn, held, begins=begins)
 
         try:
-            plan, run, lineage = self.on_first("make way for a step", make_way)
+            plan, run, lineage = self.on_first("make room for a step", make_room)
         except BaseException:
             self._recall_local()
             raise
         if lineage:
             if local is not None:
-                local.leave(parse_run_file(run.encode(), self.directory.path))
+                local.delete(parse_run_file(run.encode(), self.directory.path))
             self._count, self._lineage = 0, lineage
         return plan if isinstance(plan, Plan) else history.parse_plan(plan)
 
@@ -398,9 +413,11 @@ class Run:
         arguments.setdefault("options", self._options)
         request = _load.request_from("load", like, arguments)
         with self._handing_no_damage_on():
-            return self.tiers.load(
+            found = self.tiers.load(
                 step, lambda opening: _load.load_checkpoint(opening, like, item, request, step)
             )
+        self._unread.took(step, item)
+        return found
 
     def _restore(
         self,
@@ -451,13 +468,13 @@ class Run:
         self.refuse_unless_open("delete")
         step = check_step(step)
 
-        def leave(held: Mapping[int, str]) -> dict[str, Any]:
+        def delete_it(held: Mapping[int, str]) -> dict[str, Any]:
             self.tiers.refuse_unread(step)
-            return self._disk.leave_step(step, held)
+            return self._disk.delete_step(step, held)
 
-        self._leave(
+        self._remove(
             f"delete step {step}",
-            leave,
+            delete_it,
             functools.partial(operator.eq, step),
             lambda before, standing, _: history.deleted(before, step, standing),
         )
@@ -476,11 +493,11 @@ class Run:
 
         newer = functools.partial(operator.lt, step)
         local = {*filter(newer, () if self._local is None else self._local.standing)}
-        work = functools.partial(self._disk.leave_newer, step)
-        said = self._leave(f"roll back to step {step}", work, newer, after, claims=True)
+        work = functools.partial(self._disk.delete_newer, step)
+        said = self._remove(f"roll back to step {step}", work, newer, after, claims=True)
         return sorted({*said["gone"], *local})  # also those that could not be read
 
-    def _leave(
+    def _remove(
         self,
         call: str,
         work: Callable[[Mapping[int, str]], dict[str, Any]],
@@ -489,11 +506,10 @@ class Run:
         *,
         claims: bool = False,
     ) -> dict[str, Any]:
-        """What ``work`` gives, which removes persistent steps on process 0; then each process removes its local ones, those
-        that are ``gone``. Nothing changes before all processes have announced the same ``call``. ``work`` gets the local
-        steps with their tokens, and gives at least the run file, ``run``. ``after`` makes the new trail of the steps that were
-        there and of what ``work`` gives, nothing while it runs. With ``claims`` the local directories are claimed first: after the persistent
-        one, they might be a newer writer's.
+        """What ``work`` gives, which removes persistent steps on process 0; then each process removes its local ones that are
+        ``gone``. Nothing changes before all have announced the same ``call``. ``work`` gets the local steps with their
+        tokens, and gives the run file, ``run``; ``after`` makes the new trail from the steps that were there and what
+        ``work`` gave. With ``claims`` local directories are claimed first: later they might be a newer writer's.
         """
         settle_all(self.saves)
         before, lineage = self._caught_up(), self._lineage
@@ -508,19 +524,19 @@ class Run:
         # never be saved again.
         standing = {*json.loads(there)}  # retention has taken others
         self._trail, self._lineage = after(before, standing, {}), ""
-        leaving = (before.own - self._trail.own) & standing
+        removed = (before.own - self._trail.own) & standing
         self._decision.forget()
         try:
             said = together.first(lambda: work(held))
             self._trail = after(before, standing, said)
             if local is not None:
-                local.leave(parse_run_file(said["run"].encode(), self.directory.path), gone)
+                local.delete(parse_run_file(said["run"].encode(), self.directory.path), gone)
         except BaseException as error:
             self._recall_local()
             # only where all processes know of the failure, so that all go on from the same trail
             alone = self._processes.count == 1
             agree = isinstance(error, Exception) and (alone or agreed_kind(error))
-            if agree and self.on_first("look for steps", lambda: self.tiers.have(leaving)):
+            if agree and self.on_first("look for steps", lambda: self.tiers.have(removed)):
                 self._trail = before
                 if isinstance(error, CheckpointNotFound):  # before anything was changed
                     self._lineage = lineage

@@ -38,7 +38,7 @@ Order = tuple[int, int]
 _NO_ORDER: Order = (-1, -1)
 
 
-class Leaving(NamedTuple):
+class Removal(NamedTuple):
     """A step that is being removed from the persistent directory."""
 
     name: str  # of its directory
@@ -60,7 +60,7 @@ class RunFile:
     # Step that was overwritten in the persistent directory, and the token of that save: no older one counts in any tier, even after
     # retention took the newer one.
     replaced: tuple[tuple[int, str], ...] = ()
-    leaving: tuple[Leaving, ...] = ()  # in the order of removal
+    removals: tuple[Removal, ...] = ()  # in the order of removal
 
     def branch(self, lineage: str, last: int) -> RunFile:
         """The run when a writer goes on from step ``last``, or -1, with a lineage of its own."""
@@ -127,7 +127,7 @@ def parse_run_file(data: bytes | None, directory: str) -> RunFile:
             tuple((str(one), int(last)) for one, last in value.get("earlier", ())),
             tuple((int(step), str(one)) for step, one in value.get("deleted", ())),
             tuple((int(step), str(one)) for step, one in value.get("replaced", ())),
-            tuple(_leaving(*one) for one in value.get("leaving", ())),
+            tuple(_removal(*one) for one in value.get("removals", ())),
         )
         lineages = [*(one for one, _ in run.earlier), *(one for _, one in run.deleted)]
         lineages += [run.current] if run.name else []
@@ -146,9 +146,9 @@ def parse_run_file(data: bytes | None, directory: str) -> RunFile:
     return run
 
 
-def _leaving(name: str, step: int, token: str, into: str | None) -> Leaving:
+def _removal(name: str, step: int, token: str, into: str | None) -> Removal:
     # who crafts a file names nothing outside of its directory
     for one in (name,) if into is None else (name, into):
         if not isinstance(one, str) or one[:1] in ("", ".") or {*"/\\"} & {*one}:
             raise ValueError(f"{one!r} is no name of a directory beside it")
-    return Leaving(name, int(step), str(token), into)
+    return Removal(name, int(step), str(token), into)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import math
@@ -13,7 +14,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ckpt_core import _processes
-from ckpt_core._directory import Backend, StepNames, check_step, deleting, kind_at, reading, resolve
+from ckpt_core._directory import (
+    Backend,
+    StepNames,
+    deleting,
+    kind_at,
+    reading,
+    refuse_lost_link,
+    resolve,
+)
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -34,7 +43,7 @@ from ckpt_core._storage import backend_of
 
 _LOOK_SECS = 1.0
 """Interval at which a directory is listed while somebody waits for a new step."""
-_ANCESTORS, _LEAVES = 16, 10_000
+_ANCESTORS, _LEAVES = 64, 10_000
 """So many records of the steps from which the restored one descends a restore reads, or those of so many leaves."""
 _LOOKS = 3
 """A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
@@ -43,6 +52,7 @@ _LOOKS = 3
 def refuse_no_directory(directory: str, local: bool) -> None:
     """Raises CheckpointNotFound if nothing is there that could hold steps; a bucket has no directories to be absent."""
     if local and kind_at(directory) != "directory":
+        refuse_lost_link(directory)
         is_file = kind_at(directory, follow=False)
         what = "a file, not a directory" if is_file else "no such directory"
         raise CheckpointNotFound(f"{directory}: {what}")
@@ -77,7 +87,7 @@ class Listing:
     is_checkpoint: Callable[[str], bool]
     # Unix seconds of the checkpoint in the directory of this name; 0 if unknown.
     created: Callable[[str], float]
-    run: RunFile  # the steps that it names as leaving are not among the names
+    run: RunFile  # the steps that it names as being removed are not among the names
 
     def directories(self, step: int) -> list[str]:
         """Names of the directories with a committed step of this number; the newest one first, which counts."""
@@ -116,8 +126,8 @@ class Steps:
         found: dict[int, list[str]] = {}
         inside = self._backend.look(self.directory)
         run = self.run_file() if RUN_FILE in inside.hidden else RunFile()
-        leaving = [one for one in run.leaving if one.name in inside.children]
-        gone = {one.name for one in leaving if one.token == self.token(one.name)}
+        removals = [one for one in run.removals if one.name in inside.children]
+        gone = {one.name for one in removals if one.token == self.token(one.name)}
         for name in inside.children:
             step = self.names.parse(name)
             if step is None or name in gone:
@@ -151,52 +161,47 @@ class Steps:
 
     def saves(self) -> history.Saves:
         """What is known of each committed step; reads every record."""
-        found: dict[int, tuple[str, Identity | None, float]] = {}
         listing = self.look()
-        for step in listing.committed():
-            for name in listing.directories(step)[:1]:
-                try:
-                    record = self._record(name)
-                except (CheckpointCorrupt, NewerFormat, PermissionError):
-                    found[step] = "?", None, 0.0
-                    continue
-                parent = Identity(*record.parent) if record and record.parent else None
-                found[step] = (
-                    (record.token, parent, record.created_unix_secs) if record else ("", None, 0.0)
-                )
-        return found
+        newest = {step: listing.directories(step)[:1] for step in listing.committed()}
+        return {step: self._save(name) for step, names in newest.items() for name in names}
+
+    def _save(self, name: str) -> tuple[str, Identity | None, float]:
+        """Token and parent of the save in a directory, and when it was made, as far as its record can be read."""
+        try:
+            record = self._record(name)
+        except (CheckpointCorrupt, NewerFormat, PermissionError):
+            return "?", None, 0.0
+        if record is None:
+            return "", None, 0.0
+        parent = Identity(*record.parent) if record.parent else None
+        return record.token, parent, record.created_unix_secs
 
     def strays(self) -> dict[int, int]:
-        """The steps that continue another save of a step than the one that is here, and what continues those; with that step."""
+        """See ``history.strays``."""
         return history.strays(self.saves())
 
     def left_by(self, source: Steps) -> list[int]:
         """The steps of a copy that are not of the history of what it was copied from."""
         return history.strays_of_copy(source.saves(), self.saves())
 
-    def other_ancestor(self, record: Record) -> int | None:
-        """The step from another save of which, than the one that is here, a save descends. Looks at its nearest ancestors alone:
-        ``ckpt doctor`` looks at all.
+    def not_continued(self, step: int, record: Record, listing: Listing) -> int | None:
+        """The step for which a step is one of ``history.strays``. Looks at its nearest ancestors alone, and at what lies between
+        them: ``ckpt doctor`` looks at all.
         """
         leaves = sum(len(item.paths) for item in record.items.values())
-        ancestor: Record | None = record
+        parent = Identity(*record.parent) if record.parent else None
+        saves = {step: (record.token, parent, record.created_unix_secs)}
+        numbers, at = sorted(listing.names), step
         for _ in range(min(_ANCESTORS, 1 + _LEAVES // (1 + leaves)) if self._local else 1):
-            if ancestor is None or ancestor.parent is None:
-                return None
-            parent = Identity(*ancestor.parent)
-            try:
-                ancestor = self._record(self.names.name(parent.step))
-            except (OSError, CheckpointError):  # what descends from it is whole all the same
-                return None
-            if (
-                ancestor is not None
-                and ancestor.parent
-                is not None  # one that was overwritten beneath newer ones has none
-                and ancestor.created_unix_secs > record.created_unix_secs
-                and history.continues_another(parent, ancestor.token)
-            ):
-                return parent.step
-        return None
+            if at not in saves or (parent := saves[at][1]) is None:
+                break
+            first, last = (bisect.bisect_left(numbers, one) for one in (parent.step, at))
+            for one in numbers[first:last]:
+                for name in listing.directories(one)[:1]:
+                    with contextlib.suppress(OSError):
+                        saves[one] = self._save(name)
+            at = parent.step
+        return history.strays(saves).get(step)
 
     def all(self) -> list[int]:
         """Every committed step, ascending."""
@@ -226,7 +231,7 @@ class Steps:
     ) -> Checkpoint:
         """A step with its metadata read; CheckpointNotFound lists up to 10 that exist, here and ``beside`` in another tier."""
         for _ in range(_LOOKS):
-            found = (listing or self.look()).directories(check_step(step))
+            found = (listing or self.look()).directories(step)
             listing = None
             try:
                 if found:
@@ -235,6 +240,8 @@ class Steps:
                 pass  # deleted since the listing, or replaced
             if not self._renames:
                 break
+        if self._renames:
+            refuse_lost_link(self.path(step))
         raise self._absent(step, beside)
 
     def opened(self, name: str) -> Checkpoint:
@@ -268,8 +275,8 @@ class Steps:
 
 
 def stray_text(parent: int, verb: str = "continues") -> str:
-    """What is said of steps that continue a save of ``parent`` which is not the one that is there."""
-    return f"{verb} another save of step {parent} than the one here, as in a copy of a run that went back, made without deletion"
+    """What is said of steps that do not continue a step which was saved later, beneath them."""
+    return f"{verb} another save than step {parent} here, as in a copy of a run that went back, made without deletion"
 
 
 def facts_of(step: int, opened: Checkpoint) -> keep.StepFacts:

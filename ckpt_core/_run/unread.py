@@ -10,11 +10,17 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import RestoredValueIgnored, has_set
-from ckpt_core._items import Files, Json, names_a_form
+from ckpt_core._items import Files, Json, SavedFiles, names_a_form
 from ckpt_core._operation import logger
 from ckpt_core._processes import Processes
 from ckpt_core._results import Restored
 from ckpt_core._tree import flatten
+
+_CONSTANT = ". A constant of the program is saved as ckpt.Json(...) or ckpt.Files(...)"
+
+
+_ARGUMENTS = frozenset(["metrics", "metadata", "options"])
+"""Names of items that calls have for other things."""
 
 
 class UnreadValues:
@@ -25,8 +31,9 @@ class UnreadValues:
 
     def __init__(self) -> None:
         self._step: int | None = None
-        self._read: Set[str] = frozenset()
-        self._returned: set[str] = set()
+        self._returned: dict[str, Set[str]] = {}
+        """Item that a restore returned -> what was read of that restore."""
+        self._taken: set[str] = set()
         self._left_out: Set[str] = frozenset()
         self._pipelines: dict[str, tuple[weakref.ref[Any], str | None, bool]] = {}
         """Item -> the last one, its position, None once the user was warned, and whether it was seen to move."""
@@ -40,15 +47,27 @@ class UnreadValues:
         ``unexpected="ignore"`` the caller may leave items out.
         """
         # Keep no reference to the result itself: it holds every restored array.
-        self._step, self._read = restored.step, restored.read_items
+        # parts of a step may be restored one after the other
+        if self._step != restored.step or unexpected != "error":
+            self._returned, self._taken, self._placed = {}, set(), {}
+        self._step = restored.step
         self._half = self._half - set(targets)
-        self._returned = {name for name, target in targets.items() if _comes_back(target)}
-        self._left_out = restored.saved_items - set(targets) if unexpected == "error" else set()
-        self._asked = self._returned | self._left_out | self._half
-        self._placed = {}
-        for name in targets.keys() - self._returned:
+        for name, target in targets.items():
+            self._returned.pop(name, None)
+            if _comes_back(target):
+                self._returned[name] = restored.read_items
+        self._taken |= set(targets)
+        self._left_out = restored.saved_items - self._taken if unexpected == "error" else set()
+        self._asked = {*self._returned, *self._left_out, *self._half}
+        for name in targets.keys() - self._returned.keys():
             with contextlib.suppress(TypeError):  # of a class without weak references
                 self._placed[name] = weakref.ref(targets[name])
+
+    def took(self, step: int, item: str | None) -> None:
+        """Notes that an item of a step was loaded by itself."""
+        if step == self._step and item is not None:
+            self._taken.add(item)
+            self._left_out = self._left_out - {item}
 
     def failed(self, targets: Mapping[str, Any], error: BaseException) -> None:
         """Notes that a restore failed. The processes ask each other: objects may be set on one."""
@@ -72,9 +91,8 @@ class UnreadValues:
 
     def check(self, items: Mapping[str, Any]) -> None:
         """Raises RestoredValueIgnored if an item is saved that the restore left out, or returned without anybody reading it."""
-        self._returned -= self._read
         for name, value in items.items():
-            if isinstance(value, Files | Json):
+            if isinstance(value, Files | Json | SavedFiles):
                 continue  # constants and files, which each program makes anew
             if name in self._half:
                 raise RestoredValueIgnored(
@@ -82,19 +100,20 @@ class UnreadValues:
                     "restore again before you save, or begin anew with another Checkpointer",
                     item=name,
                 )
-            if name in self._returned:
+            if name not in self._returned.get(name, {name}):
                 raise RestoredValueIgnored(
                     f"item {name!r} was restored from step {self._step}, and its value was never read. It "
                     "cannot be set in place, so what is being saved has not grown from it: training would "
                     f"go on from a fresh state. Take the value right after the restore: {name} = "
-                    f"restored[{name!r}]",
+                    f"restored[{name!r}]{_CONSTANT}",
                     item=name,
                 )
+            given = f"items={{{name!r}: ...}}" if name in _ARGUMENTS else f"{name}="
             if name in self._left_out and not _adapters.is_written_anew(value):
                 raise RestoredValueIgnored(
                     f"step {self._step}, which was restored, holds an item {name!r} that was not restored, "
-                    "and now one of that name is being saved: training would go on from a fresh one. Pass "
-                    f"{name}= to the restore too, or, if it is meant to begin anew, say so there: "
+                    f"and now one of that name is being saved: training would go on from a fresh one{_CONSTANT}. Pass "
+                    f"{given} to the restore too, or, if it is meant to begin anew, say so there: "
                     'unexpected="ignore"',
                     item=name,
                 )

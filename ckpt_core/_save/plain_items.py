@@ -16,7 +16,7 @@ from ckpt_core._directory import (
     pieces_of,
     write_pieces,
 )
-from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, UnsupportedLeaf
 from ckpt_core._format.orbax_write import COMMIT_FILE
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import FileRecord, ItemRecord, dump_json
@@ -66,7 +66,12 @@ def prepare_files(
     scratch = None
     if callable(source):
         scratch = Scratch(len(writing))
-        source(Path(scratch.path))
+        try:
+            source(Path(scratch.path))
+        except CheckpointNotFound as error:
+            raise CheckpointNotFound(
+                f"item {name!r} is in a checkpoint that is gone ({error}): pass ckpt.Files(...) of files of your own"
+            ) from error
         found = files_below(scratch.path)
     else:
         path = os.path.abspath(os.path.expanduser(source))

@@ -121,7 +121,10 @@ def copy(
     step: Annotated[list[int] | None, typer.Option(help="Only this step; may be repeated.")] = None,
     prefix: Prefix = None,
     mirror: Annotated[
-        bool, typer.Option("--mirror", help="Retire what the target has of another history.")
+        bool,
+        typer.Option(
+            "--mirror", help="Retire what the target has of another history; in a bucket delete it."
+        ),
     ] = False,
 ) -> int:
     """Copy a checkpoint or steps between disk and buckets; verify all bytes; skip what is there."""

@@ -46,12 +46,13 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
     wanted, there = sorted({*steps}) or ours.all(), theirs.saves()
     for step in wanted:
         ours.refuse_absent(step)
-    same = {
-        step for step in there if step in wanted and same_save(ours.path(step), theirs.path(step))
-    }
+    readable = [step for step in wanted if step in there and there[step][0] != "?"]
+    same = {step for step in readable if same_save(ours.path(step), theirs.path(step))}
     others = [step for step in wanted if step in there and step not in same]
     strays = theirs.left_by(ours)
-    out, retired, damaged = console(), f"moves them to {theirs.directory}/{RETIRED}", False
+    out, damaged = console(), False
+    moves = resolve(theirs.directory)[1]
+    retired = f"moves them to {theirs.directory}/{RETIRED}" if moves else "deletes them"
     if mirror and (others or strays):
         out.print(f"{theirs.directory}: {retire(theirs, [*others, *strays])}", markup=False)
         strays = []
@@ -68,10 +69,9 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
             continue
         try:
             _copy_one(ours.path(step), theirs.new_path(step))
-        except (
-            CheckpointCorrupt,
-            PermissionError,
-        ) as error:  # the newer steps are those that a restore wants
+        except CheckpointNotFound:
+            out.print(f"step {step} was deleted meanwhile", markup=False)
+        except (CheckpointCorrupt, PermissionError) as error:  # a restore wants the newer ones
             out.print(one_line(str(error)), markup=False, soft_wrap=True)
             damaged = True
     if strays:

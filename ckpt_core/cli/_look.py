@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ckpt_core._directory import StepNames
-from ckpt_core._errors import CheckpointNotFound
+from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
@@ -165,29 +165,36 @@ def verify(path: str, *, as_json: bool) -> int:
         return 0 if report.ok else DAMAGED
     steps = steps_in(path)
     rows: list[dict[str, Any]] = []
+    unread: dict[int, str] = {}
     for step in steps.all():
         try:
             found, report = _checked(steps.path(step))
-        except CheckpointNotFound:  # a policy deleted it meanwhile
+        except (CheckpointNotFound, NewerFormat, OSError) as error:
+            if isinstance(error, CheckpointNotFound) and not os.path.islink(steps.path(step)):
+                continue  # a policy deleted it meanwhile
+            unread[step] = str(error)
+            if not as_json:
+                print(one_line(f"not read: step {step}: {error}"))
             continue
         rows.append({"step": step, **found})
         if not as_json:
             _print_report(found, report)
     strays = steps.strays()
     sound = sum(row["ok"] for row in rows)
-    ok = sound == len(rows)
+    ok = sound == len(rows) and not unread
     checked = sum(row["checked_bytes"] for row in rows)
     if as_json:
         content = {"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows}
-        print_json({**content, "strays": strays})
+        print_json({**content, "strays": strays, "unread": unread})
     else:
         print_strays(strays)
         unknown = sum(not row["has_checksums"] for row in rows)
         others = {"damaged": len(rows) - sound - unknown, "without checksums": unknown}
+        others["not read"] = len(unread)
         more = "".join(f", {count} {what}" for what, count in others.items() if count)
         head = "ok" if ok else "not ok" if others["damaged"] else "not verified"
         print(
-            f"{head}: {sound} of {counted(len(rows), 'step', 'steps')} ok{more}, {size(checked)} checked"
+            f"{head}: {sound} of {counted(len(rows) + len(unread), 'step', 'steps')} ok{more}, {size(checked)} checked"
         )
     return 0 if ok else DAMAGED
 

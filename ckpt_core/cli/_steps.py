@@ -158,9 +158,9 @@ def retire(run: Steps, steps: Sequence[int]) -> str:
     retention = Retention(directory, None, Lease(directory.path, directory.backend))
     retention.finish(run.look().run)
     listing = run.look()
-    leaving = retention.leaving(steps, listing, RETIRED if directory.local else None)
-    retention.refuse_read(leaving)
-    retention.leave(leaving, listing.run, listing.run)
+    removals = retention.removals_of(steps, listing, RETIRED if directory.local else None)
+    retention.refuse_read(removals)
+    retention.remove(removals, listing.run, listing.run)
     return (
         f"{of_steps(steps)} moved to {directory.path}/{RETIRED}"
         if directory.local

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from ckpt_core._run.policies import keep, when
-from ckpt_core._run.policies.numbers import whole_number
+from ckpt_core.arguments import whole_number
 
 
 def choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
-from ckpt_core.arguments import an
+from ckpt_core.arguments import an, numbers_of_steps, seconds, whole_number
 
 _POLICIES = (
     "all",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
+from ckpt_core.arguments import numbers_of_steps, seconds, whole_number
 
 _POLICIES = ("at_steps", "continuously", "every_secs", "every_steps", "first", "preempted")
 

@@ -94,6 +94,12 @@ class Tiers:
         if self._local is not None:
             self._local.refresh()
         listing = self._persistent.look()
+        if self._local is None and listing.run.name and self._changes_files:
+            logger.warning(
+                "%s: this run had local directories, which may hold newer steps: pass local_directory= again, or they "
+                "count no more after the next save",
+                self.directory,
+            )
         local = {} if self._local is None else self._local.complete
         persistent = listing.committed()
         steps = sorted({*persistent, *local})
@@ -185,14 +191,15 @@ class Tiers:
             if isinstance(found, RestoredStep):
                 return found, token
             failed = found
-        opened, told = list[Checkpoint](), list[str]()
+        opened, told = list[tuple[Checkpoint, Listing]](), list[str]()
 
         def opening() -> Checkpoint:
             beside = () if self._local is None else self._local.complete
-            found = self._persistent.open(step, beside=beside)
-            opened.append(found)
+            listing = self._persistent.look()
+            found = self._persistent.open(step, listing, beside)
+            opened.append((found, listing))
             if self._first and isinstance(found, NativeCheckpoint) and found.record.parent:
-                told.append(self._stray(step, found.record, by_number))
+                told.append(self._stray(step, found.record, listing, by_number))
             return found
 
         try:
@@ -222,18 +229,22 @@ class Tiers:
             raise
         if told and told[-1]:
             _warn(told[-1], _FROM_RESTORE)
-        ours = opened[-1]
+        ours, listing = opened[-1]
         writable = self._changes_files and os.access(self.directory, os.W_OK)
-        if writable and not os.access(ours.path, os.W_OK):
-            why = why_immovable(ours.path)
-            logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
+        for one in sorted(listing.names) if writable else ():
+            if one >= step:  # the next save moves what is newer
+                path = ours.path if one == step else self._persistent.path(one, listing)
+                if not os.access(path, os.W_OK):
+                    why = why_immovable(path)
+                    logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
+                    break
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
-    def _stray(self, step: int, opened: Record, by_number: bool) -> str:
-        """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on from another
-        save of one, unless the caller has named the step ``by_number``.
+    def _stray(self, step: int, opened: Record, listing: Listing, by_number: bool) -> str:
+        """On process 0, before a step is restored: what is wrong with its ancestors. Raises Stray if training went on beneath it
+        from another save, unless the caller has named the step ``by_number``.
         """
-        if (other := self._persistent.other_ancestor(opened)) is None:
+        if (other := self._persistent.not_continued(step, opened, listing)) is None:
             return ""
         text = f"{self.directory}: step {step} {stray_text(other)}"
         if by_number:

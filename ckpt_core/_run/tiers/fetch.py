@@ -177,7 +177,7 @@ class Mender:
             return "whole"
         return "damaged" if found is self._damaged else "unread"
 
-    def leaves_out(self, step: int, token: str) -> bool:
+    def excludes(self, step: int, token: str) -> bool:
         """Whether this process's own part of a save was found damaged, or could not be read."""
         return (step, token) in self._damaged or (step, token) in self._unread
 

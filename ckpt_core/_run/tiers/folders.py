@@ -27,6 +27,7 @@ from ckpt_core._directory import (
     is_locked,
     lock_folder,
     refuse_file,
+    refuse_lost_link,
     resolve,
 )
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
@@ -55,7 +56,7 @@ _MOST_FOLDERS = 64
 
 def local_root(directory: str | os.PathLike[str], persistent: str | None = None) -> str:
     """The absolute path of a ``local_directory``; ValueError if it is a URL, or the ``persistent`` one itself,
-    NotADirectoryError if it is a file.
+    NotADirectoryError if it is a file, CheckpointNotFound below a link that leads nowhere.
     """
     root, local = resolve(directory)
     if not local:
@@ -67,6 +68,7 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
             f"local_directory {root} is the directory of the steps: for one directory leave local_directory= out; "
             "else pass one on a fast disk of each host, such as local_directory='/dev/shm/ckpt'"
         )
+    refuse_lost_link(root)
     return root
 
 

@@ -207,7 +207,7 @@ class LocalTier:
         if run.name:
             self._run = run
 
-    def leave(self, run: RunFile, unwanted: Callable[[int], bool] | None = None) -> None:
+    def delete(self, run: RunFile, unwanted: Callable[[int], bool] | None = None) -> None:
         """Takes over which saves count; deletes the ``unwanted`` steps, by default those that count no more. All processes must
         call it.
         """
@@ -241,12 +241,12 @@ class LocalTier:
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
-        left_out, call = self._mender.leaves_out, "look at the local steps"
+        excluded, call = self._mender.excludes, "look at the local steps"
         with heard_when_they_meet(self._processes, call):
             places = [
                 place
                 for place in self._folders.look(self._run)
-                if not (place.seen.own and left_out(place.seen.step, place.seen.token))
+                if not (place.seen.own and excluded(place.seen.step, place.seen.token))
             ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
         seen = LocalParts(
@@ -350,14 +350,14 @@ class LocalTier:
                     self._complete = {**self._complete, what.step: before}
                 raise
             if not self._has_saved:
-                self._leave_others()
+                self._discard_others()
             self._has_saved = True
             if folders.is_mine():
                 self._retain(what.step, save.saved, path)
 
         return save, save_and_retain
 
-    def _leave_others(self) -> None:
+    def _discard_others(self) -> None:
         """After the first save: steps of another number of processes are not needed any more."""
         self._others = {}
         if self._folders.is_mine():
@@ -436,7 +436,7 @@ class LocalTier:
                         self.look()  # without the parts that are of no use
                         if token is not None and self._complete.get(step) == token:
                             continue
-                    fits = alone or verdict != "leave"
+                    fits = alone or verdict != "other"
                     logger.warning(
                         "step %d is not restored from local directories: %s", step, error
                     )
@@ -505,7 +505,7 @@ class LocalTier:
         try:
             self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
         finally:
-            self._peers.leave()
+            self._peers.withdraw()
             self._folders.close()
 
 

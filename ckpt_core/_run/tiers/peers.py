@@ -143,7 +143,7 @@ class Peers:
         if self.server is not None:
             self.server.close()
 
-    def leave(self) -> None:
+    def withdraw(self) -> None:
         """Serves no longer, and takes the address back; the tables go when directories are opened the next time."""
         self.close()
         if self.folder:
@@ -223,7 +223,7 @@ def exchange_addresses(
         introduced = _Introduced(port > 0, None, refused, proof, why)
         return _introduce(peers, together, introduced, options, machines)
     except BaseException:
-        peers.leave()
+        peers.withdraw()
         raise
 
 

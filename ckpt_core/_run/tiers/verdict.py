@@ -57,7 +57,7 @@ State = Literal["whole", "damaged", "unread"]
 
 def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "whole") -> str:
     """One process's vote for ``judge_failure`` after a failed restore: ``"mend"`` (its part is damaged or gone: a copy may
-    help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"leave"`` (try another
+    help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"other"`` (try another
     copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this process's
     directory. ``state`` verifies the part; called only if the error may come from it.
     """
@@ -74,17 +74,17 @@ def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "wh
     if isinstance(error, (CheckpointCorrupt, OSError)):
         # a whole one: the damage is that of another process, or other shardings are wanted
         found: State = state() if there else "damaged"
-        return {"whole": "leave", "damaged": "mend", "unread": "unread"}[found]
+        return {"whole": "other", "damaged": "mend", "unread": "unread"}[found]
     if type(error) is CheckpointError:
         return ""  # most likely the report of another process's failure
     return "raise"  # the code is wrong, not the directory
 
 
 def judge_failure(votes: Sequence[str]) -> str:
-    """``"mend"``, ``"unread"``, ``"leave"`` or ``"raise"``: what all processes do."""
+    """``"mend"``, ``"unread"``, ``"other"`` or ``"raise"``: what all processes do."""
     if "raise" in votes:
         return "raise"
-    return next((verdict for verdict in ("mend", "unread", "leave") if verdict in votes), "raise")
+    return next((verdict for verdict in ("mend", "unread", "other") if verdict in votes), "raise")
 
 
 def unread_of(step: int, why: object, error: Exception) -> CheckpointError | OSError:

@@ -112,6 +112,16 @@ def test_verify(call, steps: Path, tmp_path: Path):
     assert code == 2 and err.startswith("ckpt: no checkpoint at")
 
 
+def test_verify_a_run_of_which_a_step_cannot_be_read(call, steps: Path, monkeypatch):
+    refuse(monkeypatch, steps / "2", calls=("open",))
+    code, out, _ = call("verify", steps)
+    assert code == 1 and "not read: step 2: " in out and "2 of 3 steps ok, 1 not read" in out
+    code, out, _ = call("verify", steps, "--json")
+    reported = json.loads(out)
+    assert code == 1 and not reported["ok"] and [*reported["unread"]] == ["2"]
+    assert [row["ok"] for row in reported["steps"]] == [True, True]
+
+
 @pytest.mark.parametrize(
     "arguments", [("nonsense",), ("ls",), ("ls", "a", "--jsn"), ("bench", "run", "x.yaml")]
 )

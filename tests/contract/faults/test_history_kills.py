@@ -29,7 +29,7 @@ from tests.contract.faults.history_scenarios import (
     tree,
 )
 
-pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:.*another save of step")]
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:.*another save than step")]
 _QUICK_KILLS = 3
 THIRD = 7
 
@@ -86,7 +86,7 @@ def check_restart(
             assert seen(writer, loads=loads) == found
         with opened(str(root), layout, read_only=True) as reader:
             assert seen(reader) == found, "after the save of a restarted run"
-    assert not any(b"leaving" in file.read_bytes() for file in root.rglob(".ckpt-run"))
+    assert not any(b"removals" in file.read_bytes() for file in root.rglob(".ckpt-run"))
     assert not list(root.rglob(".ckpt-tmp*"))
     return found
 

@@ -174,3 +174,12 @@ def test_metrics_of_all_dtypes(tmp_path, dtype):
         assert run.metrics(0) == {"loss": 1.0, "one": 1.0}
         with pytest.raises(TypeError, match="metrics takes numbers"):
             run.save(1, STATE, metrics={"loss": jnp.asarray(1j)})
+
+
+def test_a_pointer_of_git_lfs_is_no_damage(tmp_path):
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        for step in range(2):
+            checkpointer.save(step, {"w": np.ones(2)})
+        (tmp_path / "1/ckpt.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+        with pytest.raises(ckpt.CheckpointError, match="git lfs pull"):
+            checkpointer.restore_latest({"w": np.ones(2)})

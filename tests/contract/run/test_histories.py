@@ -23,7 +23,7 @@ from tests.support.stores import url_of_kind
 from tests.support.stories import play
 
 # An older step may be overwritten, and the run restored at once.
-pytestmark = pytest.mark.filterwarnings("ignore:.*another save of step:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*another save than step:RuntimeWarning")
 
 # ---- stories -------------------------------------------------------------------------------------
 

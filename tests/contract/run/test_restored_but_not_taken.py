@@ -1,5 +1,6 @@
 """Restored values that nobody took: whatever is saved in their place is refused, and nothing else."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,3 +294,34 @@ def test_the_positional_state_is_an_item_as_well(tmp_path):
             checkpointer.save(1, params())
         assert restored is not None
         assert checkpointer.save(1, restored["state"])
+
+
+def test_parts_of_a_step_that_are_restored_one_after_the_other(tmp_path):
+    files = saved(tmp_path / "other", files=ckpt.Files(__file__)) / "0"
+    saved(tmp_path / "run", one=params(), two=params(), three=params(), files=ckpt.Files(__file__))
+    with open_at(tmp_path / "run") as checkpointer:
+        one = checkpointer.restore_latest(one=params())
+        two = checkpointer.restore(0, two=params())
+        assert one is not None and one["one"] is not None
+        items = {"one": params(), "three": checkpointer.load(0, item="three")}
+        items["files"] = ckpt.load(files, item="files")
+        with pytest.raises(ckpt.RestoredValueIgnored, match="'two'"):
+            checkpointer.save(1, items={**items, "two": params()})
+        checkpointer.restore(0, one=params())  # once more, and not taken
+        assert two["two"] is not None
+        with pytest.raises(ckpt.RestoredValueIgnored, match="'one'"):
+            checkpointer.save(1, items={**items, "two": params()})
+        assert checkpointer.restore(0, one=params())["one"] is not None
+        assert checkpointer.save(1, items={**items, "two": two["two"]})
+
+
+def test_steps_that_somebody_removed_are_saved_again(tmp_path):
+    with open_at(tmp_path) as checkpointer:
+        for step in range(5):
+            checkpointer.save(step, params())
+        for step in (3, 4):
+            shutil.rmtree(tmp_path / str(step))
+        assert checkpointer.save(3, params()) and not checkpointer.save(3, params())
+        shutil.rmtree(tmp_path / "1")
+        assert not checkpointer.save(1, params())  # training went on since
+        assert checkpointer.save(4, params()) and checkpointer.all_steps() == [0, 2, 3, 4]

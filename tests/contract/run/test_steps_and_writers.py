@@ -121,6 +121,15 @@ def test_a_changed_array_is_not_that_of_the_step_before(tmp_path: Path) -> None:
     assert [ckpt.load(tmp_path / str(n))["w"][-1] for n in range(3)] == [0, 0, 1]
 
 
+def test_local_directories_that_are_left_out_are_named(tmp_path, caplog):
+    for local in (tmp_path / "local", None):
+        with ckpt.Checkpointer(tmp_path / "run", local_directory=local) as checkpointer:
+            assert "had local directories" not in caplog.text
+            checkpointer.restore_latest({"n": 0})
+            checkpointer.save(1, {"n": 0})
+    assert "had local directories" in caplog.text
+
+
 TWO_USERS = """
 import os, sys
 import ckpt_core as ckpt

@@ -234,7 +234,7 @@ def test_at_which_address_a_process_serves():
 @pytest.mark.parametrize(
     ("errors", "verdict"),
     [
-        ([(CheckpointCorrupt("x"), True), (CheckpointCorrupt("told"), True)], "leave"),
+        ([(CheckpointCorrupt("x"), True), (CheckpointCorrupt("told"), True)], "other"),
         ([(CheckpointNotFound("gone"), False), (CheckpointNotFound("told"), True)], "mend"),
         ([(CheckpointNotFound("no item"), True), (CheckpointNotFound("no item"), True)], "raise"),
         ([(OSError(5, "EIO"), True), (CheckpointError("told"), True)], "unread"),
@@ -242,9 +242,9 @@ def test_at_which_address_a_process_serves():
         ([(OSError(28, "ENOSPC"), True), (OSError(5, "EIO"), True)], "raise"),
         ([(OSError(errno.ENXIO, "gone"), True), (CheckpointError("x"), True)], "unread"),
         ([(OSError(errno.ECONNRESET, "reset"), True)], "unread"),
-        ([(OSError("no number"), True)], "leave"),
-        ([(FileNotFoundError(2, "ENOENT"), True)], "leave"),
-        ([(IsADirectoryError(21, "EISDIR"), True), (CheckpointError("told"), True)], "leave"),
+        ([(OSError("no number"), True)], "other"),
+        ([(FileNotFoundError(2, "ENOENT"), True)], "other"),
+        ([(IsADirectoryError(21, "EISDIR"), True), (CheckpointError("told"), True)], "other"),
         ([(ckpt.StructureMismatch([]), True), (CheckpointError("told"), True)], "raise"),
         ([(ckpt.StructureMismatch([]), True), (CheckpointCorrupt("x"), True)], "raise"),
         ([(CheckpointError("check_state"), True)] * 2, "raise"),
@@ -258,7 +258,7 @@ def test_who_goes_on_to_another_copy(errors, verdict):
 def test_a_damaged_part_is_mended_first():
     states: list[State] = ["whole", "damaged", "unread"]
     votes = [vote(CheckpointCorrupt("x"), True, lambda found=found: found) for found in states]
-    assert votes == ["leave", "mend", "unread"] and judge_failure(votes) == "mend"
+    assert votes == ["other", "mend", "unread"] and judge_failure(votes) == "mend"
     assert judge_failure([votes[0], votes[2]]) == "unread"
     assert judge_failure([*votes, "raise"]) == "raise"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpt_core as ckpt
-from ckpt_core._run.run_file import Leaving, RunFile, parse_run_file
+from ckpt_core._run.run_file import Removal, RunFile, parse_run_file
 
 NAME = f"run-{'0' * 16}"
 
@@ -60,12 +60,12 @@ def test_a_run_goes_through_its_file(bounds: list[int], step: int, born: int) ->
     token = token_of(lineage(born), 3)
     for changed in (
         RunFile(),
-        RunFile(leaving=(Leaving(f"{step}", step, token, None),)),
+        RunFile(removals=(Removal(f"{step}", step, token, None),)),
         run,
         run.without(step),
         run.overwritten(step, token),
         run.without(1).overwritten(2, token),
-        replace(run, leaving=(Leaving("a_7", 7, "", "retired"), Leaving("5", 5, token, None))),
+        replace(run, removals=(Removal("a_7", 7, "", "retired"), Removal("5", 5, token, None))),
     ):
         assert parse_run_file(changed.dump(), "/run") == changed
 
@@ -86,9 +86,9 @@ def test_what_is_no_run_file_is_told(data: bytes) -> None:
 @pytest.mark.parametrize("into", [True, False])
 def test_a_crafted_one_names_nothing_outside_of_its_directory(name, into):
     """Who got a run from somebody, and saves one step, lost the directory that it named."""
-    leaving = ["3", 3, "", name] if into else [name, 3, "", None]
+    removal = ["3", 3, "", name] if into else [name, 3, "", None]
     with pytest.raises(ckpt.CheckpointCorrupt, match="no name of a directory beside it"):
-        parse_run_file(json.dumps({"leaving": [leaving]}).encode(), "/run")
+        parse_run_file(json.dumps({"removals": [removal]}).encode(), "/run")
 
 
 def test_that_of_version_0_1_0_names_no_run() -> None:
