@@ -149,10 +149,9 @@ def _is_one_path(same: Sequence[Identity]) -> bool:
 
 
 def _refuse_different(identities: Sequence[Identity]) -> None:
-    """Raises CheckpointError on process 0, before any proceeds, if processes load different checkpoints or leaves. A global
-    array would then be made of shards of different arrays, without an error. What a process places on its own devices alone is
-    its own, unless another process counts on these devices. Otherwise all must name the same leaves with the same dtypes and
-    shardings: all of them, as one program of several stages does, or at least those that others share.
+    """Raises CheckpointError on process 0, before any proceeds, if processes load different checkpoints or leaves: a global
+    array would be made of shards of different arrays. All must name the same leaves with the same dtypes and shardings, or at
+    least those that others share; what a process places on its own devices alone is its own.
     """
     indexed = [*enumerate(identities)]
     same = [(index, one) for index, one in indexed if one.attempt]

@@ -21,6 +21,10 @@ from ckpt_core._tree import (
     unflatten,
 )
 from ckpt_core._tree.match import Match, MatchRules
+from ckpt_core._words import some
+
+_ABSENT: tuple[()] = ()
+"""What a field has at a place beyond its end."""
 
 
 def unread(item: SavedItem) -> Any:
@@ -59,14 +63,24 @@ def compare(
         before = saved.get(functions.compared_path(path, False, rules)) if node.static else None
         if not before or path in parts:
             continue
-        for name, value in compared_values(node.static).items():
-            how = "" if name not in before else _differs(before[name], value)
+        now = compared_values(node.static)
+        before, now = _by_places(before, now), _by_places(now, before)
+        fields = {name.partition("/")[0] for name in before} & {
+            name.partition("/")[0] for name in now
+        }
+        moved = _are_permuted(before, now)
+        names = (*now, *before) if node.kind == "custom" else filter(before.__contains__, now)
+        for name in dict.fromkeys(names):
+            one, other = before.get(name, _ABSENT), now.get(name, _ABSENT)
+            how = _differs(one, other) if name.partition("/")[0] in fields else ""
+            if how and name not in before and not name.rpartition("/")[2].isdigit():
+                how = "text" if name.partition("/")[0] not in before else how  # a new setting
             if how:
                 where = "/".join([*([format_path(path)] if path else []), name])
-                both = _shown(before[name]), _shown(value)
-                one = Mismatch(where, "static", *both, None, item.name or None)
-                grave = how == "value" and node.kind == "custom"
-                (found.mismatches if grave else others).append(one)
+                both = _shown(one), _shown(other)
+                mismatch = Mismatch(where, "static", *both, None, item.name or None)
+                grave = (how == "value" or moved) and node.kind == "custom"
+                (found.mismatches if grave else others).append(mismatch)
     if others and not found.mismatches:
         _warn(others)
 
@@ -83,7 +97,30 @@ def _differs(one: Any, other: Any) -> str:
     return "text" if texts else "value"
 
 
+def _by_places(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with a tuple by its places where the other side has places: a list is recorded so."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, tuple) and any(one.startswith(f"{name}/") for one in others):
+            found |= {f"{name}/{place}": part for place, part in enumerate(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def _are_permuted(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether auxiliary data hold the same texts in another order, as names of children that moved."""
+    texts = [
+        [value for name, value in values.items() if name.startswith("aux_data/")]
+        for values in (one, other)
+    ]
+    plain = all(type(value) is str for values in texts for value in values)
+    return plain and texts[0] != texts[1] and sorted(texts[0]) == sorted(texts[1])
+
+
 def _shown(value: Any) -> str:
+    if value == _ABSENT:
+        return "nothing"
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
     return " ".join(map(str, value)) if isinstance(value, list) else repr(value)
@@ -91,11 +128,10 @@ def _shown(value: Any) -> str:
 
 def _warn(differing: Sequence[Mismatch]) -> None:
     """Warns of static values that the target keeps, though others were saved, and that are no mismatch."""
-    shown = "; ".join(map(str, differing[:5]))
-    more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+    shown = some([*map(str, differing)], "; ")
     warnings.warn(
-        f"{shown}{more}. Such values are no state that could be restored: those of the target stay. Set them "
-        'yourself if they matter, or pass static="target" if they are meant to differ',
+        f"{shown}. Such values are no state that could be restored: those of the target stay. Set them "
+        'yourself if they matter, or pass static="target" to load or restore if they are meant to differ',
         UserWarning,
         stacklevel=2,
     )

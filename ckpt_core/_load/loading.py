@@ -46,6 +46,7 @@ from ckpt_core._storage import StoreContext, new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
+from ckpt_core._words import some
 
 Opening = Callable[[], Checkpoint]
 
@@ -102,7 +103,7 @@ def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> d
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     chosen = _chosen(checkpoint, request)
     if request.restores and len(chosen) > 1:
-        introduce([target for _, target in chosen.values()])
+        introduce({name: target for name, (_, target) in chosen.items()})
     named = {
         name: plan_item(checkpoint, saved, target, request, context)
         for name, (saved, target) in chosen.items()
@@ -365,11 +366,10 @@ def _check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: 
     if not idle and any(position is not None for plan in plans for position in plan.positions):
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]
-    shown = ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
     unmatched = [request.only] if isinstance(request.only, str) or not idle else idle
     advice = "; ".join(filter(None, (advice_on_pattern(pattern, paths) for pattern in idle)))
     raise CheckpointNotFound(
-        f"{checkpoint.path}: only={', '.join(map(repr, unmatched))} matches no leaf; leaves are {shown}"
+        f"{checkpoint.path}: only={', '.join(map(repr, unmatched))} matches no leaf; leaves are {some(paths)}"
         + (f". {advice}" if advice else "")
     )
 

@@ -60,6 +60,7 @@ from ckpt_core._tree.abstract import Placeholders, as_abstract
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
+from ckpt_core._words import some
 
 _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
 """Leaves of targets that are taken as they are, beside those of jax."""
@@ -302,10 +303,8 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
-    same, found = (
-        functions.without_static(flat.root) == functions.without_static(item.root),
-        Match(),
-    )
+    same = functions.without_static(flat.root) == functions.without_static(item.root)
+    found = Match()
     if same and flat.root != item.root and request.only is None:
         constants.compare(found, item, flat, request.rules, everything=True)
     item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
@@ -425,9 +424,9 @@ def _refuse_abstract_kept(
     everything: bool,
     selected: Select | None,
 ) -> None:
-    """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint but is missing there. An abstract leaf and
-    a deleted array hold no value that ``missing="keep"`` could keep. With ``only=`` (not ``everything``) abstract leaves may
-    stay abstract. A leaf that an adapter wants as it was saved (``SavedLeaf``) may not: the object has no value for it.
+    """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
+    deleted arrays hold no value to keep. With ``only=`` (not ``everything``) abstract leaves may stay abstract, but not one
+    that an adapter wants as it was saved (``SavedLeaf``).
     """
     places = {
         entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"
@@ -458,23 +457,17 @@ def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> Non
         if source is None and isinstance(leaf, jax.ShapeDtypeStruct)
     ]
     if rest:
-        shown = ", ".join(rest[:5]) + (f" and {len(rest) - 5} more" if len(rest) > 5 else "")
         warnings.warn(
             f"item {item.name or 'state'!r}: only= leaves {len(rest)} leaves of an abstract object without a value: "
-            f"{shown}. Set them before the object is used, or restore all of it",
+            f"{some(rest)}. Set them before the object is used, or restore all of it",
             UserWarning,
             stacklevel=2,
         )
 
 
-def _pruned(root: Node, keep: set[int]) -> Node | None:
-    """The structure with only the leaves at the positions in ``keep``; None if none is left."""
-    return _pruned_below(root, itertools.count(), keep)
-
-
-def _pruned_below(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
-    """As ``_pruned``, for a node below the root; ``counter`` gives the position of the next leaf."""
-    count = len(node.children)
+def _pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> Node | None:
+    """The structure with only the leaves at positions in ``keep``; None if none is left. ``counter`` gives the next position."""
+    counter, count = counter or itertools.count(), len(node.children)
     if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
         # all children are leaves: select them by set operations, not by a step for each leaf
         own = list(itertools.islice(counter, count))
@@ -485,15 +478,12 @@ def _pruned_below(node: Node, counter: Iterator[int], keep: set[int]) -> Node | 
     if node.kind == "leaf":
         return node if next(counter) in keep else None
     if node.kind == "expanded":
-        return _pruned_below(node.children[0], counter, keep)
+        return _pruned(node.children[0], keep, counter)
     if not node.children:
         return node if node.kind == "none" else None
     left: list[tuple[Key, Node]] = []
     for key, child in zip(node.keys, node.children, strict=True):
-        if child.kind == "leaf":  # the most frequent case: spares a call
-            kept = child if next(counter) in keep else None
-        else:
-            kept = _pruned_below(child, counter, keep)
+        kept = _pruned(child, keep, counter)
         if kept is not None:
             left.append((key, kept))
     return _remaining(node, left)

@@ -81,10 +81,9 @@ def _names_of_orbax(
 
 
 def _paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
-    """The wanted path that fits each name of a tensor: a dot in a name stands for a level. The tensor ``layers.0.kernel`` fits
-    the target's ``layers/0/kernel``, whether ``0`` is a position, an int or text, and the key ``layers.0.kernel`` of a flat
-    dictionary. One that fits no wanted path gets its name, cut at its dots: patterns of ``only=`` then see it as they see a
-    path.
+    """The wanted path that fits each name of a tensor; a dot stands for a level: ``layers.0.kernel`` fits ``layers/0/kernel``,
+    whether ``0`` is a position, an int or text, and the key of a flat dictionary. Any other name is cut at its dots: patterns
+    of ``only=`` see it as a path.
     """
     exact = {path[0]: path for path in wanted if len(path) == 1}
     levels: dict[str, Path | None] = {}

@@ -28,6 +28,7 @@ from ckpt_core._save.plan_digest import Fact, Layout, Leaf, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, describe
 from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
+from ckpt_core._words import some
 
 _REMEMBERED = 16
 """Number of plans in the cache: a Checkpointer saves few different items, to two tiers."""
@@ -414,9 +415,8 @@ def refuse_idle(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> No
     trees = list(items)
     for pattern in idle_patterns(list(rules), trees):
         names = [format_path(path) for _, paths in trees for path in paths]
-        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise ValueError(
-            f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {shown}"
+            f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {some(names)}"
         )
 
 

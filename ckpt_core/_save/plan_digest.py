@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._devices.shardings import where_text
-from ckpt_core._tree import Node, Path, format_path
+from ckpt_core._tree import Node, Path, compared_values, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
 _BLOCKS = 256
@@ -97,7 +97,8 @@ class _Facts:
         numbers = [key for key in node.keys if not isinstance(key, str)]
         if numbers and node.kind not in ("list", "tuple"):
             kind += f" with the integer keys {numbers}"
-        yield Fact(format_path(path), kind)
+        value = self._static(node.static) if node.kind == "custom" else ""
+        yield Fact(format_path(path), kind, value=value)
         # the state of a live object has the object's path
         below = [(*path, key) for key in node.keys] if node.kind != "expanded" else [path]
         for inner, child in zip(below, node.children, strict=True):
@@ -118,6 +119,16 @@ class _Facts:
             if sharding is not None and sharding is not stored:
                 where += f"; {self._sharding(sharding, spec.shape)}"
         return Fact(format_path(path), kind, self._text(chunk), codec or "none", where, value)
+
+    def _static(self, text: str) -> str:
+        """What a restore compares of static fields, which each process has for itself; texts only warn there."""
+        if not text or self._own:
+            return ""
+        if text not in self._texts:
+            values = compared_values(text).items()
+            told = {name: value for name, value in values if not _is_text(value)}
+            self._texts[text] = text_of_text(repr(told)) if told else ""
+        return self._texts[text]
 
     def _text(self, value: Any) -> str:
         text = self._texts.get(value)
@@ -250,6 +261,11 @@ def text_of_array(values: np.ndarray[Any, Any], spec: LeafSpec) -> str:
             return repr(one)
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return _digest(bits.data)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a restore only warns of another value."""
+    return isinstance(value, str | None) or (isinstance(value, tuple) and all(map(_is_text, value)))
 
 
 def text_of_text(text: str) -> str:

@@ -66,7 +66,7 @@ def prepare_items(
     shared = None
     if len(items) > 1:
         shared = SharedObjects()
-        _adapters.introduce([*items.values()])
+        _adapters.introduce(items)
     lives: list[Live] = [[] for _ in items]
     prepared = [
         prepare_item(name, value, jobs, copy, shared, live)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._words import some
 from ckpt_core.arguments import with_article
 
 _WITH_CONTENTS = (
@@ -42,11 +43,10 @@ def refuse_unset(value: Any, where: str) -> None:
 def refuse_more_than_fields(value: Any, names: Sequence[str], where: str) -> None:
     """Raises UnsupportedLeaf for a dataclass or NamedTuple that holds attributes beside its fields."""
     if beyond := [name for name, _ in _beyond(value, names)]:
-        shown = ", ".join(beyond[:5]) + (" and more" if len(beyond) > 5 else "")
         raise _unsupported(
             value,
             where,
-            f"{shown} would be lost, which is set on it and no field. Declare it as a field; or as a "
+            f"{some(beyond)} would be lost, which is set on it and no field. Declare it as a field; or as a "
             "functools.cached_property, if it follows from the fields; or delete it before the save",
         )
 

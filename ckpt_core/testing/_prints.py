@@ -13,6 +13,8 @@ from ckpt_core import _adapters
 from ckpt_core._tree import LEAF, Node, Path, flatten, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
 
+_MOST_STATIC = 200
+"""The number of letters of static fields that a message shows."""
 MOST_SHOWN = 4
 """The number of array elements that a message shows."""
 
@@ -108,7 +110,7 @@ def _containers(node: Node, path: Path) -> Iterator[tuple[Path, Print]]:
     if node.kind == "expanded":
         yield from _containers(node.children[0], path)
     elif node is not LEAF:
-        yield path, Print(_container_text(node))
+        yield path, Print(_container_text(node), node.static, node.static[:_MOST_STATIC])
         for key, child in zip(node.keys, node.children, strict=True):
             yield from _containers(child, (*path, key))
 

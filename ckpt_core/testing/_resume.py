@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_core.testing._prints import first_difference
+from ckpt_core.testing._prints import first_difference, leaves_only
 from ckpt_core.testing._runs import By, Run, Train, run_here, run_in_process
 
 
@@ -97,6 +97,8 @@ def assert_exact_resume(
         stops = _stops(interrupt_at, straight.steps)
         lives = [run("interrupted", stop) for stop in stops]
         lives.append(run("interrupted", None))
+        if not any(map(leaves_only, straight.reports.values())):
+            raise AssertionError("no step reported a value to compare: report(step, loss=loss)")
     return _compare(straight, lives, stops)
 
 

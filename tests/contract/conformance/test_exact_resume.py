@@ -266,3 +266,8 @@ def test_different_values_are_named(actual, expected, message):
     with pytest.raises(AssertionError) as caught:
         assert_same(actual, expected)
     assert message in str(caught.value)
+
+
+def test_a_training_that_reports_no_value_proves_nothing(tmp_path):
+    with pytest.raises(AssertionError, match="no step reported a value"):
+        check(lambda _, report: [report(step) for step in range(5)])

@@ -5,7 +5,7 @@ from tests.support.same_program import comes_back
 
 CODE = """
 import jax.numpy as jnp
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 import ml_dtypes, random
 mesh = Mesh(np.array(jax.devices()), ("x",))
 w = jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), lambda at: np.arange(8, dtype=np.float32)[at])
@@ -17,6 +17,11 @@ class Reader:
     def set_state(self, state): self.position = state["position"]
 reader = Reader()
 reader.position = 5 + index
+@jax.tree_util.register_dataclass
+@dataclass
+class Part:
+    w: object
+    rank: int = field(metadata={"static": True})
 nan = np.array([0x7fc00000 + index], np.uint32).view(np.float32)
 values = {
     "an int": index, "a float": 0.5 + index, "a bool": bool(index), "text": f"host {index}",
@@ -28,6 +33,7 @@ values = {
     "random.Random": random.Random(index), "an array": jnp.int32(index), "floats": jnp.ones(1000).at[7].add(index),
     "bfloat16": jnp.bfloat16(index), "a key": jax.random.key(index), "keys": jax.random.split(jax.random.key(index), 3),
     "uint4": jnp.array([index, 2], jnp.uint4), "an object": reader, "minus zero": (0.0, -0.0)[index],
+    "a static field": Part(np.arange(2), index),
 }
 """
 

@@ -401,3 +401,39 @@ def test_static_fields_come_back(tmp_path):
     got = ckpt.load(tmp_path / "c")["layer"]
     assert type(got) is Wide
     assert (got.width, got.kind) == (8, np.dtype("int8"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (None, {"factor": 4.0}),
+        ([1, 2], [1, 2, 4]),
+        ([1, 2], (1, 3)),
+    ],
+)
+def test_static_values_of_other_lengths_differ(tmp_path, one, other):
+    for before, now in ((one, other), (other, one)):
+        ckpt.save(tmp_path / "a", Struct(jnp.ones(2), before), overwrite=True)
+        with pytest.raises(ckpt.StructureMismatch, match="meta"):
+            ckpt.restore(tmp_path / "a", Struct(jnp.ones(2), now))
+
+
+@jax.tree_util.register_pytree_node_class
+class Named:
+    """Its auxiliary data are the names of its children."""
+
+    def __init__(self, **children: Any) -> None:
+        self.children = children
+
+    def tree_flatten(self) -> Any:
+        return tuple(self.children.values()), tuple(self.children)
+
+    @classmethod
+    def tree_unflatten(cls, names: Any, children: Any) -> "Named":
+        return cls(**dict(zip(names, children, strict=True)))
+
+
+def test_children_that_changed_places_are_no_match(tmp_path):
+    ckpt.save(tmp_path / "a", Named(v=jnp.zeros(2), w=jnp.ones(2)))
+    with pytest.raises(ckpt.StructureMismatch, match="aux_data"):
+        ckpt.restore(tmp_path / "a", Named(w=jnp.ones(2), v=jnp.zeros(2)))
