@@ -246,12 +246,24 @@ def notice(objects: Iterable[Any]) -> None:
             adapter.notice(obj)
 
 
-def introduce(objects: Sequence[Any]) -> None:
-    """Calls ``meet`` for objects that are saved or restored in one call."""
-    for obj in objects:
+def introduce(items: Mapping[str, Any]) -> None:
+    """Calls ``meet`` for objects that are saved or restored in one call, as items or in containers."""
+    found, parts = dict[str, Any](), [*items.items()]
+    while parts:
+        path, value = parts.pop()
+        if adapter_for(value) is not None:
+            found[path] = value
+        elif isinstance(value, (dict, list, tuple)):
+            inside = value if isinstance(value, dict) else dict(enumerate(value))
+            for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
+                if _for_class(kind) is not None or issubclass(kind, (dict, list, tuple)):
+                    for key, part in inside.items():
+                        if type(part) is kind:
+                            parts.append((f"{path}/{key}", part))
+    for obj in found.values():
         adapter = adapter_for(obj)
         if isinstance(adapter, verbs.Meets):
-            adapter.meet(obj, objects)
+            adapter.meet(obj, found)
 
 
 class SavedDict(dict[Any, Any]):

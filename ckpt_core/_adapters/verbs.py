@@ -43,8 +43,8 @@ class HasConstants(Protocol):
 class Meets(Protocol):
     """Reads or sets an object by what is passed beside it."""
 
-    def meet(self, obj: Any, others: Sequence[Any], /) -> None:
-        """Called before several items are saved or restored, with all of them."""
+    def meet(self, obj: Any, others: Mapping[str, Any], /) -> None:
+        """Called before anything is saved or restored, with all objects of the call by their paths, also ``obj``."""
         ...
 
 

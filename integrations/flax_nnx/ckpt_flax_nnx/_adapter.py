@@ -71,16 +71,16 @@ class NNXAdapter:
         found: dict[str, int | float] = {}
         met, left = set[int](), [(obj, "")]
         for node, path in left:  # which grows meanwhile
-            if (
-                not isinstance(node, nnx.Pytree)
-                or isinstance(node, nnx.Variable)
-                or id(node) in met
-            ):
+            if isinstance(node, nnx.Variable) or id(node) in met:
                 continue
             met.add(id(node))
-            attributes = vars(node)
+            attributes: Any = {}
+            if isinstance(node, (dict, list, tuple)):
+                attributes = node if isinstance(node, dict) else dict(enumerate(node))
+            elif isinstance(node, nnx.Pytree):
+                attributes = vars(node)
             left += [(child, f"{path}{name}/") for name, child in attributes.items()]
-            if not isinstance(node, nnx.List):
+            if isinstance(node, nnx.Pytree) and not isinstance(node, nnx.List):
                 is_data = attributes.get("_pytree__nodes", {})
                 found |= {
                     path + name: child

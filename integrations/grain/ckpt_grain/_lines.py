@@ -182,6 +182,8 @@ def _list_text(value: Any) -> str | None:
     """
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
         return array_text(value, repr)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OT":
+        value = value.tolist()
     if not isinstance(value, (list, tuple)) or not _is_plain(value):
         return None
     items = cast("Sequence[Any]", value)

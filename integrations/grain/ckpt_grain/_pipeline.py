@@ -182,9 +182,8 @@ def _node_name(line: str) -> str:
 
 
 def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None:
-    """The differing settings of one node on both sides; if none differ, the whole lines, or None without
-    ``all_settings``. That compares only settings of both sides: another version of Grain may have added or dropped some
-    that this pipeline does not use. An earlier version of ckpt also described what functions hold.
+    """The differing settings of one node on both sides; if none differ, the whole lines, or None without ``all_settings``: only
+    settings of both sides count, since another version of Grain may have added or dropped some.
     """
     before, after = _settings(old), _settings(new)
     if not all_settings:

@@ -154,9 +154,8 @@ class _Feed:
 
 
 def _drop_carried_over(adapter: Any) -> None:
-    """Drops batches that a PyDataset's workers made before, in the order of an earlier shuffle. Keras draws the first
-    batches before training, and its queue carries the rest of them into the next epoch, which then has some samples twice
-    and others not at all. A worker that began too late on a busy machine leaves some, too.
+    """Drops batches that a PyDataset's workers made before, in an earlier order. Keras' queue carries them into
+    the next epoch, which then has some samples twice and others not at all; so may a worker that began late.
     """
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is None or adapter.num_batches is None or enqueuer.is_running():

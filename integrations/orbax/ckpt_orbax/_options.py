@@ -135,8 +135,6 @@ def preservation_policy(options: CheckpointManagerOptions) -> Any:
                 "either"
             )
         return options.preservation_policy
-    if options.read_only:
-        return None
     kept: list[Any] = []
     if options.keep_period is not None:
         kept.append(policies.EveryNSteps(options.keep_period))

@@ -1,9 +1,8 @@
 """Pytrees as Orbax stores them: nested dictionaries and lists, with text keys and named leaves.
 
 Orbax keeps the names of a tree's nodes and not their types: a NamedTuple, a dataclass or an
-``nnx.State`` becomes a dictionary, an empty one becomes None. Trees are brought into this form before
-they are saved and before they are a target, so that directories look the same whichever of the two
-libraries wrote them.
+``nnx.State`` becomes a dictionary, an empty one becomes None. Trees get this form before they are saved
+and as targets: directories look the same whichever of the two libraries wrote them.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ def key_name(key: Any) -> str:
 
 def orbax_form(tree: Any) -> Any:
     """A loaded tree as Orbax returns it without a target: tuples are lists, int keys are text."""
-    tree = plain(tree)
-    return _lists(tree)
+    return _lists(plain(tree))
 
 
 def _lists(node: Any) -> Any:
@@ -90,12 +88,7 @@ def _lists(node: Any) -> Any:
 def leaves_of(tree: Any) -> dict[Path, Any]:
     """The leaves of a plain tree by path."""
     found: dict[Path, Any] = {}
-
-    def note(path: Path, leaf: Any) -> Any:
-        found[path] = leaf
-        return leaf
-
-    plain(tree, note)
+    plain(tree, found.setdefault)
     return found
 
 

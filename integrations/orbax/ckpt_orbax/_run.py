@@ -113,7 +113,7 @@ class Run:
 
         As with Orbax, an error of the policy that says what stays is raised once the save has begun.
         """
-        numbers, as_json = _as_saved(metrics)
+        numbers, as_json, step = *_as_saved(metrics), int(step)
         self._make_way(step)
         save, begun, error = Save(metrics), False, None
         others = [one for one in self.begun() if one != step]

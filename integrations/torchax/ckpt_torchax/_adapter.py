@@ -53,14 +53,13 @@ class TorchAdapter:
         parameters.
         """
         if isinstance(obj, torch.optim.Optimizer):
-            return _optimizers.names_beside(self._names.get(obj) or _optimizers.names_of(obj, ()))
+            return _optimizers.names_beside(self._names.get(obj) or _optimizers.names_of(obj, {}))
         return _modules.numbers_in(obj) if isinstance(obj, torch.nn.Module) else {}
 
-    def meet(self, obj: Any, others: Sequence[Any], /) -> None:
+    def meet(self, obj: Any, others: Mapping[str, Any], /) -> None:
         """Learns the names of an optimizer's parameters from the modules that are saved or restored with it."""
-        if isinstance(obj, torch.optim.Optimizer):
-            modules = [other for other in others if isinstance(other, torch.nn.Module)]
-            self._names[obj] = _optimizers.names_of(obj, modules)
+        if isinstance(obj, torch.optim.Optimizer) and (names := _optimizers.names_of(obj, others)):
+            self._names[obj] = names
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Sets a state with the structure of ``wanted`` or ``get_state``.
@@ -89,7 +88,7 @@ class TorchAdapter:
         if isinstance(obj, torch.Tensor):
             return _tensors.read_shape(obj, "tensor")
         if isinstance(obj, torch.optim.Optimizer):
-            names = self._names.get(obj) or _optimizers.names_of(obj, ())
+            names = self._names.get(obj) or _optimizers.names_of(obj, {})
             order = self._orders[obj] = _optimizers.order_of(obj, names, saved)
             return _optimizers.wanted_of_optimizer(obj, saved, order)
         return _verbs(obj)[2](obj, saved)

@@ -7,9 +7,10 @@ the names of the parameters, which are recorded beside the state, else by positi
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -48,24 +49,27 @@ Names = Sequence[Sequence[str]]
 """The names of an optimizer's parameters, by group."""
 
 
-def names_of(optimizer: torch.optim.Optimizer, modules: Iterable[Any]) -> Names | None:
-    """The names that it was given, or those of the parameters in one of the modules; None if it has others."""
+def names_of(optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> Names | None:
+    """The names that it was given, or those that its parameters have in modules among the objects; None if it has others."""
     names = [group.get("param_names") or [] for group in optimizer.param_groups]
     if not all(names):
-        known = {
-            id(parameter): name
-            for module in modules
+        known = [
+            (id(parameter), name, path)
+            for path, module in objects.items()
+            if isinstance(module, torch.nn.Module)
             for name, parameter in _torchax.unwrapped(module).named_parameters()
-        }
-        names = [[known.get(id(one), "") for one in g["params"]] for g in optimizer.param_groups]
+        ]
+        mine = {id(one) for one in _parameters(optimizer)}
+        used = Counter(name for at, name, _ in known if at in mine)
+        named = {at: name if used[name] == 1 else f"{path}:{name}" for at, name, path in known}
+        names = [[named.get(id(one), "") for one in g["params"]] for g in optimizer.param_groups]
     every = [name for group in names for name in group]
     return names if all(every) and len(set(every)) == len(every) else None
 
 
 def names_beside(names: Names | None) -> dict[str, bool]:
     """What is recorded of names: ``{"0=fc.weight": True}``, as numbers of an object are."""
-    every = [name for group in names or () for name in group]
-    return {f"{number}={name}": True for number, name in enumerate(every)}
+    return {f"{number}={name}": True for number, name in enumerate(itertools.chain(*names or ()))}
 
 
 class Order(NamedTuple):
@@ -82,29 +86,28 @@ def order_of(optimizer: torch.optim.Optimizer, names: Names | None, saved: Any) 
     sizes = [len(group["params"]) for group in groups]
     told: Mapping[str, Any] = getattr(saved, "constants", {})
     before = dict(key.split("=", 1) for key in told if "=" in key)
-    by_position = Order(range(sum(sizes)), range(len(sizes)))
-    if names is not None and len(before) == sum(sizes):
-        every, parts = [before.get(str(n), "") for n in range(sum(sizes))], list[set[str]]()
-        for size in sizes:
-            start = sum(map(len, parts))
-            parts.append(set(every[start : start + size]))
-        own, wanted = [name for group in names for name in group], list(map(set, names))
+    every = [before.get(str(n), "") for n in range(sum(sizes))]
+    own = [name for group in names or () for name in group] or [""] * sum(own_sizes)
+    if names is not None and all(every):
+        left, wanted = iter(every), list(map(set, names))
+        parts = [set(itertools.islice(left, size)) for size in sizes]
         if sorted(map(sorted, parts)) == sorted(map(sorted, wanted)):
             places = {name: place for place, name in enumerate(own)}
             return Order([places[name] for name in every], [parts.index(one) for one in wanted])
-        if own_sizes == sizes and every != own:
-            pairs = zip(every, own, strict=True)
-            shown = ", ".join(f"{old} -> {new}" for old, new in pairs if old != new)
-            warnings.warn(
-                f"the parameters of the optimizer have other names than when it was saved, so their state goes by position: {shown[:300]}",
-                UserWarning,
-                stacklevel=2,
-            )
+    if own_sizes == sizes and every != own:
+        pairs = zip(every, own, strict=True)
+        shown = ", ".join(f"{old or '?'} -> {new or '?'}" for old, new in pairs if old != new)
+        warnings.warn(
+            "the optimizer's parameters have other names than at the save, or none, so their state goes by position: save "
+            f"and restore the model in the same call. {shown[:300]}",
+            UserWarning,
+            stacklevel=2,
+        )
     if own_sizes != sizes:
         _refuse(
             "param_groups", f"groups of {sizes} parameters", f"groups of {own_sizes} parameters"
         )
-    return by_position
+    return Order(range(sum(sizes)), range(len(sizes)))
 
 
 def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any, order: Order) -> Any:

@@ -190,6 +190,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "of its own": lambda names: grain.MapDataset.source(Files(names)),
     "in another": lambda names: grain.MapDataset.source(Files("", Files(names))),
     "array": lambda names: grain.MapDataset.source(np.array(names)),
+    "objects": lambda names: grain.MapDataset.source(np.array(names, object)),
     "mixed": lambda names: grain.MapDataset.mix(
         [numbers(4), grain.MapDataset.source(Files(names))], weights=[0.5, 0.5]
     ),

@@ -242,7 +242,7 @@ class Average(nnx.Module):
     def __init__(self, updates: int, train: bool = True) -> None:
         self.updates = updates
         self.train_mode = train
-        self.inside = nnx.List([nnx.Dropout(0.5 if updates else 0.1)])
+        self.inside = nnx.data({"a": nnx.List([nnx.Dropout(0.5 if updates else 0.1)])})
         self.kept = nnx.Param(jnp.ones(2))
 
 

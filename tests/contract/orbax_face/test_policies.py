@@ -97,7 +97,8 @@ def manager(library, directory, options, losses):
             loaded = None if step < 0 else run.restore(None)["w"].item()
             before = run.best_step(), list(run.all_steps())
             state = {"w": np.full((), step + 1)}
-            run.save(step + 1, args=save(state), metrics=None if loss is None else {"loss": loss})
+            metrics = None if loss is None else {"loss": loss}
+            run.save(np.array(step + 1), args=save(state), metrics=metrics)
             said.append((step, loaded, before, list(run.all_steps())))
             assert str(run._directory) == str(run.directory)
     return said

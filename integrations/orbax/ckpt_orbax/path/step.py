@@ -129,8 +129,3 @@ is_checkpoint_finalized = is_path_finalized = is_orbax_checkpoint
 def build_step_path(base_path: Any, name_format: Any, step: int) -> Any:
     """The path of a step."""
     return as_path(as_text(base_path)) / name_format.build_name(step)
-
-
-def latest_step_metadata(root_path: Any, name_format: Any) -> Any:
-    """The newest committed step, or None."""
-    return max(name_format.find_all(root_path), default=None, key=lambda found: found.step)
