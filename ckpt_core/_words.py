@@ -1,9 +1,10 @@
-"""Sizes and times as text for people. Pure."""
+"""Sizes, times and lists as text for people. Pure."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -24,6 +25,12 @@ def time_of(unix_secs: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_secs))
     except (ValueError, OverflowError, OSError):  # a foreign checkpoint may hold any number
         return "at an unknown time"
+
+
+def some(names: Sequence[str], between: str = ", ") -> str:
+    """The first five, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return between.join(names[:5]) + more
 
 
 def in_order(name: str) -> list[tuple[int, int, str]]:

@@ -62,10 +62,9 @@ class Decoder:
         read_region(array, region, self._item.name_of(leaf), part)
 
     def _opened(self, leaf: int, key: str, head: Callable[[int], bytes]) -> ForeignArray:
-        """The TensorStore array of a leaf, through which one of its chunks can be decoded. Raises CheckpointCorrupt if
-        zarr.json does not describe the array of the record, or if the chunk claims to decode to more bytes than the record
-        allows: TensorStore allocates the claimed size before it decodes. Raises MemoryError if there is too little memory to
-        decode one.
+        """The TensorStore array of a leaf, through which one of its chunks can be decoded. Raises CheckpointCorrupt if zarr.json
+        does not describe the array of the record, or if the chunk claims to decode to more bytes: TensorStore allocates those
+        first. Raises MemoryError if there is too little memory for one.
         """
         item, index = self._item, self._index
         name, spec, chunk = item.name_of(leaf), item.specs[leaf], item.chunks[leaf]

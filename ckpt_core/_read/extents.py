@@ -179,16 +179,17 @@ class StoredChunks:
         if place is None:
             raise self.corrupt(leaf, f"chunk {key} is missing")
         extent = Extent(*place)
-        if self._item.codecs[leaf] is None:
-            if extent.size_bytes != chunk_bytes:
-                what = f"{extent.size_bytes} bytes, not {chunk_bytes}"
-                raise self.corrupt(leaf, f"chunk {key} has {what}")
-        elif extent.size_bytes > most_stored_bytes(chunk_bytes):
-            what = f"{extent.size_bytes} bytes, too many for {chunk_bytes}"
-            raise self.corrupt(leaf, f"chunk {key} has {what}")
-        elif chunk_bytes > most_chunk_bytes(extent.size_bytes):
-            what = f"{extent.size_bytes} bytes, too few for {chunk_bytes}"
-            raise self.corrupt(leaf, f"chunk {key} has {what}")
+        size_bytes, compressed = extent.size_bytes, self._item.codecs[leaf] is not None
+        if not compressed and size_bytes != chunk_bytes:
+            raise self.corrupt(leaf, f"chunk {key} has {size_bytes} bytes, not {chunk_bytes}")
+        if compressed and size_bytes > most_stored_bytes(chunk_bytes):
+            raise self.corrupt(
+                leaf, f"chunk {key} has {size_bytes} bytes, too many for {chunk_bytes}"
+            )
+        if compressed and chunk_bytes > most_chunk_bytes(size_bytes):
+            raise self.corrupt(
+                leaf, f"chunk {key} has {size_bytes} bytes, too few for {chunk_bytes}"
+            )
         if extent.file:
             end = extent.offset + extent.size_bytes
             file = f"{self._item.directory}/{extent.file}"
@@ -196,8 +197,7 @@ class StoredChunks:
             if listed is None:
                 raise self.corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
             if end > listed.size_bytes:
-                what = f"chunk {key} lies beyond the end of the file"
-                raise self.corrupt(leaf, what, extent.file)
+                raise self.corrupt(leaf, f"chunk {key} lies beyond its end", extent.file)
             if extent.file not in self._there:
                 try:  # before there is a buffer for it
                     (self._there[extent.file],) = self.files.check([extent.file])
@@ -299,10 +299,7 @@ class ExtentReader:
             return None  # several blocks, each with a checksum of its own
         extent, crc = found.extent, found.crcs[0] if found.crcs else None
         dtype = spec.numpy_dtype
-        if is_whole:
-            parts = {want.regions[0]: np.empty(chunk, dtype)}
-        else:
-            parts = buffers(want, dtype)
+        parts = {want.regions[0]: np.empty(chunk, dtype)} if is_whole else buffers(want, dtype)
         if extent.file:
             small.setdefault(extent.file, []).append((leaf, extent, crc, parts))
             return parts
@@ -386,10 +383,7 @@ class ExtentReader:
         of_chunks: dict[str, list[Share]] = {key: [] for key in found}
         for region, view in shares:
             for key, part in keyed_parts(region, chunk):
-                place = (
-                    *region_slices(part.in_region),
-                    ...,
-                )  # the ellipsis: a view of a scalar, too
+                place = (*region_slices(part.in_region), ...)  # a view of a scalar, too
                 of_chunks[key].append((part.in_chunk, view[place]))
         for key, of_chunk in of_chunks.items():
             yield from self._chunk_jobs(leaf, found[key], of_chunk)

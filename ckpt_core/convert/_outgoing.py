@@ -22,6 +22,7 @@ from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
 from ckpt_core._tree.patterns import idle_patterns, patterns_of, read_again, selector
+from ckpt_core._words import some
 
 NUMPY_DTYPES = frozenset(
     (
@@ -183,8 +184,7 @@ def _refuse_kinds(
         if item.specs[n].kind not in _KINDS or item.specs[n].dtype not in format.dtypes
     ]
     if wrong:
-        shown = ", ".join(f"{format_path(item.paths[n])} ({item.specs[n]})" for n in wrong[:5])
-        shown += f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        shown = some([f"{format_path(item.paths[n])} ({item.specs[n]})" for n in wrong])
         patterns = patterns_of(wrong, item.paths)
         raise CheckpointError(
             f"{opened.path}: {format.name} has no place for {shown}: {format.advice} exclude={patterns}"
