@@ -7,9 +7,10 @@ core imports no framework: if the object exists, its framework is already import
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
 
@@ -248,22 +249,27 @@ def notice(objects: Iterable[Any]) -> None:
 
 def introduce(items: Mapping[str, Any]) -> None:
     """Calls ``meet`` for objects that are saved or restored in one call, as items or in containers."""
-    found, parts = dict[str, Any](), [*items.items()]
+    found, parts, seen = dict[str, Any](), [*items.items()], set[int]()
     while parts:
         path, value = parts.pop()
         if adapter_for(value) is not None:
             found[path] = value
-        elif isinstance(value, (dict, list, tuple)):
-            inside = value if isinstance(value, dict) else dict(enumerate(value))
-            for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
-                if _for_class(kind) is not None or issubclass(kind, (dict, list, tuple)):
-                    for key, part in inside.items():
-                        if type(part) is kind:
-                            parts.append((f"{path}/{key}", part))
+        elif _holds_others(type(value)) and id(value) not in seen:
+            seen.add(id(value))
+            inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+            inside = inside if isinstance(inside, dict) else getattr(value, "__dict__", {})
+            kinds = {*map(type, inside.values())}  # not each leaf: there may be thousands
+            wanted = {kind for kind in kinds if _for_class(kind) or _holds_others(kind)}
+            if wanted:
+                parts += [(f"{path}/{k}", part) for k, part in inside.items() if type(part) in wanted]
     for obj in found.values():
         adapter = adapter_for(obj)
         if isinstance(adapter, verbs.Meets):
             adapter.meet(obj, found)
+
+
+def _holds_others(cls: type) -> bool:
+    return issubclass(cls, (dict, list, tuple)) or dataclasses.is_dataclass(cls)
 
 
 class SavedDict(dict[Any, Any]):
@@ -316,22 +322,21 @@ def copies_of(objects: Sequence[Any]) -> list[Any]:
 
 
 def expander(
-    target: Any = None,
-    saved: Callable[[], Any] | None = None,
+    saved: Callable[[Path], Any] = lambda path: None,
     *,
     stand_in: Callable[[Any], Any] | None = None,
     live: list[tuple[Any, bool]] | None = None,
     stored: bool = False,
-) -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
+) -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
     """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states. Make a new one for each
-    tree: it remembers shared parts. The adapter of ``target`` may request a state from ``saved``, the description of the saved
-    tree (``Wants``). ``stand_in`` gives the copy to use in place of a live object. Each object is added to ``live``, with True
+    tree: it remembers shared parts. Adapters may request a state from ``saved``, the description of what
+    was saved at a path (``Wants``); None if there is none. ``stand_in`` gives the copy to use in place of a live object. Each object is added to ``live``, with True
     if it may occur twice in a tree: its adapter has ``shares``, or its state is a single array, like a tied weight. ``stored``
     wraps values that Orbax's trees have one key deeper, for array names.
     """
     seen: dict[int, Any] = {}
 
-    def expand(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    def expand(obj: Any, path: Path) -> tuple[Any, Callable[[Any], Any]] | None:
         adapter: Any = adapter_for(obj)
         if adapter is None:
             return None
@@ -350,8 +355,8 @@ def expander(
             return used
 
         shares = bool(getattr(adapter, "shares", False))
-        if saved is not None and obj is target and isinstance(adapter, verbs.Wants):
-            state = adapter.wanted(used, saved())
+        if isinstance(adapter, verbs.Wants) and (before := saved(path)) is not None:
+            state = adapter.wanted(used, before)
         elif stored and isinstance(adapter, verbs.StoresBelow):
             state = adapter.get_stored(used, Below, seen)
         else:
@@ -365,32 +370,29 @@ def expander(
     return expand
 
 
-def as_states() -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
+def as_states() -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
     """Like ``expander``, but unflattening leaves the states in place and sets no object."""
     expand = expander()
 
-    def state_of(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
-        found = expand(obj)
+    def state_of(obj: Any, path: Path) -> tuple[Any, Callable[[Any], Any]] | None:
+        found = expand(obj, path)
         return None if found is None else (found[0], lambda state: state)
 
     return state_of
 
 
-def live_objects(tree: Any) -> Iterator[tuple[Path, Any]]:
+def live_objects(tree: Any) -> Sequence[tuple[Path, Any]]:
     """Path and object of every live object with an adapter in a pytree; none of them is called."""
-    marked: dict[int, Any] = {}
+    found: list[tuple[Path, Any]] = []
 
-    def mark(obj: Any) -> Any:
+    def note(obj: Any, path: Path) -> Any:
         if adapter_for(obj) is None:
             return None
-        mark = jax.ShapeDtypeStruct((), np.bool_)  # a placeholder leaf, found again by its id
-        marked[id(mark)] = (mark, obj)
-        return mark, list
+        found.append((path, obj))
+        return (), list
 
-    flat = flatten(tree, expand=mark)
-    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if id(leaf) in marked:
-            yield path, marked[id(leaf)][1]
+    flatten(tree, expand=note)
+    return found
 
 
 def refuse_twice(

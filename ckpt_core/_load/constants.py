@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpt_core._adapters import SavedDict
@@ -14,6 +15,7 @@ from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import (
     FlatTree,
+    Node,
     Path,
     compared_values,
     format_path,
@@ -27,13 +29,28 @@ _ABSENT: tuple[()] = ()
 """What a field has at a place beyond its end."""
 
 
-def unread(item: SavedItem) -> Any:
-    """The saved pytree, with a ``SavedLeaf`` for each leaf, for ``wanted`` of an adapter; of a live object with what was recorded beside its state."""
-    tree = unflatten(item.root, map(SavedLeaf, item.specs), resolve=importable_type)
-    if item.root.kind == "dict" and item.root.static:
-        tree = SavedDict(tree)
-        tree.constants = compared_values(item.root.static)
-    return tree
+def unread_of(item: SavedItem) -> Callable[[Path], Any]:
+    """What was saved at a path, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; beside the state of a live object what was
+    recorded with it. None for a path inside of the item at which no dict was saved.
+    """
+
+    @functools.cache
+    def dicts() -> dict[Path, Node]:
+        return {path: node for path, node in functions.nodes_in(item.root) if node.kind == "dict"}
+
+    def unread(path: Path) -> Any:
+        root = dicts().get(path) if path else item.root
+        if root is None:
+            return None
+        leaves = zip(item.paths, item.specs, strict=True)
+        inside = (SavedLeaf(spec) for at, spec in leaves if at[: len(path)] == path)
+        tree = unflatten(root, inside, resolve=importable_type)
+        if root.kind == "dict" and root.static:
+            tree = SavedDict(tree)
+            tree.constants = compared_values(root.static)
+        return tree
+
+    return unread
 
 
 def compare(

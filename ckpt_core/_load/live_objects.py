@@ -63,7 +63,7 @@ def detached(like: Any) -> Any:
     copies = Copies(like)
     flat = flatten(
         like,
-        expand=lambda obj: (
+        expand=lambda obj, _: (
             None if _adapters.adapter_for(obj) is None else ((), lambda _: copies(obj))
         ),
         keep=True,

@@ -102,7 +102,7 @@ _ONCE = "Restore it under one of the names; what is saved under another is loade
 def _match(checkpoint: Checkpoint, request: Request, context: StoreContext) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; changes no object. See ``plan_item`` for what it reads."""
     chosen = _chosen(checkpoint, request)
-    if request.restores and len(chosen) > 1:
+    if request.restores:
         introduce({name: target for name, (_, target) in chosen.items()})
     named = {
         name: plan_item(checkpoint, saved, target, request, context)

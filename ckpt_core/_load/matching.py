@@ -139,7 +139,7 @@ def plan_item(
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
-    expand = _adapters.expander(like, lambda: constants.unread(item), stand_in=copies, live=live)
+    expand = _adapters.expander(constants.unread_of(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)
 

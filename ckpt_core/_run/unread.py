@@ -181,5 +181,5 @@ def _comes_back(target: Any) -> bool:
         return False
     if names_a_form(target):
         return True
-    flat = flatten(target, expand=lambda obj: ((), list) if _adapters.adapter_for(obj) else None)
+    flat = flatten(target, expand=lambda obj, _: ((), list) if _adapters.adapter_for(obj) else None)
     return bool(flat.leaves)

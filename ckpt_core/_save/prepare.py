@@ -37,7 +37,7 @@ from ckpt_core._save.plan import (
 )
 from ckpt_core._save.plan_digest import text_of_array, text_of_text
 from ckpt_core._storage import ArrayToWrite
-from ckpt_core._tree import NONE, FlatTree, flatten
+from ckpt_core._tree import NONE, FlatTree, Path, flatten
 from ckpt_core._tree.leaves import (
     CHANGEABLE_KINDS,
     TEXT_KINDS,
@@ -66,7 +66,7 @@ def prepare_items(
     shared = None
     if len(items) > 1:
         shared = SharedObjects()
-        _adapters.introduce(items)
+    _adapters.introduce(items)
     lives: list[Live] = [[] for _ in items]
     prepared = [
         prepare_item(name, value, jobs, copy, shared, live)
@@ -127,10 +127,10 @@ def _flat(value: Any, live: Live | None) -> tuple[FlatTree, bool]:
     """A value as a pytree; and whether its owner can write to memory of its jax arrays, as with torchax."""
     expand_one, writable = _adapters.expander(stored=True, live=live), False
 
-    def expand(obj: Any) -> Any:
+    def expand(obj: Any, path: Path) -> Any:
         nonlocal writable
         writable = writable or _adapters.has_writable_arrays(_adapters.adapter_for(obj))
-        return expand_one(obj)
+        return expand_one(obj, path)
 
     flat = flatten(value, expand=expand, saving=True)
     return flat, writable

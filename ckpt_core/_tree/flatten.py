@@ -163,11 +163,11 @@ def code_and_constants(node: Node, path: Path = ()) -> list[tuple[Path, str]]:
 def flatten(
     tree: Any,
     *,
-    expand: Callable[[Any], Any] | None = None,
+    expand: Callable[[Any, Path], Any] | None = None,
     keep: bool = False,
     saving: bool = False,
 ) -> FlatTree:
-    """Paths, leaves and structure of a tree; None belongs to the structure. ``expand`` is called for all but arrays, plain
+    """Paths, leaves and structure of a tree; None belongs to the structure. ``expand`` is called, with their paths, for all but arrays, plain
     values, dicts, lists and tuples. It gives the tree to flatten in the object's place and the function that makes the object's
     value from a new state; or None. ``keep`` sets ``Node.make``, for ``unflatten``. ``saving`` raises for objects without
     anything to store. Raises UnsupportedLeaf for an unsupported dictionary key, a container that contains itself, or nesting
@@ -190,7 +190,7 @@ def flatten(
 class _Walk:
     """One traversal: collects paths and leaves while it builds the nodes."""
 
-    def __init__(self, expand: Callable[[Any], Any] | None, keep: bool, saving: bool) -> None:
+    def __init__(self, expand: Callable[[Any, Path], Any] | None, keep: bool, saving: bool) -> None:
         self.paths: list[Path] = []
         self.leaves: list[Any] = []
         self._expand = expand
@@ -298,7 +298,7 @@ class _Walk:
     def _object(self, value: Any, path: Path) -> Node:
         """Neither a builtin container nor an array: by adapter, NamedTuple, registered node, dataclass."""
         cls = type(value)
-        expanded = self._expand(value) if self._expand else None
+        expanded = self._expand(value, path) if self._expand else None
         if expanded is not None:
             state, finish = expanded
             # A closure over `finish` only: the structure must not keep the live object alive.

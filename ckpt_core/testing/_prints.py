@@ -100,7 +100,7 @@ def _container_path(path: Path) -> str:
     return format_path(path) + _CONTAINER
 
 
-def _expanded(value: Any) -> Any:
+def _expanded(value: Any, path: Path) -> Any:
     """Expands live objects as a save does, but allows iterators at any place."""
     adapter = _adapters.adapter_for(value)
     return None if adapter is None else (adapter.get_state(value), lambda state: state)
