@@ -1,5 +1,6 @@
 """PyTorch without torchax: tensors, modules and optimizers on the CPU."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -134,17 +135,6 @@ def test_optimizers_of_plain_torch_go_on_exactly(tmp_path, make):
     )
 
 
-def test_a_fresh_optimizer_inside_of_a_container_is_refused(tmp_path):
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    ckpt.save(tmp_path / "a", state={"optimizer": optimizer})
-    fresh = torch.optim.SGD(model.parameters(), momentum=0.9)
-    with pytest.raises(ckpt.StructureMismatch, match="momentum_buffer"):
-        ckpt.restore(tmp_path / "a", state={"optimizer": fresh})
-
-
 class Average(nn.Module):
     """Counts its updates in a number, which state_dict leaves out."""
 
@@ -218,15 +208,31 @@ def grouped(model: Any, reverse: bool, named: bool) -> Any:
     return torch.optim.Adam(groups[:: -1 if reverse else 1])
 
 
+@dataclasses.dataclass
+class Training:
+    model: Any
+    optimizer: Any
+
+
+TOGETHER = {
+    "items": lambda model, optimizer: {"model": model, "optimizer": optimizer},
+    "containers": lambda model, optimizer: {"model": {"models": [model]}, "optimizer": optimizer},
+    "one item": lambda model, optimizer: {"state": {"model": model, "by": (optimizer,)}},
+    "dataclass": lambda model, optimizer: {"state": Training(model, optimizer)},
+}
+
+
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("stepped", [False, True])
-@pytest.mark.parametrize("hold", [lambda model: model, lambda model: {"models": [model]}])
-def test_optimizers_are_matched_by_names(named, stepped, hold, tmp_path):
+@pytest.mark.parametrize("how", TOGETHER)
+def test_optimizers_are_matched_by_names(named, stepped, how, tmp_path):
+    def items(model: Any, optimizer: Any) -> dict[str, Any]:
+        return TOGETHER[how](None if named else model, optimizer)
+
     model = Two(0)
     optimizer = grouped(model, False, named)
     step(model, optimizer)
-    beside = {} if named else {"model": hold(model)}
-    ckpt.save(tmp_path / "a", optimizer=optimizer, **beside)
+    ckpt.save(tmp_path / "a", items=items(model, optimizer))
     other = Two(1)
     target = grouped(other, True, named)
     if stepped:
@@ -234,17 +240,17 @@ def test_optimizers_are_matched_by_names(named, stepped, hold, tmp_path):
         step(other, target)
         for group in target.param_groups:
             group["lr"] = 7.0
-    ckpt.restore(tmp_path / "a", optimizer=target, **({"model": hold(other)} if beside else {}))
+    ckpt.restore(tmp_path / "a", items=items(other, target))
     assert moments(other, target) == moments(model, optimizer)
     assert rates(target, other) == rates(optimizer, model)
     if named:
         names = [name for group in target.param_groups for name in group["param_names"]]
         assert names[0] == "c.bias"
     again = tmp_path / "b"  # and what is saved then restores again
-    ckpt.save(again, optimizer=target, model=other)
+    ckpt.save(again, items=items(other, target))
     last = Two(2)
     final = grouped(last, False, named)
-    ckpt.restore(again, optimizer=final, model=last)
+    ckpt.restore(again, items=items(last, final))
     assert moments(last, final) == moments(model, optimizer)
 
 
