@@ -8,10 +8,12 @@ that use cannot change are described.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, cast
@@ -74,12 +76,12 @@ def is_elastic(obj: Any) -> bool:
     )
 
 
-def described(obj: Any, how: str) -> tuple[list[str], list[list[str]]]:
-    """One line for each node of an iterator's pipeline, with its inputs indented below; and for each of its sources the name,
-    and a digest of the lists of texts and numbers that it holds.
+def described(obj: Any, how: str) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """One line for each node of an iterator's pipeline, with its inputs indented below; for each of its sources the name, and a
+    digest of the lists of texts and numbers that it holds; and the same of its records.
     """
     lines = _Lines(firm=how == FIRM)
-    return lines.of(obj), lines.sources
+    return lines.of(obj), lines.sources, lines.records
 
 
 class _Lines:
@@ -87,6 +89,7 @@ class _Lines:
         self._firm = firm
         self._values = ValueText(firm)
         self.sources: list[list[str]] = []
+        self.records: list[list[str]] = []
 
     def of(self, obj: Any) -> list[str]:
         if isinstance(obj, grain.DataLoaderIterator):
@@ -150,13 +153,14 @@ class _Lines:
         }
 
     def _source_text(self, source: Any) -> str:
-        if not is_of_grain(source) and (held := [*self._lists_in(source, 3)]):
-            digest = hashlib.sha256("\n".join(held).encode(errors="backslashreplace"))
-            self.sources.append([type(source).__name__, digest.hexdigest()[:16]])
-        try:
-            length = f"[{len(source)}]"
-        except TypeError:
-            length = ""
+        if not is_of_grain(source):
+            held = (self.sources, self._lists_in), (self.records, self._records_in)
+            for known, found_in in held:
+                if texts := "\n".join(found_in(source, 3)):
+                    digest = hashlib.sha256(texts.encode(errors="backslashreplace"))
+                    known.append([type(source).__name__, digest.hexdigest()[:16]])
+        count = _length(source)
+        length = "" if count is None else f"[{count}]"
         if isinstance(source, np.ndarray):
             return f"ndarray[{source.dtype}{source.shape}]"
         if isinstance(source, (list, tuple)):  # data in memory, not a setting
@@ -167,13 +171,39 @@ class _Lines:
         """The lists of texts and numbers that a source is or holds, as texts, also those of a source in it."""
         if (text := _list_text(source)) is not None:
             yield text
-        elif depth and not isinstance(source, (type, Mapping, list, tuple)):
-            held: Mapping[str, Any] = getattr(source, "__dict__", {})
-            if self._firm:  # use may have changed the others
-                held = {name: given.value for name, given in made_with(source).items()}
-            for name, value in sorted(held.items()):
+        elif depth:
+            for name, value in self._held_by(source):
                 if _list_text(value) is not None or hasattr(type(value), "__getitem__"):
                     yield from (f"{name}: {text}" for text in self._lists_in(value, depth - 1))
+
+    def _records_in(self, source: Any, depth: int) -> Iterator[str]:
+        """Likewise lists that hold dicts, dataclasses, arrays or None; lists in dicts; and a dict with an entry for each sample."""
+        if (text := _records_text(source)) is not None:
+            yield text
+        elif isinstance(source, Mapping):
+            found = {
+                repr(key): _list_text(part) or _records_text(part) for key, part in source.items()
+            }
+            yield from (f"{key}: {text}" for key, text in found.items() if text is not None)
+        elif depth:
+            for name, value in self._held_by(source):
+                if isinstance(value, Mapping) and len(value) == _length(source):
+                    value = [{"key": key, "value": one} for key, one in value.items()]
+                if hasattr(type(value), "__getitem__"):
+                    yield from (f"{name}: {text}" for text in self._records_in(value, depth - 1))
+
+    def _held_by(self, source: Any) -> list[tuple[str, Any]]:
+        """The attributes of a source; in use only those that it was given, since the others may have changed."""
+        if isinstance(source, (type, Mapping, list, tuple)):
+            return []
+        if self._firm:
+            given = made_with(source).items()
+            return sorted(
+                (name, one.value)
+                for name, one in given
+                if not (one.optional and isinstance(one.value, dict))
+            )
+        return sorted(getattr(source, "__dict__", {}).items())
 
 
 def _list_text(value: Any) -> str | None:
@@ -186,20 +216,66 @@ def _list_text(value: Any) -> str | None:
         value = value.tolist()
     if not isinstance(value, (list, tuple)) or not _is_plain(value):
         return None
-    items = cast("Sequence[Any]", value)
+    items = list(cast("Sequence[Any]", value))
     if items and all(isinstance(item, (str, PurePath)) for item in items):
-        texts = list(map(str, items))
-        pairs = zip(min(texts), max(texts), strict=False)
-        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-        folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
-        items = [text[len(folder) :] for text in texts]
-    return repr(list(items))
+        items = _without_folder(items)
+    return repr(items)
+
+
+def _without_folder(items: Sequence[Any]) -> list[Any]:
+    """Texts, and what is between them, without the folder that the texts share."""
+    texts = [str(item) for item in items if isinstance(item, (str, PurePath))]
+    pairs = zip(min(texts, default=""), max(texts, default=""), strict=False)
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
+    return [
+        str(item)[len(folder) :] if isinstance(item, (str, PurePath)) else item for item in items
+    ]
+
+
+def _records_text(value: Any) -> str | None:
+    """A list with dicts, dataclasses, arrays or None in it as text, field by field: paths of one field share a folder. None for
+    anything else.
+    """
+    columns: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+
+    def note(part: Any, field: tuple[Any, ...]) -> bool:
+        inside: Any = ()
+        if part is None or type(part) in (str, int, float):  # most are: there may be millions
+            pass
+        elif isinstance(part, Mapping):
+            inside = part.items()
+        elif isinstance(part, (list, tuple)):
+            narrow = field and len(part) <= 16  # such as a pair: its places are fields
+            inside = [(place if narrow else "", one) for place, one in enumerate(part)]
+        elif isinstance(part, np.ndarray) and part.dtype.kind in "biufcSU":
+            part = [array_text(part, repr)]
+        elif dataclasses.is_dataclass(part):
+            names = [one.name for one in dataclasses.fields(part)]
+            inside = [(name, getattr(part, name, None)) for name in names]
+        elif not _is_plain(part):
+            return False
+        columns[field].append([len(inside)] if inside else part)
+        return all([note(one, (*field, name)) for name, one in inside])
+
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OT":
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)) or _is_plain(value) or not note(value, ()):
+        return None
+    return "\n".join(f"{at}: {_without_folder(columns[at])}" for at in sorted(columns, key=repr))
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, cast("Sequence[Any]", value)))
     return isinstance(value, (str, bytes, int, float, np.number, PurePath))
+
+
+def _length(source: Any) -> int | None:
+    try:
+        return len(source)
+    except TypeError:
+        return None
 
 
 def loader_of(iterator: Any) -> Any:

@@ -38,7 +38,7 @@ _BY_NAME = "functions by name"
 
 def describe(obj: Any, how: str) -> dict[str, Any]:
     """An iterator's pipeline as plain values: WHOLE if it has returned no element yet, FIRM otherwise."""
-    lines, sources = described(obj, how)
+    lines, sources, records = described(obj, how)
     return {
         "grain": grain.__version__,
         # None for an elastic iterator, whose state fits any number of processes.
@@ -49,6 +49,7 @@ def describe(obj: Any, how: str) -> dict[str, Any]:
         "digest": _digest(lines),
         "digest_of_names": _digest(lines),
         "sources": sources,
+        "records": records,
     }
 
 
@@ -138,9 +139,10 @@ _COUNT_ADVICE = (
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
     if saved["processes"] != now["processes"]:
         yield Mismatch("processes", "number", str(saved["processes"]), str(now["processes"]))
-    for (name, before), (_, after) in zip(saved.get("sources", ()), now["sources"], strict=False):
-        if before != after:
-            yield Mismatch(name, "content", f"digest {before}", f"digest {after}")
+    for held in ("sources", "records"):
+        for (name, before), (_, after) in zip(saved.get(held, ()), now[held], strict=False):
+            if before != after:
+                yield Mismatch(name, "content", f"digest {before}", f"digest {after}")
     if saved["digest"] == now["digest"]:
         return
     alike = saved["grain"] == now["grain"] and saved.get("python") == _BY_NAME

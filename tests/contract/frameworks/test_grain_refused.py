@@ -183,6 +183,15 @@ class Files:
         return "Files"
 
 
+@dataclasses.dataclass
+class Sample:
+    path: Any
+
+
+def sample(name: str) -> dict[str, Any]:
+    return {"path": name, "in": [{"frames": (name, 1)}], "caption": "either / or", "none": None}
+
+
 NAMES = [f"/data/{n}.arrow" for n in "abcd"]
 MADE: dict[str, Callable[[Any], Any]] = {
     "list": grain.MapDataset.source,
@@ -190,6 +199,12 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "of its own": lambda names: grain.MapDataset.source(Files(names)),
     "in another": lambda names: grain.MapDataset.source(Files("", Files(names))),
     "array": lambda names: grain.MapDataset.source(np.array(names)),
+    "with None": lambda names: grain.MapDataset.source([None, *names]),
+    "records": lambda names: grain.MapDataset.source(list(map(sample, names))),
+    "arrays": lambda names: grain.MapDataset.source([{"x": np.array([*n[-7:]])} for n in names]),
+    "dataclasses": lambda names: grain.MapDataset.source(Files([*map(Sample, names)])),
+    "index": lambda names: grain.MapDataset.source(Files("", {name: 1 for name in names})),
+    "columns": lambda names: grain.MapDataset.source(Files("", {"x": [1], "path": names})),
     "objects": lambda names: grain.MapDataset.source(np.array(names, object)),
     "mixed": lambda names: grain.MapDataset.mix(
         [numbers(4), grain.MapDataset.source(Files(names))], weights=[0.5, 0.5]
