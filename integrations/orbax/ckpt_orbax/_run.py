@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
 from ckpt_orbax._paths import as_path, as_text, refuse_another_series
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
-from ckpt_orbax.metadata import metrics_of, times_of
+from ckpt_orbax.metadata import as_only_to_resume, is_only_to_resume, metrics_of, times_of
 from ckpt_orbax.options import MultiprocessingOptions
 from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
@@ -121,6 +120,8 @@ class Run:
             if self._keep is not None:
                 asked = [*self._for_policy(others), self._of_save(step, save)]
                 save.let_go = let_go(self._keep, asked)
+                if step in save.let_go:
+                    metadata = as_only_to_resume(metadata)
         except Exception as caught:
             error = caught
         try:
@@ -229,7 +230,7 @@ class Run:
         running, there = self.running(), self.on_disk()
         if self._unasked:
             self._unasked = False
-            self._ask(there)
+            self._let_go.update(one for one in there[-1:] if is_only_to_resume(self.path(one)))
         gone = self._let_go.union(*(save.let_go for save in running.values()))
         return sorted({*there, *running} - gone)
 
@@ -240,14 +241,6 @@ class Run:
     def newest_step(self) -> int | None:
         """The newest step of all, committed or being saved."""
         return max({*self.running(), *self.on_disk()}, default=None)
-
-    def _ask(self, there: Sequence[int]) -> None:
-        """After a look at the directory, finds the step that is there only for resuming."""
-        # Orbax asks its policy at a save alone, which raises what the policy raises.
-        with contextlib.suppress(Exception):
-            if self._keep is not None:
-                steps = self._for_policy([step for step in there if step not in self._let_go])
-                self._let_go |= only_to_resume(self._keep, steps)
 
     def _for_policy(self, numbers: Sequence[int]) -> list[Step]:
         """Steps as policies see them; what cannot be read stays, and no policy learns of it."""
@@ -330,21 +323,10 @@ def _asks_for_preemption(policy: Any) -> bool:
     return not isinstance(policy, policies.NEVER_AT_PREEMPTION)
 
 
-def let_go(policy: Any, steps: Sequence[Step], now: datetime.datetime | None = None) -> set[int]:
+def let_go(policy: Any, steps: Sequence[Step]) -> set[int]:
     """The steps, oldest first, that Orbax deletes when it asks a policy, after a save."""
-    kept = policy.should_preserve(steps, context=policies.PreservationContext(now=now))
+    kept = policy.should_preserve(steps, context=policies.PreservationContext())
     return {one.step for one, stays in zip(steps, kept, strict=True) if not stays}
-
-
-def only_to_resume(policy: Any, steps: Sequence[Step]) -> set[int]:
-    """The newest of the steps on a disk, if it alone was not kept at its save; else nothing, as the steps are of
-    another policy, and Orbax shows what it finds.
-    """
-    if not steps:
-        return set()
-    newest = steps[-1]
-    gone = let_go(policy, steps, newest.time)
-    return gone if gone == {newest.step} else set()
 
 
 def _by_number(policy: Any) -> bool:

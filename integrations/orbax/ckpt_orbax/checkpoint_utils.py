@@ -15,6 +15,7 @@ from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
 from ckpt_orbax._leaves import as_sharding
 from ckpt_orbax._paths import as_text
 from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
+from ckpt_orbax.path.step import checkpoint_steps
 from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs
 
 
@@ -130,12 +131,18 @@ def checkpoints_iterator(
         [7]
     """
     with ckpt.Checkpointer(as_text(checkpoint_dir), read_only=True) as reader:
-        step = None
+        seen, last, began = None, -1, time.monotonic()
         while True:
-            found = reader.wait_for_new_step(step, timeout)
+            left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+            found = reader.wait_for_new_step(seen, left)
             if found is not None:
-                step, began = found, time.monotonic()
-                yield step
+                seen, newest = found, max(checkpoint_steps(checkpoint_dir), default=-1)
+                newest = int(multihost.broadcast_one_to_all(newest))
+                if newest <= last:  # the new one is there only for resuming
+                    continue
+                last, began = newest, time.monotonic()
+                yield newest
                 time.sleep(max(0.0, began + min_interval_secs - time.monotonic()))
             elif timeout_fn is None or multihost.broadcast_one_to_all(timeout_fn()):
                 return
+            began = time.monotonic()

@@ -194,8 +194,33 @@ def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
         item_metadata=item_metadata,
         metrics=metrics_of(info) or {},
         **times_of(info),
-        custom_metadata=info.metadata or {},
+        custom_metadata=custom_metadata_of(info),
     )
+
+
+_TO_RESUME = "ckpt_only_to_resume"
+"""In the metadata of a step that the policy of its program did not keep, and that stays until the next save."""
+
+
+def as_only_to_resume(metadata: Any) -> Any:
+    """The metadata of a step, marked; as it is if it is no dict."""
+    return {**(metadata or {}), _TO_RESUME: True} if isinstance(metadata or {}, dict) else metadata
+
+
+def is_only_to_resume(path: Any) -> bool:
+    """Whether the policy did not keep a step when it was saved: with Orbax it would be gone."""
+    try:
+        return _TO_RESUME in (ckpt.inspect(as_text(path)).metadata or ())
+    except (ckpt.CheckpointError, OSError, TypeError, ValueError):
+        return False
+
+
+def custom_metadata_of(info: CheckpointInfo) -> Any:
+    """What was saved as ``custom_metadata=``."""
+    found = {} if info.metadata is None else info.metadata
+    if not isinstance(found, dict):
+        return found
+    return {key: value for key, value in found.items() if key != _TO_RESUME}
 
 
 def get_step_metadata(path: Any) -> StepMetadata:

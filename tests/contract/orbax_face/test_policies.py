@@ -155,6 +155,36 @@ def test_steps_are_those_that_orbax_keeps(tmp_path, run, options, losses):
     assert run(ckpt_orbax, tmp_path / "ours", options, losses) == expected
 
 
+def readers(run):
+    """The steps, as programs see them that know nothing of the policy; and the metadata of step 3."""
+    utils = ckpt_orbax.checkpoint_utils
+    with ckpt_orbax.CheckpointManager(run) as manager, ocp.training.Checkpointer(run) as first:
+        newest = {
+            "manager": manager.latest_step(),
+            "all": manager.all_steps(),
+            "read again": manager.all_steps(read=True),
+            "v1": first.latest.step,
+            "checkpoints": [one.step for one in first.checkpoints],
+            "iterator": list(utils.checkpoints_iterator(run, timeout=0)),
+            "steps": ckpt_orbax.utils.checkpoint_steps(run),
+            "names": [one.step for one in ocp.path.step.standard_name_format().find_all(run)],
+        }
+        return newest, [one.metadata(3).custom_metadata for one in (first, manager)]
+
+
+@pytest.mark.parametrize("metadata", [None, {"lr": 0.1}])
+def test_readers_without_the_policy_see_what_orbax_keeps(tmp_path, metadata):
+    options = ckpt_orbax.CheckpointManagerOptions(max_to_keep=1, best_fn=lambda m: m["acc"])
+    with ckpt_orbax.CheckpointManager(tmp_path, options=options) as manager:
+        for step, acc in enumerate([0.9, 0.1, 0.95, 0.2]):
+            args = ckpt_orbax.args.StandardSave({"w": np.ones(2) * step})
+            manager.save(step, args=args, metrics={"acc": acc}, custom_metadata=metadata)
+    newest, metadata_of_3 = readers(tmp_path)
+    assert all(seen == 2 or seen == [2] for seen in newest.values()), newest
+    assert metadata_of_3 == [metadata or {}] * 2
+    assert ckpt.Checkpointer(tmp_path, read_only=True).latest_step() == 3  # for resuming
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_the_newest_step_stays_for_resuming(tmp_path, restart):
     policy = keeping.BestN(get_metric_fn=lambda m: m["loss"], n=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -12,7 +12,7 @@ from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata
 from ckpt_orbax.checkpoint_managers import Step as Step
-from ckpt_orbax.metadata import is_orbax_checkpoint
+from ckpt_orbax.metadata import is_only_to_resume, is_orbax_checkpoint
 
 StepT = TypeVar("StepT", covariant=True)
 TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"
@@ -53,10 +53,9 @@ class _Standard:
     def find_all(self, base_path: Any) -> Iterator[Step]:
         directory = as_text(base_path)
         with ckpt.Checkpointer(directory, read_only=True) as reader:
-            for step in reader.all_steps():
-                path = as_path(directory) / self.build_name(step)
-                if exists(path):
-                    yield CheckpointMetadata(step, path)
+            found = [(n, as_path(directory) / self.build_name(n)) for n in reader.all_steps()]
+        for step, path in without_one_to_resume([one for one in found if exists(one[1])]):
+            yield CheckpointMetadata(step, path)
 
     def find_step(self, base_path: Any, step: int) -> Step:
         for found in self.find_all(base_path):
@@ -119,8 +118,18 @@ def checkpoint_steps(checkpoint_dir: Any) -> list[int]:
 def checkpoint_steps_paths(checkpoint_dir: Any) -> list[Any]:
     """The paths of the steps in a directory."""
     directory = as_path(as_text(checkpoint_dir))
-    found = directory.iterdir() if exists(directory) else ()
-    return [one for one in found if _STEP_NAME.fullmatch(one.name) and is_orbax_checkpoint(one)]
+    found = [
+        (int(name[1]), one)
+        for one in (directory.iterdir() if exists(directory) else ())
+        if (name := _STEP_NAME.fullmatch(one.name)) and is_orbax_checkpoint(one)
+    ]
+    return [one for _, one in without_one_to_resume(found)]
+
+
+def without_one_to_resume(steps: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Steps and their paths without the newest, if it is there only for resuming."""
+    newest = max((step for step, _ in steps), default=None)
+    return [(n, path) for n, path in steps if n != newest or not is_only_to_resume(path)]
 
 
 is_checkpoint_finalized = is_path_finalized = is_orbax_checkpoint

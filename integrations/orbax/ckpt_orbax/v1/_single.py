@@ -19,7 +19,13 @@ from ckpt_orbax._errors import (
 )
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.future import AsyncResponse, in_thread
-from ckpt_orbax.metadata import CheckpointMetadata, is_metrics, times_of, tree_of
+from ckpt_orbax.metadata import (
+    CheckpointMetadata,
+    custom_metadata_of,
+    is_metrics,
+    times_of,
+    tree_of,
+)
 from ckpt_orbax.v1 import _items
 from ckpt_orbax.v1._context import (
     Context,
@@ -327,7 +333,7 @@ def _metadata(
         as_path(path, context.file.path_class),
         metadata=describe(info, context),
         **times_of(info),
-        custom_metadata={} if info.metadata is None else info.metadata,
+        custom_metadata=custom_metadata_of(info),
     )
 
 
