@@ -18,7 +18,6 @@ import numpy as np
 
 from ckpt_core._adapters import verbs as verbs
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._lazy import jax
 from ckpt_core._tree import Below, Path, WithConstants, flatten, format_path
 from ckpt_core.arguments import with_article
 
@@ -261,7 +260,9 @@ def introduce(items: Mapping[str, Any]) -> None:
             kinds = {*map(type, inside.values())}  # not each leaf: there may be thousands
             wanted = {kind for kind in kinds if _for_class(kind) or _holds_others(kind)}
             if wanted:
-                parts += [(f"{path}/{k}", part) for k, part in inside.items() if type(part) in wanted]
+                parts += [
+                    (f"{path}/{k}", part) for k, part in inside.items() if type(part) in wanted
+                ]
     for obj in found.values():
         adapter = adapter_for(obj)
         if isinstance(adapter, verbs.Meets):

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from ckpt_core._directory import place, read_pieces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
-    CheckpointNotFound,
     Mismatch,
     StructureMismatch,
 )
@@ -195,8 +194,10 @@ def saved_files(checkpoint: Checkpoint, saved: SavedItem) -> SavedFiles:
             for _ in _pieces(checkpoint, saved.file(name)):
                 pass
     where = f"{checkpoint.path}/{saved.directory}"
-    read = functools.partial(_read, checkpoint, saved)
-    return SavedFiles(where, sizes, read, functools.partial(_copy, checkpoint, saved, list(sizes)))
+    pieces = {name: functools.partial(_pieces, checkpoint, saved.file(name)) for name in sizes}
+    return SavedFiles(
+        where, sizes, lambda name: b"".join(pieces[name]()), functools.partial(_copy, pieces)
+    )
 
 
 def sizes_of(checkpoint: Checkpoint, saved: SavedItem) -> dict[str, int]:
@@ -224,15 +225,17 @@ def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[bytes]:
             size += len(piece)
             crc = zlib.crc32(piece, crc)
             yield piece
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _missing(checkpoint, name) from error
-    if (size, crc) != (expected.size_bytes, expected.crc32):
+        if (size, crc) != (expected.size_bytes, expected.crc32):
+            raise CheckpointCorrupt(
+                f"{checkpoint.path}: file {name} is damaged: its size or checksum differs from that of the save",
+                file=name,
+            )
+    except (FileNotFoundError, NotADirectoryError, CheckpointCorrupt) as error:
         if checkpoint.was_replaced():
-            raise replaced(checkpoint.path)
-        raise CheckpointCorrupt(
-            f"{checkpoint.path}: file {name} is damaged: its size or checksum differs from that of the save",
-            file=name,
-        )
+            raise replaced(checkpoint.path) from error
+        if isinstance(error, CheckpointCorrupt):
+            raise
+        raise CheckpointCorrupt(f"{checkpoint.path}: file {name} is missing", file=name) from error
 
 
 def _unverified(checkpoint: NativeCheckpoint, name: str, size_bytes: int) -> Iterator[bytes]:
@@ -244,28 +247,8 @@ def _unverified(checkpoint: NativeCheckpoint, name: str, size_bytes: int) -> Ite
     return iter([data])
 
 
-def _missing(checkpoint: NativeCheckpoint, name: str) -> CheckpointCorrupt | CheckpointNotFound:
-    if checkpoint.was_replaced():
-        return replaced(checkpoint.path)
-    return CheckpointCorrupt(f"{checkpoint.path}: file {name} is missing", file=name)
-
-
-def _read(checkpoint: Checkpoint, saved: SavedItem, name: str) -> bytes:
-    try:
-        return b"".join(_pieces(checkpoint, saved.file(name)))
-    except CheckpointCorrupt:
-        if checkpoint.was_replaced():
-            raise replaced(checkpoint.path) from None
-        raise
-
-
-def _copy(checkpoint: Checkpoint, saved: SavedItem, names: list[str], directory: str) -> None:
+def _copy(pieces: Mapping[str, Callable[[], Iterator[bytes]]], directory: str) -> None:
     target = os.path.abspath(os.path.expanduser(directory))
     os.makedirs(target, exist_ok=True)
-    for name in names:
-        try:
-            place(os.path.join(target, name), _pieces(checkpoint, saved.file(name)))
-        except CheckpointCorrupt:
-            if checkpoint.was_replaced():
-                raise replaced(checkpoint.path) from None
-            raise
+    for name, read in pieces.items():
+        place(os.path.join(target, name), read())
