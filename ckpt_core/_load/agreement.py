@@ -30,10 +30,10 @@ class LoadAgreement:
     def __init__(
         self,
         options: Options,
-        call: str = "load",  # shown to a process that does something else at that moment
-        together: Round | None = None,  # taken on the caller's thread; None: it is taken here
-        alone: bool = False,  # only this process loads, however many run (``as_numpy=True``)
-        alike: bool = False,  # as for ``identity_of``
+        call: str,  # shown to a process that does something else at that moment
+        together: Round | None,  # taken on the caller's thread; None: it is taken here
+        alone: bool,  # only this process loads, however many run (``as_numpy=True``)
+        alike: bool,  # as for ``identity_of``
     ) -> None:
         self._options, self._alike = options, alike
         self._plans_first = call == "restore" or options.broadcast

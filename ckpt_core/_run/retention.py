@@ -46,12 +46,11 @@ class Retention:
         self._known: dict[int, keep.StepFacts] = {}
         self._said_no_metric = False
 
-    def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> list[int]:
-        """Deletes the steps that no policy keeps; returns them. ``saved`` was just committed; those in ``but`` were removed
+    def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> None:
+        """Deletes the steps that no policy keeps. ``saved`` was just committed; those in ``but`` were removed
         since the listing. A failed deletion is only logged.
         """
         self._known.pop(saved, None)
-        deleted: list[int] = []
         steps = [step for step in listing.committed() if step not in but]
         for step in self._due(steps, listing, damaged):
             try:
@@ -63,9 +62,6 @@ class Retention:
             except (OSError, CheckpointError) as error:
                 logger.warning("could not delete %s: %s", self._path(step, listing), error)
                 self._send_event("delete_failed", step, error)
-            else:
-                deleted.append(step)
-        return deleted
 
     def clean(self) -> None:
         """Removes the temporary directories that dead writers left of unfinished saves; on process 0 alone."""

@@ -51,7 +51,7 @@ def agree_to_save(
     settings: Mapping[str, Any],
     offer: Any,
     refusal: Exception | None,
-    combine: Callable[[list[Any]], Any] = of_process_0,
+    combine: Callable[[list[Any]], Any],
 ) -> Any:
     """The answer that ``combine`` makes of all offers on process 0, after all processes have agreed that they save the same,
     with the same ``settings``, by the names that a message uses. Each of several processes must call it, and it blocks until all

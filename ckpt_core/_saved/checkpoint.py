@@ -183,7 +183,7 @@ class NativeCheckpoint(Checkpoint):
             )
         return data
 
-    def read_unverified(self, name: str, limit_bytes: int | None = None) -> bytes | None:
+    def read_unverified(self, name: str, limit_bytes: int | None) -> bytes | None:
         """A file's bytes; None if there is no such file."""
         if not self.record.packed:
             return self.backend.read(self.path, name, limit_bytes)
