@@ -22,8 +22,6 @@ PIECE_BYTES = 4 * 1024 * 1024
 _RESERVED = (".attempt.", ".ckpt-put.")
 """Beginnings of names that attempts in object stores have, and halves of files in mounted ones."""
 _SCRATCH = "ckpt-files-"
-_DELETED = ".deleted"
-"""Name of the object by which a store knows that all beside it may be deleted."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +79,6 @@ def _source(name: str, path: str) -> SourceFile:
     if base.startswith(_RESERVED):
         begin = ".".join(base.split(".")[:2]) + "."
         raise _refused(name, path, f"a file whose name begins with {begin!r}, as ckpt's own do")
-    if base == _DELETED:
-        raise _refused(
-            name, path, f"a file of the name {_DELETED!r}, which ckpt's own have in stores"
-        )
     return SourceFile(name, path, status.st_size, _state(status))
 
 

@@ -65,7 +65,7 @@ def test_the_home_directory(tmp_path, monkeypatch):
     assert (copied / "file").read_text() == "1"
 
 
-@pytest.mark.parametrize("name", [".deleted", ".ckpt-put.1", ".attempt.a.b"])
+@pytest.mark.parametrize("name", [".ckpt-put.1", ".attempt.a.b"])
 def test_names_that_buckets_need_are_refused(name, tmp_path):
     """The next writer would take it for a deletion or an attempt that died, and remove it or what is beside it."""
     (tmp_path / "source").mkdir()
