@@ -246,31 +246,29 @@ def notice(objects: Iterable[Any]) -> None:
             adapter.notice(obj)
 
 
-def introduce(items: Mapping[str, Any]) -> None:
-    """Calls ``meet`` for objects that are saved or restored in one call, as items or in containers."""
+def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
+    """The adapter of each item; calls ``meet`` for objects that are saved or restored in one call, as items or in containers."""
     found, parts, seen = dict[str, Any](), [*items.items()], set[int]()
     while parts:
         path, value = parts.pop()
         if adapter_for(value) is not None:
             found[path] = value
-        elif _holds_others(type(value)) and id(value) not in seen:
+        elif id(value) not in seen:
             seen.add(id(value))
-            inside = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
-            inside = inside if isinstance(inside, dict) else getattr(value, "__dict__", {})
-            kinds = {*map(type, inside.values())}  # not each leaf: there may be thousands
-            wanted = {kind for kind in kinds if _for_class(kind) or _holds_others(kind)}
-            if wanted:
-                parts += [
-                    (f"{path}/{k}", part) for k, part in inside.items() if type(part) in wanted
-                ]
+            inside = getattr(value, "__dict__", {}) if dataclasses.is_dataclass(value) else {}
+            if isinstance(value, (dict, list, tuple)):
+                inside = value if isinstance(value, dict) else dict(enumerate(value))
+            for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
+                holds = issubclass(kind, (dict, list, tuple)) or dataclasses.is_dataclass(kind)
+                if holds or _for_class(kind) is not None:
+                    for key, part in inside.items():
+                        if type(part) is kind:
+                            parts.append((f"{path}/{key}", part))
     for obj in found.values():
         adapter = adapter_for(obj)
         if isinstance(adapter, verbs.Meets):
             adapter.meet(obj, found)
-
-
-def _holds_others(cls: type) -> bool:
-    return issubclass(cls, (dict, list, tuple)) or dataclasses.is_dataclass(cls)
+    return {name: adapter_for(value) for name, value in items.items()}
 
 
 class SavedDict(dict[Any, Any]):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpt_core._adapters import SavedDict
@@ -29,28 +28,21 @@ _ABSENT: tuple[()] = ()
 """What a field has at a place beyond its end."""
 
 
-def unread_of(item: SavedItem) -> Callable[[Path], Any]:
-    """What was saved at a path, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; beside the state of a live object what was
-    recorded with it. None for a path inside of the item at which no dict was saved.
+def unread(item: SavedItem, dicts: dict[Path, Node], path: Path) -> Any:
+    """What was saved at a path, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with what was recorded
+    beside its state. None inside of the item where no dict was saved; ``dicts`` has those, once they were needed.
     """
-
-    @functools.cache
-    def dicts() -> dict[Path, Node]:
-        return {path: node for path, node in functions.nodes_in(item.root) if node.kind == "dict"}
-
-    def unread(path: Path) -> Any:
-        root = dicts().get(path) if path else item.root
-        if root is None:
-            return None
-        leaves = zip(item.paths, item.specs, strict=True)
-        inside = (SavedLeaf(spec) for at, spec in leaves if at[: len(path)] == path)
-        tree = unflatten(root, inside, resolve=importable_type)
-        if root.kind == "dict" and root.static:
-            tree = SavedDict(tree)
-            tree.constants = compared_values(root.static)
-        return tree
-
-    return unread
+    if path and not dicts:
+        dicts |= {at: node for at, node in functions.nodes_in(item.root) if node.kind == "dict"}
+    if (root := dicts.get(path) if path else item.root) is None:
+        return None
+    leaves = zip(item.paths, item.specs, strict=True)
+    inside = (SavedLeaf(spec) for at, spec in leaves if at[: len(path)] == path)
+    tree = unflatten(root, inside, resolve=importable_type)
+    if root.kind == "dict" and root.static:
+        tree = SavedDict(tree)
+        tree.constants = compared_values(root.static)
+    return tree
 
 
 def compare(

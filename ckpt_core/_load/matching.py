@@ -139,7 +139,10 @@ def plan_item(
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
-    expand = _adapters.expander(constants.unread_of(item), stand_in=copies, live=live)
+    dicts = dict[Path, Node]()
+    expand = _adapters.expander(
+        lambda path: constants.unread(item, dicts, path), stand_in=copies, live=live
+    )
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)
 

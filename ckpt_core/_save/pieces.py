@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._adapters import introduce
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME
 from ckpt_core._layout.regions import whole
@@ -122,7 +123,7 @@ class CheckpointWriter:
         check_item_name(name)
         with self._turn:
             writing = self._begun()
-            (item,) = prepare_item(name, tree, [self._job])
+            (item,) = prepare_item(name, tree, introduce({name: tree})[name], [self._job])
             writing.refuse_clash(item)
             with self._noting_failure():
                 writing.take(item)

@@ -37,7 +37,7 @@ from ckpt_core._save.plan import (
 )
 from ckpt_core._save.plan_digest import text_of_array, text_of_text
 from ckpt_core._storage import ArrayToWrite
-from ckpt_core._tree import NONE, FlatTree, Path, flatten
+from ckpt_core._tree import NONE, flatten
 from ckpt_core._tree.leaves import (
     CHANGEABLE_KINDS,
     TEXT_KINDS,
@@ -66,10 +66,10 @@ def prepare_items(
     shared = None
     if len(items) > 1:
         shared = SharedObjects()
-    _adapters.introduce(items)
+    adapters = _adapters.introduce(items)
     lives: list[Live] = [[] for _ in items]
     prepared = [
-        prepare_item(name, value, jobs, copy, shared, live)
+        prepare_item(name, value, adapters[name], jobs, copy, shared, live)
         for (name, value), live in zip(items.items(), lives, strict=True)
     ]
     if any(lives):
@@ -85,6 +85,7 @@ def prepare_items(
 def prepare_item(
     name: str,
     value: Any,
+    adapter: Any,
     jobs: Sequence[SaveJob],
     copy: Copy | None = None,
     shared: SharedObjects | None = None,
@@ -97,7 +98,6 @@ def prepare_item(
             return [prepare_json(name, value, job) for job in jobs]
         if isinstance(value, Files | SavedFiles):
             return prepare_files(name, value, jobs)
-        adapter = _adapters.adapter_for(value)
         per_process = adapter is not None and _adapters.is_per_process(adapter)
         whole = adapter is not None and (per_process or _adapters.accepts_any_structure(adapter))
         if live is not None and whole:
@@ -123,19 +123,6 @@ def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> Prepare
     return PreparedItem(name, record, state_files=files)
 
 
-def _flat(value: Any, live: Live | None) -> tuple[FlatTree, bool]:
-    """A value as a pytree; and whether its owner can write to memory of its jax arrays, as with torchax."""
-    expand_one, writable = _adapters.expander(stored=True, live=live), False
-
-    def expand(obj: Any, path: Path) -> Any:
-        nonlocal writable
-        writable = writable or _adapters.has_writable_arrays(_adapters.adapter_for(obj))
-        return expand_one(obj, path)
-
-    flat = flatten(value, expand=expand, saving=True)
-    return flat, writable
-
-
 def _prepare_tree(
     name: str,
     value: Any,
@@ -145,7 +132,10 @@ def _prepare_tree(
     live: Live | None,
 ) -> list[PreparedItem]:
     """Plans a pytree for each job, and takes its snapshot."""
-    flat, writable = _flat(value, live)
+    found: Live = []
+    flat = flatten(value, expand=_adapters.expander(stored=True, live=found), saving=True)
+    if live is not None:
+        live += found
     signature, data = signature_of(flat)
     if shared is not None:
         shared.note(name, flat.leaves, signature.specs)
@@ -162,6 +152,7 @@ def _prepare_tree(
         _take(plan, data, parts, copy, compares)
     options = jobs[0].options
     # on an accelerator, the transfer to the host makes a copy anyway
+    writable = any(_adapters.has_writable_arrays(_adapters.adapter_for(obj)) for obj, _ in found)
     copy_now = copy if writable and jax.default_backend() == "cpu" else None
     landing: Callable[[], None] | None = None
     # stage() only enqueues copies, which may run after the caller has written to shared memory: so

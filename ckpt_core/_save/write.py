@@ -60,7 +60,8 @@ class Write:
         self._began = time.monotonic()
         self.files: dict[str, FileRecord] = {}  # that are written, by path in the checkpoint
         self.passed: list[str] = []  # on process 0: what ``write_part`` gave on each process
-        alone = job.local and job.writers.count == 1 and job.options.link_unchanged
+        self._processes = job.writers
+        alone = job.local and self._processes.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
         self._writers: dict[str, ArrayWriter] = {}  # by item
         self._rows: dict[str, Rows] = {}  # by item; on process 0 of all processes
@@ -76,12 +77,12 @@ class Write:
     def write_part(self) -> str:
         """Writes what this process has, and passes where it stands to process 0; returns the digest of that."""
         self.write_own()
-        if self.job.writers.index == 0:
+        if self._processes.index == 0:
             return ""
         files = [[name, one.size_bytes, one.crc32, one.data] for name, one in self.files.items()]
         passed = {name: rows.dump() for name, rows in self._rows.items()}
         data = pack({"": json.dumps(files).encode()} | passed)
-        self.attempt.write(_passed(self.job.writers.index), data, until_commit=True)
+        self.attempt.write(_passed(self._processes.index), data, until_commit=True)
         return digest_of(data)
 
     def commit(self) -> None:
@@ -117,7 +118,7 @@ class Write:
 
     def _describe(self) -> None:
         """On process 0: writes the metadata files, which do not depend on array data."""
-        if self.job.writers.index == 0:
+        if self._processes.index == 0:
             self._write(dict(metadata_files(self.job, self.fields, self.items)))
 
     def _start_item(self, item: PreparedItem) -> int:
@@ -147,7 +148,7 @@ class Write:
     def _writer(self, item: PreparedItem) -> ArrayWriter:
         """The writer of the item's arrays. All trees are written at the same time, so they share ``max_host_bytes``."""
         trees = sum(one.record.form == "tree" for one in self.items)
-        index, attempt = self.job.writers.index, self.attempt
+        index, attempt = self._processes.index, self.attempt
         writer = self._writers[item.name] = ArrayWriter(
             lambda name, parts: attempt.write_data(f"{item.folder}/{name}", parts),
             self._workers,
@@ -160,7 +161,7 @@ class Write:
 
     def _settle(self) -> None:
         """Blocks until all arrays are in files; writes their checksums, and of one process alone the indexes."""
-        alone, index = self.job.writers.count == 1, self.job.writers.index
+        alone, index = self._processes.count == 1, self._processes.index
         for item in self.items:
             if item.name not in self._writers:
                 continue
@@ -199,7 +200,7 @@ class Write:
         """
         job = self.job
         self.operation.phase = "joining, describing and syncing files"
-        if job.writers.count > 1:
+        if self._processes.count > 1:
             self._join()
         if job.flat:  # Orbax looks there for a tree without a name
             (item,) = self.items
@@ -296,7 +297,8 @@ def metadata_files(
     """Name and content of all files that Orbax reads besides the arrays."""
     handlers: dict[str, str] = {}
     for item in items:
-        handlers[item.folder] = item.handler or orbax_write.HANDLERS[_handler(item)]
+        form = "json" if item.record.form != "tree" else "text_tree" if item.texts else "tree"
+        handlers[item.folder] = item.handler or orbax_write.HANDLERS[form]
         if item.record.form == "process":
             note = dump_json({"format": "ckpt process state", "process_count": job.writers.count})
             yield f"{item.folder}/metadata", note
@@ -327,9 +329,3 @@ def metadata_files(
             if item.record.form != "files" or mark in item.record.notes:
                 yield f"{item.folder}/{mark}", said
     yield orbax_write.COMMIT_FILE, said
-
-
-def _handler(item: PreparedItem) -> str:
-    if item.record.form != "tree":
-        return "json"
-    return "text_tree" if item.texts else "tree"
