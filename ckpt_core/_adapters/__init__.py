@@ -354,7 +354,8 @@ def expander(
             return used
 
         shares = bool(getattr(adapter, "shares", False))
-        if isinstance(adapter, verbs.Wants) and (before := saved(path)) is not None:
+        before = saved(path) if isinstance(adapter, verbs.Wants) else None
+        if before is not None:
             state = adapter.wanted(used, before)
         elif stored and isinstance(adapter, verbs.StoresBelow):
             state = adapter.get_stored(used, Below, seen)
