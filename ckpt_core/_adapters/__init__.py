@@ -354,9 +354,9 @@ def expander(
             return used
 
         shares = bool(getattr(adapter, "shares", False))
-        before = saved(path) if isinstance(adapter, verbs.Wants) else None
-        if before is not None:
-            state = adapter.wanted(used, before)
+        wanted = getattr(adapter, "wanted", None)  # of ``verbs.Wants``
+        if wanted is not None and (before := saved(path)) is not None:
+            state = wanted(used, before)
         elif stored and isinstance(adapter, verbs.StoresBelow):
             state = adapter.get_stored(used, Below, seen)
         else:
