@@ -248,10 +248,11 @@ def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ran
         try:
             manifest = opened.read_file(f"{item.directory}/{INDEX_FILE}")
             place = opened.location / item.directory
-            for key, extent in read_index(place, new_context(), manifest=manifest).items():
-                if extent.file and not key.endswith("zarr.json"):
-                    file = f"{item.directory}/{extent.file}"
-                    found.setdefault(file, []).append((extent.offset, extent.size_bytes))
+            index = read_index(place, new_context(), manifest=manifest)
+            for key, (file, offset, size_bytes, _) in index.items():
+                if file and not key.endswith("zarr.json"):
+                    ranges = found.setdefault(f"{item.directory}/{file}", [])
+                    ranges.append((offset, size_bytes))
         except CheckpointCorrupt as error:
             problems.append(Problem(f"{item.directory}/manifest.ocdbt", str(error)))
     return found

@@ -321,6 +321,7 @@ def load_record(data: bytes) -> Record:
             raise ValueError("it names no item")
         bounds = TreeBounds()
         items = {item_name(name): _load_item(item, bounds) for name, item in value["items"].items()}
+        parent = value.get("parent")  # since 0.2
         return Record(
             items=items,
             files={
@@ -338,9 +339,7 @@ def load_record(data: bytes) -> Record:
             durations=dict(value.get("durations", {})),  # since 0.1
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
-            parent=(int(found[0]), str(found[1]))
-            if (found := value.get("parent"))
-            else None,  # since 0.2
+            parent=(int(parent[0]), str(parent[1])) if parent else None,
             shared=checked_across(
                 value["shared"], {name: one.leaves for name, one in items.items()}
             )

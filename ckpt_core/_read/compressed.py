@@ -28,6 +28,8 @@ from ckpt_core._storage import (
     refuse_without_memory,
 )
 
+_NOWHERE = Extent("", 0, 0)
+
 
 class Decoder:
     """Decodes chunks of an item through TensorStore; ``index`` is that of the item's database."""
@@ -36,7 +38,7 @@ class Decoder:
         self,
         checkpoint: NativeCheckpoint,
         item: NativeItem,
-        index: Mapping[str, Extent],
+        index: Mapping[str, tuple[str, int, int, bytes]],
         context: StoreContext,
     ) -> None:
         self._checkpoint = checkpoint
@@ -69,15 +71,13 @@ class Decoder:
         item, index = self._item, self._index
         name, spec, chunk = item.name_of(leaf), item.specs[leaf], item.chunks[leaf]
         # that no entry refers to a file outside the item was checked when the index was decoded
-        described = index.get(f"{name}/zarr.json" if name else "zarr.json")
-        if described is not None and described.size_bytes > most_bytes("zarr.json"):
-            raise CheckpointCorrupt(
-                f"impossible zarr.json of {described.size_bytes} bytes", leaf=name
-            )
-        if described is not None and described.file:  # TensorStore would wait for a pipe
-            refuse_file(self._location, described.file, sys.maxsize)
+        file, _, size_bytes, _ = index.get(f"{name}/zarr.json" if name else "zarr.json", _NOWHERE)
+        if size_bytes > most_bytes("zarr.json"):
+            raise CheckpointCorrupt(f"impossible zarr.json of {size_bytes} bytes", leaf=name)
+        if file:  # TensorStore would wait for a pipe
+            refuse_file(self._location, file, sys.maxsize)
         chunk_bytes = math.prod(chunk) * spec.numpy_dtype.itemsize
-        if chunk_bytes > most_chunk_bytes(index[key].size_bytes):
+        if chunk_bytes > most_chunk_bytes(Extent(*index[key]).size_bytes):
             raise CheckpointCorrupt(f"impossible chunk of {chunk_bytes} bytes in {key}", leaf=name)
         refuse_without_memory(name, chunk_bytes)
         if (item.codecs[leaf] or "").startswith("blosc"):

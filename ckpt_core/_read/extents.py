@@ -166,7 +166,7 @@ class StoredChunks:
 
     @property
     def most_chunks(self) -> int:
-        return len(self.index.places)
+        return len(self.index)
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
         """Where a chunk is stored, and its checksums; ``key`` is its position in the array, ``chunk_bytes`` its decoded size.
@@ -175,23 +175,20 @@ class StoredChunks:
         """
         name = self._names[leaf]
         key = f"{name}/{key}" if name else key
-        place = self.index.places.get(key)
+        place = self.index.get(key)
         if place is None:
             raise self.corrupt(leaf, f"chunk {key} is missing")
         extent = Extent(*place)
         size_bytes, compressed = extent.size_bytes, self._item.codecs[leaf] is not None
         if not compressed and size_bytes != chunk_bytes:
             raise self.corrupt(leaf, f"chunk {key} has {size_bytes} bytes, not {chunk_bytes}")
-        if compressed and size_bytes > most_stored_bytes(chunk_bytes):
-            raise self.corrupt(
-                leaf, f"chunk {key} has {size_bytes} bytes, too many for {chunk_bytes}"
-            )
-        if compressed and chunk_bytes > most_chunk_bytes(size_bytes):
-            raise self.corrupt(
-                leaf, f"chunk {key} has {size_bytes} bytes, too few for {chunk_bytes}"
-            )
+        if compressed:
+            many = size_bytes > most_stored_bytes(chunk_bytes)
+            if many or chunk_bytes > most_chunk_bytes(size_bytes):
+                odd = f"{size_bytes} bytes, too {'many' if many else 'few'} for {chunk_bytes}"
+                raise self.corrupt(leaf, f"chunk {key} has {odd}")
         if extent.file:
-            end = extent.offset + extent.size_bytes
+            end = extent.offset + size_bytes
             file = f"{self._item.directory}/{extent.file}"
             listed = self._checkpoint.record.files.get(file)
             if listed is None:
@@ -224,8 +221,7 @@ class StoredChunks:
                 name = f"{self._item.directory}/{CHECKSUM_DIRECTORY}/process_{process}"
                 data = self._checkpoint.read_file(name)
                 self._crcs[process] = Checksums(data, name, few=self._few)
-            crcs = self._crcs[process].get(key)
-            if crcs is not None:
+            if (crcs := self._crcs[process].get(key)) is not None:
                 if not crcs or not isinstance(crcs, list):
                     break
                 return self._crcs[process].block_bytes, crcs

@@ -117,7 +117,7 @@ def _stored_values(
         return Values(files.items())
     location = checkpoint.location / item.directory if item.directory else checkpoint.location
     index = read_index(location, context)
-    return Values((key, extent.size_bytes) for key, extent in index.items())
+    return Values((key, size_bytes) for key, (_, _, size_bytes, _) in index.items())
 
 
 _SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}

@@ -13,8 +13,7 @@ import functools
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import crc32c
@@ -28,8 +27,8 @@ from ckpt_core._storage.arrays import DataFiles
 from ckpt_core._storage.bounds import refuse_file
 from ckpt_core._storage.location import INDEX_FILE, Location, range_of
 
-_MOST_DECODED_BYTES = 128 * MIB
-"""Maximum size of a node after decompression. Ours have 64 KiB; Orbax configures up to 100 MB."""
+_MOST_NODE_BYTES = 128 * MIB
+"""Maximum size of a node, stored and decompressed. Ours have 64 KiB; Orbax configures up to 100 MB."""
 _MOST_ENTRIES = 2**20
 """Maximum number of entries of a node, as in TensorStore."""
 _MOST_FILES = 2**16
@@ -171,7 +170,7 @@ def _data_files(fields: _Fields, base: bytes) -> list[_File]:
 
 def _joined(fields: _Fields, shared: list[int], added: list[int]) -> list[bytes]:
     """Byte strings that are stored without what they share with the one before."""
-    if sum(shared) + sum(added) > _MOST_DECODED_BYTES:
+    if sum(shared) + sum(added) > _MOST_NODE_BYTES:
         raise ValueError("its keys are too long")
     last = b""
     found: list[bytes] = []
@@ -280,12 +279,10 @@ def _decoded(data: bytes, magic: int) -> _Fields:
     if version != 0 or compression > 1:
         raise ValueError(f"version {version} with compression {compression} is not known")
     content = data[14:-4]
-    return _Fields(decompress(content, _MOST_DECODED_BYTES) if compression else content)
+    return _Fields(decompress(content, _MOST_NODE_BYTES) if compression else content)
 
 
 _NODES_AT_ONCE = 64
-_MOST_NODE_BYTES = 128 * MIB
-"""Maximum stored size of a node. Ours have about 64 KiB decoded; Orbax configures up to 100 MB."""
 _MOST_BYTES_AT_ONCE = 4 * MIB
 _MOST_KEYS = 2**21
 """Maximum number of keys where no record says how many there can be."""
@@ -295,23 +292,6 @@ _FEW_KEYS = 2**16
 """Number of keys up to which ``most_keys`` is not called, since it may be slow."""
 
 
-@dataclass(eq=False)
-class Index(Mapping[str, Extent]):
-    """Key -> place of its value, for a database."""
-
-    places: dict[str, Place] = field(default_factory=dict[str, Place])  # the same, as plain tuples
-    files: set[str] = field(default_factory=set[str])  # with the index, without the manifest
-
-    def __getitem__(self, key: str) -> Extent:
-        return Extent(*self.places[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-
 def read_index(
     item: Location,
     context: StoreContext,
@@ -319,8 +299,8 @@ def read_index(
     files: DataFiles | None = None,
     most_keys: Callable[[], int] = lambda: _MOST_KEYS,
     manifest: bytes | None = None,
-) -> Index:
-    """Reads the index of the database at ``item``; blocks. Only subtrees with arrays in ``names`` are read (None:
+) -> dict[str, Place]:
+    """Key -> place of its value, for the database at ``item``; blocks. Only subtrees with arrays in ``names`` are read (None:
     all). ``files`` and ``manifest`` are given by a caller that has opened or read them. CheckpointCorrupt if the
     index is missing, damaged, or has more than ``most_keys()`` keys; OSError if the system or the store refused.
     """
@@ -342,7 +322,7 @@ def read_index(
                 root = decode_manifest(manifest)
             except Numbered:
                 root = decode_manifest(_newest_manifest(item, context))
-            found = Index()
+            found: dict[str, Place] = {}
             if root is not None:
                 # asked for at every node, and looks at every leaf
                 most = functools.cache(most_keys)
@@ -351,7 +331,8 @@ def read_index(
     except CheckpointCorrupt:
         raise
     except (OSError, *_UNREADABLE) as error:
-        raise _unreadable(item, error) from error
+        doing = f"{item.path}: the index of the array database cannot be read"
+        raise unreadable(error, doing, file=INDEX_FILE) from error
 
 
 def _newest_manifest(item: Location, context: StoreContext) -> bytes:
@@ -367,11 +348,6 @@ def _newest_manifest(item: Location, context: StoreContext) -> bytes:
 
 _UNREADABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
 """What TensorStore and our decoding raise for damaged bytes; RecursionError is a RuntimeError and says nothing of them."""
-
-
-def _unreadable(item: Location, error: Exception) -> Exception:
-    doing = f"{item.path}: the index of the array database cannot be read"
-    return unreadable(error, doing, file=INDEX_FILE)
 
 
 class _Below(NamedTuple):
@@ -435,7 +411,7 @@ _ReadNodes = Callable[[list[NodeRef]], Iterable[bytes]]
 def _collect(
     read: _ReadNodes,
     root: NodeRef,
-    found: Index,
+    found: dict[str, Place],
     ranges: list[KeyRange],
     most_keys: Callable[[], int],
 ) -> None:
@@ -448,7 +424,6 @@ def _collect(
         below_level: list[_Below] = []
         for batch in _batches(level):
             nodes = [below.node for below in batch]
-            found.files |= {node.file for node in nodes}
             for below, data in zip(batch, read(nodes), strict=True):
                 content = decode_node(data, below.node.base)
                 own = 0 if isinstance(content, Leaf) else content.height
@@ -459,11 +434,13 @@ def _collect(
                 if keys_bytes > _MOST_KEYS_BYTES:  # before any of them is made
                     raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
                 if isinstance(content, Leaf):
-                    found.places.update(_under(below.prefix, content))
+                    keys = [below.prefix + key for key in content.keys]
+                    names = [key.decode(errors="surrogateescape") for key in keys]
+                    found.update(zip(names, content.places, strict=True))
                 else:
                     below_level += _children(content, below, ranges)
                 # there is a key, or more, below each node
-                count = max(len(found.places), len(below_level))
+                count = max(len(found), len(below_level))
                 if count > _FEW_KEYS and count > most_keys():
                     raise ValueError(f"more than the {most_keys()} keys that there can be")
         level, height = below_level, (height or 0) - 1
@@ -478,12 +455,6 @@ def _bytes_of_keys(prefix: bytes, keys: list[bytes]) -> int:
     if len(prefix) + max(map(len, keys)) > MOST_KEY_BYTES:
         raise ValueError("a key that is too long")
     return len(keys) * len(prefix) + sum(map(len, keys))
-
-
-def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Place]]:
-    """The entries of a leaf, whose keys all begin with ``prefix``."""
-    keys = [(prefix + key).decode(errors="surrogateescape") for key in leaf.keys]
-    return zip(keys, leaf.places, strict=True)
 
 
 def _nodes_of_files(files: DataFiles, nodes: list[NodeRef]) -> Iterator[bytes]:

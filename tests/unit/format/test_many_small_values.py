@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpt_core as ckpt
-from ckpt_core._storage import Location, Rows, encode_index, joined, new_context, read_index
+from ckpt_core._storage import Extent, Location, Rows, encode_index, joined, new_context, read_index
 from ckpt_core.testing import assert_same
 from tests.support.units import KIB
 
@@ -76,7 +76,8 @@ class Database:
     def by_ckpt(self) -> dict[bytes, bytes]:
         index = read_index(Location(self.url, False), self.context)
         return {
-            key.encode(errors="surrogateescape"): self._at(extent) for key, extent in index.items()
+            key.encode(errors="surrogateescape"): self._at(Extent(*place))
+            for key, place in index.items()
         }
 
     def _at(self, extent: Any) -> bytes:

@@ -16,7 +16,7 @@ import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
 from ckpt_core._load import loading
 from ckpt_core._read import extents
-from ckpt_core._storage import Location, arrays, new_context, read_index
+from ckpt_core._storage import Extent, Location, arrays, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
 
 UNVERIFIED = ckpt.Options(checksums=False)
@@ -115,7 +115,7 @@ def test_arrays_outlive_the_checkpoint(saved):
 def test_damage_is_found_by_default(saved, name):
     path, _ = saved
     index = read_index(Location(str(path / "state"), True), new_context())
-    extent = index[f"{name}/c/0/0"]
+    extent = Extent(*index[f"{name}/c/0/0"])
     with open(path / "state" / extent.file, "r+b") as file:
         file.seek(extent.offset + 1234)
         byte = file.read(1)[0]
