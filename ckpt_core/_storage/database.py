@@ -50,8 +50,6 @@ _ELSEWHERE = 1
 """Kind of a value that is in a data file; 0 for one that is inline."""
 _STATISTICS = 3
 """Columns after each reference to a node: keys, bytes of nodes, bytes of values below it."""
-
-
 _NO_NAMES = frozenset({"", ".", ".."})
 """What no part of the name of a file is: one file has one name, inside the item."""
 
@@ -250,9 +248,8 @@ class _Fields:
         first = np.concatenate([[0], last[:-1] + 1])
         lengths = last - first + 1
         most = int(lengths.max())
-        if most > _MOST_VARINT_BYTES or (
-            most == _MOST_VARINT_BYTES and rest[last[lengths == most]].max() > 1
-        ):
+        rest_bits = rest[last[lengths == _MOST_VARINT_BYTES]].max(initial=0)
+        if most > _MOST_VARINT_BYTES or rest_bits > 1:
             raise ValueError("a number of more than 64 bits")
         values = np.zeros(count, np.uint64)
         for position in range(most):
@@ -364,10 +361,8 @@ KeyRange = tuple[bytes, bytes | None]
 
 def _key_ranges(names: Iterable[str] | None) -> list[KeyRange]:
     """Disjoint ascending ranges that contain all keys of these arrays."""
-    if names is None:
-        return [(b"", None)]
-    encoded = {name.encode(errors="surrogateescape") for name in names}
-    if b"" in encoded:  # a bare array has an empty name, so its keys have no prefix
+    encoded = {name.encode(errors="surrogateescape") for name in names or ()}
+    if names is None or b"" in encoded:  # keys of a bare array have no prefix
         return [(b"", None)]
     ranges: list[KeyRange] = []
     for start in sorted(name + b"/" for name in encoded):  # "w-ema/" comes before "w/"
@@ -393,9 +388,8 @@ def _batches(level: list[_Below]) -> Iterator[list[_Below]]:
         node_bytes = below.node.size_bytes
         if node_bytes > _MOST_NODE_BYTES:
             raise ValueError(f"impossible node of {node_bytes} bytes")
-        if batch and (
-            len(batch) == _NODES_AT_ONCE or size_bytes + node_bytes > _MOST_BYTES_AT_ONCE
-        ):
+        full = len(batch) == _NODES_AT_ONCE or size_bytes + node_bytes > _MOST_BYTES_AT_ONCE
+        if batch and full:
             yield batch
             batch, size_bytes = [], 0
         batch.append(below)

@@ -35,11 +35,11 @@ from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_th
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
 from ckpt_core._run.tiers.tables import Table
 from ckpt_core._run.tiers.verdict import (
-    Misfit,
     State,
     cause_of,
     damage_of,
     judge_failure,
+    misfit_of,
     unread_of,
     vote,
 )
@@ -420,7 +420,7 @@ class LocalTier:
                     if self._processes.count > 1 and not agreed_kind(error):
                         # the other processes would not take part in another agreement
                         if isinstance(error, CheckpointCorrupt) and self._state(step) == "whole":
-                            raise self._misfit_of(step, error) from error
+                            raise misfit_of(self.directory, step, error)
                         raise
                     alone, elsewhere, first = self._processes.count == 1, first is not None, None
                     kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
@@ -448,11 +448,8 @@ class LocalTier:
                             self.look()  # it is there as before
                     else:
                         self._complete.pop(step, None)
-                        found = (
-                            damage_of(self.directory, step, error)
-                            if fits
-                            else self._misfit_of(step, error)
-                        )
+                        made = damage_of if fits else misfit_of
+                        found = made(self.directory, step, error)
                         kind = type(found).__name__
                     mark_agreed(found, kind)  # by the agreement on it
                     return found
@@ -471,7 +468,6 @@ class LocalTier:
     def _agree_after(self, step: int, error: Exception) -> str:
         """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
         alone = self._processes.count == 1
-
         try:
             there = self._folders.backend.exists(self._folders.own.path(step))
             mine = vote(error, there, lambda: "whole" if alone else self._state(step))
@@ -487,17 +483,6 @@ class LocalTier:
         if not self._folders.backend.exists(path):
             return "damaged"
         return self._mender.state(step, self._complete.get(step), path, limit_bytes)
-
-    def _misfit_of(self, step: int, error: Exception) -> Misfit:
-        """The same where all parts are whole, but do not have what this restore wants."""
-        misfit = Misfit(
-            f"{self.directory}: step {step} is not damaged, but the local directories do not have it for these "
-            f"shardings: {error}. From them each process restores what its own devices held at the save, and none does so "
-            "alone (as_numpy=True). Restore with the shardings of the save; for others, save it to the "
-            "persistent directory before: save(..., force=True)"
-        )
-        misfit.__cause__ = error
-        return misfit
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""

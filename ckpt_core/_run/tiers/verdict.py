@@ -110,3 +110,15 @@ def damage_of(directory: str, step: int, error: Exception) -> CheckpointCorrupt:
     )
     damage.__cause__ = error
     return damage
+
+
+def misfit_of(directory: str, step: int, error: Exception) -> Misfit:
+    """The same where all parts are whole, but do not have what this restore wants."""
+    misfit = Misfit(
+        f"{directory}: step {step} is not damaged, but the local directories do not have it for these "
+        f"shardings: {error}. From them each process restores what its own devices held at the save, and none does so "
+        "alone (as_numpy=True). Restore with the shardings of the save; for others, save it to the "
+        "persistent directory before: save(..., force=True)"
+    )
+    misfit.__cause__ = error
+    return misfit
