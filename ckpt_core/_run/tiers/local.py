@@ -349,19 +349,14 @@ class LocalTier:
                 if before is not None and stands and not _is_replaced(replaced_first):
                     self._complete = {**self._complete, what.step: before}
                 raise
-            if not self._has_saved:
-                self._discard_others()
-            self._has_saved = True
+            self._others = {}  # steps of another number of processes: no more needed after a save
             if folders.is_mine():
+                if not self._has_saved:
+                    folders.discard_leftovers(of_others=True)
                 self._retain(what.step, save.saved, path)
+            self._has_saved = True
 
         return save, save_and_retain
-
-    def _discard_others(self) -> None:
-        """After the first save: steps of another number of processes are not needed any more."""
-        self._others = {}
-        if self._folders.is_mine():
-            self._folders.discard_leftovers(of_others=True)
 
     def _retain(self, step: int, saved: Saved, path: str) -> None:
         """Keeps the newest complete steps and the saved one; deletes this process's other parts. With partners it also keeps
@@ -420,7 +415,7 @@ class LocalTier:
                     if self._processes.count > 1 and not agreed_kind(error):
                         # the other processes would not take part in another agreement
                         if isinstance(error, CheckpointCorrupt) and self._state(step) == "whole":
-                            raise misfit_of(self.directory, step, error)
+                            raise misfit_of(self.directory, step, error) from error
                         raise
                     alone, elsewhere, first = self._processes.count == 1, first is not None, None
                     kinds = (CheckpointCorrupt, CheckpointNotFound, OSError)
