@@ -35,10 +35,11 @@ from ckpt_core._load.targets import (
     SavedLeaf,
     Target,
     check_room,
-    describe_target,
+    is_deleted,
     kind_of_result,
     like_targets,
     plain_targets,
+    wanted_spec,
 )
 from ckpt_core._read import with_specs
 from ckpt_core._results import LeafInfo
@@ -162,7 +163,7 @@ def _plan_strict(
     ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
     if any(not issubclass(cls, ordinary) for cls in set(map(type, given))):
         flat, places = _as_asked(flat)
-    wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
+    wanted = list(map(wanted_spec, flat.paths, flat.leaves))
     if request.name_rules is not None:
         item = under_rules(where, item, request.name_rules, flat.paths, wanted)
     found = _matched(item, flat, wanted, like, request, live, places)
@@ -258,17 +259,6 @@ def _with_sharding(
         else target
         for (position, _, _), target in zip(entries, made, strict=True)
     ]
-
-
-def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
-    """The spec that a leaf of the target asks for; None for a leaf wanted as it was saved."""
-    if isinstance(leaf, SavedLeaf) or leaf is ...:
-        return None
-    # an array deleted by donation or by a failed restore still tells shape and dtype
-    if _is_deleted(leaf):
-        weak: bool = getattr(leaf, "weak_type", False)
-        leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
-    return describe_target(leaf, path)
 
 
 def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
@@ -412,13 +402,6 @@ def _placeholders_for_nothing(
     ]
 
 
-def _is_deleted(leaf: Any) -> bool:
-    # one that is traced cannot say it, and is refused where it is described
-    return (
-        isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
-    )
-
-
 def _refuse_abstract_kept(
     found: Match,
     flat: FlatTree,
@@ -439,7 +422,7 @@ def _refuse_abstract_kept(
         if source is not None:
             continue
         chosen = selected is None or (spec is not None and selected(path, spec))
-        deleted = chosen and _is_deleted(leaf)
+        deleted = chosen and is_deleted(leaf)
         if not deleted and not isinstance(leaf, without_value):
             continue
         text = format_path(path)

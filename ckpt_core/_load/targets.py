@@ -44,10 +44,15 @@ class SavedLeaf:
         self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
 
 
-def describe_target(leaf: Any, path: Path) -> LeafSpec:
-    """Kind, dtype and shape that a leaf of a target asks for; raises UnsupportedLeaf if it is traced, or of a type that no
-    checkpoint can hold.
+def wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
+    """Kind, dtype and shape that a leaf of a target asks for; None for one that is wanted as it was saved. Raises UnsupportedLeaf
+    if it is traced, or of a type that no checkpoint can hold.
     """
+    if isinstance(leaf, SavedLeaf) or leaf is ...:
+        return None
+    if is_deleted(leaf):  # it still tells shape and dtype
+        weak: bool = getattr(leaf, "weak_type", False)
+        leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
     try:
         return describe(leaf, path)
     except UnsupportedLeaf as error:
@@ -63,6 +68,12 @@ def describe_target(leaf: Any, path: Path) -> LeafSpec:
             leaf=error.leaf,
             type_name=error.type_name,
         ) from None
+
+
+def is_deleted(leaf: Any) -> bool:
+    """Whether an array was deleted, by donation or a restore that failed; one that is traced cannot say it."""
+    traced = isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, jax.Array) and not traced and leaf.is_deleted()
 
 
 def plain_targets(item: SavedItem, positions: Sequence[int], request: Request) -> dict[int, Target]:
