@@ -38,11 +38,11 @@ class Staging:
             self.release()
         reading = list(range(users))
 
-        def ended() -> None:
+        def release() -> None:
             if reading.pop() == 0:  # one atomic call: of two threads, one gets the last
                 self.release()
 
-        return ended
+        return release
 
     def release(self) -> None:
         """Makes the lent buffers reusable, after their last read, and frees those not lent."""

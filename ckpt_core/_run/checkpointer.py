@@ -123,7 +123,7 @@ class Checkpointer:
                 run.path,
                 ", ".join(unused),
             )
-        self._turns = Turns(run.path, self._run.saves, run.options.timeout_secs)
+        self._turns = Turns(run.path, self._run.slots, run.options.timeout_secs)
         self._best = best_metric, best_mode
 
     @in_turn
@@ -174,7 +174,7 @@ class Checkpointer:
         """
         if not type(force) is type(overwrite) is bool:
             check_flags(force=force, overwrite=overwrite)
-        step = self._run.step_to_save(step)
+        step = self._run.check_before_save(step)
         chosen = collect_items(state, items, named)
         fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
         return self._run.save(step, chosen, fields, force=force, overwrite=overwrite)
@@ -235,7 +235,7 @@ class Checkpointer:
         """
         if type(strict_latest) is not bool:
             check_flags(strict_latest=strict_latest)
-        settle_all(self._run.saves)
+        settle_all(self._run.slots)
         options = options or self._run.directory.options
         request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
@@ -266,7 +266,7 @@ class Checkpointer:
         Restoring an older step only to compare is safe: a save of a number beyond the newest step that
         this Checkpointer restored or saved continues from that one.
         """
-        settle_all(self._run.saves)
+        settle_all(self._run.slots)
         options = options or self._run.directory.options
         request = make_request(only, rename, cast, missing, unexpected, options, static=static)
         targets = collect_targets(state, items, targets)
@@ -277,7 +277,7 @@ class Checkpointer:
         self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
     ) -> Any:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
-        settle_all(self._run.saves)
+        settle_all(self._run.slots)
         self._tiers(step)
         return self._run.load(step, like, item, arguments)
 
@@ -289,9 +289,9 @@ class Checkpointer:
     def _tiers(self, step: int | None = None) -> Tiers:
         """The steps, once nobody else in this process saves this one, or any."""
         directory = self._run.directory
-        self._run.looked = True  # its caller gets to know what the run holds
+        self._run.listed = True  # its caller gets to know what the run holds
         name = "" if step is None else directory.steps.names.name(check_step(step))
-        wait_for_others(self._run.saves, directory.options.timeout_secs, name)
+        wait_for_others(self._run.slots, directory.options.timeout_secs, name)
         return self._run.tiers
 
     def explain(self) -> dict[int, str]:
@@ -401,12 +401,12 @@ class Checkpointer:
             GraceExceeded: the run was asked to stop, and ``Options.grace_secs`` have passed.
             Exception: the error of a failed save, with its own type.
         """
-        settle_all(self._run.saves, self._run.preemption.secs_left)
+        settle_all(self._run.slots, self._run.preemption.secs_left)
 
     @in_turn
     def close(self) -> None:
         """Waits for running saves and releases the directory; raises the error of a failed save."""
-        raise_failures(self._run.saves, self._run.end())
+        raise_failures(self._run.slots, self._run.end())
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -419,7 +419,7 @@ class Checkpointer:
     def _end(self, error: BaseException | None) -> None:
         late = self._run.end()
         try:
-            raise_failures(self._run.saves, late)
+            raise_failures(self._run.slots, late)
         except BaseException as failure:
             if error is None:
                 raise

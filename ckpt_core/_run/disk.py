@@ -10,7 +10,7 @@ from typing import Any
 from ckpt_core._errors import CheckpointError
 from ckpt_core._operation import logger
 from ckpt_core._run import history
-from ckpt_core._run.history import Identity, Plan, Trail
+from ckpt_core._run.history import Changes, Identity, Trail
 from ckpt_core._run.lease import Guard, Lease
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
 from ckpt_core._run.run_file import RUN_FILE, Removal
@@ -21,13 +21,13 @@ _READER_SECS = 30.0
 
 
 @dataclass(frozen=True)
-class Call:
-    """A save, as ``history.plan_save`` is asked about it."""
+class SaveRequest:
+    """A save, as ``history.decide_changes`` is asked about it."""
 
     step: int
     overwrite: bool
     force: bool
-    blind: bool = False  # the caller has asked for nothing that is there
+    unlisted: bool = False  # the caller has asked for nothing that is there
 
 
 class Disk:
@@ -44,71 +44,73 @@ class Disk:
     def make_room(
         self,
         trail: Trail,
-        call: Call,
+        request: SaveRequest,
         lineage: str,
         local: Collection[int],
         *,
         begins: bool = False,
-    ) -> tuple[Plan, str, str]:
-        """Removes the steps that a save leaves behind; gives its plan, and of a new lineage the run file and that. ``lineage`` is
+    ) -> tuple[Changes, str, str]:
+        """Removes the steps that a save leaves behind; gives its changes, and of a new lineage the run file and that. ``lineage`` is
         empty if none is to begin; beside newer steps one begins only if ``begins``: none has yet.
         """
         listing = self.look(_READER_SECS)
-        there = {*filter(listing.has, history.of_interest(trail, call.step, listing.names))}
+        there = {*filter(listing.has, history.of_interest(trail, request.step, listing.names))}
         if local:
-            there |= history.of_interest(trail, call.step, local)
-        plan = self.plan(trail, call, there)
+            there |= history.of_interest(trail, request.step, local)
+        changes = self.changes(trail, request, there)
         if (
             begins
-            and call.blind
-            and not (trail.stood or trail.leads or call.force or call.overwrite)
+            and request.unlisted
+            and not (trail.entries or trail.may_retire or request.force or request.overwrite)
         ):
-            self._say_blind(call.step, listing)
-        if plan.replaces and (call.force or listing.has(call.step)):
-            plan = plan._replace(persisted=True)
-        if plan.beside and not begins:
+            self._warn_unlisted(request.step, listing)
+        if changes.replaces and (request.force or listing.has(request.step)):
+            changes = changes._replace(persistent_first=True)
+        if changes.detached and not begins:
             lineage = ""
         run, moves = listing.run, self._directory.local
         if lineage and run.name:
-            run = run.branch(lineage, history.last_of(plan, call.step, trail))
+            run = run.branch(lineage, history.lineage_bound(changes, request.step, trail))
         removals: list[Removal] = []
-        if plan.retire:
+        if changes.retire:
             removals += self._retention.removals_of(
-                plan.retire, listing, RETIRED if moves else None
+                changes.retire, listing, RETIRED if moves else None
             )
-        if plan.aside:
-            removals += self._retention.removals_of(plan.aside, listing, DAMAGED if moves else None)
+        if changes.set_aside:
+            removals += self._retention.removals_of(
+                changes.set_aside, listing, DAMAGED if moves else None
+            )
         if removals or lineage:
             self.lease.check()
         if removals or run != listing.run:
             self._retention.remove(removals, listing.run, run, _READER_SECS)
-        if plan.retire:
-            self._say_left(plan, listing)
-        return plan, run.dump().decode() if lineage else "", lineage
+        if changes.retire:
+            self._log_retired(changes, listing)
+        return changes, run.dump().decode() if lineage else "", lineage
 
-    def plan(self, trail: Trail, call: Call, there: Collection[int]) -> Plan:
-        """The plan of a save, given what is there; logs a step that is saved beside newer ones."""
+    def changes(self, trail: Trail, request: SaveRequest, there: Collection[int]) -> Changes:
+        """The changes of a save, given what is there; logs a step that is saved beside newer ones."""
         path = self._directory.path
-        plan = history.plan_save(
+        changes = history.decide_changes(
             trail,
-            call.step,
+            request.step,
             there,
             directory=path,
-            overwrite=call.overwrite,
-            force=call.force,
+            overwrite=request.overwrite,
+            force=request.force,
             moves=self._directory.local,
         )
-        if plan.beside and (newer := sorted(other for other in there if other > call.step)):
+        if changes.detached and (newer := sorted(other for other in there if other > request.step)):
             logger.warning(
                 "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
                 "the newest step, not from this one",
                 path,
-                call.step,
+                request.step,
                 ", ".join(map(str, newer[:5])),
             )
-        return plan
+        return changes
 
-    def _say_blind(self, step: int, listing: Listing) -> None:
+    def _warn_unlisted(self, step: int, listing: Listing) -> None:
         older = max((one for one in listing.names if one < step and listing.has(one)), default=None)
         if older is not None:
             logger.warning(
@@ -124,12 +126,14 @@ class Disk:
         listing = self._steps.look()
         if not listing.run.removals:
             return listing
-        if self.lease.taken:
+        if self.lease.claimed:
             self.lease.check()  # else it may be what a newer writer does now
         self._retention.finish(listing.run, wait_secs)
         return self._steps.look()
 
-    def guard(self, trail: Trail, call: Call, plan: Plan, token: str, path: str) -> Guard:
+    def guard(
+        self, trail: Trail, request: SaveRequest, changes: Changes, token: str, path: str
+    ) -> Guard:
         """The guard of a persistent save to ``path``, asked before the save begins, when it looks at the steps, and right before
         its commit.
         """
@@ -139,9 +143,9 @@ class Disk:
             if not self._directory.backend.exists(path):
                 return
             listing = self._steps.look()
-            if listing.has(call.step):
+            if listing.has(request.step):
                 self.lease.check()  # it may be that of a newer writer
-                removals = self._retention.removals_of([call.step], listing, RETIRED)
+                removals = self._retention.removals_of([request.step], listing, RETIRED)
                 self._retention.remove(removals, listing.run, listing.run, _READER_SECS)
 
         def withdraw_older() -> None:
@@ -149,34 +153,38 @@ class Disk:
             copy does. Without a persistent copy an older local one is all that there is, and still counts.
             """
             run = self._steps.run_file()
-            marked = run.overwritten(call.step, token)
-            if run.name and marked != run and self._steps.has(call.step):
+            marked = run.overwritten(request.step, token)
+            if run.name and marked != run and self._steps.has(request.step):
                 self._directory.backend.put(self._directory.path, RUN_FILE, marked.dump())
 
-        at_commit = withdraw_older if plan.replaces else None
-        if self._directory.local and not plan.replaces:
+        at_commit = withdraw_older if changes.replaces else None
+        if self._directory.local and not changes.replaces:
             at_commit = move_same_step
         return Guard(
             self.lease,
             # beside newer steps, of which some may be local only, it leaves none
-            at_begin=(lambda: self.make_room(trail, call, "", ())) if plan.cuts else None,
+            at_begin=(lambda: self.make_room(trail, request, "", ()))
+            if changes.truncates
+            else None,
             at_commit=at_commit,
         )
 
-    def committed(self, trail: Trail, step: int, plan: Plan) -> None:
+    def committed(self, trail: Trail, step: int, changes: Changes) -> None:
         """After a commit, removes the steps that another writer committed meanwhile, then applies retention. If another
         writer has claimed the directory, it deletes nothing: the steps may be that writer's.
         """
         try:
             self.lease.check()
             listing = self.look()
-            unknown = [*filter(listing.has, {*listing.names} - trail.own)] if plan.cuts else []
-            foreign = history.beyond(trail, step, unknown) if unknown else ()
+            unknown = (
+                [*filter(listing.has, {*listing.names} - trail.own)] if changes.truncates else []
+            )
+            foreign = history.committed_by_others(trail, step, unknown) if unknown else ()
             if foreign:
                 into = RETIRED if self._directory.local else None
                 removals = self._retention.removals_of(foreign, listing, into)
                 self._retention.remove(removals, listing.run, listing.run)
-                self._say_left(Plan(Identity(step, ""), foreign), listing)
+                self._log_retired(Changes(Identity(step, ""), foreign), listing)
         except (OSError, CheckpointError) as error:
             logger.warning("%s: nothing is deleted: %s", self._directory.path, error)
             return
@@ -184,15 +192,15 @@ class Disk:
             return
         self._retention.apply(step, listing, {*foreign}, {*trail.damaged})
 
-    def _say_left(self, plan: Plan, listing: Listing) -> None:
-        moved = [step for step in plan.retire if step in listing.names]
+    def _log_retired(self, changes: Changes, listing: Listing) -> None:
+        moved = [step for step in changes.retire if step in listing.names]
         if not moved:
             return
         path, moves = self._directory.path, self._directory.local
         logger.warning(
             "%s: training goes on from %s, of which %s no continuation: %s %s",
             path,
-            "the beginning" if plan.base is None else f"step {plan.base.step}",
+            "the beginning" if changes.base is None else f"step {changes.base.step}",
             f"step {moved[0]} is" if len(moved) == 1 else f"steps {str(moved)[1:-1]} are",
             "moved to" if moves else "deleted from",
             f"{path}/{RETIRED}" if moves else "the object store",
@@ -204,7 +212,7 @@ class Disk:
         """Deletes the persistent copies of a step; gives the run file, as ``run``. From then on no
         local copy counts, not even one of a host that is away.
         """
-        if self.lease.taken:
+        if self.lease.claimed:
             self.lease.check()
         listing = self.look()
         if step not in local:
@@ -229,7 +237,7 @@ class Disk:
         """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file. ``local`` has the
         tokens of the saves in local directories, by step.
         """
-        self.lease.take()  # a run that still trains from the newest step must not commit any more
+        self.lease.claim()  # a run that still trains from the newest step must not commit any more
         self.lease.check()
         listing = self.look()
         there = listing.committed()

@@ -1,7 +1,7 @@
 """Where a run stands, and what its next save does to the steps on disk: pure functions.
 
 A saved step is an identity, its number and the token of the save that wrote it. A Checkpointer has a
-trail: the identities that it stood on, by number, and its place on it. What is on disk is always
+trail: the identities that it stood on, by number, and its head, the one that it stands on. What is on disk is always
 taken from a listing; nothing here remembers it.
 """
 
@@ -31,53 +31,53 @@ class Identity(NamedTuple):
 class Trail:
     """The steps that one Checkpointer saved, restored or rolled back to, and where it stands."""
 
-    # Ascending; after going back, those beyond ``place`` stay on it until the next save.
-    stood: tuple[Identity, ...] = ()
-    place: int = -1  # number of the step that it stands on; -1 at the beginning
+    # Ascending; after going back, those beyond ``head`` stay on it until the next save.
+    entries: tuple[Identity, ...] = ()
+    head: int = -1  # number of the step that it stands on; -1 at the beginning
     # Saved with force=True beneath newer ones; training does not continue from them.
-    beside: tuple[Identity, ...] = ()
+    detached: tuple[Identity, ...] = ()
     # It has restored, rolled back, or begun where nothing newer was: it leaves newer steps that are not its own.
-    leads: bool = False
+    may_retire: bool = False
     # Where it began to save since it was placed, or None: steps on disk beyond it that are not its own are of another history.
-    since: int | None = None
+    root: int | None = None
     # Own steps that are visible, but maybe not durable or not in every tier.
-    doubtful: frozenset[int] = frozenset()
+    uncertain: frozenset[int] = frozenset()
     # Steps that could not be restored, with their tokens, until they are saved again or restored after all.
     damaged: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @property
     def own(self) -> frozenset[int]:
         """The numbers of its steps."""
-        return frozenset(one.step for one in (*self.stood, *self.beside))
+        return frozenset(one.step for one in (*self.entries, *self.detached))
 
     @property
     def end(self) -> int:
         """Number of the last step on it; -1 if it has none."""
-        return self.stood[-1].step if self.stood else -1
+        return self.entries[-1].step if self.entries else -1
 
     def before(self, step: int) -> Identity | None:
         """The last identity on it with a smaller number."""
-        return next((one for one in reversed(self.stood) if one.step < step), None)
+        return next((one for one in reversed(self.entries) if one.step < step), None)
 
     def continued_from(self, step: int) -> Identity | None:
-        """What a save of this number continues: the place if it went back and ``step`` is on the rest, else the end."""
-        if self.is_ahead(step) and self.place != self.end and step <= self.end:
-            return self.before(self.place + 1)
+        """What a save of this number continues: the head if it went back and ``step`` is on the rest, else the end."""
+        if self.is_ahead(step) and self.head != self.end and step <= self.end:
+            return self.before(self.head + 1)
         return self.before(step)
 
     def is_ahead(self, step: int) -> bool:
         """Whether a save of this number goes on, from the end or from where it went back to."""
-        return step > self.end or (self.place != self.end and step > self.place)
+        return step > self.end or (self.head != self.end and step > self.head)
 
-    def turns_at(self, step: int) -> bool:
+    def branches_at(self, step: int) -> bool:
         """Whether a save of this number leaves own steps, or is between them: then what is on disk matters."""
         return step <= self.end and (self.is_ahead(step) or step not in self.own)
 
     def repeats(self, step: int) -> bool:
         """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""
-        if step in self.doubtful or step in self.damaged:
+        if step in self.uncertain or step in self.damaged:
             return False
-        return (self.place == self.end or not self.is_ahead(step)) and step in self.own
+        return (self.head == self.end or not self.is_ahead(step)) and step in self.own
 
 
 # What happens to a Checkpointer, as functions from trail to trail.
@@ -85,46 +85,50 @@ class Trail:
 
 def restored(trail: Trail, identity: Identity) -> Trail:
     """It stands on a step that it has restored."""
-    return replace(_standing(trail, identity), place=identity.step, leads=True, since=None)
+    return replace(_standing(trail, identity), head=identity.step, may_retire=True, root=None)
 
 
 def found_nothing() -> Trail:
     """There was no step to restore: it stands at the beginning, whatever it saved before."""
-    return Trail(leads=True, since=-1)
+    return Trail(may_retire=True, root=-1)
 
 
-def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Trail:
-    """The trail once a save with this plan is visible, and durable if ``sure``; another tier may have committed it before."""
+def saved(trail: Trail, identity: Identity, changes: Changes, sure: bool = True) -> Trail:
+    """The trail once a save with these changes is visible, and durable if ``sure``; another tier may have committed it before."""
     step, found = identity.step, trail
-    if identity in (*found.stood, *found.beside):
+    if identity in (*found.entries, *found.detached):
         pass  # another tier has committed it before
-    elif plan.beside:
-        kept = tuple(one for one in found.beside if one.step != step)
+    elif changes.detached:
+        kept = tuple(one for one in found.detached if one.step != step)
         damaged = {other: token for other, token in found.damaged.items() if other != step}
-        found = replace(found, beside=(*kept, identity), damaged=damaged)
+        found = replace(found, detached=(*kept, identity), damaged=damaged)
     else:
-        if plan.cuts:
-            last = last_before(plan, step)
+        if changes.truncates:
+            last = last_before(changes, step)
             if max(found.own, default=-1) > last:
                 found = cut(found, last)
-            since = last if found.since is None else min(last, found.since)
-            found = replace(found, since=since, stood=() if plan.base is None else found.stood)
+            root = last if found.root is None else min(last, found.root)
+            found = replace(
+                found,
+                root=root,
+                entries=() if changes.base is None else found.entries,
+            )
         found = _standing(found, identity)
-        found = replace(found, place=max(found.place, step), leads=True)
-    doubtful = found.doubtful - {step}
-    return replace(found, doubtful=doubtful if sure else doubtful | {step})
+        found = replace(found, head=max(found.head, step), may_retire=True)
+    uncertain = found.uncertain - {step}
+    return replace(found, uncertain=uncertain if sure else uncertain | {step})
 
 
-def doubted(trail: Trail, identity: Identity) -> Trail:
+def persistent_failed(trail: Trail, identity: Identity) -> Trail:
     """The persistent copy of a step failed: if it is in another tier, it can be saved again all the same."""
-    if identity not in (*trail.stood, *trail.beside):
+    if identity not in (*trail.entries, *trail.detached):
         return trail
-    return replace(trail, doubtful=trail.doubtful | {identity.step})
+    return replace(trail, uncertain=trail.uncertain | {identity.step})
 
 
-def unsure(trail: Trail, step: int) -> Trail:
+def local_failed(trail: Trail, step: int) -> Trail:
     """A save of a step failed in a tier: if it is an own one, it may not be whole there, and can be saved again."""
-    return replace(trail, doubtful=trail.doubtful | {step}) if step in trail.own else trail
+    return replace(trail, uncertain=trail.uncertain | {step}) if step in trail.own else trail
 
 
 def rolled_back(trail: Trail, last: int, target: Identity | None) -> Trail:
@@ -132,7 +136,7 @@ def rolled_back(trail: Trail, last: int, target: Identity | None) -> Trail:
     found = cut(trail, last)
     if target is not None:
         found = _standing(found, target)
-    return replace(found, place=found.end, leads=True, since=None)
+    return replace(found, head=found.end, may_retire=True, root=None)
 
 
 def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
@@ -140,18 +144,18 @@ def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
     ``there``. If there is no other, it leads no more: until a restore, steps on disk are of another history.
     """
     last = max(
-        (one.step for one in trail.stood if one.step < step and one.step in there), default=-1
+        (one.step for one in trail.entries if one.step < step and one.step in there), default=-1
     )
-    gone = range(last + 1 if trail.place == step else step, step + 1)
-    stood = tuple(one for one in trail.stood if one.step not in gone)
+    gone = range(last + 1 if trail.head == step else step, step + 1)
+    entries = tuple(one for one in trail.entries if one.step not in gone)
     return replace(
         trail,
-        stood=stood,
-        leads=trail.leads and (bool(stood) or not trail.stood),
-        beside=tuple(one for one in trail.beside if one.step != step),
-        place=trail.place if trail.place != step else last,
-        since=None,
-        doubtful=trail.doubtful - {step},
+        entries=entries,
+        may_retire=trail.may_retire and (bool(entries) or not trail.entries),
+        detached=tuple(one for one in trail.detached if one.step != step),
+        head=trail.head if trail.head != step else last,
+        root=None,
+        uncertain=trail.uncertain - {step},
         damaged={other: token for other, token in trail.damaged.items() if other != step},
     )
 
@@ -163,23 +167,25 @@ def found_damaged(trail: Trail, identity: Identity) -> Trail:
 
 def cut(trail: Trail, last: int) -> Trail:
     """The trail without the steps beyond ``last``. Damaged ones are known as before: a store cannot move them."""
-    kept = tuple(one for one in trail.stood if one.step <= last)
+    kept = tuple(one for one in trail.entries if one.step <= last)
     return replace(
         trail,
-        stood=kept,
-        place=kept[-1].step if kept else -1,
-        beside=tuple(one for one in trail.beside if one.step <= last),
-        doubtful=frozenset(step for step in trail.doubtful if step <= last),
+        entries=kept,
+        head=kept[-1].step if kept else -1,
+        detached=tuple(one for one in trail.detached if one.step <= last),
+        uncertain=frozenset(step for step in trail.uncertain if step <= last),
     )
 
 
 def _standing(trail: Trail, identity: Identity) -> Trail:
     """The trail with an identity on it, which is sound."""
     step = identity.step
-    others = (one for one in trail.stood if one.step != step)
-    beside = tuple(one for one in trail.beside if one.step != step)
+    others = (one for one in trail.entries if one.step != step)
+    detached = tuple(one for one in trail.detached if one.step != step)
     damaged = {other: token for other, token in trail.damaged.items() if other != step}
-    return replace(trail, stood=tuple(sorted((*others, identity))), beside=beside, damaged=damaged)
+    return replace(
+        trail, entries=tuple(sorted((*others, identity))), detached=detached, damaged=damaged
+    )
 
 
 # What the records in a directory say of each other, as in a copy of a run that went back, made without deletion.
@@ -243,57 +249,57 @@ def strays_of_copy(source: Saves, copy: Saves) -> list[int]:
 # What a save does.
 
 
-class Plan(NamedTuple):
+class Changes(NamedTuple):
     """What a save does to the steps on disk."""
 
     # The step that it continues; None if it begins a history, or stands beneath newer steps.
     base: Identity | None = None
     retire: Sequence[int] = ()  # steps that it leaves behind; they go before it begins
-    aside: Sequence[int] = ()  # damaged steps that make room for it
+    set_aside: Sequence[int] = ()  # damaged steps that make room for it
     replaces: bool = False  # it takes the place of a step of its number
-    beside: bool = False  # it stands beneath newer steps, and a restart resumes from those
-    cuts: bool = True  # what is newer than the base is left, on the trail too
+    detached: bool = False  # it stands beneath newer steps, and a restart resumes from those
+    truncates: bool = True  # what is newer than the base is left, on the trail too
     # The save goes to the persistent directory, and there first, whatever the policy wants. If the step it replaces stayed there,
     # the old value would return once the local one is gone; and a step is not whole while processes replace their local parts.
-    persisted: bool = False
+    persistent_first: bool = False
 
 
-def parse_plan(value: Sequence[Any]) -> Plan:
-    """A plan, after it went through JSON."""
+def parse_changes(value: Sequence[Any]) -> Changes:
+    """The changes, after it went through JSON."""
     base, *rest = value
-    return Plan(None if base is None else Identity(*base), *rest)
+    return Changes(None if base is None else Identity(*base), *rest)
 
 
-def last_before(plan: Plan, step: int) -> int:
+def last_before(changes: Changes, step: int) -> int:
     """The last number that is not beyond what a planned save continues from."""
-    return step - 1 if plan.base is None else plan.base.step
+    return step - 1 if changes.base is None else changes.base.step
 
 
-def last_of(plan: Plan, step: int, trail: Trail) -> int:
+def lineage_bound(changes: Changes, step: int, trail: Trail) -> int:
     """The last step of earlier lineages that counts after a save."""
-    if not plan.cuts:
+    if not changes.truncates:
         return _ANY_STEP
-    last = last_before(plan, step)
+    last = last_before(changes, step)
     # Found nothing to continue: what a host that is away still has is of another history.
-    return min(last, trail.since) if plan.base is None and trail.since is not None else last
+    return min(last, trail.root) if changes.base is None and trail.root is not None else last
 
 
 def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
-    """The steps on disk that ``plan_save`` must know of: newer than what the save continues, left by going back to the
+    """The steps on disk that ``decide_changes`` must know of: newer than what the save continues, left by going back to the
     beginning, or of another history.
     """
     base, own = trail.continued_from(step), trail.own
     after = step - 1 if base is None else base.step
-    since = after if trail.since is None else trail.since
-    left = {one.step for one in trail.stood} if base is None else set[int]()
+    root = after if trail.root is None else trail.root
+    left = {one.step for one in trail.entries} if base is None else set[int]()
     return {
         other
         for other in names
-        if other > after or other in left or (other > since and other not in own)
+        if other > after or other in left or (other > root and other not in own)
     }
 
 
-def plan_save(
+def decide_changes(
     trail: Trail,
     step: int,
     there: Collection[int],
@@ -302,28 +308,30 @@ def plan_save(
     overwrite: bool = False,
     force: bool = False,
     moves: bool = True,
-) -> Plan:
+) -> Changes:
     """What a save of ``step`` does; the caller has asked ``repeats`` before. Raises CheckpointExists if this Checkpointer may
     not leave the steps that are there (``there``: at least those of interest). Without ``moves``, as in an object store,
     damaged steps stay, since they may become readable again, and one of this number is replaced.
     """
-    replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
-    beside = any(one.step == step for one in trail.beside)
-    again = beside and step in trail.doubtful and not (overwrite or trail.leads)
+    replaces = overwrite or step in trail.uncertain or (not moves and step in trail.damaged)
+    detached = any(one.step == step for one in trail.detached)
+    again = detached and step in trail.uncertain and not (overwrite or trail.may_retire)
     if trail.is_ahead(step) and not again:
         return _going_on(trail, step, there, directory, replaces, force, moves)
     damaged = _one(step, trail.damaged, moves and not replaces)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
     if step in trail.own and (replaces or damaged):
         base = None if newer else trail.before(step)  # no training goes on from it
-        return Plan(base, aside=damaged, replaces=replaces, beside=beside, cuts=False)
+        return Changes(
+            base, set_aside=damaged, replaces=replaces, detached=detached, truncates=False
+        )
     taken = step in there and step not in trail.damaged
     if taken and not replaces:
         raise _taken(directory, step, trail, there)
     if newer and not taken and not force:
         raise _older(directory, step, newer, trail)
     if newer:
-        return Plan(aside=damaged, replaces=replaces, beside=True, cuts=False)
+        return Changes(set_aside=damaged, replaces=replaces, detached=True, truncates=False)
     return _going_on(
         trail, step, there, directory, replaces, force, moves
     )  # what was newer is gone
@@ -337,32 +345,32 @@ def _going_on(
     replaces: bool,
     force: bool,
     moves: bool,
-) -> Plan:
-    """The plan of a save that continues from the place or the end of the trail, or begins one."""
+) -> Changes:
+    """The changes of a save that continues from the head or the end of the trail, or begins one."""
     base = trail.continued_from(step)
     newer = of_interest(trail, step, there)
     damaged = newer & trail.damaged.keys()
     others = newer - damaged
-    if others and not trail.leads and not (replaces and step in others):
+    if others and not trail.may_retire and not (replaces and step in others):
         if step in others:
             raise _taken(directory, step, trail, there)
         if not force:
             raise _older(directory, step, sorted(others), trail)
-        return Plan(aside=_one(step, damaged, moves), beside=True, cuts=False)
-    if base is None and not trail.leads:
-        aside = _one(step, damaged, moves and not replaces)
+        return Changes(set_aside=_one(step, damaged, moves), detached=True, truncates=False)
+    if base is None and not trail.may_retire:
+        set_aside = _one(step, damaged, moves and not replaces)
     else:
-        aside = tuple(sorted(damaged - ({step} if replaces else set()))) if moves else ()
+        set_aside = tuple(sorted(damaged - ({step} if replaces else set()))) if moves else ()
     retire = others - {step} if replaces else others
-    return Plan(base, tuple(sorted(retire)), aside, replaces)
+    return Changes(base, tuple(sorted(retire)), set_aside, replaces)
 
 
-def beyond(trail: Trail, step: int, there: Collection[int]) -> tuple[int, ...]:
+def committed_by_others(trail: Trail, step: int, there: Collection[int]) -> tuple[int, ...]:
     """After the commit of ``step``: steps on disk that another writer committed meanwhile."""
-    if not trail.leads or trail.end != step or trail.since is None:
+    if not trail.may_retire or trail.end != step or trail.root is None:
         return ()
     known = trail.own | trail.damaged.keys()
-    return tuple(sorted(other for other in there if other > trail.since and other not in known))
+    return tuple(sorted(other for other in there if other > trail.root and other not in known))
 
 
 def _one(step: int, among: Collection[int], wanted: bool) -> tuple[int, ...]:
@@ -371,7 +379,7 @@ def _one(step: int, among: Collection[int], wanted: bool) -> tuple[int, ...]:
 
 def _taken(directory: str, step: int, trail: Trail, there: Collection[int]) -> CheckpointExists:
     newer = sorted(other for other in there if other > step)
-    if trail.leads:
+    if trail.may_retire:
         return CheckpointExists(
             f"{directory}: step {step} is there already, and not from this Checkpointer: pass "
             "overwrite=True to replace it"
@@ -387,7 +395,7 @@ def _taken(directory: str, step: int, trail: Trail, there: Collection[int]) -> C
 def _older(directory: str, step: int, newer: list[int], trail: Trail) -> CheckpointExists:
     shown = _numbers(newer)
     there = f"{directory}: step {step} is older than {shown}, which are there already: "
-    if trail.leads:
+    if trail.may_retire:
         return CheckpointExists(
             f"{there}restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to delete "
             "them, save to another directory, or pass force=True to save it all the same"

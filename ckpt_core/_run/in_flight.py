@@ -21,7 +21,7 @@ _LOOK_SECS = 0.5
 
 
 def wait_for_all(
-    saves: Sequence[InFlight], secs_left: Callable[[], float | None] = lambda: None
+    saves: Sequence[SaveSlot], secs_left: Callable[[], float | None] = lambda: None
 ) -> GraceExceeded | None:
     """Blocks until every save has ended, successfully or not; returns the error of one that outlasts the grace period. An
     exception from a signal handler ends the wait, and not the saves.
@@ -32,7 +32,7 @@ def wait_for_all(
     return late
 
 
-def refuse_if_running(saves: Sequence[InFlight], processes: Processes, timeout_secs: float) -> None:
+def refuse_if_running(saves: Sequence[SaveSlot], processes: Processes, timeout_secs: float) -> None:
     """For ``Options(on_pending="fail")``: raises CheckpointError if a save is running here or in another process. All
     processes must call it, because saves end at different times, and one process alone must not refuse.
     """
@@ -47,13 +47,13 @@ def refuse_if_running(saves: Sequence[InFlight], processes: Processes, timeout_s
 
 
 def settle_all(
-    saves: Sequence[InFlight], secs_left: Callable[[], float | None] = lambda: None
+    saves: Sequence[SaveSlot], secs_left: Callable[[], float | None] = lambda: None
 ) -> None:
     """Blocks until every save has ended; raises an error that no caller has received yet."""
     raise_failures(saves, wait_for_all(saves, secs_left))
 
 
-def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None) -> None:
+def raise_failures(saves: Sequence[SaveSlot], late: GraceExceeded | None = None) -> None:
     """Raises ``late``, or else the first error of the ended saves, each error once; other errors become notes on it."""
     with saves[0].raise_lock:
         failed = [save for save in saves if save.failure is not None]
@@ -75,14 +75,14 @@ def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None)
             del first, late  # their tracebacks refer to this frame: break the reference cycle
 
 
-def wait_for_others(saves: Sequence[InFlight], timeout_secs: float, name: str = "") -> None:
+def wait_for_others(saves: Sequence[SaveSlot], timeout_secs: float, name: str = "") -> None:
     """Blocks until nobody else in this process saves to the directories of these, or to what has this name in them."""
     own = [save._now and save._now[0] for save in saves]  # pyright: ignore[reportPrivateUsage]
     for save in saves if unfinished else ():
         wait_for_saves(f"{save.directory}/{name}" if name else save.directory, timeout_secs, own)
 
 
-class InFlight:
+class SaveSlot:
     """At most one background save; its error is raised once, to the first caller that asks."""
 
     def __init__(self, directory: str) -> None:
@@ -113,7 +113,7 @@ class InFlight:
         step: int,
         path: str,
         work: Callable[[], Any],
-        after: InFlight | None = None,
+        after: SaveSlot | None = None,
         *,
         low: bool = False,
     ) -> None:
@@ -181,7 +181,7 @@ class InFlight:
 class Turns:
     """The lock of one object, its background saves and the name of the running call; see ``in_turn``."""
 
-    def __init__(self, directory: str, saves: Sequence[InFlight], timeout_secs: float) -> None:
+    def __init__(self, directory: str, saves: Sequence[SaveSlot], timeout_secs: float) -> None:
         self.directory = directory
         self.saves = saves
         self.timeout_secs = timeout_secs

@@ -39,7 +39,7 @@ class Lease:
         self._claim: Claim | None = None
         self._closed = False
 
-    def take(self) -> None:
+    def claim(self) -> None:
         """Claims the directory, once, and not after ``close``; the previous owner can no longer commit."""
         if self._claim is not None or self._closed:
             return
@@ -68,7 +68,7 @@ class Lease:
             )
 
     @property
-    def taken(self) -> bool:
+    def claimed(self) -> bool:
         """Whether this writer has claimed the directory."""
         return self._claim is not None
 
@@ -81,10 +81,10 @@ class Lease:
         except CheckpointCorrupt:
             return True
 
-    def try_to_take(self) -> None:
+    def try_to_claim(self) -> None:
         """The same before a restore, which works without: only logs why it cannot be taken."""
         try:
-            self.take()
+            self.claim()
         except (OSError, CheckpointError) as error:
             logger.warning(
                 "%s could not be claimed, so a run that still saves there is not stopped, and saves may fail, too: %s",
@@ -140,8 +140,8 @@ class Guard:
     # Called after the ownership check, right before the commit.
     at_commit: Callable[[], object] | None = None
 
-    def take(self) -> None:
-        self.lease.take()
+    def claim(self) -> None:
+        self.lease.claim()
         if self.at_begin is not None:
             self.at_begin()
 

@@ -139,7 +139,7 @@ class Retention:
         self._refuse_after_takeover()
 
     def _refuse_after_takeover(self) -> None:
-        if self._lease.taken:  # a tool or a deletion may do without
+        if self._lease.claimed:  # a tool or a deletion may do without
             self._lease.check()
 
     def _drop(self, removal: Removal, deadline: float) -> None:

@@ -31,10 +31,10 @@ from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.disk import Call, Disk
-from ckpt_core._run.history import Identity, Plan, Trail
+from ckpt_core._run.disk import Disk, SaveRequest
+from ckpt_core._run.history import Changes, Identity, Trail
 from ckpt_core._run.in_flight import (
-    InFlight,
+    SaveSlot,
     raise_failures,
     refuse_if_running,
     settle_all,
@@ -48,7 +48,7 @@ from ckpt_core._run.run_file import parse_run_file
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, open_local
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, RecordFields, Save, make_job, take
+from ckpt_core._save import Links, RecordFields, Save, make_job, take_snapshot
 
 
 class Run:
@@ -76,9 +76,9 @@ class Run:
         if local_directory is not None:
             self._local = open_local(local_directory, directory)
         self.tiers = Tiers(directory, self._local)
-        self._persistent = InFlight(directory.path)
+        self._persistent = SaveSlot(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
-        self.saves = [*local, self._persistent]  # in flight, the local tier first
+        self.slots = [*local, self._persistent]  # for a save in flight, the local tier first
         persist = options.persist_policy
         listening = save_policy if persist is None else when.any_of(save_policy, persist)
         self.preemption = Preemption(processes, listening, options)
@@ -87,11 +87,13 @@ class Run:
             return SaveDecision(policy, processes, self.preemption, newest, options.timeout_secs)
 
         self._decision = deciding(save_policy, self.tiers.latest)
-        self._persists = None if persist is None else deciding(persist, directory.steps.latest)
+        self._persist_decision = (
+            None if persist is None else deciding(persist, directory.steps.latest)
+        )
         self._following = Following(directory)
         self._unread = UnreadValues()
         self._links = Links()
-        self._stagings = [Staging(options.max_host_bytes) for _ in self.saves]
+        self._stagings = [Staging(options.max_host_bytes) for _ in self.slots]
         self.closed = False
         # Where this writer stands. What the threads of its saves find out is added at the next call.
         self._trail = Trail()
@@ -99,7 +101,7 @@ class Run:
         self._lineage = ""  # of its saves; empty until it has begun to save from where it stands
         self._count = 0  # saves of the lineage
         self._persisted = ""  # token of the last save that the persistent directory got
-        self._said_repeated = self.looked = False
+        self._said_repeated = self.listed = False
         if not directory.read_only:
             self.on_first("open a run", self._retention.clean)
 
@@ -113,10 +115,10 @@ class Run:
         if self.directory.read_only:
             raise CheckpointError(f"{where}: {call}() on a Checkpointer with read_only=True")
 
-    def step_to_save(self, step: int) -> int:
+    def check_before_save(self, step: int) -> int:
         """The number of a step that is about to be saved; raises the error of the previous save."""
         self.refuse_unless_open("save")
-        raise_failures(self.saves)
+        raise_failures(self.slots)
         self.preemption.step = step = check_step(step)
         return step
 
@@ -130,61 +132,63 @@ class Run:
         overwrite: bool,
     ) -> bool:
         """Starts to save a step if the policy wants it; whether it did."""
-        running = [one.step for one in self.saves]
-        trail = self._caught_up()  # after `running`: a save that ends in between is in both
-        if not overwrite and step not in running and trail.repeats(step):
+        running_steps = [one.step for one in self.slots]
+        # after `running_steps`: a save that ends in between is in both
+        trail = self._apply_outcomes()
+        if not overwrite and step not in running_steps and trail.repeats(step):
             trail = self._without_removed(trail, step)
-        if not overwrite and (trail.repeats(step) or step in running):
-            newest = trail.place if running[0] is None else running[0]
+        if not overwrite and (trail.repeats(step) or step in running_steps):
+            newest = trail.head if running_steps[0] is None else running_steps[0]
             overwrite = force and step == newest and self._is_local_only(step)
             if not overwrite:
                 self._say_repeated(step)
                 return False
         self._unread.check_on_all(items, self._processes, self._options.timeout_secs)
-        if not force and not self._decision.wants(step, self.saves[0].running):
+        if not force and not self._decision.wants(step, self.slots[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
-        replaces = overwrite and (step in trail.own or step in running)
-        replaces = replaces or step in trail.doubtful or step in trail.damaged
-        again = replaces and self._local is not None
+        replaces = overwrite and (step in trail.own or step in running_steps)
+        replaces = replaces or step in trail.uncertain or step in trail.damaged
+        replaces_local = replaces and self._local is not None
         # a tier takes one save at a time; what is replaced, or failed in the first, must have ended in all of them
-        adrift = running[-1] not in (None, running[0], *trail.own)
-        before = self.saves if persists or again or overwrite or adrift else self.saves[:1]
+        untracked = running_steps[-1] not in (None, running_steps[0], *trail.own)
+        in_all = persists or replaces_local or overwrite or untracked
+        to_wait_for = self.slots if in_all else self.slots[:1]
         if self._options.on_pending == "fail":
-            refuse_if_running(before, self._processes, self._options.timeout_secs)
-        settle_all(before)
-        call = Call(step, overwrite, force, not self.looked)
-        plan = self._plan(call, again)
+            refuse_if_running(to_wait_for, self._processes, self._options.timeout_secs)
+        settle_all(to_wait_for)
+        request = SaveRequest(step, overwrite, force, not self.listed)
+        changes = self._change_steps(request, replaces_local)
         self._count += 1
         token = f"{self._lineage}{self._count:016x}"
-        persists = persists or plan.persisted
+        persists = persists or changes.persistent_first
         # a local save may begin while a persistent one still reads its buffers
         staging = self._stagings[-1 if persists else 0]
-        ended = staging.lend((self._local is not None) + persists)
-        parent = plan.base and (plan.base.step, plan.base.token)
-        what = StepToSave(step, items, fields, token, parent, ended=ended)
-        if plan.beside:
+        release = staging.lend((self._local is not None) + persists)
+        parent = changes.base and (changes.base.step, changes.base.token)
+        contents = StepToSave(step, items, fields, token, parent, release=release)
+        if changes.detached:
             self._lineage = ""  # it has left nothing: the next save looks at the steps again
         in_thread = self._asynchronous or self._local is not None
-        self._start(what, call, plan, persists, staging.copy if in_thread else None)
+        self._start(contents, request, changes, persists, staging.copy if in_thread else None)
         return True
 
     def wants(self, step: int) -> bool:
         """Whether the policy wants this step; all processes must call it."""
-        return not self.directory.read_only and self._decision.wants(step, self.saves[0].running)
+        return not self.directory.read_only and self._decision.wants(step, self.slots[0].running)
 
     def _wants_persistent(self, step: int) -> bool:
         """Whether this save also goes to the persistent directory; all processes must call it."""
         # After a stop signal the host and its local disk may be gone before the next run starts.
         last = self.preemption.wants(step) or self.preemption.will_stop
-        asked = self._persists
+        asked = self._persist_decision
         return (asked is None or asked.wants(step, self._persistent.running)) or last
 
     def _is_local_only(self, step: int) -> bool:
         """Whether a step that was saved is in no tier but the local one; all processes must call it."""
         if self._local is None:
             return False
-        settle_all(self.saves[-1:])  # it may be on its way
+        settle_all(self.slots[-1:])  # it may be on its way
         return self.on_first("look for a step", lambda: not self._steps.has(step))
 
     def _without_removed(self, trail: Trail, step: int) -> Trail:
@@ -210,44 +214,44 @@ class Run:
                 step,
             )
 
-    def _caught_up(self) -> Trail:
+    def _apply_outcomes(self) -> Trail:
         """The trail, with what the saves of earlier calls became."""
         while self._outcomes:  # an interrupt in between does the same twice, which changes nothing
             self._trail = self._outcomes[0](self._trail)
             self._outcomes.popleft()
         return self._trail
 
-    def _plan(self, call: Call, again: bool) -> Plan:
-        """The plan of this save, after the steps that it leaves are removed; all processes must call it. ``again``: with local
+    def _change_steps(self, request: SaveRequest, replaces_local: bool) -> Changes:
+        """The changes of this save, after the steps that it leaves are removed; all processes must call it. ``replaces_local``: with local
         directories, it replaces an own step. A save that goes on looks at what is on disk when it begins to write.
         """
-        trail = self._caught_up()
+        trail = self._apply_outcomes()
         begins = not self._lineage
-        turns = begins or trail.turns_at(call.step)
-        if not turns and not again:
-            return self._disk.plan(trail, call, trail.own)
+        branches = begins or trail.branches_at(request.step)
+        if not branches and not replaces_local:
+            return self._disk.changes(trail, request, trail.own)
         local = self._local
         if begins and local is not None:
             local.claim()
 
-        def make_room() -> tuple[Plan, str, str]:
+        def make_room() -> tuple[Changes, str, str]:
             if begins:
-                self._disk.lease.take()
-                self.tiers.refuse_scratch()
-            held = local.standing if turns and local is not None else ()
-            drawn = secrets.token_hex(8) if turns else ""
-            return self._disk.make_room(trail, call, drawn, held, begins=begins)
+                self._disk.lease.claim()
+                self.tiers.refuse_lost_run()
+            held = local.standing if branches and local is not None else ()
+            drawn = secrets.token_hex(8) if branches else ""
+            return self._disk.make_room(trail, request, drawn, held, begins=begins)
 
         try:
-            plan, run, lineage = self.on_first("make room for a step", make_room)
+            changes, run, lineage = self.on_first("make room for a step", make_room)
         except BaseException:
-            self._recall_local()
+            self._forget_stale_local()
             raise
         if lineage:
             if local is not None:
                 local.delete(parse_run_file(run.encode(), self.directory.path))
             self._count, self._lineage = 0, lineage
-        return plan if isinstance(plan, Plan) else history.parse_plan(plan)
+        return changes if isinstance(changes, Changes) else history.parse_changes(changes)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises. All must call
@@ -258,63 +262,69 @@ class Run:
     # ---- snapshot, write, commit
 
     def _start(
-        self, what: StepToSave, call: Call, plan: Plan, persists: bool, copy: Copy | None
+        self,
+        contents: StepToSave,
+        request: SaveRequest,
+        changes: Changes,
+        persists: bool,
+        copy: Copy | None,
     ) -> None:
         """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
         tier = self._local
         persistent: Save | None = None
         saves: list[Save] = []
-        writes: list[tuple[InFlight, str, Callable[[], None], InFlight | None]] = []
+        writes: list[tuple[SaveSlot, str, Callable[[], None], SaveSlot | None]] = []
         if tier is not None:
-            save, work = self._prepare_local(tier, what, plan)
+            save, work = self._prepare_local(tier, contents, changes)
             saves.append(save)
             writes.append((tier.in_flight, save.job.target, work, None))
         if persists:
-            persistent = self._prepare_persistent(what, call, plan)
+            persistent = self._prepare_persistent(contents, request, changes)
             saves.append(persistent)
             # what replaces a step goes first, and the local save waits for it
-            at = 0 if plan.persisted else len(writes)
+            at = 0 if changes.persistent_first else len(writes)
             path, after = persistent.job.target, tier and tier.in_flight
             writes.insert(at, (self._persistent, path, persistent.run, after))
         low = self._asynchronous and self._options.background_priority == "low"
         try:
             # where local directories take every save, the caller does not wait for the other disk
-            take(what.items, saves, copy, persistent if tier is None else None)
-            self._decision.save_began(what.step)
-            if persists and self._persists is not None:
-                self._persists.save_began(what.step)
+            take_snapshot(contents.items, saves, copy, persistent if tier is None else None)
+            self._decision.save_began(contents.step)
+            if persists and self._persist_decision is not None:
+                self._persist_decision.save_began(contents.step)
             if self._asynchronous or tier is not None:
                 for in_flight, path, work, after in writes:
-                    in_flight.start(what.step, path, work, after, low=low)
+                    in_flight.start(contents.step, path, work, after, low=low)
             elif persistent is not None:
                 persistent.run()
         except BaseException as error:
             if persistent is not None and persistent.undo():  # else its thread is running
-                what.decided.set()  # the local save may wait for it
+                contents.decided.set()  # the local save may wait for it
                 if tier is not None and isinstance(error, Exception):
                     wait_for_all([tier.in_flight])  # it comes before what failed
-                identity = Identity(what.step, what.token)
-                self._outcomes.append(lambda trail: history.doubted(trail, identity))
-            if tier is not None and tier.in_flight.step != what.step:  # it has not started
+                identity = Identity(contents.step, contents.token)
+                self._outcomes.append(lambda trail: history.persistent_failed(trail, identity))
+            if tier is not None and tier.in_flight.step != contents.step:  # it has not started
                 saves[0].refuse(error)
             raise
         if not self._asynchronous:
-            settle_all(self.saves)
+            settle_all(self.slots)
 
     def _prepare_local(
-        self, local: LocalTier, what: StepToSave, plan: Plan
+        self, local: LocalTier, contents: StepToSave, changes: Changes
     ) -> tuple[Save, Callable[[], None]]:
         """The local save, and what then writes it."""
 
         def replaced_first() -> None:
-            what.decided.wait()
-            if self._persisted != what.token:
-                raise NotReplaced(f"step {what.step} was not replaced in {self.directory.path}")
+            contents.decided.wait()
+            if self._persisted != contents.token:
+                raise NotReplaced(f"step {contents.step} was not replaced in {self.directory.path}")
 
         # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
-        save, work = local.prepare(what, replaced_first if plan.persisted else None)
+        save, work = local.prepare(contents, replaced_first if changes.persistent_first else None)
 
-        identity = Identity(what.step, what.token)  # what waits for the next call holds no arrays
+        # what waits for the next call holds no arrays
+        identity = Identity(contents.step, contents.token)
 
         def save_and_note() -> None:
             try:
@@ -322,54 +332,58 @@ class Run:
             except NotReplaced:
                 return  # the other save raises the reason
             except BaseException:
-                if what.step not in local.complete:
-                    self._outcomes.append(lambda trail: history.unsure(trail, identity.step))
+                if contents.step not in local.complete:
+                    self._outcomes.append(lambda trail: history.local_failed(trail, identity.step))
                 raise
             finally:
-                what.ended()
-            self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
+                contents.release()
+            self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
 
         return save, save_and_note
 
-    def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> Save:
-        trail, directory, path = self._trail, self.directory, self._steps.new_path(what.step)
-        if plan.replaces:  # it may have another name
-            path = self.on_first("find a step", lambda: self._steps.path(what.step))
+    def _prepare_persistent(
+        self, contents: StepToSave, request: SaveRequest, changes: Changes
+    ) -> Save:
+        trail, directory, path = self._trail, self.directory, self._steps.new_path(contents.step)
+        if changes.replaces:  # it may have another name
+            path = self.on_first("find a step", lambda: self._steps.path(contents.step))
         job = make_job(
             path,
             directory.local,
             directory.backend,
             self._processes,
-            what.fields,
+            contents.fields,
             self._options,
-            overwrite=plan.replaces,
-            step=what.step,
-            guard=self._disk.guard(trail, call, plan, what.token, path),
+            overwrite=changes.replaces,
+            step=contents.step,
+            guard=self._disk.guard(trail, request, changes, contents.token, path),
             links=self._links,
-            token=what.token,
-            parent=what.parent,
+            token=contents.token,
+            parent=contents.parent,
         )
-        return Save(job, lambda write: self._write(what, trail, plan, write))
+        return Save(job, lambda write: self._write(contents, trail, changes, write))
 
-    def _write(self, what: StepToSave, trail: Trail, plan: Plan, write: Callable[[], None]) -> None:
+    def _write(
+        self, contents: StepToSave, trail: Trail, changes: Changes, write: Callable[[], None]
+    ) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
-        identity = Identity(what.step, what.token)
+        identity = Identity(contents.step, contents.token)
         try:
             write()
-            self._persisted = what.token
+            self._persisted = contents.token
         except BaseException as error:
             if is_visible(error):
-                self._outcomes.append(lambda now: history.saved(now, identity, plan, False))
+                self._outcomes.append(lambda now: history.saved(now, identity, changes, False))
             else:
-                self._outcomes.append(lambda now: history.doubted(now, identity))
+                self._outcomes.append(lambda now: history.persistent_failed(now, identity))
             raise
         finally:
-            if plan.persisted:
-                what.decided.set()
-            what.ended()
-        self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
+            if changes.persistent_first:
+                contents.decided.set()
+            contents.release()
+        self._outcomes.append(lambda trail: history.saved(trail, identity, changes))
         if self._processes.index == 0:
-            self._disk.committed(history.saved(trail, identity, plan), identity.step, plan)
+            self._disk.committed(history.saved(trail, identity, changes), identity.step, changes)
 
     # --------------------------------------------------------------------------------- restore
 
@@ -446,9 +460,9 @@ class Run:
 
     def _begin_restore(self) -> None:
         """Claims the directories, unless read-only; then all processes list the local steps."""
-        self._caught_up()
+        self._apply_outcomes()
         if not self.directory.read_only and self._processes.index == 0:
-            self._disk.lease.try_to_take()
+            self._disk.lease.try_to_claim()
         if self._local is not None:
             self._local.begin_restore()
 
@@ -511,8 +525,8 @@ class Run:
         tokens, and gives the run file, ``run``; ``after`` makes the new trail from the steps that were there and what
         ``work`` gave. With ``claims`` local directories are claimed first: later they might be a newer writer's.
         """
-        settle_all(self.saves)
-        before, lineage = self._caught_up(), self._lineage
+        settle_all(self.slots)
+        before, lineage = self._apply_outcomes(), self._lineage
         together = self._processes.round(call, self._options.timeout_secs)
         there = together.decide("", lambda _: json.dumps(self.tiers.all()))
         local = self._local
@@ -532,7 +546,7 @@ class Run:
             if local is not None:
                 local.delete(parse_run_file(said["run"].encode(), self.directory.path), gone)
         except BaseException as error:
-            self._recall_local()
+            self._forget_stale_local()
             # only where all processes know of the failure, so that all go on from the same trail
             alone = self._processes.count == 1
             agree = isinstance(error, Exception) and (alone or agreed_kind(error))
@@ -543,7 +557,7 @@ class Run:
             raise
         return said
 
-    def _recall_local(self) -> None:
+    def _forget_stale_local(self) -> None:
         """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
         if self._local is None:
             return
@@ -564,10 +578,10 @@ class Run:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""
         self.closed = True
         self._following.end()
-        late = wait_for_all(self.saves, self.preemption.secs_left)
+        late = wait_for_all(self.slots, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()
-        if not any(running.running for running in self.saves):
+        if not any(running.running for running in self.slots):
             self._disk.lease.release()
             if self._local is not None:
                 self._local.close(left_secs)
@@ -577,7 +591,7 @@ class Run:
         """What is going on, for ``repr``."""
         if self.closed:
             return "closed"
-        saving = [str(save.step) for save in self.saves if save.running]
+        saving = [str(save.step) for save in self.slots if save.running]
         if saving:
             return f"saving step {saving[0]}"
         return "read only" if self.directory.read_only else "open"

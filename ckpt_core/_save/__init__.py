@@ -20,7 +20,7 @@ from ckpt_core._save.job import (
     metrics_of,
     save_job,
 )
-from ckpt_core._save.protocol import Save, prepare_save, take
+from ckpt_core._save.protocol import Save, prepare_save, take_snapshot
 from ckpt_core._save.unchanged import Links as Links
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "save",
     "save_async",
     "save_job",
-    "take",
+    "take_snapshot",
 ]
 
 

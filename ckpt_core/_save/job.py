@@ -54,7 +54,7 @@ NOTHING = _Nothing()
 class Guard(Protocol):
     """Decides whether this run may write to a directory; called on process 0 only. If either method raises, the save is undone."""
 
-    def take(self) -> None:
+    def claim(self) -> None:
         """Claims the directory. Called before the attempt begins, which deletes leftover files."""
         ...
 

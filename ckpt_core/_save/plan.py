@@ -61,7 +61,7 @@ class PlannedLeaf(NamedTuple):
     spec: LeafSpec
     chunk: tuple[int, ...]
     held: shardings.LocalShards | None  # of jax arrays: the shards that this process holds
-    takes: tuple[tuple[int, tuple[Region, ...]], ...]  # position in ``held.mine``, regions written
+    writes: tuple[tuple[int, tuple[Region, ...]], ...]  # position in ``held.mine``, regions written
     size_bytes: int  # that this process writes
     codec: str | None
     whole: Region | None = None  # all of an array on one device, written here as it is: faster

@@ -149,7 +149,7 @@ def _prepare_tree(
     parts: Parts = {}
     compare = [job.processes.count > 1 and not job.own for job in jobs]
     for plan, compares in zip(plans, compare, strict=True):
-        _take(plan, data, parts, copy, compares)
+        _collect_parts(plan, data, parts, copy, compares)
     options = jobs[0].options
     # on an accelerator, the transfer to the host makes a copy anyway
     writable = any(_adapters.has_writable_arrays(_adapters.adapter_for(obj)) for obj, _ in found)
@@ -191,7 +191,7 @@ def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
     )
 
 
-def _take(
+def _collect_parts(
     plan: TreePlan, data: Sequence[Any], parts: Parts, copy: Copy | None, compares: bool
 ) -> None:
     """Adds to ``parts`` what this plan writes and is not there yet: shards on devices, or host arrays. With
@@ -203,13 +203,13 @@ def _take(
         only = position, 0
         if leaf.whole is not None:
             parts[only] = stored
-        elif leaf.takes:
+        elif leaf.writes:
             if leaf.held is None:
                 if only not in parts:
                     parts[only] = _host_part(leaf, stored, copy)
             else:
                 held = transfer.held_data(stored, leaf.held)
-                for shard, _ in leaf.takes:
+                for shard, _ in leaf.writes:
                     parts[position, shard] = held[shard]
         elif not compares or only in parts or leaf.spec.kind in TEXT_KINDS:
             continue
@@ -282,9 +282,9 @@ def _landed(
         if leaf.whole is not None:
             pieces = ((leaf.whole, parts[position, 0]),)
         elif leaf.held is None:
-            pieces = tuple([(regions[0], parts[position, 0]) for _, regions in leaf.takes])
+            pieces = tuple([(regions[0], parts[position, 0]) for _, regions in leaf.writes])
         else:
-            taken = [(shard, regions, parts[position, shard]) for shard, regions in leaf.takes]
+            taken = [(shard, regions, parts[position, shard]) for shard, regions in leaf.writes]
             pieces = tuple(_device_pieces(leaf.spec, leaf.held, taken))
         arrays.append(
             ArrayToWrite(name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source)

@@ -96,7 +96,7 @@ class Save(Write):
         """Claims the target, and begins the attempt."""
         job = self.job
         if job.guard is not None:
-            job.guard.take()
+            job.guard.claim()
             # in an object store, an attempt begins by deleting the files of an unfinished one
             if not job.local:
                 job.guard.check()
@@ -175,7 +175,7 @@ class Save(Write):
             self._begun = None
 
 
-def take(
+def take_snapshot(
     items: Mapping[str, Any],
     saves: Sequence[Save],
     copy: Copy | None = None,
@@ -213,7 +213,7 @@ def prepare_save(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = Non
     """The save with the snapshot of all items, ready to be written and committed; process 0 has also begun it in a file system."""
     save = Save(job)
     try:
-        take(items, [save], copy, save)
+        take_snapshot(items, [save], copy, save)
     except BaseException:
         save.undo()
         raise

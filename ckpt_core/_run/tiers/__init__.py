@@ -61,10 +61,10 @@ class Tiers:
             return {*steps} <= {*self.all()}
         return False
 
-    def refuse_scratch(self) -> None:
+    def refuse_lost_run(self) -> None:
         """Before a first save: raises CheckpointCorrupt if no step is left of those that the run had."""
         if self._local is not None:
-            self._local.refuse_scratch(self.latest)
+            self._local.refuse_lost_run(self.latest)
 
     def refuse_unread(self, step: int) -> None:
         """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
@@ -105,7 +105,7 @@ class Tiers:
         steps = sorted({*persistent, *local})
         if self._local is not None:
             self._local.refuse_older(max(steps, default=-1))
-            self.refuse_scratch()
+            self.refuse_lost_run()
 
         def local_first(step: int) -> bool | None:
             if step in local and step in persistent:

@@ -224,11 +224,11 @@ class Folders:
         they cannot be written, only warns: a restore still works, and the first save will raise the error.
         """
         try:
-            self.lease.take()
+            self.lease.claim()
             for other in self._of_other_numbers():
                 if is_locked(f"{other}/{OWNER_FILE}"):
                     self._leases_of_others.append(self._lease(other))
-                    self._leases_of_others[-1].take()
+                    self._leases_of_others[-1].claim()
         except OSError as error:
             logger.warning("%s could not be claimed for this run: %s", self.path, error)
 
@@ -255,14 +255,14 @@ class Folders:
 
     def own_target(self, step: int) -> Target:
         """Where a part goes that this process lacks; CheckpointNotFound if another Checkpointer uses the folder."""
-        if not self.lease.taken and is_locked(f"{self.path}/{OWNER_FILE}"):
+        if not self.lease.claimed and is_locked(f"{self.path}/{OWNER_FILE}"):
             raise CheckpointNotFound(
                 f"{self.path}: the part of step {step} is not here, and is not fetched while another "
                 "Checkpointer uses this directory: restore the step, which takes the directory over"
             )
 
         def may_commit() -> None:
-            if self.lease.taken:
+            if self.lease.claimed:
                 self.lease.check()
 
         return Target(self.own.path(step), self.backend, self._durable, may_commit)

@@ -23,7 +23,7 @@ from ckpt_core._errors import (
 from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
-from ckpt_core._run.in_flight import InFlight, wait_for_others
+from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.copying import Copier
@@ -86,7 +86,7 @@ class LocalTier:
             if not directory.read_only:
                 folders.clean()
         self.directory = folders.path
-        self.in_flight = InFlight(self.directory)
+        self.in_flight = SaveSlot(self.directory)
         self._processes = processes
         self._options = options
         self._read_only = directory.read_only
@@ -166,7 +166,7 @@ class LocalTier:
         text = f"process {process}: {what} cannot be read, {so}: {why}. restore_latest() looks again; {advice}"
         return OSError(number, text) if number else NewerFormat(text)
 
-    def refuse_scratch(self, newest: Callable[[], int | None]) -> None:
+    def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
         if self._read_only or (self._lost is None and not self._unread and not self._others):
             return
@@ -457,7 +457,7 @@ class LocalTier:
         if not self._copier.active or step != newest:
             return
         self._copied = step
-        if self._folders.lease.taken and not self._copier.busy:
+        if self._folders.lease.claimed and not self._copier.busy:
             self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:

@@ -44,7 +44,7 @@ class StepToSave:
     # Of an overwrite: set when its persistent copy is committed, or has failed.
     decided: threading.Event = field(default_factory=threading.Event)
     # The save of each tier calls it after its last read of the snapshot.
-    ended: Callable[[], None] = lambda: None
+    release: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class LocalSave(Save):
             self.token, self.part = self.saved.token, self.saved.part
 
     def write_part(self) -> str:
-        self._lease.take()
+        self._lease.claim()
         self.begin()
         self.write_own()
         self.make_durable()

@@ -22,7 +22,7 @@ sys.addaudithook(hook)
 
 def save(checkpointer, step):
     checkpointer.save(step, state(step, by))
-    checkpointer._run.saves[0].wait(lambda: None)  # the local one alone
+    checkpointer._run.slots[0].wait(lambda: None)  # the local one alone
 
 told = {"local": [], "hung": []}
 with start(by, persist_policy=ckpt.when.continuously(), partners=None) as checkpointer:
@@ -34,10 +34,10 @@ with start(by, persist_policy=ckpt.when.continuously(), partners=None) as checkp
         for step in range(8):
             save(checkpointer, 1 + 8 * turn + step)
         told["local"] += sorted(checkpointer._run._local.complete)
-        told["hung"].append(checkpointer._run.saves[1].running)
+        told["hung"].append(checkpointer._run.slots[1].running)
         meet(f"goes on {turn}")
         opened.set()
-        checkpointer._run.saves[1].wait(lambda: None)
+        checkpointer._run.slots[1].wait(lambda: None)
     meet("came through")
     save(checkpointer, 25)
     checkpointer.wait_until_finished()

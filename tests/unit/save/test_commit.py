@@ -295,7 +295,7 @@ def test_a_newcomer_that_claims_during_a_commit_wins(tmp_path, monkeypatch, back
     old = ckpt.Checkpointer(tmp_path / "run", asynchronous=False)
     newcomer = Lease(str(tmp_path / "run"), PosixBackend())
     operations.done.clear()
-    operations.act = lambda number: newcomer.take() if number == len(before) + 1 - back else None
+    operations.act = lambda number: newcomer.claim() if number == len(before) + 1 - back else None
     with operations.counted(), pytest.raises(ckpt.CheckpointError, match="not committed") as caught:
         old.save(1, state(1))
     since = r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
@@ -311,7 +311,7 @@ def test_on_a_store_a_fenced_run_removes_nothing(tmp_path):
     form = ObjectStoreBackend(lambda url: KeyValues(Location(url, False)))
     old = ckpt.Checkpointer(store, asynchronous=False)
     old.save(0, state(0))
-    Lease(store, form).take()
+    Lease(store, form).claim()
     written = form.begin(f"{store}/1", overwrite=False, durable=True, token="new")
     written.write("data", b"of the newcomer")
     with pytest.raises(ckpt.CheckpointError, match="another Checkpointer"):
