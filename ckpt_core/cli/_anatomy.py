@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckpt_core._directory import PosixBackend
 
@@ -38,8 +38,7 @@ _PURPOSES = [
 ]
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Files with the same purpose: name, number, size and purpose."""
 
     name: str
@@ -50,20 +49,11 @@ class Part:
 
 def anatomy(path: str) -> list[Part]:
     """The files of a directory and their purpose, grouped, in the order of paths."""
-    parts: dict[tuple[str, str], tuple[int, int]] = {}
+    sizes: dict[tuple[str, str], list[int]] = {}
     for name, size in sorted(PosixBackend().files(path).items()):
         directory, _, _ = name.rpartition("/")
         # Data files have random names: one line for all files of a folder.
         shown = f"{directory}/" if directory.rpartition("/")[2] in ("d", "checksums") else name
-        key = (shown, purpose_of(name))
-        count, total = parts.get(key, (0, 0))
-        parts[key] = (count + 1, total + size)
-    return [Part(name, count, size, purpose) for (name, purpose), (count, size) in parts.items()]
-
-
-def purpose_of(name: str) -> str:
-    """The purpose of a file, by its path inside the checkpoint; "unknown" if ckpt does not know it."""
-    for pattern, text in _PURPOSES:
-        if pattern.match(name):
-            return text
-    return "unknown to ckpt"
+        purposes = (text for pattern, text in _PURPOSES if pattern.match(name))
+        sizes.setdefault((shown, next(purposes, "unknown to ckpt")), []).append(size)
+    return [Part(name, len(found), sum(found), purpose) for (name, purpose), found in sizes.items()]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import IO, Any, TextIO, cast
 
 from rich import markup
 from rich.console import Console
+from rich.table import Table
 
 from ckpt_core._errors import StructureMismatch
 from ckpt_core._format.plain_json import strict_json
@@ -17,8 +18,6 @@ from ckpt_core._words import size as size
 from ckpt_core._words import time_of
 
 _BREAKS = re.compile(r"[\t\n\u2028\u2029]")
-WIDE_COLUMNS = 120
-"""A table with long names and many numbers needs so many columns; a narrower console gets two lines for each row."""
 _CONTROL = re.compile(
     r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
@@ -45,6 +44,11 @@ def one_line(text: str) -> str:
     return _BREAKS.sub(lambda found: ascii(found[0])[1:-1], visible(text))
 
 
+def say(text: str) -> None:
+    """Prints a text as one line, which the terminal alone may wrap."""
+    print(one_line(text))
+
+
 def message_of(error: Exception) -> str:
     """The message of an error, for a terminal: of several lines only where each has a mismatch."""
     if not isinstance(error, StructureMismatch):
@@ -58,6 +62,20 @@ def message_of(error: Exception) -> str:
 def escape(text: str) -> str:
     """``one_line``, for a text that may hold what looks like markup of the console."""
     return markup.escape(one_line(text))
+
+
+def table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of cells with markup, without columns that are empty: they take the room of the others."""
+    found = Table(title=escape(title), title_justify="left")
+    shown = [n for n in range(len(names)) if any(row[n] for row in rows)]
+    for n in shown:
+        right = names[n] in ("n", "size", "bytes", "step", "arrays", "on disk")
+        whole = right or names[n] in ("saved", "written by")
+        justify = "right" if right else "left"
+        found.add_column(names[n], justify=justify, overflow="fold", no_wrap=whole)
+    for row in rows:
+        found.add_row(*(row[n] for n in shown))
+    return found
 
 
 @contextlib.contextmanager
