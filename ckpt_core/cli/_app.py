@@ -40,10 +40,7 @@ def _root(
 
 @app.command("ls")
 def list_steps(
-    directory: Run,
-    as_json: Json = False,
-    local: Local = False,
-    prefix: Prefix = None,
+    directory: Run, as_json: Json = False, local: Local = False, prefix: Prefix = None
 ) -> int:
     """List the steps in a directory: time, sizes, items, metrics; unfinished saves and the writer."""
     from ckpt_core.cli import _local, _steps
@@ -69,10 +66,7 @@ def show(
 
 
 @app.command()
-def verify(
-    path: Place,
-    as_json: Json = False,
-) -> int:
+def verify(path: Place, as_json: Json = False) -> int:
     """Check every byte against its checksum. The exit code is 1 if anything is wrong."""
     from ckpt_core.cli import _look
 

@@ -111,27 +111,25 @@ def _print(
     line("packages", ", ".join(f"{name} {have}" for name, have in facts["versions"].items()))
     if "devices" in facts:
         line("devices", "; ".join(facts["devices"]))
-    match place:
-        case Disk():
-            room = "unknown"
-            if place.free_bytes is not None:
-                steps = place.free_bytes // step_bytes
-                room = f"{size(place.free_bytes)} ({steps:,} steps of {size(step_bytes)})"
-            kind = place.mounted_by or place.file_system or sys.platform
-            inodes = "" if place.free_inodes is None else f", {place.free_inodes:,} inodes"
-            line("disk", f"{place.directory}: {kind}, free: {room}{inodes}")
-            cached = ", from memory" if place.reads_cached else ""
-            line("speed", f"{_rates(place)}{cached}; fsync {place.sync_secs * 1e3:.1f} ms")
-        case _doctor.Store():
-            line("store", place.url)
-            times = f"put {place.put_secs * 1e3:.1f} ms, get {place.get_secs * 1e3:.1f} ms"
-            line("speed", f"{_rates(place)} by one connection; {times}")
+    speed = ""
+    if place is not None:
+        write, read = size(place.write_bytes_per_sec), size(place.read_bytes_per_sec)
+        speed = f"one file written at {write}/s, read at {read}/s"
+    if isinstance(place, Disk):
+        room = "unknown"
+        if place.free_bytes is not None:
+            steps = place.free_bytes // step_bytes
+            room = f"{size(place.free_bytes)} ({steps:,} steps of {size(step_bytes)})"
+        kind = place.mounted_by or place.file_system or sys.platform
+        inodes = "" if place.free_inodes is None else f", {place.free_inodes:,} inodes"
+        line("disk", f"{place.directory}: {kind}, free: {room}{inodes}")
+        cached = ", from memory" if place.reads_cached else ""
+        line("speed", f"{speed}{cached}; fsync {place.sync_secs * 1e3:.1f} ms")
+    elif place is not None:
+        line("store", place.url)
+        times = f"put {place.put_secs * 1e3:.1f} ms, get {place.get_secs * 1e3:.1f} ms"
+        line("speed", f"{speed} by one connection; {times}")
     for finding in findings:
         line(finding.level, f"{finding.about}: {finding.text}")
     if not findings:
         line("result", "nothing wrong was found")
-
-
-def _rates(place: Disk | _doctor.Store) -> str:
-    write, read = size(place.write_bytes_per_sec), size(place.read_bytes_per_sec)
-    return f"one file written at {write}/s, read at {read}/s"

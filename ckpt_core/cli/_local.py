@@ -6,12 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from rich.text import Text
+
 from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
 from ckpt_core._run.tiers.folders import local_root
 from ckpt_core.cli._change import agreed
-from ckpt_core.cli._text import console, counted, escape, print_json, say, size, table, when
+from ckpt_core.cli._text import console, counted, one_line, print_json, say, size, table, when
 
 _STEPS = 5
 """Maximum number of steps named of a run."""
@@ -38,8 +40,10 @@ def list_runs(directory: str, *, as_json: bool) -> int:
     return 0
 
 
-def _cells(run: LocalRun) -> list[str]:
-    name = "\n".join(escape(one) for one in (os.path.basename(run.path), run.persistent) if one)
+def _cells(run: LocalRun) -> list[str | Text]:
+    name = Text(
+        "\n".join(map(one_line, filter(None, (os.path.basename(run.path), run.persistent))))
+    )
     state = ("in use" if run.in_use else "ended") + ("" if run.mine else ", of another user")
     used = when(run.used_unix_secs)
     return [name, used, size(run.size_bytes), str(run.processes), _steps(run), state]

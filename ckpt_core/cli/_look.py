@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -11,12 +12,11 @@ from typing import Any
 
 from rich.console import Console
 
-from ckpt_core._directory import StepNames
+from ckpt_core._directory import PosixBackend, StepNames
 from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
-from ckpt_core.cli._anatomy import anatomy
 from ckpt_core.cli._steps import (
     DAMAGED,
     files_of,
@@ -28,7 +28,36 @@ from ckpt_core.cli._steps import (
 )
 from ckpt_core.cli._text import console, counted, escape, metric, print_json, say, size, table, when
 
-LEAVES_SHOWN = 5
+_LEAVES_SHOWN = 5
+# The first matching pattern explains a path. Order matters: the general patterns come last.
+_EXPLAINED = r"""
+ckpt\.json$                                ckpt's record: items, leaves, files with sizes and digests; written last
+_CHECKPOINT_METADATA$                      what Orbax needs to know of the items, and the user's metadata
+commit_success\.txt$                       a marker: for Orbax's readers the save was committed
+(.*/)?checksums/process_\d+$               crc32c of every block of every array of this process
+(.*/)?array_metadatas/process_\d+$         shapes of the pieces that this process wrote
+(.*/)?ocdbt\.linked/\d+/                   what did not change since an earlier step, shared with it by hard links
+(.*/)?ocdbt\.process_\d+/manifest\.ocdbt$  index of what this process wrote
+(.*/)?ocdbt\.process_\d+/d/                data of this process: chunks of arrays, many to a file
+(.*/)?manifest\.ocdbt$                     index of the item: finds every chunk of every array (OCDBT)
+(.*/)?d/                                   data: chunks of arrays and nodes of the index, many to a file
+(.*/)?_METADATA$                           the tree: path, type and kind of every leaf, as Orbax writes it
+(.*/)?_sharding$                           how each array lay on its devices
+(.*/)?_strings\.json$                      leaves that are text
+(.*/)?descriptor/                          Orbax's note of who wrote it
+(.*/)?orbax\.checkpoint$                   Orbax's mark of a checkpoint that is its own
+metrics/metrics$                           metrics of the step, where Orbax's best_step looks
+(.*/)?exact/                               the same state with its exact types
+(.*/)?process_\d+-of-\d+\.json$            state of one process: an iterator's position
+(.*/)?data\.json$                          plain values, in Orbax's Json form
+(.*/)?(zarr\.json|\.zarray|\.zattrs)$      shape, dtype and chunks of one array (Zarr)
+(.*/)?c(/\d+)+$                            one chunk of one array (Zarr)
+[^/]+/metadata$                            what the item is, and of how many processes
+(.*/)?_rng_metadata|.*random.*             a random key
+"""
+_PURPOSES = [
+    (re.compile(pattern), text) for pattern, text in re.findall(r"(\S+) +(.+)", _EXPLAINED)
+]
 
 
 def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
@@ -37,7 +66,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
         return list_steps(path, as_json=as_json, of_run=True)
     info = inspect(path)
     facts = summary(info, files_of(info.path))
-    parts = anatomy(info.path) if os.path.isdir(info.path) else []
+    parts = _anatomy(info.path) if os.path.isdir(info.path) else []
     if as_json:
         items = info.items.items()
         content = {
@@ -47,7 +76,7 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
             "format_version": info.format_version,
             "leaves": {name: list(map(asdict, item.leaves)) for name, item in items},
             "items_of_files": {name: dict(one.files) for name, one in items if one.form == "files"},
-            "files": [part._asdict() for part in parts],
+            "files": parts,
         }
         print_json(facts | content)
         return 0
@@ -65,9 +94,26 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     for item in info.items.values():
         _print_item(item, all_leaves, out)
     if parts:
-        cells = [[escape(one.name), str(one.files), size(one.bytes), one.purpose] for one in parts]
+        cells = [
+            [one["name"], str(one["files"]), size(one["bytes"]), one["purpose"]] for one in parts
+        ]
         out.print(table("files", ("file", "n", "size", "what for"), cells))
     return 0
+
+
+def _anatomy(path: str) -> list[dict[str, Any]]:
+    """The files of a directory and what they are for, those of one purpose in one folder together, in the order of paths."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for name, count in sorted(PosixBackend().files(path).items()):
+        directory, _, _ = name.rpartition("/")
+        # Data files have random names: one line for all files of a folder.
+        shown = f"{directory}/" if directory.rpartition("/")[2] in ("d", "checksums") else name
+        purposes = (text for pattern, text in _PURPOSES if pattern.match(name))
+        sizes.setdefault((shown, next(purposes, "unknown to ckpt")), []).append(count)
+    return [
+        {"name": name, "files": len(found), "bytes": sum(found), "purpose": purpose}
+        for (name, purpose), found in sizes.items()
+    ]
 
 
 def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
@@ -82,11 +128,13 @@ def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
 
 def _held(item: ItemInfo) -> str:
     name = item.name or "a bare tree"  # a directory of Orbax without items
-    if item.files:
-        return f"{name}: {counted(len(item.files), 'file', 'files')}, {size(item.bytes)}"
-    if not item.leaves:
+    if not item.files and not item.leaves:
         return f"{name} ({item.form})"
-    return f"{name}: {counted(len(item.leaves), 'leaf', 'leaves')}, {size(item.bytes)}"
+    files, leaves = (
+        counted(len(item.files), "file", "files"),
+        counted(len(item.leaves), "leaf", "leaves"),
+    )
+    return f"{name}: {files if item.files else leaves}, {size(item.bytes)}"
 
 
 def _provenance(info: CheckpointInfo) -> str:
@@ -101,14 +149,14 @@ def _provenance(info: CheckpointInfo) -> str:
 
 def _print_item(item: ItemInfo, all_of_it: bool, out: Console) -> None:
     """A table of its leaves, or of its files."""
-    most = None if all_of_it else LEAVES_SHOWN
+    most = None if all_of_it else _LEAVES_SHOWN
     if item.files:
-        cells = [[escape(name), size(count)] for name, count in [*item.files.items()][:most]]
+        cells = [[name, size(count)] for name, count in [*item.files.items()][:most]]
         out.print(table(item.name, ("file", "bytes"), cells))
     elif item.leaves:
         names = ("leaf", "kind", "dtype", "shape", "bytes", "sharding")
         out.print(table(item.name or "a bare tree", names, list(map(_cells, item.leaves[:most]))))
-    hidden = 0 if all_of_it else len(item.files or item.leaves) - LEAVES_SHOWN
+    hidden = 0 if all_of_it else len(item.files or item.leaves) - _LEAVES_SHOWN
     if hidden > 0:
         out.print(f"[dim]and {hidden} more: --leaf shows all[/dim]")
 
@@ -118,7 +166,7 @@ def _cells(leaf: LeafInfo) -> list[str]:
     spec = described.get("partition_spec") or described.get("spec")
     sharding = str(spec if spec is not None else described.get("sharding_type", ""))
     shape = "x".join(map(str, leaf.shape)) or "scalar"
-    return [escape(leaf.path), leaf.kind, leaf.dtype, shape, size(leaf.bytes), escape(sharding)]
+    return [leaf.path, leaf.kind, leaf.dtype, shape, size(leaf.bytes), sharding]
 
 
 def verify(path: str, *, as_json: bool) -> int:

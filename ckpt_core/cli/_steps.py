@@ -8,14 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ckpt_core._directory import (
-    StepNames,
-    Trace,
-    is_locked,
-    read_run_metadata,
-    resolve,
-    traces,
-)
+from rich.text import Text
+
+from ckpt_core._directory import StepNames, Trace, is_locked, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -120,15 +115,15 @@ def _print(content: Mapping[str, Any]) -> None:
             out.print(text, soft_wrap=True)
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any]) -> list[str | Text]:
     on_disk = "" if row["disk_bytes"] is None else size(row["disk_bytes"])
     if row["problem"]:
-        return [str(row["step"]), "", "", on_disk, f"[red]{_state(row)}: see below[/red]", "", ""]
+        problem = Text(f"{_state(row)}: see below", "red")
+        return [str(row["step"]), "", "", on_disk, problem, "", ""]
     metrics = ", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())
     items = ", ".join(name or "(a bare tree)" for name in row["items"])
     saved, arrays = when(row["created_unix_secs"]), size(row["array_bytes"])
-    more = map(escape, (items, metrics, row["written_by"]))
-    return [str(row["step"]), saved, arrays, on_disk, *more]
+    return [str(row["step"]), saved, arrays, on_disk, items, metrics, row["written_by"]]
 
 
 def _state(row: Mapping[str, Any]) -> str:
