@@ -32,15 +32,13 @@ _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 
 
 def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirror: bool) -> int:
-    """Copies a checkpoint, or steps of a run; keeps steps that are there already, and names damaged ones. With ``mirror`` it
-    first retires what is of another history there. Returns 1 if a step is damaged, or a restore of the copy may go on from
-    another history.
+    """Copies a checkpoint, or steps of a run. Returns 1 if a step is damaged, or a restore of the copy may go on from another
+    history.
     """
     if not is_run(source):
         if steps or mirror:
-            raise CheckpointNotFound(
-                f"{source} is no directory of steps: leave --step and --mirror out"
-            )
+            text = f"{source} is no directory of steps: leave --step and --mirror out"
+            raise CheckpointNotFound(text)
         _copy_one(source, target)
         return 0
     ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
@@ -51,10 +49,9 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
     same = {step for step in readable if same_save(ours.path(step), theirs.path(step))}
     others = [step for step in wanted if step in there and step not in same]
     strays = theirs.left_by(ours)
-    moves = resolve(theirs.directory)[1]
-    retired = (
-        f"--mirror moves them to {theirs.directory}/{RETIRED}" if moves else "--mirror deletes them"
-    )
+    mirrored = "--mirror deletes them"
+    if resolve(theirs.directory)[1]:
+        mirrored = f"--mirror moves them to {theirs.directory}/{RETIRED}"
     if mirror and (others or strays):
         say(f"{theirs.directory}: {retire(theirs, [*others, *strays])}")
         strays = []
@@ -62,7 +59,7 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
         besides = f"; not of its history: {of_steps(strays)}" if strays else ""
         raise CheckpointError(
             f"{theirs.directory}: nothing was copied. It has another save than {ours.directory} of {of_steps(others)}{besides}. "
-            f"{retired}; or copy to another place"
+            f"{mirrored}; or copy to another place"
         )
     _copy_run_metadata(source, target)
     damaged = False
@@ -79,7 +76,7 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
             damaged = True
     if strays:
         text = f"{of_steps(strays)} there, not of the history of {ours.directory}"
-        say(f"{theirs.directory}: {text}: a restore may go on from them. {retired}")
+        say(f"{theirs.directory}: {text}: a restore may go on from them. {mirrored}")
     return 1 if strays or damaged else 0
 
 
@@ -123,8 +120,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
                 f"{path} is being read: nothing of it was deleted; try again when that has ended"
             ) from None
         directory, _, name = path.rpartition("/")
-        step = StepNames(prefix).parse(name)
-        if step is not None and directory:
+        if (step := StepNames(prefix).parse(name)) is not None and directory:
             note_deleted(directory, step)
     say(f"{what} deleted")
     return 0

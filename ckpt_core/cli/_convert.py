@@ -13,11 +13,8 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core.cli._arguments import Json, Only, Rules
 from ckpt_core.cli._text import counted, print_json, progress, say, size
 
-_FORMATS = ("safetensors", "torch", "npz")
-_ENDINGS = {
-    **{"": "safetensors", ".safetensors": "safetensors", ".npz": "npz"},
-    **dict.fromkeys((".pt", ".pth", ".bin"), "torch"),
-}
+_ENDINGS = dict.fromkeys(("", ".safetensors"), "safetensors")
+_ENDINGS |= dict.fromkeys((".pt", ".pth", ".bin"), "torch") | {".npz": "npz"}
 
 
 def export(
@@ -47,8 +44,9 @@ def export(
             ".bin, or a folder without an ending, or give --to"
         )
     to = to or _ENDINGS.get(ending, "safetensors")
-    if to not in _FORMATS:
-        raise CheckpointError(f"--to {to}: only {', '.join(_FORMATS)} are written")
+    formats = dict.fromkeys(_ENDINGS.values())
+    if to not in formats:
+        raise CheckpointError(f"--to {to}: only {', '.join(formats)} are written")
     more = {"max_shard_bytes": max_shard_mib * 2**20} if to == "safetensors" else {}
     written = getattr(convert, f"export_{to}")(
         path,

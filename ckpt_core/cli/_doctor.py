@@ -30,9 +30,7 @@ from ckpt_core.cli._text import console, one_line, print_json, size
 
 
 def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json: bool) -> int:
-    """Prints findings, with ``devices`` also of jax' devices, after ``mib`` MiB were written and read, and how many steps of
-    ``step_bytes`` fit; returns 1 if one is a problem.
-    """
+    """Prints what was measured and found, and how many steps of ``step_bytes`` fit; returns 1 if there is a problem."""
     text, local = resolve(directory)
     versions = _doctor.installed()
     place, findings = _place(text, local, mib * MIB, step_bytes)

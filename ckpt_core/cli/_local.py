@@ -41,9 +41,8 @@ def list_runs(directory: str, *, as_json: bool) -> int:
 
 
 def _cells(run: LocalRun) -> list[str | Text]:
-    name = Text(
-        "\n".join(map(one_line, filter(None, (os.path.basename(run.path), run.persistent))))
-    )
+    names = filter(None, (os.path.basename(run.path), run.persistent))
+    name = Text("\n".join(map(one_line, names)))
     state = ("in use" if run.in_use else "ended") + ("" if run.mine else ", of another user")
     used = when(run.used_unix_secs)
     return [name, used, size(run.size_bytes), str(run.processes), _steps(run), state]
@@ -60,8 +59,8 @@ def remove_runs(
     """Removes what ended runs left, all of them or those of ``names``; returns 1 if something stays that was to go."""
     if len(directories) != 1 or steps:
         raise CheckpointError(
-            "ckpt rm --local takes one local directory, and no --step: to delete a step of a run in all of its "
-            "directories, name the persistent one, ckpt rm RUN --step N"
+            "ckpt rm --local takes one local directory, and no --step: to delete a step everywhere, name the persistent "
+            "directory, ckpt rm RUN --step N"
         )
     root, runs = _runs(directories[0])
     known = {os.path.basename(run.path): run for run in runs}

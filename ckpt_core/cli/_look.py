@@ -17,18 +17,11 @@ from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
-from ckpt_core.cli._steps import (
-    DAMAGED,
-    files_of,
-    is_run,
-    list_steps,
-    print_strays,
-    steps_in,
-    summary,
-)
+from ckpt_core.cli._steps import files_of, is_run, list_steps, print_strays, steps_in, summary
 from ckpt_core.cli._text import console, counted, escape, metric, print_json, say, size, table, when
 
 _LEAVES_SHOWN = 5
+
 # The first matching pattern explains a path. Order matters: the general patterns come last.
 _EXPLAINED = r"""
 ckpt\.json$                                ckpt's record: items, leaves, files with sizes and digests; written last
@@ -130,11 +123,10 @@ def _held(item: ItemInfo) -> str:
     name = item.name or "a bare tree"  # a directory of Orbax without items
     if not item.files and not item.leaves:
         return f"{name} ({item.form})"
-    files, leaves = (
-        counted(len(item.files), "file", "files"),
-        counted(len(item.leaves), "leaf", "leaves"),
-    )
-    return f"{name}: {files if item.files else leaves}, {size(item.bytes)}"
+    count = counted(len(item.leaves), "leaf", "leaves")
+    if item.files:
+        count = counted(len(item.files), "file", "files")
+    return f"{name}: {count}, {size(item.bytes)}"
 
 
 def _provenance(info: CheckpointInfo) -> str:
@@ -175,7 +167,7 @@ def verify(path: str, *, as_json: bool) -> int:
         found = _checked(path, quiet=as_json)
         if as_json:
             print_json(found)
-        return 0 if found["ok"] else DAMAGED
+        return 0 if found["ok"] else 1
     steps = steps_in(path)
     rows: list[dict[str, Any]] = []
     unread: dict[int, str] = {}
@@ -195,7 +187,7 @@ def verify(path: str, *, as_json: bool) -> int:
     if as_json:
         content = {"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows}
         print_json({**content, "strays": strays, "unread": unread})
-        return 0 if ok else DAMAGED
+        return 0 if ok else 1
     print_strays(strays)
     unknown = sum(not row["has_checksums"] for row in rows)
     damaged = len(rows) - sound - unknown
@@ -203,7 +195,7 @@ def verify(path: str, *, as_json: bool) -> int:
     more = "".join(f", {count} {what}" for what, count in others.items() if count)
     head = "ok" if ok else "not ok" if damaged else "not verified"
     say(f"{head}: {sound} of {total} ok{more}, {size(checked)} checked")
-    return 0 if ok else DAMAGED
+    return 0 if ok else 1
 
 
 def _checked(path: str, *, quiet: bool) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from ckpt_core._errors import (
 from ckpt_core._options import Options
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE, Lease
-from ckpt_core._run.retention import DAMAGED as ASIDE
-from ckpt_core._run.retention import RETIRED, Retention
+from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
 from ckpt_core._run.steps import (
     Steps,
     open_run_directory,
@@ -34,7 +33,6 @@ from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
 from ckpt_core.cli._text import console, escape, metric, print_json, say, size, table, when
 
-DAMAGED = 1
 _DEEPEST = 2
 """If a directory has no steps, look for steps this many levels below it."""
 
@@ -93,7 +91,7 @@ def list_steps(
         print_strays(content["strays"])
         if empty:
             say(f"no checkpoint in {', '.join(map(steps.names.name, empty))}")
-    return DAMAGED if any(row["problem"] for row in rows) else 0
+    return 1 if any(row["problem"] for row in rows) else 0
 
 
 def _print(content: Mapping[str, Any]) -> None:
@@ -250,7 +248,7 @@ def _of(beside: list[Trace]) -> str:
     return "; ".join(f"{kind}: {', '.join(texts)}" for kind, texts in words.items())
 
 
-_FOLDERS = {ASIDE: "set aside", RETIRED: "retired"}
+_FOLDERS = {DAMAGED: "set aside", RETIRED: "retired"}
 _KINDS = {
     "unfinished": "unfinished",
     "replaced": "replaced halfway",
