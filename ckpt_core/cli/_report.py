@@ -44,7 +44,7 @@ def report(
         text = page(data)
         place(os.path.abspath(output), [text.encode()])
         if not as_json:
-            damaged = sum(step.is_damaged for step in found.steps)
+            damaged = sum(step.state == "damaged" for step in found.steps)
             wrong = f", {damaged} damaged" if damaged else ""
             wrong += f", {found.unread} cannot be read" if found.unread else ""
             what = counted(len(found.steps), "step", "steps") if found.is_run else "one checkpoint"

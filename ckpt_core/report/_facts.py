@@ -98,11 +98,6 @@ class StepFacts:
         # other formats have no checksums: nothing is known of them
         return "damaged" if self.layout == "ckpt" else "no checksums"
 
-    @property
-    def is_damaged(self) -> bool:
-        """Whether what can be read of it is wrong, or did not pass the check of its bytes."""
-        return self.state == "damaged"
-
 
 @dataclass(frozen=True)
 class Report:
@@ -126,7 +121,7 @@ class Report:
     @property
     def is_damaged(self) -> bool:
         """Whether a step is damaged, or did not pass a check of its bytes."""
-        return any(step.is_damaged for step in self.steps)
+        return any(step.state == "damaged" for step in self.steps)
 
     @property
     def unread(self) -> int:

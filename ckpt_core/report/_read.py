@@ -88,7 +88,7 @@ def _run(empty: Report, local: bool, backend: Backend, prefix: str | None, log: 
         with contextlib.suppress(CheckpointError, OSError):
             open_checkpoint(text)
             return _one_checkpoint(empty)
-    committed, found, gone = sorted(listing.committed()), list[StepFacts](), list[int]()
+    committed, found, gone = listing.committed(), list[StepFacts](), list[int]()
     for number, step in enumerate(committed):
         if number % 50 == 0:
             log(f"metadata of step {step} ({number + 1} of {len(committed)})")
