@@ -13,8 +13,11 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core.cli._arguments import Json, Only, Rules
 from ckpt_core.cli._text import counted, print_json, progress, say, size
 
-_ENDINGS = dict.fromkeys(("", ".safetensors"), "safetensors")
-_ENDINGS |= dict.fromkeys((".pt", ".pth", ".bin"), "torch") | {".npz": "npz"}
+_ENDINGS: dict[str, str] = {
+    **dict.fromkeys(("", ".safetensors"), "safetensors"),
+    **dict.fromkeys((".pt", ".pth", ".bin"), "torch"),
+    ".npz": "npz",
+}
 
 
 def export(
