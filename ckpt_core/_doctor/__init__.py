@@ -5,13 +5,11 @@ from ckpt_core._doctor.findings import of_directory as of_directory
 from ckpt_core._doctor.findings import of_disk as of_disk
 from ckpt_core._doctor.findings import of_missing as of_missing
 from ckpt_core._doctor.findings import of_store as of_store
-from ckpt_core._doctor.findings import of_strays as of_strays
 from ckpt_core._doctor.findings import of_versions as of_versions
-from ckpt_core._doctor.interval import Interval as Interval
 from ckpt_core._doctor.interval import Tier as Tier
 from ckpt_core._doctor.interval import best_intervals as best_intervals
-from ckpt_core._doctor.memory import copy_bytes_per_sec as copy_bytes_per_sec
-from ckpt_core._doctor.store import Store as Store
-from ckpt_core._doctor.store import probe_store as probe_store
+from ckpt_core._doctor.probes import Store as Store
+from ckpt_core._doctor.probes import copy_bytes_per_sec as copy_bytes_per_sec
+from ckpt_core._doctor.probes import probe as probe
 from ckpt_core._doctor.versions import floors as floors
 from ckpt_core._doctor.versions import installed as installed

@@ -46,41 +46,36 @@ class Interval:
 
 
 def best_intervals(
-    fast: Tier, slow: Tier | None, *, step_secs: float, failure_secs: float, start_secs: float
+    tiers: list[Tier], *, step_secs: float, failure_secs: float, start_secs: float
 ) -> list[Interval]:
-    """The intervals that lose least time, of one tier or of two; ``slow`` takes every n-th save of ``fast``.
+    """The intervals that lose least time, of one tier or of two; the second takes every n-th save of the first.
     ``failure_secs`` is the mean time between failures of the whole job, ``start_secs`` from a failure until the restore
     begins.
     """
-    tiers = [fast] if slow is None else [fast, slow]
     # n in steps of 5 %: between two of them the loss changes by less than a thousandth
-    every = sorted({round(1.05**power) for power in range(190)}) if slow else [1]
+    every = sorted({round(1.05**power) for power in range(190)}) if len(tiers) > 1 else [1]
+    counted = (list(zip(tiers, (1, n), strict=False)) for n in every)
     found = (
-        [
-            interval(tier, steps * count, step_secs, failure_secs, start_secs)
-            for tier, count in zip(tiers, (1, n), strict=False)
-        ]
-        for n in every
-        for steps in _candidates(tiers, n, step_secs, failure_secs)
+        [_interval(tier, steps * n, step_secs, failure_secs, start_secs) for tier, n in pairs]
+        for pairs in counted
+        for steps in _candidates(pairs, step_secs, failure_secs)
     )
     return min(found, key=lambda intervals: sum(one.lost for one in intervals))
 
 
-def _candidates(tiers: list[Tier], n: int, step_secs: float, failure_secs: float) -> set[int]:
-    """Whole numbers of steps beside Young's optimum, if the last tier takes every n-th save."""
-    counts = [1, n][: len(tiers)]
-    cost_secs = sum(tier.cost_secs / count for tier, count in zip(tiers, counts, strict=True))
-    redone = sum(tier.share * count for tier, count in zip(tiers, counts, strict=True))
+def _candidates(tiers: list[tuple[Tier, int]], step_secs: float, failure_secs: float) -> set[int]:
+    """Whole numbers of steps beside Young's optimum, if each tier takes every n-th save."""
+    cost_secs = sum(tier.cost_secs / n for tier, n in tiers)
+    redone = sum(tier.share * n for tier, n in tiers)
     near = math.sqrt(2 * cost_secs * failure_secs / redone) / step_secs
     # one save is written at a time: with a shorter interval training would wait for the last one
     least = max(
-        math.ceil((tier.blocking_secs + tier.write_secs) / step_secs / count)
-        for tier, count in zip(tiers, counts, strict=True)
+        math.ceil((tier.blocking_secs + tier.write_secs) / step_secs / n) for tier, n in tiers
     )
     return {max(1, least, math.floor(near)), max(1, least, math.ceil(near))}
 
 
-def interval(
+def _interval(
     tier: Tier, steps: int, step_secs: float, failure_secs: float, start_secs: float
 ) -> Interval:
     """What saving every so many steps loses."""

@@ -36,24 +36,14 @@ def installed() -> dict[str, str]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``0.12.5rc1`` is ``(0, 12, 5)``."""
-    found: list[int] = []
-    for part in version.split("."):
-        digits = re.match(r"\d+", part)
-        if digits is None:
-            break
-        found.append(int(digits[0]))
-        if digits[0] != part:
-            break
+    """The leading numbers of a version, without zeros at the end: ``0.12.0rc1`` is ``(0, 12)``."""
+    leading = re.match(r"[0-9.]*", version)
+    found = [int(part) for part in re.findall("[0-9]+", leading[0] if leading else "")]
+    while found and found[-1] == 0:
+        found.pop()
     return tuple(found)
 
 
 def is_older(version: str, floor: str) -> bool:
     """Whether a version is below a floor; ``2`` and ``2.0`` are one version."""
-    width = max(len(numbers(version)), len(numbers(floor)))
-
-    def padded(text: str) -> tuple[int, ...]:
-        known = numbers(text)
-        return known + (0,) * (width - len(known))
-
-    return padded(version) < padded(floor)
+    return numbers(version) < numbers(floor)

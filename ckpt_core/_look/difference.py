@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import operator
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any
 
 from ckpt_core._load import load
 from ckpt_core._look.leaves import Leaf, Trees, check_found
-from ckpt_core._look.numbers import PairSums, changed_bits
-from ckpt_core._look.statistics import NO_NUMBERS
+from ckpt_core._look.numbers import PairSums
 from ckpt_core._look.structure import NodeDifference, differing_nodes
 from ckpt_core._options import Options, checked_options
 from ckpt_core._tree.patterns import read_again
@@ -30,6 +29,7 @@ class LeafDifference:
     kind: str  # same, values, text, dtype (values are compared, too), or shape
     a: str  # float32[3, 4] or the like; the value, if it is text
     b: str
+    # this and the following as in ``PairSums``
     count: int = 0
     changed: int = 0  # elements with other bits; with other values, if the dtypes differ
     largest: float = math.nan  # of the finite differences, as rms; NaN if it holds no numbers
@@ -60,12 +60,12 @@ class Difference:
     @property
     def changed(self) -> list[LeafDifference]:
         """The leaves that differ, those that moved furthest first."""
-        far = {"shape": math.inf, "text": math.inf}
-        moved = [leaf for leaf in self.leaves if leaf.kind != "same"]
-        return sorted(
-            moved,
-            key=lambda leaf: (-far.get(leaf.kind, _number(leaf.relative)), in_order(leaf.path)),
-        )
+
+        def place(leaf: LeafDifference) -> tuple[float, Any]:
+            moved = 0.0 if math.isnan(leaf.relative) else leaf.relative
+            return -math.inf if leaf.kind in ("shape", "text") else -moved, in_order(leaf.path)
+
+        return sorted((leaf for leaf in self.leaves if leaf.kind != "same"), key=place)
 
     @property
     def same(self) -> bool:
@@ -109,18 +109,10 @@ def compare(
         only_a += [name for name in one.others if name not in other.others]
         only_b += [name for name in other.others if name not in one.others]
         shared = [name for name in one.others if name in other.others]
-        others = _compare_others(one, other, shared, chosen) if shared else {}
-    same_metadata = one.metadata == other.metadata
-    return Difference(
-        one.path,
-        other.path,
-        sorted(only_a),
-        sorted(only_b),
-        leaves,
-        others,
-        same_metadata,
-        structure,
-    )
+        others = {name: _same_item(one, other, name, chosen) for name in shared}
+    alone = sorted(only_a), sorted(only_b)
+    same = one.metadata == other.metadata
+    return Difference(one.path, other.path, *alone, leaves, others, same, structure)
 
 
 def _pairs(one: Trees, other: Trees) -> dict[str, str]:
@@ -152,62 +144,28 @@ def _compared(
 
 
 def _leaf(names: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> LeafDifference:
+    found = LeafDifference(*names, "same", _described(a), _described(b))
     if a.text is not None or b.text is not None:
         same = a.text == b.text
-        kind = "same" if same else "text"
-        return LeafDifference(*names, kind, _described(a), _described(b), 1, int(not same))
+        return replace(found, kind="same" if same else "text", count=1, changed=int(not same))
     if not _has_values(a, b):
-        return LeafDifference(*names, "shape", _described(a), _described(b))
-    return _values(names, a, b, pieces)
+        return replace(found, kind="shape")
+    sums = PairSums()
+    for left, right in islice(pieces, len(a.regions(max(a.itemsize, b.itemsize)))):
+        (sums.add if a.has_numbers else sums.add_bits)(left, right)
+    kind = "values" if sums.changed else "same"
+    kind = "dtype" if a.spec.dtype != b.spec.dtype else kind
+    numbers = [one.name for one in fields(LeafDifference)][5 : None if a.has_numbers else 7]
+    return replace(found, kind=kind, **{name: getattr(sums, name) for name in numbers})
 
 
 def _has_values(a: Leaf, b: Leaf) -> bool:
     """Whether the values of two leaves can be compared, piece by piece."""
-    if a.text is not None or b.text is not None:
-        return False
-    if _no_numbers(a) or _no_numbers(b):
-        return (a.spec.kind, a.spec.dtype, a.spec.shape) == (
-            b.spec.kind,
-            b.spec.dtype,
-            b.spec.shape,
-        )
-    return a.spec.shape == b.spec.shape
-
-
-def _no_numbers(leaf: Leaf) -> bool:
-    return leaf.spec.kind in NO_NUMBERS
-
-
-def _values(names: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> LeafDifference:
-    sums, changed = PairSums(), 0
-    for _ in a.regions(max(a.itemsize, b.itemsize)):
-        left, right = next(pieces)
-        if _no_numbers(a):
-            changed += changed_bits(left, right)
-            sums.count += left.size
-        else:
-            sums.add(left, right)
-    if _no_numbers(a):
-        kind = "values" if changed else "same"
-        return LeafDifference(*names, kind, _described(a), _described(b), sums.count, changed)
-    kind = "same" if not sums.changed_count else "values"
-    kind = "dtype" if a.spec.dtype != b.spec.dtype else kind
-    return LeafDifference(
-        *names,
-        kind,
-        _described(a),
-        _described(b),
-        sums.count,
-        sums.changed_count,
-        sums.largest,
-        sums.rms,
-        sums.relative,
-        sums.cosine,
-        sums.nan_a,
-        sums.nan_b,
-        sums.inf_a,
-        sums.inf_b,
-    )
+    if a.has_numbers and b.has_numbers:
+        return a.spec.shape == b.spec.shape
+    texts = a.text is not None or b.text is not None
+    kinds = [(leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape) for leaf in (a, b)]
+    return not texts and kinds[0] == kinds[1]
 
 
 def _described(leaf: Leaf) -> str:
@@ -216,34 +174,15 @@ def _described(leaf: Leaf) -> str:
     return f"{leaf.spec.dtype or leaf.spec.kind}{list(leaf.spec.shape)}"
 
 
-def _number(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
-
-
-def _compare_others(
-    one: Trees, other: Trees, names: Iterable[str], options: Options
-) -> dict[str, bool | None]:
-    found: dict[str, bool | None] = {}
-    for name in names:
-        forms = one.others[name], other.others[name]
-        if forms[0] != forms[1]:
-            found[name] = False
-        elif forms[0] == "json":
-            found[name] = operator.eq(  # as text: NaN is itself, and 1 is not true
-                *(
-                    json.dumps(load(trees.path, item=name, options=options), sort_keys=True)
-                    for trees in (one, other)
-                )
-            )
-        elif forms[0] == "files":
-            found[name] = _same_files(
-                *(load(trees.path, item=name, options=options) for trees in (one, other))
-            )
-        else:
-            found[name] = None
-    return found
-
-
-def _same_files(a: Any, b: Any) -> bool:
+def _same_item(one: Trees, other: Trees, name: str, options: Options) -> bool | None:
+    """Whether an item that is no tree is the same on both sides; None if it cannot be compared."""
+    form = one.others[name]
+    if form != other.others[name]:
+        return False
+    if form not in ("json", "files"):
+        return None
+    a, b = (load(trees.path, item=name, options=options) for trees in (one, other))
+    if form == "json":  # as text: NaN is itself, and 1 is not true
+        return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     names = sorted(a.names())
     return names == sorted(b.names()) and all(a.read(name) == b.read(name) for name in names)

@@ -39,6 +39,11 @@ class Leaf:
     place: int
 
     @property
+    def has_numbers(self) -> bool:
+        """Whether it holds numbers, and not text, random keys or bytes."""
+        return self.text is None and self.spec.kind not in ("key", "bytes")
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element."""
         return self.spec.numpy_dtype.itemsize

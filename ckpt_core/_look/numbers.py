@@ -1,4 +1,4 @@
-"""Sums over the values of one leaf, or of two of one shape, piece by piece. Pure."""
+"""Sums over the values of one leaf, or of two of one shape, piece by piece, in float64. Pure."""
 
 from __future__ import annotations
 
@@ -9,49 +9,38 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._look.octaves import Octaves
-from ckpt_core._look.scaled import Scaled, divided, exponent_for, times
-
 Array = np.ndarray[Any, Any]
-
-
-def as_numbers(array: Array) -> Array:
-    """The values in float64, or complex128; what is no number raises ``TypeError``."""
-    wide = np.complex128 if array.dtype.kind == "c" else np.float64
-    return array.reshape(-1).astype(wide)
-
-
 _BLOCK = 2**20
 """So many elements are in float64 at a time."""
-
-
-def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Arrays of one shape, block by block, so that numbers of one byte do not take eight times their memory."""
-    flat = [_flat(array) for array in arrays]
-    for start in range(0, flat[0].size, _BLOCK):
-        yield tuple(one[start : start + _BLOCK] for one in flat)
+_LOWEST, _HIGHEST = -1074, 1024
+"""Exponents of the least and the greatest float64."""
 
 
 @dataclass
 class Sums:
-    """What one leaf's values add up to. Of complex numbers, least and most are of the magnitude."""
+    """What one leaf's values add up to. Of complex numbers, ``min`` and ``max`` are of the magnitude."""
 
     count: int = 0
     nan_count: int = 0
     inf_count: int = 0
     zero_count: int = 0
     finite_count: int = 0  # the rest is of these elements
-    least: float = math.inf
-    most: float = -math.inf
+    min: float = math.nan
+    max: float = math.nan
     average: complex = 0.0  # mean; 0 if no element is finite
-    squares: Scaled = field(default_factory=Scaled)  # sum of the squared magnitudes
-    spread: Scaled = field(default_factory=Scaled)  # sum of the squared distances to the mean
-    octaves: Octaves = field(default_factory=Octaves)
+    squares: float = 0.0  # sum of the squared magnitudes
+    spread: float = 0.0  # sum of the squared distances to the mean
+    octave_counts: Array = field(
+        default_factory=lambda: np.zeros((2, _HIGHEST - _LOWEST + 1), np.int64)
+    )
+    """How many negative, and how many positive values have a magnitude below each power of two, and not below half of it:
+    powers of two need no known range, and are the same for every leaf and step.
+    """
 
     def add(self, array: Array) -> None:
         """Adds a piece."""
         for (block,) in _blocks(array):
-            values = as_numbers(block)
+            values = _as_numbers(block)
             nan = np.isnan(values)
             self.count += values.size
             self.nan_count += int(nan.sum())
@@ -59,33 +48,37 @@ class Sums:
             self.zero_count += values.size - int(np.count_nonzero(values))
             finite = values[np.isfinite(values)]
             if finite.size:
-                self._add_finite(finite)
+                with np.errstate(over="ignore", invalid="ignore"):  # squares beyond all floats
+                    self._add_finite(finite)
 
     def _add_finite(self, values: Array) -> None:
-        with np.errstate(
-            over="ignore"
-        ):  # the magnitude of a complex number may be beyond all floats
-            sizes = np.abs(values) if values.dtype.kind == "c" else values
-        self.least = min(self.least, float(sizes.min()))
-        self.most = max(self.most, float(sizes.max()))
-        self.octaves.add(values)
-        exponent = exponent_for(values)
-        near = divided(values, exponent)
-        mean = near.mean()
-        self.squares.add(_square(near), 2 * exponent)
-        self.spread.add(_square(near - mean), 2 * exponent)
-        self._join_mean((mean * 2.0**exponent).item(), values.size)
-
-    def _join_mean(self, mean: complex, count: int) -> None:
-        """Takes in the mean of other values; their sum of squares is added to the spread already."""
-        before, self.finite_count = self.finite_count, self.finite_count + count
-        apart = np.array([mean / 2 - self.average / 2])
-        if before:  # the squares of sums lose all digits where the mean is far from 0
-            exponent = exponent_for(apart)
-            weight = 4 * before * (count / self.finite_count)
-            self.spread.add(weight * _square(divided(apart, exponent)), 2 * exponent)
-        share = count / self.finite_count
+        sizes = np.abs(values)
+        ordered = sizes if values.dtype.kind == "c" else values
+        self.min = float(np.fmin(self.min, ordered.min()))
+        self.max = float(np.fmax(self.max, ordered.max()))
+        self._count_octaves(values, sizes)
+        # the squares of sums lose all digits where the mean is far from 0
+        before, self.finite_count = self.finite_count, self.finite_count + values.size
+        share, mean = values.size / self.finite_count, values.mean().item()
+        apart = mean - self.average
+        self.squares += _square(values)
+        self.spread += _square(values - mean) + before * share * (apart * apart.conjugate()).real
         self.average = self.average * (1 - share) + mean * share
+
+    def _count_octaves(self, values: Array, sizes: Array) -> None:
+        taken = np.isfinite(sizes) & (sizes > 0)
+        exponents = np.frexp(sizes[taken])[1] - _LOWEST
+        complex_ = values.dtype.kind == "c"  # as positive ones
+        negative = np.zeros(exponents.size, bool) if complex_ else values[taken] < 0
+        for row, chosen in zip(self.octave_counts, (negative, ~negative), strict=True):
+            row += np.bincount(exponents[chosen], minlength=row.size)
+
+    @property
+    def octaves(self) -> tuple[tuple[int, int, int], ...]:
+        """(exponent, how many negative, how many positive) from the least to the greatest: ``2**(e-1) <= |x| < 2**e``."""
+        found = np.flatnonzero(self.octave_counts.any(axis=0)).tolist()
+        places = range(found[0], found[-1] + 1) if found else ()
+        return tuple((place + _LOWEST, *self.octave_counts[:, place].tolist()) for place in places)
 
     @property
     def mean(self) -> complex:
@@ -95,12 +88,12 @@ class Sums:
     @property
     def norm(self) -> float:
         """Euclidean, of the finite ones."""
-        return self.squares.root()
+        return math.sqrt(self.squares)
 
     @property
     def std(self) -> float:
         """Standard deviation of the finite ones; NaN if there is none."""
-        return self.spread.root(self.finite_count) if self.finite_count else math.nan
+        return math.sqrt(self.spread / self.finite_count) if self.finite_count else math.nan
 
 
 @dataclass
@@ -108,12 +101,12 @@ class PairSums:
     """How far the values of two leaves of one shape are apart."""
 
     count: int = 0
-    changed_count: int = 0  # elements with other bits; with other values, if the dtypes differ
+    changed: int = 0  # elements with other bits; with other values, if the dtypes differ
     largest: float = 0.0  # of the differences between elements that are finite on both sides
-    squares: Scaled = field(default_factory=Scaled)  # sum of the squares of these differences
-    squares_a: Scaled = field(default_factory=Scaled)  # of A, where both are finite
-    squares_b: Scaled = field(default_factory=Scaled)
-    product: Scaled = field(default_factory=Scaled)  # sum of A times B, of these
+    squares: float = 0.0  # sum of the squares of these differences
+    squares_a: float = 0.0  # of A, where both are finite
+    squares_b: float = 0.0
+    product: float = 0.0  # sum of A times B, of these
     finite_count: int = 0
     nan_a: int = 0
     nan_b: int = 0
@@ -123,90 +116,85 @@ class PairSums:
     def add(self, a: Array, b: Array) -> None:
         """Adds a piece of each."""
         for left, right in _blocks(a, b):
-            self._add_block(left, right)
+            with np.errstate(over="ignore", invalid="ignore"):  # squares beyond all floats
+                self._add_block(left, right)
+
+    def add_bits(self, a: Array, b: Array) -> None:
+        """Adds a piece of each, of one dtype that holds no numbers."""
+        for left, right in _blocks(a, b):
+            self.count += left.size
+            self.changed += left.size - int(np.count_nonzero(_same_bits(left, right)))
 
     def _add_block(self, a: Array, b: Array) -> None:
-        self.count += a.size
-        numbers_a, numbers_b = as_numbers(a), as_numbers(b)
+        numbers_a, numbers_b = _as_numbers(a), _as_numbers(b)
         nan_a, nan_b = np.isnan(numbers_a), np.isnan(numbers_b)
-        same = numbers_a == numbers_b if a.dtype != b.dtype else _same_bits(a, b)
-        if a.dtype != b.dtype:
-            same |= nan_a & nan_b
-        self.changed_count += a.size - int(np.count_nonzero(same))
+        if a.dtype == b.dtype:
+            same, distances = _same_bits(a, b), _distances(a, b, numbers_a, numbers_b)
+        else:
+            same = (numbers_a == numbers_b) | (nan_a & nan_b)
+            distances = np.abs(numbers_b - numbers_a)
+        self.count += a.size
+        self.changed += a.size - int(np.count_nonzero(same))
         self.nan_a += int(nan_a.sum())
         self.nan_b += int(nan_b.sum())
         self.inf_a += int((np.isinf(numbers_a) & ~nan_a).sum())
         self.inf_b += int((np.isinf(numbers_b) & ~nan_b).sum())
         finite = np.isfinite(numbers_a) & np.isfinite(numbers_b)
         if finite.any():
-            apart = _apart(a, b, numbers_a, numbers_b)[finite]
-            self._add_finite(numbers_a[finite], numbers_b[finite], apart)
-
-    def _add_finite(self, a: Array, b: Array, apart: Array) -> None:
-        self.finite_count += a.size
-        with np.errstate(over="ignore", invalid="ignore"):  # a difference may be beyond all floats
-            self.largest = max(self.largest, float(np.abs(apart).max()))
-            near_a, near_b = (
-                divided(a, by_a := exponent_for(a)),
-                divided(b, by_b := exponent_for(b)),
-            )
-            by = exponent_for(apart)
-            self.squares.add(_square(divided(apart, by)), 2 * by)
-            self.squares_a.add(_square(near_a), 2 * by_a)
-            self.squares_b.add(_square(near_b), 2 * by_b)
-            self.product.add(float(np.vdot(near_a, near_b).real), by_a + by_b)
+            numbers_a, numbers_b, apart = (one[finite] for one in (numbers_a, numbers_b, distances))
+            self.finite_count += apart.size
+            self.largest = max(self.largest, float(apart.max()))
+            self.squares += _square(apart)
+            self.squares_a += _square(numbers_a)
+            self.squares_b += _square(numbers_b)
+            self.product += float(np.vdot(numbers_a, numbers_b).real)
 
     @property
     def rms(self) -> float:
         """Root of the mean square of the differences."""
-        return self.squares.root(self.finite_count) if self.finite_count else 0.0
+        return math.sqrt(self.squares / self.finite_count) if self.finite_count else 0.0
 
     @property
     def relative(self) -> float:
         """Norm of the difference over that of the first leaf; infinite if that is zero and the difference is not."""
-        apart, a = self.squares, self.squares_a
-        if a.total == 0:
-            return math.inf if apart.total else 0.0
-        return times(math.sqrt(apart.total) / math.sqrt(a.total), apart.power // 2 - a.power // 2)
+        if self.squares_a == 0:
+            return math.inf if self.squares else 0.0
+        return math.sqrt(self.squares) / math.sqrt(self.squares_a)
 
     @property
     def cosine(self) -> float:
         """Cosine of the angle between both; NaN if one of them is zero."""
-        a, b = self.squares_a, self.squares_b
-        if a.total == 0 or b.total == 0:
-            return math.nan
-        found = self.product.total / (math.sqrt(a.total) * math.sqrt(b.total))
-        return times(found, self.product.power - a.power // 2 - b.power // 2)
+        sizes = math.sqrt(self.squares_a) * math.sqrt(self.squares_b)
+        return self.product / sizes if sizes else math.nan
+
+
+def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Arrays of one shape, block by block, so that numbers of one byte do not take eight times their memory."""
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, _BLOCK):
+        yield tuple(one[start : start + _BLOCK] for one in flat)
+
+
+def _as_numbers(array: Array) -> Array:
+    """The values in float64, or complex128."""
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
 def _square(values: Array) -> float:
     return float(np.vdot(values, values).real)
 
 
-def _apart(a: Array, b: Array, numbers_a: Array, numbers_b: Array) -> Array:
-    """B less A; of whole numbers of 64 bits, not of their floats, which are the same for neighbours."""
-    if a.dtype != b.dtype or a.dtype.kind not in "iu" or a.dtype.itemsize != 8:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return numbers_b - numbers_a
-    grew, bits_a, bits_b = b >= a, a.view(np.uint64), b.view(np.uint64)
-    return np.where(grew, bits_b - bits_a, bits_a - bits_b).astype(np.float64) * np.where(
-        grew, 1, -1
-    )
-
-
-def changed_bits(a: Array, b: Array) -> int:
-    """The number of elements whose bits differ, in two arrays of one dtype and shape."""
-    return a.size - int(np.count_nonzero(_same_bits(a, b)))
+def _distances(a: Array, b: Array, numbers_a: Array, numbers_b: Array) -> Array:
+    """How far values of one dtype are apart; whole numbers of 64 bits exactly, since neighbours have the same float."""
+    if a.dtype in (np.int64, np.uint64):
+        return (np.maximum(a, b) - np.minimum(a, b)).view(np.uint64).astype(np.float64)
+    return np.abs(numbers_b - numbers_a)
 
 
 def _same_bits(a: Array, b: Array) -> Array:
-    bits = f"u{a.dtype.itemsize}"
+    """For each element of two blocks of one dtype, whether its bits are the same."""
     if a.dtype.itemsize in (1, 2, 4, 8):
-        return _flat(a).view(bits) == _flat(b).view(bits)
-    rows = (-1, a.dtype.itemsize)
-    bytes_a, bytes_b = (_flat(one).view(np.uint8).reshape(rows) for one in (a, b))
+        bits = f"u{a.dtype.itemsize}"
+        return a.view(bits) == b.view(bits)
+    bytes_a, bytes_b = (one.view(np.uint8).reshape(a.size, -1) for one in (a, b))
     return (bytes_a == bytes_b).all(axis=1)
-
-
-def _flat(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1)

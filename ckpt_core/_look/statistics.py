@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import islice
 
 from ckpt_core._look.leaves import Trees, check_found
 from ckpt_core._look.numbers import Sums
 from ckpt_core._options import Options, checked_options
 from ckpt_core._tree.patterns import read_again
-
-NO_NUMBERS = frozenset({"key", "bytes"})
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,7 @@ class LeafStatistics:
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int
+    # this and the following as in ``Sums``
     count: int  # elements; 0 if it holds no numbers (text, random keys), and the rest is NaN or 0
     nan_count: int
     inf_count: int
@@ -48,32 +47,14 @@ def leaf_statistics(
     only = read_again(only)
     trees = Trees(path, only, checked_options(options))
     check_found(only, trees)
+    names = [one.name for one in fields(LeafStatistics)][5:]
     for item, leaves in trees.items.items():
-        numeric = [
-            leaf for leaf in leaves if leaf.text is None and leaf.spec.kind not in NO_NUMBERS
-        ]
+        numeric = [leaf for leaf in leaves if leaf.has_numbers]
         with contextlib.closing(trees.pieces(item, numeric)) as read:
             for leaf in leaves:
-                sums = Sums()
-                if leaf.text is None and leaf.spec.kind not in NO_NUMBERS:
-                    for _ in leaf.regions():
-                        sums.add(next(read))
-                some = sums.finite_count > 0
-                spec = leaf.spec
-                yield LeafStatistics(
-                    item,
-                    leaf.path,
-                    spec.shape,
-                    spec.dtype or spec.kind,
-                    spec.stored_bytes if leaf.text is None else len(leaf.text.encode()),
-                    sums.count,
-                    sums.nan_count,
-                    sums.inf_count,
-                    sums.zero_count,
-                    sums.least if some else math.nan,
-                    sums.most if some else math.nan,
-                    sums.mean,
-                    sums.std,
-                    sums.norm,
-                    sums.octaves.bars(),
-                )
+                sums, spec = Sums(), leaf.spec
+                for piece in islice(read, len(leaf.regions()) if leaf.has_numbers else 0):
+                    sums.add(piece)
+                size_bytes = spec.stored_bytes if leaf.text is None else len(leaf.text.encode())
+                described = (item, leaf.path, spec.shape, spec.dtype or spec.kind, size_bytes)
+                yield LeafStatistics(*described, *(getattr(sums, name) for name in names))

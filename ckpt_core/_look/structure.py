@@ -26,15 +26,12 @@ def differing_nodes(
     nodes_a, nodes_b = (
         {format_path(path): text for path, text in _described(root, ())} for root in (a, b)
     )
-    wanted = (
-        None
-        if below is None
-        else {format_path(path[:length]) for path in below for length in range(len(path) + 1)}
-    )
+    prefixes = (path[:length] for path in below or () for length in range(len(path) + 1))
+    wanted = set(map(format_path, prefixes))
     return [
         NodeDifference(item, path, nodes_a.get(path, "nothing"), nodes_b.get(path, "nothing"))
         for path in dict.fromkeys([*nodes_a, *nodes_b])
-        if wanted is None or path in wanted
+        if below is None or path in wanted
         if nodes_a.get(path) != nodes_b.get(path) and not _is_leaf(path, nodes_a, nodes_b)
     ]
 
@@ -47,27 +44,22 @@ def _is_leaf(path: str, a: dict[str, str], b: dict[str, str]) -> bool:
     return (path in a) != (path in b) and (a.get(path) or b[path]).startswith((_LEAF, _CONSTANT))
 
 
-_INT = " under an int"
-
-
 def _described(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
     """Path and description of a node and all below it."""
     while node.kind == "expanded":
         (node,) = node.children
-    under = _INT if path and type(path[-1]) is int else ""
+    under = " under an int" if path and type(path[-1]) is int else ""
     if node.kind == "leaf":
         yield path, _LEAF + under
         return
     name = node.type_name.rpartition(":")[2] if node.kind not in ("list", "tuple") else ""
     empty = "" if node.children or node.kind in ("none", "code") else "empty "
     kind = "None" if node.kind == "none" else node.kind
-    told = json.loads(node.static) if node.static else {}
-    static = "".join(
-        f" {name}={json.dumps(value)}" for name, value in told.get("fields", {}).items()
-    )
-    static += f" function={told['function']}" if "function" in told else ""
-    yield path, f"{empty}{kind}{' ' + name if name else ''}{static}{under}"
-    for name, value in told.get("constants", {}).items():
+    static = json.loads(node.static) if node.static else {}
+    fields = [f" {key}={json.dumps(value)}" for key, value in static.get("fields", {}).items()]
+    fields += [f" function={static['function']}"] if "function" in static else []
+    yield path, f"{empty}{kind}{' ' + name if name else ''}{''.join(fields)}{under}"
+    for name, value in static.get("constants", {}).items():
         yield (*path, *name.split("/")), _CONSTANT + json.dumps(value)
     for key, child in zip(node.keys, node.children, strict=True):
         yield from _described(child, (*path, key))

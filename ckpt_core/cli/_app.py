@@ -1,28 +1,21 @@
-"""The commands and their arguments; the other modules of this package implement them."""
+"""The commands and their arguments; the modules that implement them are imported when they run."""
 
 from __future__ import annotations
 
 import io
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core.cli._arguments import (
-    Json,
-    Local,
-    Mib,
-    Newest,
-    Only,
-    Place,
-    Prefix,
-    Rules,
-    Run,
-    bytes_option,
-)
+from ckpt_core.cli._arguments import Json, Local, Mib, Place, Prefix, Run, bytes_option
 from ckpt_core.cli._bench import app as bench_app
+from ckpt_core.cli._convert import export, import_weights
+from ckpt_core.cli._numbers import diff, stats
+from ckpt_core.cli._plan import plan
+from ckpt_core.cli._report import report
+from ckpt_core.cli._text import message_of
 
 app = typer.Typer(
     name="ckpt",
@@ -47,18 +40,13 @@ def _root(
 
 @app.command("ls")
 def list_steps(
-    directory: Run,
-    as_json: Json = False,
-    local: Local = False,
-    prefix: Prefix = None,
+    directory: Run, as_json: Json = False, local: Local = False, prefix: Prefix = None
 ) -> int:
     """List the steps in a directory: time, sizes, items, metrics; unfinished saves and the writer."""
+    from ckpt_core.cli import _local, _steps
+
     if local:
-        from ckpt_core.cli import _local
-
         return _local.list_runs(directory, as_json=as_json)
-    from ckpt_core.cli import _steps
-
     return _steps.list_steps(directory, as_json=as_json, step_prefix=prefix)
 
 
@@ -78,38 +66,14 @@ def show(
 
 
 @app.command()
-def verify(
-    path: Place,
-    as_json: Json = False,
-) -> int:
+def verify(path: Place, as_json: Json = False) -> int:
     """Check every byte against its checksum. The exit code is 1 if anything is wrong."""
     from ckpt_core.cli import _look
 
     return _look.verify(path, as_json=as_json)
 
 
-@app.command("report")
-def make_report(
-    path: Place,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The page; report.html if not given.")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--verify", help="Check every byte of every step, too.")
-    ] = False,
-    stats: Annotated[
-        int, typer.Option(min=0, help="Read the arrays of so many of the newest steps, too.")
-    ] = 0,
-    as_json: Json = False,
-    prefix: Prefix = None,
-) -> int:
-    """Write a page about a run: bytes, leaves, shardings, steps, differences, health; reads arrays with --stats only."""
-    from ckpt_core.cli import _report
-    from ckpt_core.report import Request
-
-    where = output if output is not None or as_json else Path("report.html")
-    request = Request(verify=check, stats=stats, step_prefix=prefix)
-    return _report.report(path, where, request, as_data=as_json)
+app.command()(report)
 
 
 @app.command("cp")
@@ -133,106 +97,10 @@ def copy(
     return _change.copy(source, target, steps=step or [], prefix=prefix, mirror=mirror)
 
 
-@app.command("export")
-def export(
-    path: Annotated[str, typer.Argument(help="A checkpoint: path or URL.")],
-    target: Annotated[str, typer.Argument(help="A file; of safetensors, or a folder.")],
-    to: Annotated[
-        str | None, typer.Option(help="safetensors, torch or npz; else by the name.")
-    ] = None,
-    item: Annotated[str | None, typer.Option(help="Which item, of several.")] = None,
-    only: Only = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(help="Patterns of leaves to leave out.")
-    ] = None,
-    rules: Rules = None,
-    max_shard_mib: Annotated[
-        int, typer.Option(min=1, help="The most tensors in a safetensors file.")
-    ] = 5120,
-    as_json: Json = False,
-) -> int:
-    """Write the arrays of a checkpoint in another format; streamed, and verified as they are read."""
-    from ckpt_core.cli import _convert
-
-    return _convert.export(
-        path,
-        target,
-        to=to,
-        item=item,
-        only=only or [],
-        exclude=exclude or [],
-        rules=rules,
-        max_shard_bytes=max_shard_mib * 2**20,
-        as_json=as_json,
-    )
-
-
-@app.command("import")
-def import_weights(
-    source: Annotated[str, typer.Argument(help="A file or folder of another program.")],
-    target: Annotated[str, typer.Argument(help="The new checkpoint: path or URL.")],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="safetensors, npz, torch, dcp, flax, keras or orbax; else by what is in it.",
-        ),
-    ] = None,
-    item: Annotated[
-        str | None, typer.Option(help="Name of the item; of Orbax, the one to take.")
-    ] = None,
-    only: Only = None,
-    rules: Rules = None,
-    rename: Annotated[
-        list[str] | None, typer.Option(help="OLD=NEW, leading parts; may be repeated.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Cuts names into levels, such as at '.'.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
-    as_json: Json = False,
-) -> int:
-    """Make a checkpoint of files of another format; streamed, and there at once or not at all."""
-    from ckpt_core.cli import _convert
-
-    return _convert.import_weights(
-        source,
-        target,
-        format=format,
-        item=item,
-        only=only or [],
-        rules=rules,
-        rename=rename or [],
-        split=split,
-        overwrite=overwrite,
-        as_json=as_json,
-    )
-
-
-@app.command()
-def diff(
-    a: Newest,
-    b: Newest,
-    only: Only = None,
-    limit: Annotated[int, typer.Option(min=0, help="Lines of each kind.")] = 30,
-    as_json: Json = False,
-) -> int:
-    """Compare two checkpoints leaf by leaf: how far values moved. The exit code is 1 if anything differs."""
-    from ckpt_core.cli import _numbers
-
-    return _numbers.diff(a, b, only=only or [], limit=limit, as_json=as_json)
-
-
-@app.command()
-def stats(
-    path: Newest,
-    only: Only = None,
-    as_json: Json = False,
-) -> int:
-    """Print range, mean, norm, NaN and Inf of every leaf. The exit code is 1 if there are any of the last two."""
-    from ckpt_core.cli import _numbers
-
-    return _numbers.stats(path, only=only or [], as_json=as_json)
+app.command("export")(export)
+app.command("import")(import_weights)
+app.command()(diff)
+app.command()(stats)
 
 
 @app.command("rm")
@@ -250,12 +118,10 @@ def remove(
     ] = None,
 ) -> int:
     """Delete checkpoints, hidden first, so that no reader meets half of one; a step that is being read stays."""
+    from ckpt_core.cli import _change, _local
+
     if local:
-        from ckpt_core.cli import _local
-
         return _local.remove_runs(paths, names=run or [], steps=steps or [], yes=yes)
-    from ckpt_core.cli import _change
-
     return _change.remove(paths, steps=steps or [], prefix=prefix, yes=yes)
 
 
@@ -296,56 +162,7 @@ def doctor(
     )
 
 
-@app.command()
-def plan(
-    state_bytes: Annotated[int, bytes_option("Of each host: a number, or as 16GB, 1.5GiB.")],
-    step_secs: Annotated[float, typer.Option(min=1e-6, max=1e6, help="Of one training step.")],
-    mtbf_hours: Annotated[
-        float,
-        typer.Option(
-            "--mtbf", min=1e-3, max=1e6, help="Mean hours between failures of the whole job."
-        ),
-    ],
-    directory: Annotated[
-        str, typer.Argument(help="Where checkpoints will be: a directory or URL.")
-    ] = ".",
-    local: Annotated[
-        str | None, typer.Option(help="The fast directory before it, if there is one.")
-    ] = None,
-    lost_hosts: Annotated[
-        float,
-        typer.Option(
-            min=0.001, max=0.999, help="Share of failures that take the fast directory with them."
-        ),
-    ] = 0.5,
-    start_secs: Annotated[
-        float, typer.Option(min=0, max=1e6, help="From a failure to the restore.")
-    ] = 120.0,
-    slowdown: Annotated[
-        float, typer.Option(min=0, max=1, help="Share by which steps are slower during a save.")
-    ] = 0.03,
-    host_rate: Annotated[
-        int | None, bytes_option("Bytes per second from the devices; else a copy is timed.")
-    ] = None,
-    mib: Mib = 64,
-    as_json: Json = False,
-) -> int:
-    """How often to save: measures this machine, and prints the interval that loses least time."""
-    from ckpt_core.cli import _plan
-
-    question = _plan.Question(
-        directory=directory,
-        local=local,
-        state_bytes=state_bytes,
-        step_secs=step_secs,
-        failure_secs=mtbf_hours * 3600,
-        lost_hosts=lost_hosts,
-        start_secs=start_secs,
-        slowdown=slowdown,
-        host_bytes_per_sec=host_rate,
-        probe_bytes=mib * 2**20,
-    )
-    return _plan.plan(question, as_json=as_json)
+app.command()(plan)
 
 
 def _name_all_missing(error: Any) -> None:
@@ -372,8 +189,6 @@ def run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except (CheckpointError, OSError) as error:
-        from ckpt_core.cli._text import message_of
-
         print(f"ckpt: {message_of(error)}", file=sys.stderr)
         return 2
     except Exception as error:

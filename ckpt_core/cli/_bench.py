@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +21,13 @@ if TYPE_CHECKING:
     from ckpt_core.bench._baseline import Comparison
     from ckpt_core.bench._results import CaseResult, Run, SuiteResult
 
-FAILED, WRONG, SLOWER, INTERRUPTED = 1, 2, 3, 130
+FAILED, SLOWER, INTERRUPTED = 1, 3, 130
 
 # Settings for a malloc that keeps freed memory. A virtual machine that returns memory to its host
 # needs up to 10 us for every page that it touches again, which would be most of the measured time.
 # libc reads them when a process starts, so the process restarts itself.
-STEADY_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
-
+_STEADY_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
+_POLL_SECS, _GRACE_SECS = 0.1, 30.0
 
 app = typer.Typer(help="Benchmarks of ckpt and its peers.", no_args_is_help=True)
 
@@ -71,9 +75,7 @@ def bench_run(
 ) -> int:
     """Run a suite: print a table; write JSON lines and TensorBoard files to OUTPUT."""
     if processes > 1:
-        from ckpt_core.cli import _spawn
-
-        return _spawn.run_processes(processes)
+        return _run_processes(processes)
     from ckpt_core.bench import RunSettings, load_suite
 
     config = load_suite(suite)
@@ -143,15 +145,60 @@ def _run(
     return _code(result, comparison)
 
 
+def _run_processes(count: int) -> int:
+    """Runs this command in ``count`` local processes of one jax.distributed run; returns the first exit code that is not 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = [*sys.argv[1:], "--processes", "1"]  # of an option given twice, the last counts
+    variables = {
+        "JAX_PLATFORMS": "cpu",
+        **os.environ,
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+    }
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ckpt_core.cli", *arguments],
+            env=variables | {"JAX_PROCESS_ID": str(index)},
+            stdout=subprocess.DEVNULL if index else None,
+        )
+        for index in range(count)
+    ]
+    try:
+        return _wait(children, math.inf)
+    except KeyboardInterrupt:
+        # The terminal sent Ctrl-C to the children too, and they write their results. A child that
+        # waits for another one in the middle of a save does not react to it.
+        _wait(children, time.monotonic() + _GRACE_SECS)
+        return INTERRUPTED
+    finally:
+        for child in children:
+            child.kill()  # does nothing to one that has ended
+            child.wait()
+
+
+def _wait(children: list[subprocess.Popen[bytes]], deadline: float) -> int:
+    """The first exit code that is not 0, once all have ended, or some time after one has failed."""
+    while True:
+        codes = [child.poll() for child in children]
+        bad = next((code for code in codes if code), 0)
+        if None not in codes or time.monotonic() > deadline:
+            return bad if bad >= 0 else 1
+        if bad:
+            deadline = min(deadline, time.monotonic() + _GRACE_SECS)
+        time.sleep(_POLL_SECS)
+
+
 def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
     """Settings that must be made before jax is imported."""
     if hlo_output is not None:
         flags = f"--xla_dump_to={hlo_output.absolute() / 'hlo_dump'} --xla_dump_hlo_as_proto"
         if flags not in os.environ.get("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    if suite.steady_memory and not STEADY_MEMORY.items() <= os.environ.items():
+    if suite.steady_memory and not _STEADY_MEMORY.items() <= os.environ.items():
         arguments = [sys.executable, "-m", "ckpt_core.cli", *sys.argv[1:]]
-        os.execve(sys.executable, arguments, {**os.environ, **STEADY_MEMORY})
+        os.execve(sys.executable, arguments, {**os.environ, **_STEADY_MEMORY})
 
 
 def _tensorboard(output: Path, result: SuiteResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -24,22 +25,20 @@ from ckpt_core._run.steps import Steps, note_deleted, refuse_no_directory
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import RETIRED, is_run, of_steps, retire, steps_in
-from ckpt_core.cli._text import console, counted, one_line, print_json, size, when
+from ckpt_core.cli._text import counted, print_json, say, size, when
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 """Of ``SIGNS``, those that the items of a checkpoint do not have."""
 
 
 def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirror: bool) -> int:
-    """Copies a checkpoint, or steps of a run; steps that are there already are left alone, and damaged ones are named. With
-    ``mirror`` it first retires what is of another history there. Returns 1 if a step is damaged, or a restore of the copy
-    may go on from another history.
+    """Copies a checkpoint, or steps of a run. Returns 1 if a step is damaged, or a restore of the copy may go on from another
+    history.
     """
     if not is_run(source):
         if steps or mirror:
-            raise CheckpointNotFound(
-                f"{source} is no directory of steps: leave --step and --mirror out"
-            )
+            text = f"{source} is no directory of steps: leave --step and --mirror out"
+            raise CheckpointNotFound(text)
         _copy_one(source, target)
         return 0
     ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
@@ -50,56 +49,50 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None, mirr
     same = {step for step in readable if same_save(ours.path(step), theirs.path(step))}
     others = [step for step in wanted if step in there and step not in same]
     strays = theirs.left_by(ours)
-    out, damaged = console(), False
-    moves = resolve(theirs.directory)[1]
-    retired = f"moves them to {theirs.directory}/{RETIRED}" if moves else "deletes them"
+    mirrored = "--mirror deletes them"
+    if resolve(theirs.directory)[1]:
+        mirrored = f"--mirror moves them to {theirs.directory}/{RETIRED}"
     if mirror and (others or strays):
-        out.print(f"{theirs.directory}: {retire(theirs, [*others, *strays])}", markup=False)
+        say(f"{theirs.directory}: {retire(theirs, [*others, *strays])}")
         strays = []
     elif others:
         besides = f"; not of its history: {of_steps(strays)}" if strays else ""
         raise CheckpointError(
             f"{theirs.directory}: nothing was copied. It has another save than {ours.directory} of {of_steps(others)}{besides}. "
-            f"--mirror {retired}; or copy to another place"
+            f"{mirrored}; or copy to another place"
         )
     _copy_run_metadata(source, target)
+    damaged = False
     for step in wanted:
         if step in same:
-            out.print(f"{theirs.path(step)} is there already", markup=False)
+            say(f"{theirs.path(step)} is there already")
             continue
         try:
             _copy_one(ours.path(step), theirs.new_path(step))
         except CheckpointNotFound:
-            out.print(f"step {step} was deleted meanwhile", markup=False)
+            say(f"step {step} was deleted meanwhile")
         except (CheckpointCorrupt, PermissionError) as error:  # a restore wants the newer ones
-            out.print(one_line(str(error)), markup=False, soft_wrap=True)
+            say(str(error))
             damaged = True
     if strays:
-        text = f"{theirs.directory}: {of_steps(strays)} there, not of the history of {ours.directory}: a restore may go on from them"
-        out.print(f"{text}. --mirror {retired}", markup=False, soft_wrap=True)
+        text = f"{of_steps(strays)} there, not of the history of {ours.directory}"
+        say(f"{theirs.directory}: {text}: a restore may go on from them. {mirrored}")
     return 1 if strays or damaged else 0
 
 
 def _copy_run_metadata(source: str, target: str) -> None:
     """Copies the metadata of the run as a whole, if the target has nothing of the kind."""
-    (ours, metadata), (theirs, there) = (
-        (place, read_run_metadata(backend_of(place[1]), place[0]))
-        for place in (resolve(source), resolve(target))
-    )
-    if metadata is None or metadata == there:
-        return
-    if there is None:
-        write_run_metadata(backend_of(theirs[1]), theirs[0], metadata)
-        console().print(f"{ours[0]} -> {theirs[0]}: metadata of the run", markup=False)
-    else:
-        console().print(
-            f"{theirs[0]} has other metadata of the run, which stays", markup=False, soft_wrap=True
-        )
+    ours, theirs = ((backend_of(local), path) for path, local in map(resolve, (source, target)))
+    metadata, there = read_run_metadata(*ours), read_run_metadata(*theirs)
+    if there is None and metadata is not None:
+        write_run_metadata(*theirs, metadata)
+        say(f"{ours[1]} -> {theirs[1]}: metadata of the run")
+    elif metadata not in (None, there):
+        say(f"{theirs[1]} has other metadata of the run, which stays")
 
 
 def _copy_one(source: str, target: str) -> None:
-    copied_bytes = copy_checkpoint(source, target)
-    console().print(f"{source} -> {target}: {size(copied_bytes)}", markup=False)
+    say(f"{source} -> {target}: {size(copy_checkpoint(source, target))}")
 
 
 def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: bool) -> int:
@@ -113,24 +106,23 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         found = _directories(run, steps)
     else:
         found = list(dict.fromkeys(map(_one_checkpoint, paths)))
-    out = console()
     for path in found:
-        out.print(one_line(_described(path)), markup=False, soft_wrap=True)
-    if not yes and not agreed(counted(len(found), "checkpoint", "checkpoints")):
-        out.print("nothing was deleted", markup=False)
+        say(_described(path))
+    what = counted(len(found), "checkpoint", "checkpoints")
+    if not yes and not agreed(what):
+        say("nothing was deleted")
         return 1
     for path in found:
         try:
             backend_of(resolve(path)[1]).delete(path)
-            directory, _, name = path.rpartition("/")
-            step = StepNames(prefix).parse(name)
-            if step is not None and directory:
-                note_deleted(directory, step)
         except BlockingIOError:
             raise CheckpointError(
                 f"{path} is being read: nothing of it was deleted; try again when that has ended"
             ) from None
-    out.print(f"{counted(len(found), 'checkpoint', 'checkpoints')} deleted", markup=False)
+        directory, _, name = path.rpartition("/")
+        if (step := StepNames(prefix).parse(name)) is not None and directory:
+            note_deleted(directory, step)
+    say(f"{what} deleted")
     return 0
 
 
@@ -176,14 +168,13 @@ def _one_checkpoint(path: str) -> str:
 
 def _is_meant(backend: Backend, path: str) -> bool:
     """Whether a folder is a checkpoint by what is in it: of Orbax, what its folders say counts, too."""
-    return not _says_so(backend, path, SIGNS) or is_meant(lambda name: _read(backend, path, name))
 
-
-def _read(backend: Backend, path: str, name: str) -> bytes | None:
-    try:
-        return backend.read(path, name)
-    except CheckpointCorrupt:
+    def read(name: str) -> bytes | None:
+        with contextlib.suppress(CheckpointCorrupt):
+            return backend.read(path, name)
         return None
+
+    return not _says_so(backend, path, SIGNS) or is_meant(read)
 
 
 def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:
@@ -219,9 +210,8 @@ def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
     if as_json:
         print_json({"directory": text, "deleted": not dry_run, "names": names})
         return 0
-    out = console()
     for name in names:
-        out.print(one_line(name), markup=False)
+        say(name)
     done = "would be removed" if dry_run else "removed"
-    out.print(f"{len(names)} {done}" if names else "nothing to remove", markup=False)
+    say(f"{len(names)} {done}" if names else "nothing to remove")
     return 0

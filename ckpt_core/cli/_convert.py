@@ -1,83 +1,104 @@
-"""``ckpt export`` and ``ckpt import``."""
+"""``ckpt export`` and ``ckpt import``; they import what reads and writes arrays when they run."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import ckpt_core.convert as convert
+import typer
+
 from ckpt_core._errors import CheckpointError
-from ckpt_core._format.rules import rules_from
-from ckpt_core._options import Options
-from ckpt_core._verify import inspect
-from ckpt_core.cli._text import console, counted, print_json, progress, size
+from ckpt_core.cli._arguments import Json, Only, Rules
+from ckpt_core.cli._text import counted, print_json, progress, say, size
 
-_SUFFIXES = {".npz": "npz", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
+_ENDINGS: dict[str, str] = {
+    **dict.fromkeys(("", ".safetensors"), "safetensors"),
+    **dict.fromkeys((".pt", ".pth", ".bin"), "torch"),
+    ".npz": "npz",
+}
 
 
 def export(
-    source: str,
-    target: str,
-    *,
-    to: str | None,
-    item: str | None,
-    only: list[str],
-    exclude: list[str],
-    rules: Path | None,
-    max_shard_bytes: int,
-    as_json: bool,
+    path: Annotated[str, typer.Argument(help="A checkpoint: path or URL.")],
+    target: Annotated[str, typer.Argument(help="A file; of safetensors, or a folder.")],
+    to: Annotated[
+        str | None, typer.Option(help="safetensors, torch or npz; else by the name.")
+    ] = None,
+    item: Annotated[str | None, typer.Option(help="Which item, of several.")] = None,
+    only: Only = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Patterns of leaves to leave out.")
+    ] = None,
+    rules: Rules = None,
+    max_shard_mib: Annotated[
+        int, typer.Option(min=1, help="The most tensors in a safetensors file.")
+    ] = 5120,
+    as_json: Json = False,
 ) -> int:
-    """Writes the arrays of a checkpoint in another format; prints the files."""
-    exporters: dict[str, Callable[..., list[str]]] = {
-        "safetensors": convert.export_safetensors,
-        "torch": convert.export_torch,
-        "npz": convert.export_npz,
-    }
+    """Write the arrays of a checkpoint in another format; streamed, and verified as they are read."""
+    from ckpt_core import convert
+
     ending = os.path.splitext(target)[1]
-    if to is None:
-        _refuse_ending(target, ending)
-    to = to or _SUFFIXES.get(ending, "safetensors")
-    if to not in exporters:
-        raise CheckpointError(f"--to {to}: only {', '.join(exporters)} are written")
-    more = {"max_shard_bytes": max_shard_bytes} if to == "safetensors" else {}
-    read = None if rules is None else _rules(rules)
-    chosen = {"item": item, "only": only or None, "exclude": exclude or None}
-    written = exporters[to](source, target, **chosen, rules=read, **more)
-    if as_json:
-        print_json({"files": [{"path": path, "bytes": os.path.getsize(path)} for path in written]})
-        return 0
-    for path in written:
-        console().print(f"{path}: {size(os.path.getsize(path))}", markup=False)
-    return 0
-
-
-def _refuse_ending(target: str, ending: str) -> None:
-    """Refuses a target whose ending names no format."""
-    if not (ending in ("", ".safetensors", *_SUFFIXES) or os.path.isdir(target)):
+    if to is None and ending not in _ENDINGS and not os.path.isdir(target):
         raise CheckpointError(
             f"{target}: {ending} is no format that is written: name a file that ends in .safetensors, .npz, .pt, .pth or "
             ".bin, or a folder without an ending, or give --to"
         )
+    to = to or _ENDINGS.get(ending, "safetensors")
+    formats = dict.fromkeys(_ENDINGS.values())
+    if to not in formats:
+        raise CheckpointError(f"--to {to}: only {', '.join(formats)} are written")
+    more = {"max_shard_bytes": max_shard_mib * 2**20} if to == "safetensors" else {}
+    written = getattr(convert, f"export_{to}")(
+        path,
+        target,
+        item=item,
+        only=only or None,
+        exclude=exclude or None,
+        rules=_rules(rules),
+        **more,
+    )
+    sizes = {name: os.path.getsize(name) for name in written}
+    if as_json:
+        print_json({"files": [{"path": name, "bytes": count} for name, count in sizes.items()]})
+        return 0
+    for name, count in sizes.items():
+        say(f"{name}: {size(count)}")
+    return 0
 
 
 def import_weights(
-    source: str,
-    target: str,
-    *,
-    format: str | None,
-    item: str | None,
-    only: list[str],
-    rules: Path | None,
-    rename: Sequence[str],
-    split: str | None,
-    overwrite: bool,
-    as_json: bool,
+    source: Annotated[str, typer.Argument(help="A file or folder of another program.")],
+    target: Annotated[str, typer.Argument(help="The new checkpoint: path or URL.")],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="safetensors, npz, torch, dcp, flax, keras or orbax; else by what is in it.",
+        ),
+    ] = None,
+    item: Annotated[
+        str | None, typer.Option(help="Name of the item; of Orbax, the one to take.")
+    ] = None,
+    only: Only = None,
+    rules: Rules = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(help="OLD=NEW, leading parts; may be repeated.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Cuts names into levels, such as at '.'.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    as_json: Json = False,
 ) -> int:
-    """Makes a checkpoint of a file of another program; prints what it holds."""
-    pairs = [entry.partition("=") for entry in rename]
+    """Make a checkpoint of files of another format; streamed, and there at once or not at all."""
+    from ckpt_core import convert
+    from ckpt_core._options import Options
+    from ckpt_core._verify import inspect
+
+    pairs = [entry.partition("=") for entry in rename or []]
     wrong = next((old for old, sign, _ in pairs if not (old and sign)), None)
     if wrong is not None:
         raise CheckpointError(f"--rename {wrong}: it must be OLD=NEW")
@@ -93,7 +114,7 @@ def import_weights(
             format=format,
             item=item,
             only=only or None,
-            rules=None if rules is None else _rules(rules),
+            rules=_rules(rules),
             rename={old: new for old, _, new in pairs} or None,
             split=split,
             overwrite=overwrite,
@@ -105,12 +126,14 @@ def import_weights(
         print_json({"path": target, "leaves": len(leaves), "bytes": total})
     else:
         count = counted(len(leaves), "leaf", "leaves")
-        console().print(f"{source} -> {target}: {count}, {size(total)}", markup=False)
+        say(f"{source} -> {target}: {count}, {size(total)}")
     return 0
 
 
-def _rules(path: Path) -> Any:
+def _rules(path: Path | None) -> Any:
+    from ckpt_core._format.rules import rules_from
+
     try:
-        return rules_from(json.loads(path.read_text()))
+        return None if path is None else rules_from(json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: rules are a list in JSON: {error}") from error

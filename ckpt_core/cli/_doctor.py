@@ -16,7 +16,7 @@ import numpy as np
 
 from ckpt_core import _doctor
 from ckpt_core._directory import resolve, traces
-from ckpt_core._directory.probe import Disk, probe_directory
+from ckpt_core._directory.probe import Disk
 from ckpt_core._errors import CheckpointError
 from ckpt_core._load import load
 from ckpt_core._options import MIB
@@ -24,35 +24,30 @@ from ckpt_core._platform import ROOTS, WINDOWS
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._save import save
 from ckpt_core._saved import refuse_file_for_steps
-from ckpt_core._storage import Location, backend_of
+from ckpt_core._storage import backend_of
 from ckpt_core.cli._steps import steps_in, strays_as_text
-from ckpt_core.cli._text import console, print_json, size
+from ckpt_core.cli._text import console, one_line, print_json, size
 
 
 def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json: bool) -> int:
-    """Prints findings, with ``devices`` also of jax' devices, after ``mib`` MiB were written and read, and how many steps of
-    ``step_bytes`` fit; returns 1 if one is a problem.
-    """
+    """Prints what was measured and found, and how many steps of ``step_bytes`` fit; returns 1 if there is a problem."""
     text, local = resolve(directory)
     versions = _doctor.installed()
-    findings = _doctor.of_versions(versions, _doctor.floors())
+    place, findings = _place(text, local, mib * MIB, step_bytes)
+    findings = [*_doctor.of_versions(versions, _doctor.floors()), *findings]
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "versions": versions,
     }
-    place, more = _place(text, local, mib * MIB, step_bytes)
-    findings += more
     if devices:
-        facts["devices"] = _devices()
+        import jax
+
+        facts["devices"] = [f"{one.platform} {one.id}: {one.device_kind}" for one in jax.devices()]
     if as_json:
-        content = {
-            **facts,
-            "place": None if place is None else asdict(place),
-            "findings": [asdict(finding) for finding in findings],
-        }
-        print_json(content)
+        measured = None if place is None else asdict(place)
+        print_json({**facts, "place": measured, "findings": list(map(asdict, findings))})
     else:
         _print(facts, place, findings, step_bytes)
     return 1 if any(finding.level == "problem" for finding in findings) else 0
@@ -62,28 +57,23 @@ def _place(
     path: str, local: bool, probe_bytes: int, step_bytes: int
 ) -> tuple[Disk | _doctor.Store | None, list[_doctor.Finding]]:
     """What was measured where checkpoints are; None if it cannot be written to."""
-    on_disk = path.startswith(ROOTS)
     try:
         if local:
             refuse_file_for_steps(path)
-        place = (
-            probe_directory(path, probe_bytes)
-            if on_disk
-            else _doctor.probe_store(Location(path, local), probe_bytes)
-        )
+        place = _doctor.probe(path, local, probe_bytes)
     except (OSError, CheckpointError) as error:
-        finding = _doctor.Finding("problem", "disk" if on_disk else "store", f"{path}: {error}")
-        return None, [finding]
+        about = "disk" if path.startswith(ROOTS) else "store"
+        return None, [_doctor.Finding("problem", about, f"{path}: {error}")]
+    here = isinstance(place, _doctor.Store) or os.path.isdir(path)
     if isinstance(place, Disk):
-        found = _doctor.of_disk(place, step_bytes) + _doctor.of_missing(path, place.directory)
-        there = traces(path, OWNER_FILE, {}) if os.path.isdir(path) else []
+        found = [*_doctor.of_disk(place, step_bytes), *_doctor.of_missing(path, place.directory)]
+        found += [] if WINDOWS else _tried(place.directory)
+        there = traces(path, OWNER_FILE, {}) if here else []
     else:
-        found, there = _doctor.of_store(place), []
-    directory = place.directory if isinstance(place, Disk) else place.url
-    found += [] if WINDOWS and isinstance(place, Disk) else _tried(directory)
-    garbage = backend_of(local).garbage(path) if not on_disk or os.path.isdir(path) else []
+        found, there = [*_doctor.of_store(place), *_tried(place.url)], []
+    garbage = backend_of(local).garbage(path) if here else []
     strays = strays_as_text(steps_in(path).strays())
-    return place, found + _doctor.of_directory(there, garbage, path) + _doctor.of_strays(strays)
+    return place, [*found, *_doctor.of_directory(there, garbage, strays, path)]
 
 
 def _tried(directory: str) -> list[_doctor.Finding]:
@@ -102,53 +92,42 @@ def _tried(directory: str) -> list[_doctor.Finding]:
     return []
 
 
-def _devices() -> list[str]:
-    import jax
-
-    return [f"{device.platform} {device.id}: {device.device_kind}" for device in jax.devices()]
-
-
 def _print(
     facts: dict[str, Any],
     place: Disk | _doctor.Store | None,
     findings: list[_doctor.Finding],
     step_bytes: int,
 ) -> None:
-    out = console()
+    width = console().width if sys.stdout.isatty() else sys.maxsize
+    words = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    words.subsequent_indent = " " * 10
 
     def line(name: str, text: str) -> None:
-        words = textwrap.TextWrapper(out.width, break_long_words=False, break_on_hyphens=False)
-        words.initial_indent, words.subsequent_indent = f"{name:<10}", " " * 10
-        line = words.fill(text) if sys.stdout.isatty() else f"{name:<10}{text}"
-        out.print(line, markup=False, soft_wrap=True)
+        print(words.fill(f"{name:<10}{one_line(text)}"))
 
     line("system", f"{facts['system']}, {facts['cpus']} CPUs, Python {facts['python']}")
     line("packages", ", ".join(f"{name} {have}" for name, have in facts["versions"].items()))
     if "devices" in facts:
         line("devices", "; ".join(facts["devices"]))
-    match place:
-        case Disk():
-            room = "unknown"
-            if place.free_bytes is not None:
-                steps = place.free_bytes // step_bytes
-                room = f"{size(place.free_bytes)} ({steps:,} steps of {size(step_bytes)})"
-            kind = place.mounted_by or place.file_system or sys.platform
-            inodes = "" if place.free_inodes is None else f", {place.free_inodes:,} inodes"
-            line("disk", f"{place.directory}: {kind}, free: {room}{inodes}")
-            cached = ", from memory" if place.reads_cached else ""
-            line("speed", f"{_rates(place)}{cached}; fsync {place.sync_secs * 1e3:.1f} ms")
-        case _doctor.Store():
-            line("store", place.url)
-            times = f"put {place.put_secs * 1e3:.1f} ms, get {place.get_secs * 1e3:.1f} ms"
-            line("speed", f"{_rates(place)} by one connection; {times}")
-        case None:
-            pass
+    speed = ""
+    if place is not None:
+        write, read = size(place.write_bytes_per_sec), size(place.read_bytes_per_sec)
+        speed = f"one file written at {write}/s, read at {read}/s"
+    if isinstance(place, Disk):
+        room = "unknown"
+        if place.free_bytes is not None:
+            steps = place.free_bytes // step_bytes
+            room = f"{size(place.free_bytes)} ({steps:,} steps of {size(step_bytes)})"
+        kind = place.mounted_by or place.file_system or sys.platform
+        inodes = "" if place.free_inodes is None else f", {place.free_inodes:,} inodes"
+        line("disk", f"{place.directory}: {kind}, free: {room}{inodes}")
+        cached = ", from memory" if place.reads_cached else ""
+        line("speed", f"{speed}{cached}; fsync {place.sync_secs * 1e3:.1f} ms")
+    elif place is not None:
+        line("store", place.url)
+        times = f"put {place.put_secs * 1e3:.1f} ms, get {place.get_secs * 1e3:.1f} ms"
+        line("speed", f"{speed} by one connection; {times}")
     for finding in findings:
         line(finding.level, f"{finding.about}: {finding.text}")
     if not findings:
         line("result", "nothing wrong was found")
-
-
-def _rates(place: Disk | _doctor.Store) -> str:
-    write, read = size(place.write_bytes_per_sec), size(place.read_bytes_per_sec)
-    return f"one file written at {write}/s, read at {read}/s"

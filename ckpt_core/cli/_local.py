@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.table import Table
+from rich.text import Text
 
 from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
 from ckpt_core._run.tiers.folders import local_root
 from ckpt_core.cli._change import agreed
-from ckpt_core.cli._text import console, counted, escape, one_line, print_json, size, when
+from ckpt_core.cli._text import console, counted, one_line, print_json, say, size, table, when
 
 _STEPS = 5
 """Maximum number of steps named of a run."""
@@ -32,26 +32,20 @@ def list_runs(directory: str, *, as_json: bool) -> int:
     if as_json:
         print_json({"directory": root, "runs": [asdict(run) for run in runs]})
         return 0
-    out = console()
     if not runs:
-        out.print(one_line(f"{root}: no runs of ckpt"), markup=False, soft_wrap=True)
+        say(f"{root}: no runs of ckpt")
         return 0
-    table = Table(title=escape(root))
-    for name in ("run", "last used", "size", "processes", "steps", "state"):
-        table.add_column(name, overflow="fold")
-    for run in runs:
-        state = "in use" if run.in_use else "ended"
-        name = "\n".join(escape(one) for one in (os.path.basename(run.path), run.persistent) if one)
-        cells = (
-            name,
-            when(run.used_unix_secs),
-            size(run.size_bytes),
-            str(run.processes),
-            _steps(run),
-        )
-        table.add_row(*cells, state if run.mine else f"{state}, of another user")
-    out.print(table)
+    names = ("run", "last used", "size", "processes", "steps", "state")
+    console().print(table(root, names, list(map(_cells, runs))))
     return 0
+
+
+def _cells(run: LocalRun) -> list[str | Text]:
+    names = filter(None, (os.path.basename(run.path), run.persistent))
+    name = Text("\n".join(map(one_line, names)))
+    state = ("in use" if run.in_use else "ended") + ("" if run.mine else ", of another user")
+    used = when(run.used_unix_secs)
+    return [name, used, size(run.size_bytes), str(run.processes), _steps(run), state]
 
 
 def _steps(run: LocalRun) -> str:
@@ -65,8 +59,8 @@ def remove_runs(
     """Removes what ended runs left, all of them or those of ``names``; returns 1 if something stays that was to go."""
     if len(directories) != 1 or steps:
         raise CheckpointError(
-            "ckpt rm --local takes one local directory, and no --step: to delete a step of a run in all of its "
-            "directories, name the persistent one, ckpt rm RUN --step N"
+            "ckpt rm --local takes one local directory, and no --step: to delete a step everywhere, name the persistent "
+            "directory, ckpt rm RUN --step N"
         )
     root, runs = _runs(directories[0])
     known = {os.path.basename(run.path): run for run in runs}
@@ -80,25 +74,24 @@ def remove_runs(
                 f"{known[name].path} is in use by a run that lives: nothing was removed"
             )
     chosen = [run for name, run in known.items() if not run.in_use and (name in names or not names)]
-    out = console()
     for run in chosen:
         of = f" of {run.persistent}" if run.persistent else ""
-        line = f"{run.path}{of}: {size(run.size_bytes)}, steps {_steps(run)}, last used {when(run.used_unix_secs)}"
-        out.print(one_line(line), markup=False, soft_wrap=True)
+        used = f"steps {_steps(run)}, last used {when(run.used_unix_secs)}"
+        say(f"{run.path}{of}: {size(run.size_bytes)}, {used}")
     what = counted(len(chosen), "run", "runs")
     if not chosen or (not yes and not agreed(f"what {what} left here")):
-        out.print("nothing was removed", markup=False)
-        return 0 if not chosen else 1
-    stays = [f"{run.path} stays: {why}" for run in chosen if (why := _remove(run))]
-    out.print(f"{len(chosen) - len(stays)} of {what} removed", markup=False)
+        say("nothing was removed")
+        return 1 if chosen else 0
+    stays: list[str] = []
+    for run in chosen:
+        try:
+            why = (
+                "" if remove_run(run) else "somebody uses it now, or there is more than ckpt wrote"
+            )
+        except OSError as error:
+            why = str(error)
+        stays += [f"{run.path} stays: {why}"] if why else []
+    say(f"{len(chosen) - len(stays)} of {what} removed")
     for text in stays:
-        out.print(one_line(text), markup=False, soft_wrap=True)
+        say(text)
     return 1 if stays else 0
-
-
-def _remove(run: LocalRun) -> str:
-    """Removes what a run left; why that is not gone, or an empty text."""
-    try:
-        return "" if remove_run(run) else "somebody uses it now, or there is more than ckpt wrote"
-    except OSError as error:
-        return str(error)

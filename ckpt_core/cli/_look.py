@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from ckpt_core._directory import StepNames
+from ckpt_core._directory import PosixBackend, StepNames
 from ckpt_core._errors import CheckpointNotFound, NewerFormat
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
 from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
-from ckpt_core.cli._anatomy import anatomy
-from ckpt_core.cli._steps import (
-    DAMAGED,
-    files_of,
-    is_run,
-    list_steps,
-    print_strays,
-    steps_in,
-    summary,
-)
-from ckpt_core.cli._text import console, counted, escape, metric, one_line, print_json, size, when
+from ckpt_core.cli._steps import files_of, is_run, list_steps, print_strays, steps_in, summary
+from ckpt_core.cli._text import console, counted, escape, metric, print_json, say, size, table, when
 
-LEAVES_SHOWN = 5
+_LEAVES_SHOWN = 5
+
+# The first matching pattern explains a path. Order matters: the general patterns come last.
+_EXPLAINED = r"""
+ckpt\.json$                                ckpt's record: items, leaves, files with sizes and digests; written last
+_CHECKPOINT_METADATA$                      what Orbax needs to know of the items, and the user's metadata
+commit_success\.txt$                       a marker: for Orbax's readers the save was committed
+(.*/)?checksums/process_\d+$               crc32c of every block of every array of this process
+(.*/)?array_metadatas/process_\d+$         shapes of the pieces that this process wrote
+(.*/)?ocdbt\.linked/\d+/                   what did not change since an earlier step, shared with it by hard links
+(.*/)?ocdbt\.process_\d+/manifest\.ocdbt$  index of what this process wrote
+(.*/)?ocdbt\.process_\d+/d/                data of this process: chunks of arrays, many to a file
+(.*/)?manifest\.ocdbt$                     index of the item: finds every chunk of every array (OCDBT)
+(.*/)?d/                                   data: chunks of arrays and nodes of the index, many to a file
+(.*/)?_METADATA$                           the tree: path, type and kind of every leaf, as Orbax writes it
+(.*/)?_sharding$                           how each array lay on its devices
+(.*/)?_strings\.json$                      leaves that are text
+(.*/)?descriptor/                          Orbax's note of who wrote it
+(.*/)?orbax\.checkpoint$                   Orbax's mark of a checkpoint that is its own
+metrics/metrics$                           metrics of the step, where Orbax's best_step looks
+(.*/)?exact/                               the same state with its exact types
+(.*/)?process_\d+-of-\d+\.json$            state of one process: an iterator's position
+(.*/)?data\.json$                          plain values, in Orbax's Json form
+(.*/)?(zarr\.json|\.zarray|\.zattrs)$      shape, dtype and chunks of one array (Zarr)
+(.*/)?c(/\d+)+$                            one chunk of one array (Zarr)
+[^/]+/metadata$                            what the item is, and of how many processes
+(.*/)?_rng_metadata|.*random.*             a random key
+"""
+_PURPOSES = [
+    (re.compile(pattern), text) for pattern, text in re.findall(r"(\S+) +(.+)", _EXPLAINED)
+]
 
 
 def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
@@ -38,68 +59,74 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
         return list_steps(path, as_json=as_json, of_run=True)
     info = inspect(path)
     facts = summary(info, files_of(info.path))
-    parts = anatomy(info.path) if os.path.isdir(info.path) else []
+    parts = _anatomy(info.path) if os.path.isdir(info.path) else []
     if as_json:
+        items = info.items.items()
         content = {
-            **facts,
             "metadata": info.metadata,
             "versions": info.versions,
             "topology": info.topology,
             "format_version": info.format_version,
-            "leaves": {
-                name: [asdict(leaf) for leaf in item.leaves] for name, item in info.items.items()
-            },
-            "items_of_files": {
-                name: dict(item.files) for name, item in info.items.items() if item.form == "files"
-            },
-            "files": [asdict(part) for part in parts],
+            "leaves": {name: list(map(asdict, item.leaves)) for name, item in items},
+            "items_of_files": {name: dict(one.files) for name, one in items if one.form == "files"},
+            "files": parts,
         }
-        print_json(content)
+        print_json(facts | content)
         return 0
     out = console()
     out.print(f"[bold]{escape(info.path)}[/bold]")
-    out.print(_heading(info, facts), markup=False)
+    say(_heading(info, facts))
     for item in info.items.values():
-        out.print(one_line(_held(item)), markup=False)
+        say(_held(item))
     if info.metrics:
-        text = ", ".join(f"{name} {metric(value)}" for name, value in info.metrics.items())
-        out.print(f"metrics: {one_line(text)}", markup=False)
+        metrics = (f"{name} {metric(value)}" for name, value in info.metrics.items())
+        say(f"metrics: {', '.join(metrics)}")
     if info.metadata is not None:
-        text = json.dumps(info.metadata, ensure_ascii=False)
-        out.print(f"metadata: {one_line(text)}", markup=False)
-    out.print(one_line(_provenance(info)), markup=False)
+        say(f"metadata: {json.dumps(info.metadata, ensure_ascii=False)}")
+    say(_provenance(info))
     for item in info.items.values():
         _print_item(item, all_leaves, out)
     if parts:
-        columns = {
-            "file": [escape(part.name) for part in parts],
-            "n": [str(part.files) for part in parts],
-            "size": [size(part.bytes) for part in parts],
-            "what for": [part.purpose for part in parts],
-        }
-        _print_table("files", columns, out)
+        cells = [
+            [one["name"], str(one["files"]), size(one["bytes"]), one["purpose"]] for one in parts
+        ]
+        out.print(table("files", ("file", "n", "size", "what for"), cells))
     return 0
+
+
+def _anatomy(path: str) -> list[dict[str, Any]]:
+    """The files of a directory and what they are for, those of one purpose in one folder together, in the order of paths."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for name, count in sorted(PosixBackend().files(path).items()):
+        directory, _, _ = name.rpartition("/")
+        # Data files have random names: one line for all files of a folder.
+        shown = f"{directory}/" if directory.rpartition("/")[2] in ("d", "checksums") else name
+        purposes = (text for pattern, text in _PURPOSES if pattern.match(name))
+        sizes.setdefault((shown, next(purposes, "unknown to ckpt")), []).append(count)
+    return [
+        {"name": name, "files": len(found), "bytes": sum(found), "purpose": purpose}
+        for (name, purpose), found in sizes.items()
+    ]
 
 
 def _heading(info: CheckpointInfo, facts: Mapping[str, Any]) -> str:
     """``step 10, saved 2026-01-31 12:00:00, 16.0 KiB of arrays, 20.1 KiB on disk``, of what is known."""
     step = StepNames(None).parse(info.path.rpartition("/")[2])
-    known = {
-        f"step {step}": step is not None,
-        f"saved {when(info.created_unix_secs)}": info.created_unix_secs is not None,
-        f"{size(facts['array_bytes'])} of arrays": True,
-        f"{size(facts['disk_bytes'] or 0)} on disk": facts["disk_bytes"] is not None,
-    }
-    return ", ".join(text for text, is_known in known.items() if is_known)
+    known = [] if step is None else [f"step {step}"]
+    known += [f"saved {when(info.created_unix_secs)}"] if info.created_unix_secs else []
+    known += [f"{size(facts['array_bytes'])} of arrays"]
+    known += [f"{size(facts['disk_bytes'])} on disk"] if facts["disk_bytes"] else []
+    return ", ".join(known)
 
 
 def _held(item: ItemInfo) -> str:
     name = item.name or "a bare tree"  # a directory of Orbax without items
-    if item.files:
-        return f"{name}: {counted(len(item.files), 'file', 'files')}, {size(item.bytes)}"
-    if not item.leaves:
+    if not item.files and not item.leaves:
         return f"{name} ({item.form})"
-    return f"{name}: {counted(len(item.leaves), 'leaf', 'leaves')}, {size(item.bytes)}"
+    count = counted(len(item.leaves), "leaf", "leaves")
+    if item.files:
+        count = counted(len(item.files), "file", "files")
+    return f"{name}: {count}, {size(item.bytes)}"
 
 
 def _provenance(info: CheckpointInfo) -> str:
@@ -114,111 +141,91 @@ def _provenance(info: CheckpointInfo) -> str:
 
 def _print_item(item: ItemInfo, all_of_it: bool, out: Console) -> None:
     """A table of its leaves, or of its files."""
-    most = None if all_of_it else LEAVES_SHOWN
-    leaves, files = item.leaves[:most], list(item.files)[:most]
-    if files:
-        sizes = [size(item.files[name]) for name in files]
-        _print_table(item.name, {"file": list(map(escape, files)), "bytes": sizes}, out)
-    elif leaves:
-        columns = {
-            "leaf": [escape(leaf.path) for leaf in leaves],
-            "kind": [leaf.kind for leaf in leaves],
-            "dtype": [leaf.dtype for leaf in leaves],
-            "shape": ["x".join(map(str, leaf.shape)) or "scalar" for leaf in leaves],
-            "bytes": [size(leaf.bytes) for leaf in leaves],
-        }
-        shardings = list(map(_sharding, leaves))
-        if any(shardings):  # an empty column takes the room of names
-            columns["sharding"] = shardings
-        _print_table(item.name or "a bare tree", columns, out)
-    hidden = len(item.files or item.leaves) - len(files or leaves)
-    if hidden:
+    most = None if all_of_it else _LEAVES_SHOWN
+    if item.files:
+        cells = [[name, size(count)] for name, count in [*item.files.items()][:most]]
+        out.print(table(item.name, ("file", "bytes"), cells))
+    elif item.leaves:
+        names = ("leaf", "kind", "dtype", "shape", "bytes", "sharding")
+        out.print(table(item.name or "a bare tree", names, list(map(_cells, item.leaves[:most]))))
+    hidden = 0 if all_of_it else len(item.files or item.leaves) - _LEAVES_SHOWN
+    if hidden > 0:
         out.print(f"[dim]and {hidden} more: --leaf shows all[/dim]")
 
 
-def _print_table(title: str, columns: Mapping[str, Sequence[str]], out: Console) -> None:
-    table = Table(title=escape(title), title_justify="left")
-    for name in columns:
-        if name in ("n", "size", "bytes"):
-            table.add_column(name, justify="right", no_wrap=True)
-        else:
-            table.add_column(name, overflow="fold")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    out.print(table)
-
-
-def _sharding(leaf: LeafInfo) -> str:
+def _cells(leaf: LeafInfo) -> list[str]:
     described = leaf.sharding or {}
     spec = described.get("partition_spec") or described.get("spec")
-    return escape(str(spec if spec is not None else described.get("sharding_type", "")))
+    sharding = str(spec if spec is not None else described.get("sharding_type", ""))
+    shape = "x".join(map(str, leaf.shape)) or "scalar"
+    return [leaf.path, leaf.kind, leaf.dtype, shape, size(leaf.bytes), sharding]
 
 
 def verify(path: str, *, as_json: bool) -> int:
     """Prints the problems of a checkpoint, or of each step of a run; returns 1 if there are any, or nothing can be checked."""
     if not is_run(path):
-        found, report = _checked(path)
+        found = _checked(path, quiet=as_json)
         if as_json:
             print_json(found)
-        else:
-            _print_report(found, report)
-        return 0 if report.ok else DAMAGED
+        return 0 if found["ok"] else 1
     steps = steps_in(path)
     rows: list[dict[str, Any]] = []
     unread: dict[int, str] = {}
     for step in steps.all():
         try:
-            found, report = _checked(steps.path(step))
+            rows.append({"step": step, **_checked(steps.path(step), quiet=as_json)})
         except (CheckpointNotFound, NewerFormat, OSError) as error:
             if isinstance(error, CheckpointNotFound) and not os.path.islink(steps.path(step)):
                 continue  # a policy deleted it meanwhile
             unread[step] = str(error)
             if not as_json:
-                print(one_line(f"not read: step {step}: {error}"))
-            continue
-        rows.append({"step": step, **found})
-        if not as_json:
-            _print_report(found, report)
-    strays = steps.strays()
+                say(f"not read: step {step}: {error}")
+    strays, total = steps.strays(), counted(len(rows) + len(unread), "step", "steps")
     sound = sum(row["ok"] for row in rows)
     ok = sound == len(rows) and not unread
     checked = sum(row["checked_bytes"] for row in rows)
     if as_json:
         content = {"path": steps.directory, "ok": ok, "checked_bytes": checked, "steps": rows}
         print_json({**content, "strays": strays, "unread": unread})
-    else:
-        print_strays(strays)
-        unknown = sum(not row["has_checksums"] for row in rows)
-        others = {"damaged": len(rows) - sound - unknown, "without checksums": unknown}
-        others["not read"] = len(unread)
-        more = "".join(f", {count} {what}" for what, count in others.items() if count)
-        head = "ok" if ok else "not ok" if others["damaged"] else "not verified"
-        print(
-            f"{head}: {sound} of {counted(len(rows) + len(unread), 'step', 'steps')} ok{more}, {size(checked)} checked"
-        )
-    return 0 if ok else DAMAGED
+        return 0 if ok else 1
+    print_strays(strays)
+    unknown = sum(not row["has_checksums"] for row in rows)
+    damaged = len(rows) - sound - unknown
+    others = {"damaged": damaged, "without checksums": unknown, "not read": len(unread)}
+    more = "".join(f", {count} {what}" for what, count in others.items() if count)
+    head = "ok" if ok else "not ok" if damaged else "not verified"
+    say(f"{head}: {sound} of {total} ok{more}, {size(checked)} checked")
+    return 0 if ok else 1
 
 
-def _checked(path: str) -> tuple[dict[str, Any], VerifyReport]:
+def _checked(path: str, *, quiet: bool) -> dict[str, Any]:
+    """What was found in a checkpoint, which is also printed, unless ``quiet``."""
     started = time.monotonic()
     report = check(path)
-    problems = [asdict(problem) for problem in report.problems]
-    found = {"path": path, "ok": report.ok, "checked_bytes": report.checked_bytes}
-    found |= {"secs": time.monotonic() - started, "problems": problems}
-    found |= {"others": list(report.others), "has_checksums": report.has_checksums}
-    return found, report
+    secs = time.monotonic() - started
+    if not quiet:
+        _print_report(path, report, secs)
+    return {
+        "path": path,
+        "ok": report.ok,
+        "checked_bytes": report.checked_bytes,
+        "secs": secs,
+        "problems": [asdict(problem) for problem in report.problems],
+        "others": list(report.others),
+        "has_checksums": report.has_checksums,
+    }
 
 
-def _print_report(found: dict[str, Any], report: VerifyReport) -> None:
+def _print_report(path: str, report: VerifyReport, secs: float) -> None:
     if report.ok:
-        print(f"ok: {found['path']}: {size(report.checked_bytes)} checked in {found['secs']:.2f} s")
+        say(f"ok: {path}: {size(report.checked_bytes)} checked in {secs:.2f} s")
         if report.others:
-            print(f"  not of the checkpoint: {one_line(', '.join(report.others))}")
+            say(f"  not of the checkpoint: {', '.join(report.others)}")
         return
-    print(f"{'not ok' if report.has_checksums else 'not verified'}: {found['path']}")
+    say(f"{'not ok' if report.has_checksums else 'not verified'}: {path}")
     of_leaves = {problem.file for problem in report.problems if problem.leaf}
     for problem in report.problems:
         if problem.leaf is None and problem.file in of_leaves:
             continue  # the digest of the whole file says no more
-        what = problem.what.removeprefix(f"{found['path']}: ")
-        print(f"  {one_line(what if problem.file in what else str(replace(problem, what=what)))}")
+        what = problem.what.removeprefix(f"{path}: ")
+        say(f"  {what if problem.file in what else replace(problem, what=what)}")

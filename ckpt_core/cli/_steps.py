@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 
-from ckpt_core._directory import (
-    StepNames,
-    Trace,
-    is_locked,
-    read_run_metadata,
-    resolve,
-    traces,
-)
+from ckpt_core._directory import StepNames, Trace, is_locked, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -27,8 +21,7 @@ from ckpt_core._errors import (
 from ckpt_core._options import Options
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE, Lease
-from ckpt_core._run.retention import DAMAGED as ASIDE
-from ckpt_core._run.retention import RETIRED, Retention
+from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
 from ckpt_core._run.steps import (
     Steps,
     open_run_directory,
@@ -38,9 +31,8 @@ from ckpt_core._run.steps import (
 )
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
-from ckpt_core.cli._text import console, escape, metric, one_line, print_json, size, when
+from ckpt_core.cli._text import console, escape, metric, print_json, say, size, table, when
 
-DAMAGED = 1
 _DEEPEST = 2
 """If a directory has no steps, look for steps this many levels below it."""
 
@@ -73,76 +65,81 @@ def list_steps(
     refuse_no_directory(directory, local)
     steps = steps_in(directory, step_prefix)
     listing = steps.look()
-    rows: list[dict[str, Any]] = []
-    disk: Inodes = {}
-    for step in [] if _is_one(directory) else sorted(listing.committed()):
-        if (found := _row(steps, step)) is not None:
-            rows.append(found[0])
-            disk |= found[1]  # files that steps share count once
+    committed = [] if _is_one(directory) else listing.committed()
+    found = [row for step in committed if (row := _row(steps, step)) is not None]
+    rows = [row for row, _ in found]
+    disk = dict(file for _, files in found for file in files.items())  # shared ones count once
     disk_bytes = sum(disk.values()) if disk else sum(row["disk_bytes"] or 0 for row in rows)
-    empty = sorted({*listing.names} - {*listing.committed()}) if rows else []
+    empty = sorted({*listing.names} - {*committed}) if rows else []
     beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
-    strays = steps.strays() if rows else {}
-    run_metadata = read_run_metadata(backend_of(local), directory) if of_run else None
+    content: dict[str, Any] = {
+        "directory": directory,
+        "steps": rows,
+        "disk_bytes": disk_bytes or None,
+        "without_checkpoint": empty,
+        "beside": [asdict(trace) for trace in beside],
+        "strays": steps.strays() if rows else {},
+    }
+    if of_run:
+        content["run_metadata"] = read_run_metadata(backend_of(local), directory)
     if as_json:
-        content = {
-            "directory": directory,
-            "steps": rows,
-            "disk_bytes": disk_bytes or None,
-            "without_checkpoint": empty,
-            "beside": [asdict(trace) for trace in beside],
-            "strays": strays,
-        }
-        print_json({**content, **({"run_metadata": run_metadata} if of_run else {})})
+        print_json(content)
     else:
-        _print(directory, rows, disk_bytes, beside, run_metadata)
-        print_strays(strays)
+        _print(content)
+        if beside:
+            say(_of(beside))
+        print_strays(content["strays"])
         if empty:
-            named = ", ".join(os.path.basename(steps.path(step)) for step in empty)
-            console().print(f"no checkpoint in {named}", markup=False, soft_wrap=True)
-    return DAMAGED if any(row["problem"] for row in rows) else 0
+            say(f"no checkpoint in {', '.join(map(steps.names.name, empty))}")
+    return 1 if any(row["problem"] for row in rows) else 0
 
 
-def _print(
-    directory: str,
-    rows: list[dict[str, Any]],
-    disk_bytes: int,
-    beside: list[Trace],
-    metadata: Any,
-) -> None:
-    out = console()
-    if metadata is not None:
-        out.print(f"run: {one_line(str(metadata))}", markup=False)
-    if rows:
-        out.print(_table(directory, rows))
-        if len(rows) > 1 and disk_bytes:
-            out.print(f"{size(disk_bytes)} on disk together", style="dim italic")
-    else:
-        text = one_line(f"{directory}: no steps{_hint(directory)}")
-        out.print(text, markup=False, soft_wrap=True)
+def _print(content: Mapping[str, Any]) -> None:
+    rows, out = content["steps"], console()
+    if content.get("run_metadata") is not None:
+        say(f"run: {content['run_metadata']}")
+    if not rows:
+        say(f"{content['directory']}: no steps{_hint(content['directory'])}")
+        return
+    foreign = any(row.get("written_by", "ckpt") != "ckpt" for row in rows)
+    names = ("step", "saved", "arrays", "on disk", "items", "metrics", "written by")
+    cells = [_cells(row)[: None if foreign else -1] for row in rows]
+    out.print(table(content["directory"], names[: len(cells[0])], cells))
+    if len(rows) > 1 and content["disk_bytes"]:
+        out.print(f"{size(content['disk_bytes'])} on disk together", style="dim italic")
     for row in rows:
         if row["problem"]:
             text = f"[red]{_state(row)}:[/red] step {row['step']}: {escape(row['problem'])}"
             out.print(text, soft_wrap=True)
-    if beside:
-        out.print(escape(_of(beside)), soft_wrap=True)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str | Text]:
+    on_disk = "" if row["disk_bytes"] is None else size(row["disk_bytes"])
+    if row["problem"]:
+        problem = Text(f"{_state(row)}: see below", "red")
+        return [str(row["step"]), "", "", on_disk, problem, "", ""]
+    metrics = ", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())
+    items = ", ".join(name or "(a bare tree)" for name in row["items"])
+    saved, arrays = when(row["created_unix_secs"]), size(row["array_bytes"])
+    return [str(row["step"]), saved, arrays, on_disk, items, metrics, row["written_by"]]
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    return "newer" if "upgrade ckpt" in row["problem"] else "damaged"
 
 
 def print_strays(strays: Mapping[int, int]) -> None:
     """Prints the steps of another history than that of the ones before them; see ``history.strays``."""
     for text in strays_as_text(strays):
-        console().print(text, markup=False, soft_wrap=True)
+        say(text)
 
 
-def strays_as_text(strays: Mapping[int, int]) -> list[str]:
+def strays_as_text(strays: Mapping[int, int]) -> Iterator[str]:
     """A sentence for each step of which another save than the one there is continued."""
-    found: list[str] = []
     for parent in dict.fromkeys(strays.values()):
         steps = [step for step in strays if strays[step] == parent]
-        found.append(
-            f"{of_steps(steps)} {stray_text(parent, 'continues' if len(steps) == 1 else 'continue')}"
-        )
-    return found
+        verb = "continues" if len(steps) == 1 else "continue"
+        yield f"{of_steps(steps)} {stray_text(parent, verb)}"
 
 
 def of_steps(steps: Sequence[int]) -> str:
@@ -161,11 +158,8 @@ def retire(run: Steps, steps: Sequence[int]) -> str:
     removals = retention.removals_of(steps, listing, RETIRED if directory.local else None)
     retention.refuse_read(removals)
     retention.remove(removals, listing.run, listing.run)
-    return (
-        f"{of_steps(steps)} moved to {directory.path}/{RETIRED}"
-        if directory.local
-        else f"{of_steps(steps)} deleted"
-    )
+    how = f"moved to {directory.path}/{RETIRED}" if directory.local else "deleted"
+    return f"{of_steps(steps)} {how}"
 
 
 Inodes = dict[tuple[int, int], int]
@@ -222,45 +216,10 @@ def files_of(path: str) -> Inodes:
     return found
 
 
-def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=escape(directory), title_justify="left")
-    sound = [row for row in rows if not row["problem"]]
-    # a column that says nothing takes the room of those that do
-    measured = any(row["metrics"] for row in sound)
-    foreign = any(row["written_by"] != "ckpt" for row in sound)
-    more = [name for name, has_some in (("metrics", measured), ("written by", foreign)) if has_some]
-    for name in ("step", "saved", "arrays", "on disk", "items", *more):
-        right = name in ("step", "arrays", "on disk")
-        whole = name not in ("items", "metrics")
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=whole)
-    for row in rows:
-        on_disk = "" if row["disk_bytes"] is None else size(row["disk_bytes"])
-        if row["problem"]:
-            table.add_row(str(row["step"]), "", "", on_disk, f"[red]{_state(row)}: see below[/red]")
-            continue
-        metrics = ", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())
-        table.add_row(
-            str(row["step"]),
-            when(row["created_unix_secs"]),
-            size(row["array_bytes"]),
-            on_disk,
-            escape(", ".join(name or "(a bare tree)" for name in row["items"])),
-            *((escape(metrics),) if measured else ()),
-            *((escape(row["written_by"]),) if foreign else ()),
-        )
-    return table
-
-
-def _state(row: dict[str, Any]) -> str:
-    return "newer" if "upgrade ckpt" in row["problem"] else "damaged"
-
-
 def _hint(directory: str) -> str:
-    try:
+    with contextlib.suppress(CheckpointError, OSError):
         inspect(directory)
         return f"; it is a checkpoint itself: ckpt show {directory}"
-    except (CheckpointError, OSError):
-        pass
     deeper = _deeper(directory)
     return f"; there are some in {deeper}: ckpt ls {deeper}" if deeper else ""
 
@@ -280,19 +239,16 @@ def _of(beside: list[Trace]) -> str:
     """A line about each entry beside the steps: what it is, its owner, its age."""
     words: dict[str, list[str]] = {}
     for trace in beside:
-        since = f"since {when(trace.since_unix_secs)}"
-        match trace.kind:
-            case "unfinished":
-                text = f"{trace.name} ({trace.whose}, {since})"
-            case "writer":
-                text = f"{trace.whose or 'somebody'} {since}"
-            case _:
-                text = trace.name
+        text, since = trace.name, f"since {when(trace.since_unix_secs)}"
+        if trace.kind == "unfinished":
+            text += f" ({trace.whose}, {since})"
+        elif trace.kind == "writer":
+            text = f"{trace.whose or 'somebody'} {since}"
         words.setdefault(_KINDS[trace.kind], []).append(text)
     return "; ".join(f"{kind}: {', '.join(texts)}" for kind, texts in words.items())
 
 
-_FOLDERS = {ASIDE: "set aside", RETIRED: "retired"}
+_FOLDERS = {DAMAGED: "set aside", RETIRED: "retired"}
 _KINDS = {
     "unfinished": "unfinished",
     "replaced": "replaced halfway",

@@ -5,59 +5,65 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Generator
-from typing import IO, Any, TextIO, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from rich import markup
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ckpt_core._errors import StructureMismatch
 from ckpt_core._format.plain_json import strict_json
 from ckpt_core._words import size as size
 from ckpt_core._words import time_of
 
-_BREAKS = re.compile(r"[\t\n\u2028\u2029]")
-WIDE_COLUMNS = 120
-"""A table with long names and many numbers needs so many columns; a narrower console gets two lines for each row."""
-_CONTROL = re.compile(
-    r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def console() -> Console:
     """A console on stdout; wide if there is no terminal, so that nothing is truncated."""
-    on_terminal = sys.stdout.isatty()
-    out = cast("IO[str]", _Visible(sys.stdout, keep_styles=on_terminal))
-    return Console(file=out, width=None if on_terminal else 160, highlight=False)
-
-
-def visible(text: str, *, keep_styles: bool = False) -> str:
-    """Text with control characters spelled out, colours of the console kept on request: a name in a file must not steer the terminal."""
-
-    def spelled(found: re.Match[str]) -> str:
-        return found[0] if keep_styles and found[1] else ascii(found[0])[1:-1]
-
-    return _CONTROL.sub(spelled, text)
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
 def one_line(text: str) -> str:
-    """Text of which line breaks are spelled out: a name in a file must not begin a line of its own."""
-    return _BREAKS.sub(lambda found: ascii(found[0])[1:-1], visible(text))
+    """Text with control characters and line breaks spelled out: a name in a file must not steer the terminal, nor begin a line."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def say(text: str) -> None:
+    """Prints a text as one line, which the terminal alone may wrap."""
+    print(one_line(text))
 
 
 def message_of(error: Exception) -> str:
     """The message of an error, for a terminal: of several lines only where each has a mismatch."""
-    if not isinstance(error, StructureMismatch):
-        return one_line(str(error))
     text = str(error)
+    if not isinstance(error, StructureMismatch):
+        return one_line(text)
     for mismatch in error.mismatches:
         text = text.replace(str(mismatch), one_line(str(mismatch)))
-    return visible(text)
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 def escape(text: str) -> str:
     """``one_line``, for a text that may hold what looks like markup of the console."""
     return markup.escape(one_line(text))
+
+
+def table(title: str, names: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    """A table without the columns that are empty in all rows: they take the room of the others."""
+    found = Table(title=escape(title), title_justify="left")
+    shown = [n for n in range(len(names)) if any(row[n] for row in rows)]
+    for n in shown:
+        right = names[n] in ("n", "size", "bytes", "step", "arrays", "on disk")
+        whole = right or names[n] in ("saved", "written by")
+        justify = "right" if right else "left"
+        found.add_column(names[n], justify=justify, overflow="fold", no_wrap=whole)
+    for row in rows:
+        cells = [row[n] for n in shown]
+        found.add_row(*(cell if isinstance(cell, Text) else escape(cell) for cell in cells))
+    return found
 
 
 @contextlib.contextmanager
@@ -68,20 +74,6 @@ def progress(text: str) -> Generator[Callable[[str], None]]:
         return
     with Console(stderr=True).status(escape(text)) as status:
         yield lambda line: status.update(escape(line))
-
-
-class _Visible:
-    """A stream to which only what is visible is written."""
-
-    def __init__(self, stream: TextIO, *, keep_styles: bool) -> None:
-        self._stream, self._keep_styles = stream, keep_styles
-
-    def write(self, text: str) -> int:
-        self._stream.write(visible(text, keep_styles=self._keep_styles))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def print_json(value: Any) -> None:

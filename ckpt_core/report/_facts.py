@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_core._directory import Trace
 from ckpt_core._look.statistics import LeafStatistics
-from ckpt_core._results import CheckpointInfo, VerifyReport
+from ckpt_core._results import CheckpointInfo, ItemInfo, VerifyReport
 from ckpt_core.report._table import Table
 
 DATA_VERSION = 2
@@ -20,17 +20,6 @@ LINKED_FOLDER = "ocdbt.linked"
 _MOST_TEXT = 4000
 _MOST_PROBLEMS = 200
 _MOST_BARS = 24
-
-
-@dataclass(frozen=True)
-class ItemFacts:
-    """One item of a step: its name and form, and how much it holds."""
-
-    name: str
-    form: str
-    leaves: int
-    bytes: int
-    files: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,8 @@ class StepFacts:
     write_secs: float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     metadata: str | None = None
-    items: tuple[ItemFacts, ...] = ()
+    # of each name, form, bytes, and how many leaves and files it has
+    items: tuple[Mapping[str, Any], ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     topology: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -91,10 +81,7 @@ class StepFacts:
             write_secs=info.durations.get("write_secs"),
             metrics={str(name): _metric(value) for name, value in info.metrics.items()},
             metadata=as_text(info.metadata),
-            items=tuple(
-                ItemFacts(name, item.form, len(item.leaves), item.bytes, len(item.files))
-                for name, item in info.items.items()
-            ),
+            items=tuple(map(_item, info.items.values())),
             versions=info.versions,
             topology=info.topology,
         )
@@ -111,50 +98,30 @@ class StepFacts:
         # other formats have no checksums: nothing is known of them
         return "damaged" if self.layout == "ckpt" else "no checksums"
 
-    @property
-    def is_damaged(self) -> bool:
-        """Whether what can be read of it is wrong, or did not pass the check of its bytes."""
-        return self.state == "damaged"
-
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows.
+    """All that a page shows."""
 
-    Attributes:
-        path: the run or checkpoint.
-        is_run: whether it is a directory of steps.
-        made_unix_secs: when it was read.
-        made_by: the version of ckpt.
-        table: the leaves of all steps.
-        steps: ascending.
-        statistics: columns of numbers about the leaves of a step, for each whose arrays were read.
-        beside: what is beside the steps: the writer, unfinished saves.
-        looked_beside: whether that could be seen; not so in object stores.
-        run_metadata: of the run.
-        without_checkpoint: directories with the number of a step, but no checkpoint.
-        deleted_meanwhile: steps that were deleted while the report was made.
-        notes: what went wrong on the way, in words.
-    """
-
-    path: str
-    is_run: bool
-    made_unix_secs: float
-    made_by: str
-    table: Table
-    steps: tuple[StepFacts, ...] = ()
+    path: str  # of the run or checkpoint
+    is_run: bool  # whether it is a directory of steps
+    made_unix_secs: float  # when it was read
+    made_by: str  # the version of ckpt
+    table: Table  # the leaves of all steps
+    steps: tuple[StepFacts, ...] = ()  # ascending
+    # columns of numbers about the leaves of a step, for each whose arrays were read
     statistics: tuple[Mapping[str, Any], ...] = ()
-    beside: tuple[Trace, ...] = ()
-    looked_beside: bool = False
+    beside: tuple[Trace, ...] = ()  # the writer, unfinished saves
+    looked_beside: bool = False  # whether these could be seen; not so in object stores
     run_metadata: str | None = None
-    without_checkpoint: tuple[int, ...] = ()
-    deleted_meanwhile: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
+    without_checkpoint: tuple[int, ...] = ()  # directories with the number of a step
+    deleted_meanwhile: tuple[int, ...] = ()  # steps, while the report was made
+    notes: tuple[str, ...] = ()  # what went wrong on the way, in words
 
     @property
     def is_damaged(self) -> bool:
         """Whether a step is damaged, or did not pass a check of its bytes."""
-        return any(step.is_damaged for step in self.steps)
+        return any(step.state == "damaged" for step in self.steps)
 
     @property
     def unread(self) -> int:
@@ -169,29 +136,22 @@ def as_json(report: Report) -> dict[str, Any]:
         for name, value in vars(report).items()
         if name != "table"
     }
-    steps = [{**asdict(step), "state": step.state} for step in report.steps]
-    beside = list(map(asdict, report.beside))
-    lists = {"steps": steps, "beside": beside}
-    return {"version": DATA_VERSION, **facts, **lists, **report.table.as_json()}
+    facts["steps"] = [{**asdict(step), "state": step.state} for step in report.steps]
+    facts["beside"] = list(map(asdict, report.beside))
+    return {"version": DATA_VERSION, **facts, **report.table.as_json()}
 
 
 def columns_of(step: int | None, rows: Mapping[int, LeafStatistics]) -> dict[str, Any]:
     """Numbers about leaves, by their number in the table, as columns."""
     leaves = sorted(rows)
     found = [rows[leaf] for leaf in leaves]
-    return {
-        "step": step,
-        "leaf": leaves,
-        "count": [row.count for row in found],
-        "nan": [row.nan_count for row in found],
-        "inf": [row.inf_count for row in found],
-        "zero": [row.zero_count for row in found],
-        **{
-            name: [_short(getattr(row, name)) for row in found]
-            for name in ("min", "max", "mean", "std", "norm")
-        },
-        "octaves": [_bars(row.octaves) for row in found],
-    }
+    columns: dict[str, Any] = {"step": step, "leaf": leaves}
+    columns["count"] = [row.count for row in found]
+    for name in ("nan", "inf", "zero"):
+        columns[name] = [getattr(row, f"{name}_count") for row in found]
+    for name in ("min", "max", "mean", "std", "norm"):
+        columns[name] = [_short(getattr(row, name)) for row in found]
+    return columns | {"octaves": [_bars(row.octaves) for row in found]}
 
 
 def _bars(octaves: Sequence[tuple[int, int, int]]) -> list[Any]:
@@ -199,10 +159,8 @@ def _bars(octaves: Sequence[tuple[int, int, int]]) -> list[Any]:
     if not octaves:
         return []
     width = -(-len(octaves) // _MOST_BARS)
-    counts: list[int] = []
-    for begin in range(0, len(octaves), width):
-        group = octaves[begin : begin + width]
-        counts += [sum(one[1] for one in group), sum(one[2] for one in group)]
+    groups = (octaves[begin : begin + width] for begin in range(0, len(octaves), width))
+    counts = [sum(one[sign] for one in group) for group in groups for sign in (1, 2)]
     return [octaves[0][0] - 1, width, *counts]
 
 
@@ -211,6 +169,11 @@ def _short(value: complex) -> float | None:
     if isinstance(value, complex) or math.isnan(value):
         return None
     return float(f"{value:.6g}")
+
+
+def _item(item: ItemInfo) -> dict[str, Any]:
+    counts = {"leaves": len(item.leaves), "bytes": item.bytes, "files": len(item.files)}
+    return {"name": item.name, "form": item.form, **counts}
 
 
 def _metric(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -33,17 +34,11 @@ _FOLDERS = {DAMAGED: "set aside", RETIRED: "retired"}
 
 @dataclass(frozen=True)
 class Request:
-    """What a report reads beside the metadata.
+    """What a report reads beside the metadata."""
 
-    Attributes:
-        verify: check every byte of every step.
-        stats: so many of the newest steps to read the arrays of, for numbers about their leaves.
-        step_prefix: of the names of the steps, as given to the Checkpointer.
-    """
-
-    verify: bool = False
-    stats: int = 0
-    step_prefix: str | None = None
+    verify: bool = False  # every byte of every step
+    stats: int = 0  # of so many of the newest steps the arrays, for numbers about their leaves
+    step_prefix: str | None = None  # of the names of the steps, as given to the Checkpointer
 
 
 Log = Callable[[str], None]
@@ -89,9 +84,11 @@ def _run(empty: Report, local: bool, backend: Backend, prefix: str | None, log: 
     refuse_no_directory(text, local)
     steps = Steps(text, local, backend, StepNames(prefix))
     listing = steps.look()
-    if not listing.names and _can_be_opened(text):  # a folder of weights in another format
-        return _one_checkpoint(empty)
-    committed, found, gone = sorted(listing.committed()), list[StepFacts](), list[int]()
+    if not listing.names:  # perhaps a folder of weights in another format
+        with contextlib.suppress(CheckpointError, OSError):
+            open_checkpoint(text)
+            return _one_checkpoint(empty)
+    committed, found, gone = listing.committed(), list[StepFacts](), list[int]()
     for number, step in enumerate(committed):
         if number % 50 == 0:
             log(f"metadata of step {step} ({number + 1} of {len(committed)})")
@@ -115,14 +112,6 @@ def _run(empty: Report, local: bool, backend: Backend, prefix: str | None, log: 
         deleted_meanwhile=tuple(gone),
         notes=notes,
     )
-
-
-def _can_be_opened(text: str) -> bool:
-    try:
-        open_checkpoint(text)
-    except (CheckpointError, OSError):
-        return False
-    return True
 
 
 def _facts(
@@ -151,16 +140,15 @@ def _verified(report: Report, log: Log) -> Report:
         started = time.monotonic()
         try:
             checked = verify(step.path)
+            verified = Verified.of(checked, time.monotonic() - started)
+            found.append(replace(step, verified=verified))
         except CheckpointNotFound:
             if step.step is None:
                 raise
             gone.append(step.step)
-            continue
         except (CheckpointError, OSError) as error:
             unread = step.unread or step.problem is None
             found.append(replace(step, problem=step.problem or _in_words(error), unread=unread))
-            continue
-        found.append(replace(step, verified=Verified.of(checked, time.monotonic() - started)))
     return replace(report, steps=tuple(found), deleted_meanwhile=tuple(gone))
 
 

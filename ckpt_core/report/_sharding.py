@@ -67,8 +67,6 @@ def _over_a_mesh(sharding: Mapping[str, Any]) -> Drawing:
 def _ids(sharding: Mapping[str, Any], sizes: Sequence[int]) -> np.ndarray[Any, Any]:
     """The ids of the devices by their place in the mesh; their numbers in it if ids were not saved."""
     mesh = (sharding.get("device_mesh") or {}).get("mesh")
-    if mesh is None:
-        return np.arange(math.prod(sizes)).reshape(sizes)
-    flat = np.array(mesh, dtype=object).reshape(-1)
+    flat = range(math.prod(sizes)) if mesh is None else np.array(mesh, dtype=object).reshape(-1)
     ids = [int(one["id"] if isinstance(one, dict) else one) for one in flat]
     return np.array(ids).reshape(sizes)

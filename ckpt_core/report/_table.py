@@ -94,10 +94,8 @@ def _position(among: dict[Any, int], value: Any) -> int:
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
     """Numbers as ranges (first, one after the last), in their order: 0, 1, 2, 7, 8 are (0, 3), (7, 9)."""
-    found: list[list[int]] = []
+    found: list[tuple[int, int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] += 1
-        else:
-            found.append([number, number + 1])
-    return tuple((first, end) for first, end in found)
+        first = found.pop()[0] if found and found[-1][1] == number else number
+        found.append((first, number + 1))
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Measures a place in an object store: round trips, and whether it keeps conditions. Its key is deleted again."""
+"""Measures where checkpoints are to be, and how fast memory is copied. What is written to measure is deleted again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ckpt_core._directory import SIGNS
-from ckpt_core._storage import open_keys
-from ckpt_core._storage.location import Location
+from ckpt_core._directory.probe import Disk, probe_directory
+from ckpt_core._platform import ROOTS
+from ckpt_core._storage import Location, open_keys
 
 _REQUESTS = 5
 
@@ -29,25 +29,25 @@ class Store:
     conditions: bool  # a put that must not replace is refused where an object is
 
 
-def probe_store(location: Location, probe_bytes: int) -> Store:
-    """Measures a place, or the first above it that is in no checkpoint."""
-    location = _outside(location)
+def probe(path: str, local: bool, probe_bytes: int) -> Disk | Store:
+    """Measures a place, or the first above it that is in no checkpoint, with round trips and one file of ``probe_bytes``."""
+    if path.startswith(ROOTS):
+        return probe_directory(path, probe_bytes)
+    location = _outside(Location(path, local))
     keys = open_keys(location)
     small, large = (f".ckpt-doctor.{secrets.token_hex(8)}.{n}" for n in range(2))
     try:
         _, missing = keys.get_version(small)
-        puts = [_timed(lambda: keys.put(small, b"x" * 1024))[0] for _ in range(_REQUESTS)]
-        gets = [_timed(lambda: keys.get(small))[0] for _ in range(_REQUESTS)]
+        puts = [_secs(lambda: keys.put(small, b"x" * 1024)) for _ in range(_REQUESTS)]
+        gets = [_secs(lambda: keys.get(small)) for _ in range(_REQUESTS)]
         replaced = keys.put_if_unchanged(small, b"y", missing)
         data = secrets.token_bytes(probe_bytes)
-        write_secs, _ = _timed(lambda: keys.put(large, data))
-        read_secs, _ = _timed(lambda: keys.get(large))
         return Store(
             url=location.path,
             put_secs=statistics.median(puts),
             get_secs=statistics.median(gets),
-            write_bytes_per_sec=probe_bytes / write_secs,
-            read_bytes_per_sec=probe_bytes / read_secs,
+            write_bytes_per_sec=probe_bytes / _secs(lambda: keys.put(large, data)),
+            read_bytes_per_sec=probe_bytes / _secs(lambda: keys.get(large)),
             conditions=not replaced,
         )
     finally:
@@ -68,7 +68,18 @@ def _outside(location: Location) -> Location:
     return outside
 
 
-def _timed(do: Callable[[], Any]) -> tuple[float, Any]:
+def copy_bytes_per_sec(probe_bytes: int) -> float:
+    """Speed at which one thread copies memory into memory that it used before: what a snapshot on the host costs."""
+    source, target = bytes(probe_bytes), bytearray(probe_bytes)
+
+    def copy() -> None:
+        target[:] = source
+
+    copy()  # faults the pages in
+    return probe_bytes / statistics.median(_secs(copy) for _ in range(_REQUESTS))
+
+
+def _secs(do: Callable[[], object]) -> float:
     began = time.perf_counter()
-    found = do()
-    return max(time.perf_counter() - began, 1e-9), found
+    do()
+    return max(time.perf_counter() - began, 1e-9)
