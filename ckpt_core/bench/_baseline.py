@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core.bench._collectors import is_rate
-from ckpt_core.bench._results import RATE, TIME, SuiteResult
+from ckpt_core.bench._measure import RATE, TIME, is_rate
+from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._schema import ConfigError
 
 

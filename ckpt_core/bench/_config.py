@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from ckpt_core.bench._schema import Is, Natural, Positive, Reader, Text, nearest, read_yaml
+from ckpt_core.bench._schema import ConfigError, Is, Natural, Positive, Reader, Text, nearest
 
 _PATHWAYS = "Pathways is not supported: leave the key out or set it to false"
 
@@ -57,7 +57,7 @@ def _leaf(reader: Reader, given: Any, where: str) -> Any:
     """An array, ``int`` or ``str`` for a leaf that is none, or a mapping of these."""
     if isinstance(given, str):
         if given not in ("int", "str"):
-            reader.complain(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
+            reader.problems.append(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
         return given
     is_array = not isinstance(given, dict) or not given or {"dtype", "shape"} & set(given)
     if is_array or not all(isinstance(one, dict | str) for one in given.values()):
@@ -206,8 +206,14 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
     Raises:
         ConfigError: the text has errors; lists all of them, each with its key.
     """
+    import yaml
+
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(file, f"not YAML: {error}") from error
     reader = Reader(file)
-    suite = reader.make("", read_yaml(text, file), SuiteConfig, but=["file"])
+    suite = reader.make("", given, SuiteConfig, but=["file"])
     reader.finish()
     assert suite is not None  # or there was a problem
     return replace(suite, file=file)

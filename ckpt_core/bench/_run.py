@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from ckpt_core import _processes
+from ckpt_core._background.threads import Workers
 from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
@@ -125,6 +124,7 @@ class _Loop:
         self._suite = suite
         self._settings = settings
         self._processes = _processes.this_run()
+        self._worker = Workers(1, "ckpt-bench-agree")
         self._listener = listener if self._processes.index == 0 else None
 
     def run_group(self, cases: list[Case]) -> None:
@@ -208,15 +208,9 @@ class _Loop:
         if self._processes.count == 1:
             return [answer]
         together, text = self._processes.round("bench", AGREEMENT_SECS), json.dumps(answer)
-        texts: Future[str] = Future()
-
-        def exchange() -> None:
-            try:
-                texts.set_result(together.decide(text, lambda found: f"[{','.join(found)}]"))
-            except BaseException as error:
-                texts.set_exception(error)
-
-        threading.Thread(target=exchange, name="ckpt-bench-agree", daemon=True).start()
+        texts = self._worker.submit(
+            lambda: together.decide(text, lambda found: f"[{','.join(found)}]")
+        )
         return json.loads(texts.result())
 
     def _delete(self, paths: list[Path]) -> None:
