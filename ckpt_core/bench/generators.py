@@ -1,14 +1,6 @@
 """The generators that come with ckpt; a suite file may name them without their module.
 
-| generator | measures |
-|---|---|
-| ``SaveLoad`` | save (blocking and background part) and load, with ckpt or another library |
-| ``Resharding`` | loading an existing checkpoint, or the suite's data, onto another sharding |
-| ``LoadAndBroadcast`` | loading where one replica reads and sends to the others |
-| ``ReplicaParallelSave`` | saving arrays that are replicated on all devices |
-| ``CheckpointerLoop`` | a training loop with saves, retention and resuming |
-| ``ManySmallLeaves``, ``UniformLeaves`` | the cost of a leaf, or of a byte: many arrays of one size |
-| ``PartialLoad`` | one leaf out of many |
+A generator measures with ``context.options.library``: the same work for ckpt, other libraries and the bare disk.
 """
 
 from __future__ import annotations
@@ -106,7 +98,7 @@ def _library_of(context: bench.TestContext, *, sharded: bool) -> Library:
 def _metric_keys(options: Any) -> list[str]:
     """The metrics to measure; tracemalloc only on request, because it slows everything down."""
     traced = getattr(options, "metric_tracemalloc_enabled", False)
-    return [*DEFAULT_KEYS, *(["tracemalloc"] if traced else [])]
+    return [*DEFAULT_KEYS, "tracemalloc"] if traced else [*DEFAULT_KEYS]
 
 
 def _measure_save(
@@ -179,9 +171,7 @@ class UniformLeaves(SaveLoad):
 
     def state(self, context: bench.TestContext) -> Any:
         if jax.process_count() > 1:
-            raise bench.Skipped(
-                "makes arrays of one process; use SaveLoad with a checkpoint_config"
-            )
+            raise bench.Skipped("runs in one process; use SaveLoad with a checkpoint_config")
         rng, length = np.random.default_rng(0), max(1, context.options.leaf_bytes // 4)
         state: dict[str, Any] = {}
         for index in range(context.options.leaves):
@@ -198,7 +188,6 @@ class UniformLeaves(SaveLoad):
         return result
 
 
-@bench.benchmark_options(UniformLeavesOptions)
 class ManySmallLeaves(UniformLeaves):
     """``UniformLeaves`` under a more familiar name."""
 
@@ -252,11 +241,11 @@ class ReplicaParallelSave(bench.BenchmarksGenerator):
         data, lib = _data_of(context), _library_of(context, sharded=True)
         mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
         everywhere = NamedSharding(mesh, PartitionSpec())
-        state = jax.tree.map(
-            lambda leaf: jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf,
-            data,
-        )
-        state = jax.block_until_ready(state)
+
+        def replicated(leaf: Any) -> Any:
+            return jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf
+
+        state = jax.block_until_ready(jax.tree.map(replicated, data))
         metrics, like = bench.Metrics(), abstract(state)
         for number in range(options.num_savings):
             path = context.path / f"ckpt_{number}"

@@ -176,14 +176,14 @@ _ORBAX_BUDGETS = {
 class OrbaxV1(Library):
     """``orbax.checkpoint.v1``: compresses with zstd by default; fsyncs data files only."""
 
-    module = "orbax.checkpoint.v1"
+    module = "orbax.checkpoint"
     default_durability = "data files"
     in_background = True
     sharded = True
     tuned = frozenset(_UNTUNED)
 
     def _context(self) -> Any:
-        context = self.api.Context()
+        context = self.api.v1.Context()
         for name, place in _ORBAX_SETTINGS.items():
             if (value := getattr(self.options, name)) is not None:
                 setattr(attrgetter(place)(context), name, value)
@@ -194,15 +194,15 @@ class OrbaxV1(Library):
 
     def save(self, path: Path, state: Any) -> None:
         with self._context():
-            self.api.save(str(path), state)
+            self.api.v1.save(str(path), state)
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
         with self._context():
-            return self.api.save_async(str(path), state).result
+            return self.api.v1.save_async(str(path), state).result
 
     def load(self, path: Path, like: Any) -> Any:
         with self._context():
-            return self.api.load(str(path), like)
+            return self.api.v1.load(str(path), like)
 
 
 class OrbaxV1Uncompressed(OrbaxV1):
