@@ -53,10 +53,9 @@ def ours(way: set[str], given: Any, committed: dict[str, int]) -> Saver:
     policy = when.every_steps(given.every if "cadence" in way else 1)
     tier, more = {}, {"background_priority": "low"} if "low" in way else {}
     if "local" in way:
-        persist = (
-            when.every_secs(given.persist_secs) if continuous else when.every_steps(given.every)
-        )
-        tier, more = {"local_directory": given.local}, more | {"persist_policy": persist}
+        secs, steps = when.every_secs(given.persist_secs), when.every_steps(given.every)
+        more |= {"persist_policy": secs if continuous else steps}
+        tier = {"local_directory": given.local}
     manager = ckpt.Checkpointer(
         given.folder,
         save_policy=when.continuously() if continuous else policy,
@@ -74,12 +73,11 @@ def orbax(way: set[str], given: Any, committed: dict[str, int]) -> Saver:
     cadence = policies.FixedIntervalPolicy(given.every)
     context = ocp.Context()
     context.array.saving.use_compression = False
+    always = policies.ContinuousCheckpointingPolicy()
     manager = ocp.training.Checkpointer(
         given.folder,
         context=context,
-        save_decision_policy=cadence
-        if "cadence" in way
-        else policies.ContinuousCheckpointingPolicy(),
+        save_decision_policy=cadence if "cadence" in way else always,
         preservation_policy=ocp.training.preservation_policies.LatestN(1),
     )
 
@@ -220,16 +218,14 @@ def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
         medians = [middle(step_secs(run)) for run in found]
         pairs = list(zip(medians, found, bare_secs, strict=True))
         blocked = [middle(run["blocked"]) for run in found if run["blocked"]]
+        saved = ([run["committed"][tier] for run in found] for tier in ("local", "persistent"))
         row(
             way,
             spread(medians, ".0f", 1e3),
             spread([(median / middle(bare) - 1) * 100 for median, _, bare in pairs], ".1f"),
             spread([sum(bare) / run["ends"][-1] for _, run, bare in pairs]),
             spread(blocked, ".1f", 1e3) if blocked else "",
-            *(
-                spread([run["committed"][tier] for run in found], ".0f")
-                for tier in ("local", "persistent")
-            ),
+            *(spread(counts, ".0f") for counts in saved),
         )
 
 

@@ -30,7 +30,7 @@ CASES = {
 
 def grown(work: Callable[[], Any]) -> int:
     """By how many bytes the process grew at most."""
-    from ckpt_core.bench._collectors import reset_peak, resident
+    from ckpt_core.bench._measure import reset_peak, resident
 
     gc.collect()
     before, _ = resident()

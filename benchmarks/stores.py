@@ -9,7 +9,6 @@ proxy. Needs boto3 or gcsfs for their rows, and Orbax with gcsfs for its. ``TMPD
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import os
@@ -161,6 +160,7 @@ def with_gcsfs(url: str, bucket: str) -> list[Tool]:
 
 
 def with_orbax(root: str) -> Tool:
+    import gcsfs  # noqa: F401 (Orbax needs it for buckets)
     import orbax.checkpoint as ocp
     from absl import logging
 
@@ -176,36 +176,28 @@ def with_orbax(root: str) -> Tool:
     )
 
 
-def missing(*modules: str) -> str | None:
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    return f"no {', '.join(absent)}: pip install {' '.join(absent)}" if absent else None
-
-
 def tools_of(store: str, url: str, bucket: str) -> tuple[list[Tool], Callable[[], Any]]:
     """The tools for a server, and what deletes all; a line on standard error for each that is not installed."""
-    makers: list[tuple[str | None, Callable[[], list[Tool]]]]
+    makers: list[Callable[[], list[Tool]]]
     if store == "S3":
         root = f"s3://{bucket}"
         os.environ |= {"AWS_ENDPOINT_URL": url, **s3_server.USER}
         spec = {"driver": "s3", "endpoint": url, "aws_region": "us-east-1"}
-        makers = [(missing("boto3"), lambda: with_boto3(url))]
+        makers = [lambda: with_boto3(url)]
     else:
         root = f"gs://{bucket}"
         os.environ |= {"TENSORSTORE_GCS_HTTP_URL": url, "STORAGE_EMULATOR_HOST": url}
         os.environ |= {"GCE_METADATA_ROOT": "127.0.0.1:1", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "0"}
         spec = {"driver": "gcs"}
-        makers = [
-            (missing("gcsfs"), lambda: with_gcsfs(url, bucket)),
-            (missing("gcsfs", "orbax"), lambda: [with_orbax(root)]),
-        ]
+        makers = [lambda: with_gcsfs(url, bucket), lambda: [with_orbax(root)]]
     spec["bucket"] = bucket
     found = [ours(root), tensorstore(spec)]
     everything = ts.KvStore.open({**spec, "path": PLACES}).result()
-    for reason, make in makers:
-        if reason is None:
+    for make in makers:
+        try:
             found += make()
-        else:
-            print(f"{store}: {reason}", file=sys.stderr)
+        except ModuleNotFoundError as error:
+            print(f"{store}: {error}: pip install {error.name}", file=sys.stderr)
 
     def empty() -> None:
         everything.delete_range(ts.KvStore.KeyRange()).result()
@@ -277,15 +269,10 @@ def server(store: str) -> Iterator[list[str]]:
 
 def cells_of(found: Row, counts: Row, verb: str, best: float) -> list[str]:
     secs, (seen,) = found[verb], counts[verb]
-    moved = {name: seen.pop(name) / MIB for name in ("up", "down")}
+    moved = {"save": seen.pop("up") / MIB, "load": seen.pop("down") / MIB}
     speed = f"{spread(secs)} s, {found['mib'] / middle(secs):.0f} MiB/s"
-    ratio = f"{best / middle(secs):.2f}"
-    return [
-        speed,
-        ratio,
-        str(sum(seen.values())),
-        f"{moved['up' if verb == 'save' else 'down']:.0f}",
-    ]
+    requests = sum(seen.values())
+    return [speed, f"{best / middle(secs):.2f}", f"{requests}", f"{moved[verb]:.0f}"]
 
 
 def main() -> None:

@@ -40,20 +40,3 @@ from ckpt_core.bench._measure import Metrics as Metrics
 from ckpt_core.bench._run import RunSettings as RunSettings
 from ckpt_core.bench._run import run_suite as run_suite
 from ckpt_core.bench._schema import ConfigError as ConfigError
-
-__all__ = [
-    "BenchmarkOptions",
-    "BenchmarksGenerator",
-    "ConfigError",
-    "Metrics",
-    "RunSettings",
-    "Skipped",
-    "SuiteConfig",
-    "TestContext",
-    "TestResult",
-    "benchmark_options",
-    "load_suite",
-    "parse_suite",
-    "run_suite",
-    "settle",
-]

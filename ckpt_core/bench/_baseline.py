@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core.bench._collectors import is_rate
-from ckpt_core.bench._results import RATE, TIME, SuiteResult
+from ckpt_core.bench._measure import RATE, TIME, is_rate
+from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._schema import ConfigError
 
 
@@ -55,14 +55,14 @@ def compare(now: SuiteResult, baseline: SuiteResult, threshold: float) -> Compar
         for operation, metrics in operations.items():
             before = known.get(case.name, {}).get(operation, {})
             for metric in filter(before.__contains__, metrics):
-                change = _change(metric, before[metric].median, metrics[metric].median)
+                old, new = before[metric], metrics[metric]
+                change = _change(metric, old.median, new.median)
                 # Memory and counters vary without a reason.
                 if change and (metric in (TIME, RATE) or operation == "checkpoint"):
-                    beyond = _differ(before[metric].values, metrics[metric].values)
-                    medians = before[metric].median, metrics[metric].median
+                    beyond = _differ(old.values, new.values)
+                    key = case.title, f"{operation}_{metric}"
                     worse = beyond and change > threshold
-                    tag = f"{operation}_{metric}"
-                    changed.append(Delta(case.title, tag, *medians, change, beyond, worse))
+                    changed.append(Delta(*key, old.median, new.median, change, beyond, worse))
     changed.sort(key=lambda delta: (not delta.worse, -abs(delta.change)))
     return Comparison(baseline.environment.get("git_sha"), tuple(changed), tuple(missing))
 

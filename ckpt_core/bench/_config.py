@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from ckpt_core.bench._schema import Is, Natural, Positive, Reader, Text, nearest, read_yaml
+from ckpt_core.bench._schema import ConfigError, Is, Natural, Positive, Reader, Text, nearest
 
 _PATHWAYS = "Pathways is not supported: leave the key out or set it to false"
 
@@ -31,9 +31,8 @@ def _is_dtype(value: str) -> bool:
 
 _Dtype: TypeAlias = Annotated[str, Is("the name of a dtype such as float32 or bfloat16", _is_dtype)]
 _Shape: TypeAlias = Annotated[tuple[Natural, ...], Is("a list of integers")]
-_Axis: TypeAlias = str | None
 _Sharding: TypeAlias = Annotated[
-    tuple[_Axis | tuple[_Axis, ...], ...] | None,
+    tuple[str | tuple[str | None, ...] | None, ...] | None,
     Is("a list of axis names, null, or lists of these"),
 ]
 _Axes: TypeAlias = Annotated[tuple[str, ...], Is("a list of axis names", bool)]
@@ -57,7 +56,7 @@ def _leaf(reader: Reader, given: Any, where: str) -> Any:
     """An array, ``int`` or ``str`` for a leaf that is none, or a mapping of these."""
     if isinstance(given, str):
         if given not in ("int", "str"):
-            reader.complain(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
+            reader.problems.append(f"{where}: {given!r} is no leaf; 'int' and 'str' are")
         return given
     is_array = not isinstance(given, dict) or not given or {"dtype", "shape"} & set(given)
     if is_array or not all(isinstance(one, dict | str) for one in given.values()):
@@ -69,6 +68,9 @@ def _leaves(reader: Reader, given: Mapping[str, Any], where: str) -> dict[str, A
     return {name: _leaf(reader, one, f"{where}.{name}") for name, one in given.items()}
 
 
+_Spec: TypeAlias = Annotated[Mapping[str, Any], Is("a mapping of names to arrays", read=_leaves)]
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None; tables show its ``name``."""
@@ -76,9 +78,7 @@ class CheckpointConfig:
     REFUSED: ClassVar = {"load_with_colocated_python": _PATHWAYS}
 
     name: Text = ""
-    spec: Annotated[Mapping[str, Any], Is("a mapping of names to arrays", read=_leaves)] | None = (
-        None
-    )
+    spec: _Spec | None = None
     path: Text | None = None
     random_seed: Natural = 0
     sharding_config_path: Text | None = None
@@ -111,10 +111,9 @@ class MeshConfig:
     @property
     def degrees(self) -> tuple[list[int], list[int]]:
         """The sizes of the axes within a slice, and over slices."""
-        ici, dcn = self.ici_parallelism or {}, self.dcn_parallelism or {}
-        return [ici.get(one, 1) for one in self.mesh_axes], [
-            dcn.get(one, 1) for one in self.mesh_axes
-        ]
+        sizes = self.ici_parallelism or {}, self.dcn_parallelism or {}
+        ici, dcn = ([one.get(axis, 1) for axis in self.mesh_axes] for one in sizes)
+        return ici, dcn
 
     @property
     def label(self) -> str:
@@ -170,14 +169,11 @@ class SuiteConfig:
     @property
     def checkpoints(self) -> tuple[CheckpointConfig, ...]:
         """What to save; of several, each has a name, by which tables distinguish them."""
-        if not self.checkpoint_configs:
-            return (self.checkpoint_config or CheckpointConfig(),)
-        if len(self.checkpoint_configs) == 1:
-            return self.checkpoint_configs
-        return tuple(
-            replace(one, name=one.name or f"checkpoint {n}")
-            for n, one in enumerate(self.checkpoint_configs)
-        )
+        given = self.checkpoint_configs or (self.checkpoint_config or CheckpointConfig(),)
+        if len(given) == 1:
+            return given
+        named = ((one.name or f"checkpoint {n}", one) for n, one in enumerate(given))
+        return tuple(replace(one, name=name) for name, one in named)
 
     @property
     def meshes(self) -> tuple[MeshConfig | None, ...]:
@@ -206,8 +202,14 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
     Raises:
         ConfigError: the text has errors; lists all of them, each with its key.
     """
+    import yaml
+
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(file, f"not YAML: {error}") from error
     reader = Reader(file)
-    suite = reader.make("", read_yaml(text, file), SuiteConfig, but=["file"])
+    suite = reader.make("", given, SuiteConfig, but=["file"])
     reader.finish()
     assert suite is not None  # or there was a problem
     return replace(suite, file=file)

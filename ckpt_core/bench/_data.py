@@ -174,7 +174,5 @@ def _same(one: Any, other: Any) -> bool:
             index in theirs and _same(data, theirs[index]) for index, data in ours.items()
         )
     a, b = np.asarray(one), np.asarray(other)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
     # of bytes, NaN is equal to the same NaN, and -0.0 is not 0.0
-    return np.array_equal(bytes_of(a), bytes_of(b))
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and np.array_equal(bytes_of(a), bytes_of(b))

@@ -62,7 +62,7 @@ def _axes(
         value, where = given.get(name, default), f"{config.generator}: {name}"
         axes[name] = values = value if isinstance(value, list) else [value]
         if not values:
-            reader.complain(f"{where} is an empty list: nothing would run")
+            reader.problems.append(f"{where} is an empty list: nothing would run")
         for one in values if name in given else ():
             reader.value(where, one, hints[name])
     return generator, axes
@@ -74,7 +74,7 @@ def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[Benchmark
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        reader.complain(f"generator: cannot import {module_name}: {error}")
+        reader.problems.append(f"generator: cannot import {module_name}: {error}")
         return None
     there = {
         key: value
@@ -83,7 +83,7 @@ def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[Benchmark
     }
     if name not in there:
         what = "has no BenchmarksGenerator" if hasattr(module, name) else "has no class"
-        reader.complain(f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
+        reader.problems.append(f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
     return there.get(name)
 
 

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "machine": platform.machine(),
-        "drops_page_cache": can_drop_page_cache(),
+        "drops_page_cache": hasattr(os, "posix_fadvise"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": file_system_of(str(output)) or "unknown",
@@ -49,22 +49,18 @@ def describe_environment(output: Path) -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def git_sha() -> str | None:
     """The revision of the working directory, or None outside of git."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    asked = ["git", "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):  # no git, no revision, no answer
+        quiet = subprocess.DEVNULL
+        return subprocess.check_output(asked, stderr=quiet, text=True, timeout=10).strip()
+    return None
 
 
 def warnings_about(environment: Mapping[str, Any]) -> list[str]:
@@ -111,28 +107,19 @@ def warm_free_memory(directory: Path, size_bytes: int) -> None:
             file.write(block)
 
 
-def can_drop_page_cache() -> bool:
-    """Whether the system can be asked to read from the disk what it has in memory."""
-    return hasattr(os, "posix_fadvise")
-
-
 def drop_page_cache(path: Path) -> None:
-    """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk; see ``can_drop_page_cache``."""
+    """Asks the kernel to drop these files from the page cache, so that the next read comes from the disk, on systems that can."""
     os.sync()  # dirty pages cannot be dropped
-    if not can_drop_page_cache():
-        return
-    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+    if hasattr(os, "posix_fadvise"):
+        for found in [path, *path.rglob("*")]:
+            if found.is_file():
+                with found.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def fsync_all(path: Path) -> None:
     """Fsyncs every file and directory below a path, and the parent, for libraries that do not."""
-    found = [path, *path.rglob("*")] if path.is_dir() else [path]
-    for entry in [*reversed(found), path.parent]:
+    for entry in [*reversed([path, *path.rglob("*")]), path.parent]:
         descriptor = os.open(entry, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,12 +1,27 @@
-"""``metrics.measure("save")``: measures a block of code."""
+"""``metrics.measure("save")`` measures a block of code with collectors, each for one kind of number: time, memory, events.
+
+A collector is a function that begins to measure and returns the function that ends it and returns the numbers by
+tag. The clock starts last and stops first, so it does not measure the other collectors. Blocks may be nested: an
+inner block does not disturb the numbers of the outer one.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
+import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from typing import TypeAlias
 
-from ckpt_core.bench._collectors import GB, chosen
+from ckpt_core.bench._schema import nearest
+
+MB, GB, GIB = 1e6, 1e9, 2**30
+TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rss_peak_mb"
+Numbers: TypeAlias = dict[str, float]
+Collector: TypeAlias = Callable[[], Callable[[], Numbers]]
 
 # The run loop sets this to the `trace_path` of the running test. A context variable, because a
 # benchmark calls `Metrics()` without arguments.
@@ -49,18 +64,17 @@ class Metrics:
             nbytes: the bytes that the block moves, for the throughput.
         """
         self.values.setdefault(name, {})  # keeps operations in the order in which they begin
-        collectors = chosen(metric_keys)
+        collectors = _chosen(metric_keys)
         with self._traced(name):
             stops = [start() for start in collectors]
-            found: dict[str, float] = {}
+            found: Numbers = {}
             try:
                 yield
             finally:
                 for stop in reversed(stops):
                     found |= stop()
-        seconds = found.get("0_basics/time_s")
-        if nbytes is not None and seconds:
-            found["4_throughput/gb_per_s"] = nbytes / seconds / GB
+        if nbytes is not None and found.get(TIME):
+            found[RATE] = nbytes / found[TIME] / GB
         for tag, value in sorted(found.items()):
             self.add(name, tag, value)
 
@@ -82,3 +96,223 @@ class Metrics:
                 yield
         finally:
             self._tracing = False
+
+
+def _wall_time() -> Callable[[], Numbers]:
+    start = time.perf_counter()
+    return lambda: {TIME: time.perf_counter() - start}
+
+
+def _rss() -> Callable[[], Numbers]:
+    """Host memory: the growth, and the peak above the start if the kernel can reset its peak."""
+    peaks = _peaks()
+    peaks.append(resident()[1])  # of the blocks around this one, before the kernel forgets it
+    is_exact = reset_peak()
+    begin, (start, _) = len(peaks), resident()
+
+    def stop() -> Numbers:
+        end, peak = resident()
+        peaks.append(peak)
+        found = {"0_basics/host_rss_diff_mb": (end - start) / MB}
+        if is_exact:
+            found[PEAK] = max(0, max(peaks[begin:]) - start) / MB
+        return found
+
+    return stop
+
+
+@functools.cache
+def _peaks() -> list[int]:
+    """The peaks of this process, one for each time between two at which a block began or ended."""
+    return []
+
+
+def resident() -> tuple[int, int]:
+    """Resident bytes of this process: now, and the peak since the last reset."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        import psutil
+
+        now = int(psutil.Process().memory_info().rss)
+        return now, now
+    kib = {name: int(value) for name, value in re.findall(r"(VmRSS|VmHWM):\s+(\d+)", status)}
+    return kib.get("VmRSS", 0) * 1024, kib.get("VmHWM", 0) * 1024
+
+
+def reset_peak() -> bool:
+    """Makes the kernel count the peak anew; returns whether it can."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def _jax_monitoring() -> Callable[[], Numbers]:
+    """Events of jax, Orbax and ckpt: counts, and sums of durations and sizes over the block."""
+    events = _events()
+    begin = len(events)
+
+    def stop() -> Numbers:
+        found: Numbers = {}
+        for tag, value in events[begin:]:
+            found[tag] = value if is_rate(tag) else found.get(tag, 0.0) + value
+        blocking, total = (found.get(f"{_SAVE}/{name}_s") for name in ("blocking", "total"))
+        if blocking is not None and total is not None:
+            found[f"{_SAVE}/background_s"] = max(0.0, total - blocking)
+        hits = found.get(f"{_JAX}/cache_hits_count", 0)
+        asked = hits + found.get(f"{_JAX}/cache_misses_count", 0)
+        if asked:
+            found[f"{_JAX}/cache_hit_rate"] = hits / asked
+        return found
+
+    return stop
+
+
+@functools.cache
+def _events() -> list[tuple[str, float]]:
+    """Metric and value of every event from the first call on; any thread may report one."""
+    import jax
+
+    found: list[tuple[str, float]] = []
+
+    def note(event: str, value: float) -> None:
+        if tag := _tag_of(event):
+            found.append((tag, value / GIB if event.endswith("/bytes") else float(value)))
+
+    jax.monitoring.register_event_listener(lambda event, **_: note(event, 1.0))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: note(event, duration_secs)
+    )
+    jax.monitoring.register_scalar_listener(lambda event, value, **_: note(event, value))
+    return found
+
+
+def _device_memory() -> Callable[[], Numbers]:
+    """Live arrays added; growth and peak of device memory, if the backend reports it."""
+    arrays, memory = _on_devices()
+
+    def stop() -> Numbers:
+        arrays_after, memory_after = _on_devices()
+        found = {"7_memory/jax_live_arrays_count_delta": float(arrays_after - arrays)}
+        for key, name in _DEVICE_MEMORY.items():
+            if key in memory and key in memory_after:
+                found[f"7_memory/{name}"] = (memory_after[key] - memory[key]) / GIB
+        return found
+
+    return stop
+
+
+_DEVICE_MEMORY = {"bytes_in_use": "device_diff_gb", "peak_bytes_in_use": "device_hbm_peak_diff_gb"}
+
+
+def _on_devices() -> tuple[int, dict[str, int]]:
+    """The number of live arrays, and for each memory statistic the maximum over the devices."""
+    import jax
+
+    largest: dict[str, int] = {}
+    for device in jax.local_devices():
+        for key, value in (device.memory_stats() or {}).items():
+            largest[key] = max(value, largest.get(key, 0))
+    return len(jax.live_arrays()), largest
+
+
+def _tracemalloc() -> Callable[[], Numbers]:
+    """Python's own allocations. Off by default, because tracing slows everything down."""
+    import tracemalloc
+
+    was_on = tracemalloc.is_tracing()
+    tracemalloc.start()
+    start, _ = tracemalloc.get_traced_memory()
+    if not was_on:
+        tracemalloc.reset_peak()
+
+    def stop() -> Numbers:
+        _, peak = tracemalloc.get_traced_memory()
+        if not was_on:
+            tracemalloc.stop()
+        return {"7_memory/tracemalloc_peak_diff_mb": max(0, peak - start) / MB}
+
+    return stop
+
+
+_COLLECTORS: dict[str, Collector] = {
+    "tracemalloc": _tracemalloc,
+    "device_memory": _device_memory,
+    "jax_monitoring": _jax_monitoring,
+    "rss": _rss,
+    "time": _wall_time,  # last, so that it starts last and stops first
+}
+DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory")
+
+
+def _chosen(keys: Iterable[str] | None) -> list[Collector]:
+    """The collectors for the keys, in the order in which they start."""
+    wanted = DEFAULT_KEYS if keys is None else tuple(keys)
+    for key in wanted:
+        if key not in _COLLECTORS:
+            raise ValueError(f"no metric {key!r}{nearest(key, _COLLECTORS)}")
+    return [collector for key, collector in _COLLECTORS.items() if key in wanted]
+
+
+# What events of jax, Orbax and ckpt are as metrics; the leading numbers sort them in TensorBoard.
+_SAVE, _LOAD, _RATES, _SIZES = "2_save_breakdown", "3_load_breakdown", "4_throughput", "5_inventory"
+_JAX, _OTHER = "8_jax", "9_other"
+_ORBAX, _OLDER, _CACHE = "/jax/orbax/", "/jax/checkpoint/", "/jax/compilation_cache/"
+
+_STAGE = re.compile(
+    r"/jax/(?:orbax/(?:write|read(/async)?)|checkpoint/write(/async))/(\w+?)(?:_duration)?_secs?"
+)
+"""What Orbax measures of a save or a load; each under one of the two names that it reports."""
+
+_TAGS = {
+    "/ckpt/snapshot_taken": f"{_SAVE}/blocking_s",
+    "/ckpt/committed": f"{_SAVE}/total_s",
+    "/ckpt/committed/bytes": f"{_SIZES}/save_total_gb",
+    "/ckpt/restored": f"{_LOAD}/total_s",
+    "/ckpt/restored/bytes": f"{_SIZES}/load_total_gb",
+    f"{_OLDER}write/async/thread_duration_sec": f"{_SAVE}/thread_duration_s",
+    f"{_OLDER}read/primary_replica_deserialization_duration_secs": f"{_LOAD}/primary_deserialization_s",
+    f"{_OLDER}read/broadcast_duration_secs": f"{_LOAD}/broadcast_s",
+    f"{_OLDER}read/gbytes": f"{_SIZES}/load_total_gb",
+    f"{_OLDER}read/gbytes_per_sec": f"{_RATES}/load_total_gbps",
+    f"{_OLDER}sync_global_devices_duration_sec": "7_overhead/sync_global_devices_s",
+    f"{_ORBAX}read/worker/total_duration_secs": f"{_LOAD}/worker_io_s",
+    f"{_ORBAX}read/worker/io/requested/gbytes": f"{_SIZES}/load_requested_gb",
+    f"{_ORBAX}read/worker/io/requested/throughput/gbytes_per_sec": f"{_RATES}/load_per_host_gbps",
+    f"{_ORBAX}write/gbytes": f"{_SIZES}/save_total_gb",
+    f"{_ORBAX}write/compressed_gbytes": f"{_SIZES}/save_compressed_gb",
+    f"{_ORBAX}write/replicated_array_gb": f"{_SIZES}/replicated_array_gb",
+    f"{_ORBAX}write/sharded_array_gb": f"{_SIZES}/sharded_array_gb",
+    f"{_ORBAX}write/blocking_gbytes_per_sec": f"{_RATES}/save_blocking_gbps",
+    f"{_ORBAX}write/gbytes_per_sec": f"{_RATES}/save_total_gbps",
+    f"{_CACHE}cache_hits": f"{_JAX}/cache_hits_count",
+    f"{_CACHE}cache_misses": f"{_JAX}/cache_misses_count",
+    f"{_CACHE}compile_requests_use_cache": f"{_JAX}/compile_requests_count",
+    f"{_CACHE}cache_retrieval_time_sec": f"{_JAX}/cache_retrieval_s",
+    f"{_CACHE}compile_time_saved_sec": f"{_JAX}/compile_time_saved_s",
+    "/jax/core/compile/backend_compile_duration": f"{_JAX}/compile_s",
+}
+
+
+def _tag_of(event: str) -> str | None:
+    """The metric of an event; None for events that do not measure the cost of a checkpoint."""
+    if event in _TAGS:
+        return _TAGS[event]
+    if stage := _STAGE.fullmatch(event):
+        of_read, of_write, name = stage.groups()
+        # these two are measured in the foreground as well
+        more = "_async" if (of_read or of_write) and name in ("blocking", "total") else ""
+        return f"{_LOAD if '/read/' in event else _SAVE}/{name}{more}_s"
+    # "_time" is a point in time, not a duration
+    if not event.startswith((_ORBAX, _OLDER, _CACHE, "/ckpt/")) or event.endswith(
+        ("_time", "_started")
+    ):
+        return None
+    return f"{_OTHER}/{event.strip('/').replace('/', '_')}"
+
+
+def is_rate(tag: str) -> bool:
+    """Whether a metric is a rate or ratio, whose values must not be added up."""
+    return tag.endswith(("gbps", "per_s", "_rate", "_ratio"))

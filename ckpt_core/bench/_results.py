@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core._format.plain_json import strict_json
-from ckpt_core.bench._collectors import is_rate
+from ckpt_core.bench._measure import is_rate
 from ckpt_core.bench._schema import ConfigError
 
 Values = Mapping[str, Mapping[str, list[float]]]
 """Operation -> metric -> values."""
 
 WARM_UP, TRACED, COUNTED = "warm-up", "traced", "counted"
-TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rss_peak_mb"
 FILE = "results.jsonl"
 
 
@@ -39,8 +38,12 @@ class Summary:
 
 def _summarize(values: Sequence[float]) -> Summary:
     """The statistics of at least one value."""
-    n = len(values)
-    stddev = statistics.stdev(values) if n > 1 else None
+    n, stddev, ci95 = len(values), None, None
+    if n > 1:
+        from scipy import stats  # takes a third of a second
+
+        stddev = statistics.stdev(values)
+        ci95 = float(stats.t.ppf(0.975, n - 1)) * stddev / math.sqrt(n)
     return Summary(
         n=n,
         min=min(values),
@@ -48,16 +51,9 @@ def _summarize(values: Sequence[float]) -> Summary:
         median=statistics.median(values),
         max=max(values),
         stddev=stddev,
-        ci95=None if stddev is None else _t95(n - 1) * stddev / math.sqrt(n),
+        ci95=ci95,
         values=tuple(values),
     )
-
-
-def _t95(degrees: float) -> float:
-    """The two-sided 95 % quantile of Student's t."""
-    from scipy import stats  # takes a third of a second
-
-    return float(stats.t.ppf(0.975, degrees))
 
 
 @dataclass(frozen=True)

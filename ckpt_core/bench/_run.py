@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from ckpt_core import _processes
+from ckpt_core._background.threads import Workers
 from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
@@ -92,7 +91,8 @@ def run_suite(
     for case in cases:
         groups.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
     environment = describe_environment(output)  # its load average must not include the benchmark
-    loop = _Loop(suite, replace(settings, output=output), listener, cases)
+    found = {case.result.name: case.result for case in cases}
+    loop = _Loop(suite, replace(settings, output=output), listener, found)
     before = jax.config.jax_enable_x64  # pyright: ignore
     jax.config.update("jax_enable_x64", True)  # otherwise float64 in a spec would become float32
     interrupted = False
@@ -103,7 +103,7 @@ def run_suite(
         interrupted = True
     finally:
         jax.config.update("jax_enable_x64", before)
-    return SuiteResult(suite.suite_name, environment, tuple(loop.found.values()), interrupted)
+    return SuiteResult(suite.suite_name, environment, tuple(found.values()), interrupted)
 
 
 def _matches(case: CaseResult, pattern: str | None) -> bool:
@@ -111,21 +111,16 @@ def _matches(case: CaseResult, pattern: str | None) -> bool:
     return pattern is None or any(fnmatch(text, pattern) for text in texts)
 
 
+@dataclass(frozen=True)
 class _Loop:
     """Runs cases; ``found`` has the result of each, with the runs so far."""
 
-    def __init__(
-        self,
-        suite: SuiteConfig,
-        settings: RunSettings,
-        listener: Listener | None,
-        cases: list[Case],
-    ) -> None:
-        self.found = {case.result.name: case.result for case in cases}
-        self._suite = suite
-        self._settings = settings
-        self._processes = _processes.this_run()
-        self._listener = listener if self._processes.index == 0 else None
+    suite: SuiteConfig
+    settings: RunSettings
+    listener: Listener | None
+    found: dict[str, CaseResult]
+    processes: _processes.Processes = field(default_factory=_processes.this_run)
+    worker: Workers = field(default_factory=lambda: Workers(1, "ckpt-bench-agree"))
 
     def run_group(self, cases: list[Case]) -> None:
         """All runs of cases that share data and mesh."""
@@ -149,9 +144,9 @@ class _Loop:
                 self._run(case, kind, repeat, put, mesh)
 
     def _schedule(self, cases: list[Case]) -> Iterator[tuple[Case, str, int]]:
-        warm_ups, repeats = self._suite.warmup_repeats, self._suite.num_repeats
+        warm_ups, repeats = self.suite.warmup_repeats, self.suite.num_repeats
         rounds = [(WARM_UP, n) for n in range(warm_ups)] + [(COUNTED, n) for n in range(repeats)]
-        if self._suite.order == "sequential":
+        if self.suite.order == "sequential":
             yield from ((case, *one) for case in cases for one in rounds)
             return
         for number, one in enumerate(rounds):
@@ -162,13 +157,13 @@ class _Loop:
         self._keep(Run(case.result.name, WARM_UP, 0, time.time(), skipped=reason))
 
     def _keep(self, run: Run) -> None:
-        result = self.found[run.case]
-        self.found[run.case] = result = replace(result, runs=(*result.runs, run))
-        if self._listener is not None:
-            self._listener(result, run)
+        before = self.found[run.case]
+        self.found[run.case] = result = replace(before, runs=(*before.runs, run))
+        if self.listener is not None and self.processes.index == 0:
+            self.listener(result, run)
 
     def _run(self, case: Case, kind: str, repeat: int, put: Any, mesh: Any) -> None:
-        name, settings = case.result.name, self._settings
+        name, settings = case.result.name, self.settings
         where = Path(name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
         local = settings.local_directory and settings.local_directory.absolute() / where
         directories = [path for path in (settings.output / where, local) if path]
@@ -186,12 +181,12 @@ class _Loop:
             local_path=local,
             trace_root=str(settings.output / "tensorboard" / name) if traced else None,
         )
-        if traced and kind == COUNTED and self._suite.num_repeats > 1:
+        if traced and kind == COUNTED and self.suite.num_repeats > 1:
             kind = COUNTED if case.options.trace_every_repeat else TRACED
         started = time.time()
         answers = self._agree(_attempt(case, context, put))
         self._keep(_combined(Run(name, kind, repeat, started), answers))
-        if self._suite.remove_repeated_dir:
+        if self.suite.remove_repeated_dir:
             self._delete(directories)
 
     def _traced(self, case: Case, kind: str, repeat: int) -> bool:
@@ -200,27 +195,21 @@ class _Loop:
             return False
         if case.options.trace_every_repeat:
             return kind == COUNTED
-        warm_ups = self._suite.warmup_repeats
+        warm_ups = self.suite.warmup_repeats
         return repeat == warm_ups - 1 if kind == WARM_UP else warm_ups == 0 and repeat == 0
 
     def _agree(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """The answers of all processes. They meet in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
-        if self._processes.count == 1:
+        if self.processes.count == 1:
             return [answer]
-        together, text = self._processes.round("bench", AGREEMENT_SECS), json.dumps(answer)
-        texts: Future[str] = Future()
-
-        def exchange() -> None:
-            try:
-                texts.set_result(together.decide(text, lambda found: f"[{','.join(found)}]"))
-            except BaseException as error:
-                texts.set_exception(error)
-
-        threading.Thread(target=exchange, name="ckpt-bench-agree", daemon=True).start()
+        together, text = self.processes.round("bench", AGREEMENT_SECS), json.dumps(answer)
+        texts = self.worker.submit(
+            lambda: together.decide(text, lambda found: f"[{','.join(found)}]")
+        )
         return json.loads(texts.result())
 
     def _delete(self, paths: list[Path]) -> None:
-        for path in paths if self._processes.index == 0 else ():
+        for path in paths if self.processes.index == 0 else ():
             if path.exists():
                 PosixBackend().delete(str(path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -36,16 +37,6 @@ class ConfigError(CheckpointError, ValueError):
         super().__init__("\n".join(f"{file}: {text}" for text in problems))
 
 
-def read_yaml(text: str, file: str) -> Any:
-    """A YAML document as plain values."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(file, f"not YAML: {error}") from error
-
-
 @dataclasses.dataclass(frozen=True)
 class Is:
     """For ``Annotated``: the type of a value in words, what else it must be, and what is made of it."""
@@ -58,29 +49,6 @@ class Is:
 Text: TypeAlias = Annotated[str, Is("text", bool)]
 Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda value: value >= 1)]
 Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda value: value >= 0)]
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of a file is what a type hint says; ``list[...]`` says only that it may be swept."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, member) for member in arguments)
-    if origin is Annotated:
-        return _fits(value, arguments[0]) and all(one.test(value) for one in arguments[1:])
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
-    if origin is Mapping:
-        return isinstance(value, dict) and all(
-            isinstance(key, str) and _fits(one, arguments[1]) for key, one in value.items()
-        )
-    if hint in (int, float):
-        kinds = int if hint is int else (int, float)
-        return isinstance(value, kinds) and not isinstance(value, bool)
-    if hint is Any or dataclasses.is_dataclass(hint):  # a dataclass is checked where it is made
-        return True
-    return origin is not list and isinstance(value, origin or hint)
 
 
 _NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
@@ -99,6 +67,10 @@ def _spelled(hint: Any) -> str:
     return "" if origin is list else _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+class _Misfit(Exception):
+    """A value is not what a type hint says."""
+
+
 class Reader:
     """Makes what type hints say of the values of a file, and collects all problems for one error."""
 
@@ -106,35 +78,48 @@ class Reader:
         self.file = file
         self.problems: list[str] = []
 
-    def complain(self, text: str) -> None:
-        """Records a problem."""
-        self.problems.append(text)
-
     def finish(self) -> None:
         """Raises ConfigError if there was any problem."""
         if self.problems:
             raise ConfigError(self.file, *self.problems)
 
     def value(self, name: str, value: Any, hint: Any) -> Any:
-        """What the hint says of a value; None, and a problem, if it does not fit."""
-        if _fits(value, hint):
+        """What the hint makes of a value; None, and a problem, if it does not fit. ``list[...]`` says only that an option may be swept."""
+        try:
             return self._made(name, value, hint)
-        self.complain(f"{name} must be {_spelled(hint)}, not {_described(value)}")
-        return None
+        except _Misfit:
+            self.problems.append(f"{name} must be {_spelled(hint)}, not {_described(value)}")
 
     def _made(self, name: str, value: Any, hint: Any) -> Any:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            member = next(member for member in arguments if _fits(value, member))
-            return self._made(name, value, member)
+            for member in arguments:
+                with contextlib.suppress(_Misfit):
+                    return self._made(name, value, member)
+            raise _Misfit
         if origin is Annotated:
-            read = arguments[1].read
-            return read(self, value, name) if read else self._made(name, value, arguments[0])
+            made, rule = self._made(name, value, arguments[0]), arguments[1]
+            if not rule.test(value):
+                raise _Misfit
+            return rule.read(self, value, name) if rule.read else made
         if dataclasses.is_dataclass(hint):
             return self.make(name, value, hint)  # pyright: ignore[reportArgumentType]
-        if origin is tuple:
+        if origin is tuple and isinstance(value, list):
             indexed = enumerate(value)
             return tuple(self._made(f"{name}[{n}]", one, arguments[0]) for n, one in indexed)
+        if origin is Mapping and isinstance(value, dict):
+            key_hint, hint = arguments
+            pairs = value.items()
+            return {self._made(name, k, key_hint): self._made(name, one, hint) for k, one in pairs}
+        if origin is Literal:
+            fits = value in arguments
+        elif hint in (int, float):
+            kinds = int if hint is int else (int, float)
+            fits = isinstance(value, kinds) and not isinstance(value, bool)
+        else:
+            fits = hint is Any or (origin is not list and isinstance(value, origin or hint))
+        if not fits:
+            raise _Misfit
         return value
 
     def make(self, where: str, given: Any, kind: type[T], *, but: Iterable[str] = ()) -> T | None:
@@ -145,7 +130,7 @@ class Reader:
         """
         what, before = where or "the suite", len(self.problems)
         if not isinstance(given, dict):
-            self.complain(f"{what} must be a mapping, not {_described(given)}")
+            self.problems.append(f"{what} must be a mapping, not {_described(given)}")
             return None
         hints = get_type_hints(kind, include_extras=True)
         fields = {one.name: one for one in dataclasses.fields(kind) if one.name not in but}  # pyright: ignore
@@ -154,13 +139,13 @@ class Reader:
         prefix = f"{where}." if where else ""
         for name, reason in refused.items():
             if given.get(name):
-                self.complain(f"{prefix}{name}: {reason}")
+                self.problems.append(f"{prefix}{name}: {reason}")
         values: dict[str, Any] = {}
         for name, one in fields.items():
             if name in given:
                 values[name] = self.value(prefix + name, given[name], hints[name])
             elif one.default is one.default_factory:  # both are missing
-                self.complain(f"{what} lacks the key {name!r}")
+                self.problems.append(f"{what} lacks the key {name!r}")
         if len(self.problems) > before:
             return None
         made = kind(**values)
@@ -171,7 +156,7 @@ class Reader:
         """Complains about the keys that are not known."""
         for key in given:
             if key not in known:
-                self.complain(f"{complaint} {key!r}{nearest(key, known)}")
+                self.problems.append(f"{complaint} {key!r}{nearest(key, known)}")
 
 
 def _described(value: Any) -> str:

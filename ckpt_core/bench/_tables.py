@@ -7,7 +7,8 @@ from typing import Any
 
 from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._machine import warnings_about
-from ckpt_core.bench._results import PEAK, RATE, TIME, CaseResult, SuiteResult
+from ckpt_core.bench._measure import PEAK, RATE, TIME
+from ckpt_core.bench._results import CaseResult, SuiteResult
 
 _ACKNOWLEDGED = ("save", "save_background")
 """Operations after which a save is acknowledged. `save_blocking` acknowledges nothing."""

@@ -1,9 +1,14 @@
-"""Measures saves and loads of one state: the same work for ckpt, other libraries and the bare disk."""
+"""The generators that come with ckpt; a suite file may name them without their module.
+
+A generator measures with ``context.options.library``: the same work for ckpt, other libraries and the bare disk.
+"""
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core.bench._collectors import DEFAULT_KEYS, GB
 from ckpt_core.bench._data import abstract, check_equal, load_onto, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
-from ckpt_core.bench._results import RATE, TIME
+from ckpt_core.bench._measure import DEFAULT_KEYS, GB, RATE, TIME
 from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
 
@@ -74,7 +78,7 @@ class SaveLoadOptions(bench.BenchmarkOptions):
         return super().label(name)
 
 
-def data_of(context: bench.TestContext) -> Any:
+def _data_of(context: bench.TestContext) -> Any:
     """The data of the suite; raises ``Skipped`` if it has none."""
     if context.pytree is None:
         raise bench.Skipped("needs a checkpoint_config with a spec or a path")
@@ -136,7 +140,7 @@ class SaveLoad(bench.BenchmarksGenerator):
 
     def state(self, context: bench.TestContext) -> Any:
         """What is saved."""
-        return data_of(context)
+        return _data_of(context)
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         lib, state = _library_of(context, sharded=False), self.state(context)
@@ -167,9 +171,7 @@ class UniformLeaves(SaveLoad):
 
     def state(self, context: bench.TestContext) -> Any:
         if jax.process_count() > 1:
-            raise bench.Skipped(
-                "makes arrays of one process; use SaveLoad with a checkpoint_config"
-            )
+            raise bench.Skipped("runs in one process; use SaveLoad with a checkpoint_config")
         rng, length = np.random.default_rng(0), max(1, context.options.leaf_bytes // 4)
         state: dict[str, Any] = {}
         for index in range(context.options.leaves):
@@ -186,7 +188,6 @@ class UniformLeaves(SaveLoad):
         return result
 
 
-@bench.benchmark_options(UniformLeavesOptions)
 class ManySmallLeaves(UniformLeaves):
     """``UniformLeaves`` under a more familiar name."""
 
@@ -208,7 +209,7 @@ class PartialLoad(bench.BenchmarksGenerator):
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        state, path, metrics = data_of(context), context.path / "ckpt", bench.Metrics()
+        state, path, metrics = _data_of(context), context.path / "ckpt", bench.Metrics()
         ckpt.save(path, state)
         pattern = options.only or ckpt.inspect(path).items["state"].leaves[0].path
         loaded = None
@@ -237,14 +238,14 @@ class ReplicaParallelSave(bench.BenchmarksGenerator):
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         options: Any = context.options
-        data, lib = data_of(context), _library_of(context, sharded=True)
+        data, lib = _data_of(context), _library_of(context, sharded=True)
         mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
         everywhere = NamedSharding(mesh, PartitionSpec())
-        state = jax.tree.map(
-            lambda leaf: jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf,
-            data,
-        )
-        state = jax.block_until_ready(state)
+
+        def replicated(leaf: Any) -> Any:
+            return jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf
+
+        state = jax.block_until_ready(jax.tree.map(replicated, data))
         metrics, like = bench.Metrics(), abstract(state)
         for number in range(options.num_savings):
             path = context.path / f"ckpt_{number}"
@@ -331,3 +332,114 @@ class LoadAndBroadcast(Resharding):
 
     def target(self, context: bench.TestContext) -> Any:
         return abstract(context.pytree)
+
+
+@dataclass(frozen=True)
+class CheckpointerLoopOptions(bench.BenchmarkOptions):
+    """Attributes:
+    library: ``ckpt`` or ``orbax_v0_manager``.
+    train_steps: the number of steps.
+    save_interval_steps, max_to_keep, async_enabled: settings of the Checkpointer.
+    trained: only leaves whose path begins with this text change from step to step; empty for all.
+        The others stay the same array objects, like frozen weights.
+    use_local_directory: save to ``--local-directory`` instead of the output.
+    """
+
+    library: Literal["ckpt", "orbax_v0_manager"] | list[str] = "ckpt"
+    train_steps: int | list[int] = 5
+    save_interval_steps: int | list[int] = 1
+    max_to_keep: int | list[int] = 2
+    async_enabled: bool | list[bool] = True
+    trained: str | list[str] = ""
+    use_local_directory: bool | list[bool] = False
+
+
+@bench.benchmark_options(CheckpointerLoopOptions)
+class CheckpointerLoop(bench.BenchmarksGenerator):
+    """Measures ``train_steps``, in it each ``step`` and ``save``, and then ``restore``."""
+
+    def test_fn(self, context: bench.TestContext) -> bench.TestResult:
+        options: Any = context.options
+        given, lib = _data_of(context), make_library(options)
+        root = context.local_path if options.use_local_directory else context.path
+        if root is None:
+            raise bench.Skipped("use_local_directory needs --local-directory")
+        metrics, size = bench.Metrics(), total_bytes(given)
+        state = _trained(given, options.trained)  # compiles
+        if all(map(operator.is_, jax.tree.leaves(given), jax.tree.leaves(state))):
+            raise ckpt.CheckpointError(f"trained: no leaf begins with {options.trained!r}")
+        open_run = _ours if options.library == "ckpt" else _orbax
+        manager, save, _ = open_run(lib, root / "steps")
+        with bench.settle(), closing(manager), metrics.measure("train_steps"):
+            for step in range(options.train_steps):
+                with metrics.measure("step", ["time"]):
+                    state = jax.block_until_ready(_trained(state, options.trained))
+                with metrics.measure("save", ["time"]):
+                    save(step, state)
+            with metrics.measure("wait_until_finished", ["time"]):
+                manager.wait_until_finished()
+        saved = options.train_steps - 1 - (options.train_steps - 1) % options.save_interval_steps
+        manager, _, restore = open_run(lib, root / "steps")
+        with bench.settle(), closing(manager):
+            with metrics.measure("restore", nbytes=size):
+                step, loaded = restore(abstract(state))
+                jax.block_until_ready(loaded)
+            steps = list(manager.all_steps())
+        if step != saved or len(steps) > options.max_to_keep:
+            raise ckpt.CheckpointError(f"restored step {step} of {steps}, wanted {saved}")
+        if saved == options.train_steps - 1:
+            check_equal(state, loaded)
+        notes = {"steps kept": str(len(steps)), "durable": lib.default_durability}
+        return bench.TestResult(metrics=metrics, notes=notes)
+
+
+@jax.jit
+def _halved(leaf: jax.Array) -> jax.Array:
+    return leaf * 0.5 if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact) else leaf
+
+
+def _trained(state: Any, prefix: str) -> Any:
+    """The state after a step that halves the leaves below the prefix and takes almost no time."""
+
+    def step(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return _halved(leaf) if isinstance(leaf, jax.Array) and name.startswith(prefix) else leaf
+
+    return jax.tree.map_with_path(step, state)
+
+
+_Manager = tuple[Any, Callable[[int, Any], Any], Callable[[Any], tuple[int | None, Any]]]
+"""Of a library: an object to wait for, list and close; what saves a step; and what restores the latest one."""
+
+
+def _ours(lib: Library, directory: Path) -> _Manager:
+    manager = ckpt.Checkpointer(
+        directory,
+        save_interval_steps=lib.options.save_interval_steps,
+        max_to_keep=lib.options.max_to_keep,
+        asynchronous=lib.options.async_enabled,
+    )
+
+    def restore(like: Any) -> tuple[int | None, Any]:
+        restored = manager.restore_latest(state=like)
+        return (None, None) if restored is None else (restored.step, restored["state"])
+
+    return manager, manager.save, restore
+
+
+def _orbax(lib: Library, directory: Path) -> _Manager:
+    options = lib.api.CheckpointManagerOptions(
+        save_interval_steps=lib.options.save_interval_steps,
+        max_to_keep=lib.options.max_to_keep,
+        enable_async_checkpointing=lib.options.async_enabled,
+    )
+    manager = lib.api.CheckpointManager(directory, options=options)
+
+    def save(step: int, state: Any) -> None:
+        manager.save(step, args=lib.api.args.StandardSave(state))
+
+    def restore(like: Any) -> tuple[int | None, Any]:
+        step = manager.latest_step()
+        return step, manager.restore(step, args=lib.api.args.StandardRestore(like))
+
+    return manager, save, restore

@@ -1,0 +1,478 @@
+"""The measured libraries behind one interface: ckpt, others, and the lower bound of the disk.
+
+To add a library, write a subclass of ``Library`` and a line in ``LIBRARIES``. What it measures is imported when it is
+made; benchmarks of one that is not installed are skipped with that reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ckpt_core.bench._core import Skipped
+from ckpt_core.bench._data import names_of
+from ckpt_core.bench._machine import fsync_all
+from ckpt_core.bench._measure import GIB
+
+_UNTUNED = {
+    "use_ocdbt": None,
+    "use_zarr3": None,
+    "use_compression": None,
+    "chunk_byte_size": None,
+    "save_concurrent_gb": None,
+    "restore_concurrent_gb": None,
+    "use_load_and_broadcast": False,
+    "enable_replica_parallel_separate_folder": False,
+}
+"""Option for the storage -> the value that leaves it to the library."""
+
+
+class Library:
+    """One way to save and load. Only ``save``, ``start_save``, its result and ``load`` are timed.
+
+    Attributes:
+        module: the name of the module that is measured, which is ``api``.
+        default_durability: what is durable when a save with default settings returns:
+            ``yes``, ``data files`` (not the metadata or the directories), or ``no``.
+        skips_fsync: whether it has a setting to leave the fsync out.
+        in_background: whether it can save in the background.
+        sharded: whether it can save arrays that several devices or processes hold.
+        tuned: the options for its storage that it supports.
+        options: those of ``SaveLoad``, in which None leaves a setting to the library.
+    """
+
+    module: ClassVar[str]
+    default_durability: ClassVar[str] = "no"
+    skips_fsync: ClassVar[bool] = False
+    in_background: ClassVar[bool] = False
+    sharded: ClassVar[bool] = False
+    tuned: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.api: Any = importlib.import_module(self.module)
+
+    @classmethod
+    def refuses(cls, options: Any) -> str | None:
+        """Why it does not support the options, as the rest of a sentence; None if it does."""
+        if options.async_enabled and not cls.in_background:
+            return "saves in the foreground only"
+        for name, untuned in _UNTUNED.items():
+            if getattr(options, name) is not untuned and name not in cls.tuned:
+                return f"has no setting {name}"
+        if options.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
+            return "offers no save without fsync"
+        return None
+
+    @property
+    def background(self) -> bool:
+        """Whether it saves in the background with these settings."""
+        return self.in_background and self.options.async_enabled is not False
+
+    @property
+    def durability(self) -> str:
+        """What is durable when a save returns, as text for the tables."""
+        if self.options.durable is None:
+            return self.default_durability
+        if not self.options.durable:
+            return "no"
+        return "yes (fsync added)" if self.adds_fsync else "yes"
+
+    @property
+    def adds_fsync(self) -> bool:
+        """Whether the benchmark must fsync the files, because the library does not."""
+        return self.options.durable is True and self.default_durability != "yes"
+
+    def prepare(self, state: Any) -> Any:
+        """The tree in the form that users of this library save; not timed."""
+        return state
+
+    def save(self, path: Path, state: Any) -> None:
+        """Saves to a path that does not exist in an existing directory."""
+        raise NotImplementedError
+
+    def start_save(self, path: Path, state: Any) -> Callable[[], object]:
+        """Starts a save in the background and returns a function that waits for its end."""
+        raise NotImplementedError
+
+    def load(self, path: Path, like: Any) -> Any:
+        """Loads the tree; ``like`` is the abstract tree with its shardings."""
+        raise NotImplementedError
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        """The loaded values as a tree like the one that was saved; not timed."""
+        del like
+        return loaded
+
+
+class Ckpt(Library):
+    """ckpt: durable and verified by default."""
+
+    module = "ckpt_core"
+    default_durability = "yes"
+    skips_fsync = True
+    in_background = True
+    sharded = True
+    tuned = frozenset(_UNTUNED) - {"enable_replica_parallel_separate_folder"}
+
+    @classmethod
+    def refuses(cls, options: Any) -> str | None:
+        if options.use_ocdbt is False:
+            return "always writes OCDBT"
+        if options.use_zarr3 is False:
+            return "always writes Zarr 3"
+        return super().refuses(options)
+
+    def _options(self, budget_gb: float | None, *, broadcast: bool = False) -> Any:
+        found: dict[str, Any] = {
+            "durable": self.options.durable,
+            "compression": "zstd" if self.options.use_compression else None,
+            "chunk_bytes": self.options.chunk_byte_size,
+            "max_host_bytes": None if budget_gb is None else int(budget_gb * GIB),
+        }
+        given = {name: value for name, value in found.items() if value is not None}
+        return self.api.Options(broadcast=broadcast, **given)
+
+    def save(self, path: Path, state: Any) -> None:
+        self.api.save(path, state, options=self._options(self.options.save_concurrent_gb))
+
+    def start_save(self, path: Path, state: Any) -> Callable[[], object]:
+        options = self._options(self.options.save_concurrent_gb)
+        return self.api.save_async(path, state, options=options).result
+
+    def load(self, path: Path, like: Any) -> Any:
+        broadcast = self.options.use_load_and_broadcast
+        options = self._options(self.options.restore_concurrent_gb, broadcast=broadcast)
+        return self.api.load(path, like, options=options)
+
+
+_ORBAX_SETTINGS = {
+    "use_ocdbt": "array.saving",
+    "use_zarr3": "array.saving",
+    "use_compression": "array.saving",
+    "use_replica_parallel": "array.saving",
+    "enable_replica_parallel_separate_folder": "array.saving",
+    "chunk_byte_size": "array.saving.storage_options",
+    "use_load_and_broadcast": "array.loading",
+}
+"""Option -> where Orbax's context has it."""
+
+_ORBAX_BUDGETS = {
+    "save_concurrent_gb": "write_concurrent_bytes",
+    "restore_concurrent_gb": "read_concurrent_bytes",
+}
+
+
+class OrbaxV1(Library):
+    """``orbax.checkpoint.v1``: compresses with zstd by default; fsyncs data files only."""
+
+    module = "orbax.checkpoint"
+    default_durability = "data files"
+    in_background = True
+    sharded = True
+    tuned = frozenset(_UNTUNED)
+
+    def _context(self) -> Any:
+        context = self.api.v1.Context()
+        for name, place in _ORBAX_SETTINGS.items():
+            if (value := getattr(self.options, name)) is not None:
+                setattr(attrgetter(place)(context), name, value)
+        for name, theirs in _ORBAX_BUDGETS.items():
+            if (value := getattr(self.options, name)) is not None:
+                setattr(context.memory, theirs, int(value * GIB))
+        return context
+
+    def save(self, path: Path, state: Any) -> None:
+        with self._context():
+            self.api.v1.save(str(path), state)
+
+    def start_save(self, path: Path, state: Any) -> Callable[[], object]:
+        with self._context():
+            return self.api.v1.save_async(str(path), state).result
+
+    def load(self, path: Path, like: Any) -> Any:
+        with self._context():
+            return self.api.v1.load(str(path), like)
+
+
+class OrbaxV1Uncompressed(OrbaxV1):
+    """``orbax.checkpoint.v1`` without compression, since weights hardly shrink."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(replace(options, use_compression=False))
+
+    @classmethod
+    def refuses(cls, options: Any) -> str | None:
+        if options.use_compression is not None:
+            return "has compression off; sweep use_compression of orbax_v1"
+        return super().refuses(options)
+
+
+class OrbaxV0Manager(Library):
+    """``CheckpointManager`` with ``StandardSave`` and ``StandardRestore``, one step."""
+
+    module = "orbax.checkpoint"
+    default_durability = "data files"
+    in_background = True
+    sharded = True
+
+    def _manager(self, path: Path, *, background: bool) -> Any:
+        options = self.api.CheckpointManagerOptions(enable_async_checkpointing=background)
+        return self.api.CheckpointManager(path, options=options)
+
+    def save(self, path: Path, state: Any) -> None:
+        with self._manager(path, background=False) as manager:
+            manager.save(0, args=self.api.args.StandardSave(state))
+
+    def start_save(self, path: Path, state: Any) -> Callable[[], object]:
+        manager = self._manager(path, background=True)
+        manager.save(0, args=self.api.args.StandardSave(state))
+        return manager.close  # waits
+
+    def load(self, path: Path, like: Any) -> Any:
+        with self._manager(path, background=False) as manager:
+            return manager.restore(0, args=self.api.args.StandardRestore(like))
+
+
+def _check_arrays(tree: Any) -> None:
+    """Raises ``Skipped`` if a leaf is not an array."""
+    for leaf in jax.tree.leaves(tree):
+        if not hasattr(leaf, "dtype"):
+            raise Skipped(f"saves arrays only, not a {type(leaf).__name__}")
+
+
+class _Flat(Library):
+    """One that saves a mapping of names to arrays of its own kind."""
+
+    def of_leaf(self, leaf: Any) -> Any:
+        """A leaf as this library saves it; not timed."""
+        raise NotImplementedError
+
+    def to_leaf(self, found: Any, like: Any) -> Any:
+        """A loaded array as one that can be compared; not timed."""
+        del like
+        return found
+
+    def prepare(self, state: Any) -> Any:
+        _check_arrays(state)
+        leaves = map(self.of_leaf, jax.tree.leaves(state))
+        return dict(zip(names_of(state), leaves, strict=True))
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        pairs = zip(names_of(like), jax.tree.leaves(like), strict=True)
+        leaves = [self.to_leaf(loaded[name], leaf) for name, leaf in pairs]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+class TorchSave(_Flat):
+    """``torch.save``, of the same values as CPU tensors: one zip file of pickles, nothing fsynced."""
+
+    module = "torch"
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._torch: Any = importlib.import_module("torch")
+
+    def _dtype(self, leaf: Any) -> Any:
+        return getattr(self._torch, str(np.dtype(leaf.dtype)))
+
+    def of_leaf(self, leaf: Any) -> Any:
+        # Through bytes, because torch does not accept numpy's bfloat16.
+        flat = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
+        return self._torch.from_numpy(flat.copy()).view(self._dtype(leaf)).reshape(leaf.shape)
+
+    def to_leaf(self, found: Any, like: Any) -> Any:
+        raw = found.contiguous().reshape(-1).view(self._torch.uint8).numpy()
+        return raw.view(np.dtype(like.dtype)).reshape(like.shape)
+
+    def save(self, path: Path, state: Any) -> None:
+        self.api.save(state, path)
+
+    def load(self, path: Path, like: Any) -> Any:
+        del like
+        return self.api.load(path, weights_only=True)
+
+
+class TorchDcp(TorchSave):
+    """``torch.distributed.checkpoint`` with one process: fsyncs data files, not directories."""
+
+    module = "torch.distributed.checkpoint"
+    default_durability = "data files"
+    skips_fsync = True
+    in_background = True
+
+    def _settings(self, path: Path) -> dict[str, Any]:
+        sync_files = self.options.durable is not False
+        writer = self.api.FileSystemWriter(path, sync_files=sync_files)
+        return {"storage_writer": writer, "no_dist": True}
+
+    def save(self, path: Path, state: Any) -> None:
+        with _alone():
+            self.api.save(state, **self._settings(path))
+
+    def start_save(self, path: Path, state: Any) -> Callable[[], object]:
+        # The background thread warns as well, so the filter stays active until it ends.
+        quiet = contextlib.ExitStack()
+        quiet.enter_context(_alone())
+        future = self.api.async_save(state, **self._settings(path))
+
+        def wait() -> None:
+            with quiet:
+                future.result()
+
+        return wait
+
+    def load(self, path: Path, like: Any) -> Any:
+        # It loads in place, so allocating the tensors is part of the cost of loading.
+        target = {
+            name: self._torch.empty(leaf.shape, dtype=self._dtype(leaf))
+            for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
+        }
+        with _alone():
+            self.api.load(target, checkpoint_id=path, no_dist=True)
+        return target
+
+
+@contextlib.contextmanager
+def _alone() -> Generator[None, None, None]:
+    """Silences the warning about a missing process group: these benchmarks use one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")
+        yield
+
+
+class Safetensors(_Flat):
+    """``safetensors.flax``: one file, nothing fsynced, loads to jax arrays."""
+
+    module = "safetensors.flax"
+
+    def of_leaf(self, leaf: Any) -> Any:
+        return jax.numpy.asarray(leaf)
+
+    def save(self, path: Path, state: Any) -> None:
+        self.api.save_file(state, str(path))
+
+    def load(self, path: Path, like: Any) -> Any:
+        del like
+        return jax.block_until_ready(self.api.load_file(str(path)))
+
+
+class NumpySavez(_Flat):
+    """``numpy.savez``: one zip file without compression, nothing fsynced, loads to numpy."""
+
+    module = "numpy"
+
+    def of_leaf(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+    def to_leaf(self, found: Any, like: Any) -> Any:
+        return found.view(np.dtype(like.dtype))  # numpy loads bfloat16 as two untyped bytes
+
+    def save(self, path: Path, state: Any) -> None:
+        with path.open("wb") as file:  # given a name, numpy would append .npz
+            self.api.savez(file, **state)
+
+    def load(self, path: Path, like: Any) -> Any:
+        del like
+        with self.api.load(path) as archive:
+            return dict(archive)
+
+
+class Equinox(Library):
+    """``equinox.tree_serialise_leaves``: one file of .npy after .npy, nothing fsynced."""
+
+    module = "equinox"
+
+    def prepare(self, state: Any) -> Any:
+        _check_arrays(state)
+        return state
+
+    def save(self, path: Path, state: Any) -> None:
+        with path.open("wb") as file:  # given a name, equinox would append .eqx
+            self.api.tree_serialise_leaves(file, state)
+
+    def load(self, path: Path, like: Any) -> Any:
+        with path.open("rb") as file:
+            return jax.block_until_ready(self.api.tree_deserialise_leaves(file, like))
+
+
+class Floor(Library):
+    """The lower bound: writes all bytes to one file with writev and fsync, and reads them back. The buffer to read into
+    is touched before the clock starts, so that a load causes no page faults. A library that stores and returns the same
+    bytes has more to do.
+    """
+
+    module = "os"
+    default_durability = "yes"
+    skips_fsync = True
+
+    def prepare(self, state: Any) -> Any:
+        _check_arrays(state)
+        leaves = [np.ascontiguousarray(np.asarray(leaf)) for leaf in jax.tree.leaves(state)]
+        self._buffer = np.ones(sum(leaf.nbytes for leaf in leaves), np.uint8)  # touches every page
+        return [leaf.reshape(-1).view(np.uint8).data for leaf in leaves if leaf.nbytes]
+
+    def save(self, path: Path, state: Any) -> None:
+        with path.open("xb", buffering=0) as file:
+            for start in range(0, len(state), 1000):  # below the limit of one writev
+                _write_all(file.fileno(), list(state[start : start + 1000]))
+        if self.options.durable is not False:
+            fsync_all(path)
+
+    def load(self, path: Path, like: Any) -> Any:
+        del like
+        view, done = self._buffer.data, 0
+        with path.open("rb", buffering=0) as file:
+            while done < len(view):
+                done += file.readinto(view[done:])
+        return self._buffer
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        leaves, start = jax.tree.leaves(like), 0
+        for index, leaf in enumerate(leaves):
+            dtype = np.dtype(leaf.dtype)
+            end = start + leaf.size * dtype.itemsize
+            leaves[index] = loaded[start:end].view(dtype).reshape(leaf.shape)
+            start = end
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _write_all(descriptor: int, views: list[memoryview]) -> None:
+    while views:
+        written = os.writev(descriptor, views)
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views:
+            views[0] = views[0][written:]
+
+
+LIBRARIES: dict[str, type[Library]] = {
+    "ckpt": Ckpt,
+    "orbax_v1": OrbaxV1,
+    "orbax_v1_uncompressed": OrbaxV1Uncompressed,
+    "orbax_v0_manager": OrbaxV0Manager,
+    "torch_dcp": TorchDcp,
+    "torch_save": TorchSave,
+    "safetensors": Safetensors,
+    "numpy_savez": NumpySavez,
+    "equinox": Equinox,
+    "floor": Floor,
+}
+
+
+def make_library(options: Any) -> Library:
+    """The library that the options name, ready to run; raises ``Skipped`` if it is not installed."""
+    try:
+        return LIBRARIES[options.library](options)
+    except ModuleNotFoundError as error:
+        raise Skipped(f"{options.library} is not installed: {error}") from error
