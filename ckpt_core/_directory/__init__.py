@@ -51,6 +51,7 @@ from ckpt_core._directory.step_names import StepNames as StepNames
 from ckpt_core._directory.step_names import check_step as check_step
 from ckpt_core._directory.step_names import is_file_name as is_file_name
 from ckpt_core._directory.step_names import series_of as series_of
+from ckpt_core._directory.store_attempt import Keys as Keys
 from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.syscalls import kind_at as kind_at
 from ckpt_core._directory.traces import Trace as Trace

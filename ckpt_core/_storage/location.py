@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend, refuse_path
+from ckpt_core._directory import Backend, Keys, ObjectStoreBackend, PosixBackend, refuse_path
 from ckpt_core._directory.mounted_files import MountedFiles
-from ckpt_core._directory.store_attempt import Keys
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME, forked
 from ckpt_core._options import Options

@@ -19,9 +19,9 @@ PAST_THE_FACE = {
     "_read": 0,
     "_results": 1,
     "_run": 9,  # the command line and the report read a run without opening it
-    "_save": 7,  # a save into local directories is made of the same pieces; imports write piece by piece
+    "_save": 5,  # a save into local directories is made of the same pieces; imports write piece by piece
     "_saved": 0,
-    "_storage": 2,
+    "_storage": 0,
     "_adapters": 0,
     "_exchange": 0,
     "_processes": 0,
@@ -38,8 +38,9 @@ STATE = {
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
     "ckpt_core._fork": {"HOME"},  # the process that has used ckpt, for its forked children
     "ckpt_core._operation": {"_watcher"},  # one thread reports on all operations
-    "ckpt_core._processes.awaiting": {"_absent"},  # for whom this process waits, for those reports
-    "ckpt_core._run.preemption": {"_SEEN_BEFORE", "_blocked", "_heard"},  # signals of this process
+    "ckpt_core._processes": {"_absent"},  # for whom this process waits, for those reports
+    "ckpt_core._run.preemption": {"_calls", "_listeners", "_previous"},  # signals of this process
+    "ckpt_core._run.tiers.peers": {"_ended"},  # keys of closed runs, which the next one removes
     "ckpt_core._storage.arrays": {"_alive"},  # files that a forked child must close
     "ckpt_keras._assets": {"_saved_beside"},  # Keras' hooks get no argument of ours
     "ckpt_keras._session": {"_RUNNING"},  # one fit at a time may write a directory
