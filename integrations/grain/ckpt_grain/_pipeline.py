@@ -38,7 +38,7 @@ _BY_NAME = "functions by name"
 
 def describe(obj: Any, how: str) -> dict[str, Any]:
     """An iterator's pipeline as plain values: WHOLE if it has returned no element yet, FIRM otherwise."""
-    lines, sources, records = described(obj, how)
+    lines, held = described(obj, how)
     return {
         "grain": grain.__version__,
         # None for an elastic iterator, whose state fits any number of processes.
@@ -48,8 +48,7 @@ def describe(obj: Any, how: str) -> dict[str, Any]:
         "lines": lines[:MAX_LINES],
         "digest": _digest(lines),
         "digest_of_names": _digest(lines),
-        "sources": sources,
-        "records": records,
+        **held,
     }
 
 
