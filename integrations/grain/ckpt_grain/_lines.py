@@ -22,8 +22,7 @@ import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
-from ckpt_grain._arrays import array_text
-from ckpt_grain._values import ValueText, is_of_grain, made_with
+from ckpt_grain._values import ValueText, array_text, is_of_grain, made_with
 
 WHOLE, FIRM = "whole, by value", "firm, by value"
 """How much detail a description has: all settings; only those that use cannot change."""
