@@ -36,9 +36,8 @@ class Arrangement:
     @property
     def changes(self) -> bool:
         """Whether anything is asked for."""
-        return any(one is not None for one in (self.only, self.rename, self.split, self.like)) or (
-            bool(self.rules)
-        )
+        asked = (self.only, self.rules or None, self.rename, self.split, self.like)
+        return any(one is not None for one in asked)
 
 
 class _Made(NamedTuple):
@@ -86,24 +85,20 @@ def _reading(source: Source) -> Callable[[Sequence[Slot]], Iterator[Array]]:
 def _put_together(slot: Slot, source: Source) -> Array:
     """What a rule makes of arrays; one of them is in memory beside the result."""
     recipe, slots = slot.place
-    joined_shape, count = recipe.view.tensor, len(recipe.sources[0].row)
-    shape = (*slot.spec.shape[:count], *recipe.view.reshaped)
-    reshaped: Array = np.empty(shape, slot.spec.numpy_dtype)
-    rows = reshaped.reshape(*shape[:count], *joined_shape)
+    view, axis, stacked = recipe.view, recipe.axis, slot.spec.shape[: len(recipe.sources[0].row)]
+    joined: Array = np.empty((*stacked, *view.tensor), slot.spec.numpy_dtype)
     for part, values in zip(recipe.sources, source.read(slots), strict=True):
-        row = rows[part.row] if part.row else rows
+        row = joined[(*part.row, ...)]
         if not values.shape:
             row[...] = values
             continue
-        size = values.shape[recipe.axis]
-        first, last = max(0, part.start), min(joined_shape[recipe.axis], part.start + size)
-        if first < last:
-            before = (slice(None),) * recipe.axis
-            row[(*before, slice(first, last))] = values[
-                (*before, slice(first - part.start, last - part.start))
-            ]
-    axes = (*range(count), *(count + axis for axis in recipe.view.transpose))
-    return np.ascontiguousarray(reshaped.transpose(axes))
+        first = max(0, part.start)
+        last = max(first, min(view.tensor[axis], part.start + values.shape[axis]))
+        before = (slice(None),) * axis
+        taken = values[(*before, slice(first - part.start, last - part.start))]
+        row[(*before, slice(first, last))] = taken
+    axes = (*range(len(stacked)), *(len(stacked) + axis for axis in view.transpose))
+    return np.ascontiguousarray(joined.reshape(*stacked, *view.reshaped).transpose(axes))
 
 
 def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
@@ -191,14 +186,11 @@ def _by_name(leaves: Iterable[tuple[Path, Any]], where: str) -> dict[str, tuple[
 
 def _nested(leaves: _Leaves, where: str) -> dict[Any, Any]:
     tree: dict[Any, Any] = {}
-    inner = {id(tree)}
     for path, leaf in leaves:
         node: Any = tree
         for entry in path[:-1]:
             node = node.setdefault(entry, {})
-            if isinstance(node, dict) and not node:
-                inner.add(id(node))
-            if id(node) not in inner:
+            if not isinstance(node, dict):  # a leaf, which is never a dict
                 raise _twice(path, where)
         if not path or path[-1] in node:
             raise _twice(path, where)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import os
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -61,7 +63,6 @@ class Outgoing(NamedTuple):
 
     plan: list[Export]  # those of large elements first, so that each is aligned
     arrays: Arrays  # each tensor with its values, in the order of the plan
-    paths: list[tuple[Path, LeafSpec]]
 
 
 @contextlib.contextmanager
@@ -86,10 +87,9 @@ def outgoing(
     paths = ["/".join(map(str, named[n])) for n in chosen_here]
     plan = exports(rules_from(choice.rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
-    described = [(named[n], specs[n]) for n in chosen_here]
     arrays = _arrays(opened, saved, positions, plan, chosen, context)
     with opened.held(), contextlib.closing(arrays):
-        yield Outgoing(plan, arrays, described)
+        yield Outgoing(plan, arrays)
 
 
 def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
@@ -200,19 +200,14 @@ def _arrays(
     context: StoreContext,
 ) -> Generator[tuple[Export, Array]]:
     """Each tensor, in order; what several in a row are made of is read once."""
-    wants: list[Want] = []
-    before: object = None
-    for one in plan:
-        if (one.leaves, one.index) != before:
-            before = (one.leaves, one.index)
-            wants += [_want(item, positions[leaf], one.index) for leaf in one.leaves]
-    before, parts = None, list[Array]()
+    alike = itertools.groupby(plan, operator.attrgetter("leaves", "index"))
+    groups = [(leaves, index, list(made)) for (leaves, index), made in alike]
+    wants = [_want(item, positions[leaf], index) for leaves, index, _ in groups for leaf in leaves]
     with contextlib.closing(read_leaves(opened, item, wants, options, context)) as source:
-        for one in plan:
-            if (one.leaves, one.index) != before:
-                before = (one.leaves, one.index)
-                parts = [_row(item, next(source), len(one.index)) for _ in one.leaves]
-            yield one, one.make(parts)
+        for leaves, index, made in groups:
+            parts = [_row(item, next(source), len(index)) for _ in leaves]
+            for one in made:
+                yield one, one.make(parts)
 
 
 def _want(item: SavedItem, leaf: int, index: tuple[int, ...]) -> Want:

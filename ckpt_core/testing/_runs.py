@@ -96,32 +96,28 @@ def run_in_process(
     log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
     sent = (portable(train), str(directory), str(log), stop_at, by)
     status = run_apart(_child, sent, "train", timeout_secs)
-    run, error, stopped = _read(log)
+    run, error = _read(log)
     if error is not None:
         raise RuntimeError(f"train failed in a process of its own:\n{error}")
     if status != 0 and (stop_at is None or status != -signal.Signals[by]):
         raise RuntimeError(f"the process of train ended with status {status}")
-    if stopped and run.final is not None and by == "SIGTERM":
+    if by == "SIGTERM" and stop_at is not None and any(step >= stop_at for step in run.steps):
         run.final = None  # it ended early because of SIGTERM, so its result is not the final one
     return run
 
 
-def _read(log: Path) -> tuple[Run, str | None, bool]:
-    """Reads the child's log: its run, its traceback, and whether it got the signal."""
+def _read(log: Path) -> tuple[Run, str | None]:
+    """The run that a child's log tells of, and its traceback if it failed."""
     run = Run()
-    error: str | None = None
-    stopped = False
     for line in log.read_text().splitlines() if log.exists() else []:
         entry = json.loads(line)
-        if "step" in entry:
-            run.reports[entry["step"]] = prints_from(entry["prints"])
-        elif "final" in entry:
+        if "error" in entry:
+            return run, entry["error"]
+        if "final" in entry:
             run.final = prints_from(entry["final"])
-        elif "stop" in entry:
-            stopped = True
         else:
-            error = entry["error"]
-    return run, error, stopped
+            run.reports[entry["step"]] = prints_from(entry["prints"])
+    return run, None
 
 
 def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) -> None:
@@ -134,7 +130,6 @@ def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) 
         os.write(file, (json.dumps(entry) + "\n").encode())
 
     def stop() -> None:
-        write({"stop": True})
         if by == "SIGTERM":
             os.kill(os.getpid(), signal.SIGTERM)
         else:
