@@ -25,22 +25,12 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-_SHARED = (
+_NAMES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
-_CARRIED = {
-    "bfloat16": torch.int16,
-    "float8_e4m3fn": torch.uint8,
-    "float8_e4m3fnuz": torch.uint8,
-    "float8_e5m2": torch.uint8,
-    "float8_e5m2fnuz": torch.uint8,
-    "float8_e8m0fnu": torch.uint8,
-}
-_NUMPY = {
-    **{getattr(torch, name): np.dtype(name) for name in _SHARED},
-    **{getattr(torch, name): dtype_named(name) for name in _CARRIED},
-}
+_NUMPY = {getattr(torch, name): dtype_named(name) for name in _NAMES}
 _WIDENED: dict[Any, Any] = {
     **{dtype_named(name): np.int8 for name in ("int2", "int4")},
     **{dtype_named(name): np.uint8 for name in ("uint2", "uint4")},
@@ -69,10 +59,9 @@ def to_numpy(tensor: torch.Tensor, where: str) -> Array:
     dtype = numpy_dtype(tensor, where)
     with plain_torch():
         plain = tensor.detach().resolve_conj().resolve_neg()
-        carrier = _CARRIED.get(dtype.name)
-        if carrier is None:
+        if dtype.isbuiltin == 1:
             return plain.numpy()
-        return plain.view(carrier).numpy().view(dtype)
+        return plain.view({1: torch.uint8, 2: torch.int16}[dtype.itemsize]).numpy().view(dtype)
 
 
 def from_numpy(array: Array, where: str) -> torch.Tensor:
@@ -92,11 +81,9 @@ def from_numpy(array: Array, where: str) -> torch.Tensor:
     if not (array.flags.writeable and array.dtype.isnative and all(s >= 0 for s in array.strides)):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     with plain_torch():
-        carrier = _CARRIED.get(array.dtype.name)
-        if carrier is None:
+        if array.dtype.isbuiltin == 1:
             return torch.from_numpy(array)
-        bits = np.dtype(str(carrier).removeprefix("torch."))
-        return torch.from_numpy(array.view(bits)).view(dtype)
+        return torch.from_numpy(array.view(f"i{array.itemsize}")).view(dtype)
 
 
 def _refuse_unusual(tensor: torch.Tensor, where: str) -> None:
