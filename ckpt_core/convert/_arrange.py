@@ -115,33 +115,27 @@ def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
 
 
 def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
-    arrays = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Slot)]
-    slots = {name: leaf for name, (_, leaf) in _by_name(arrays, where).items()}
-    base = ExtentItem(
-        "state",
-        "tree",
-        paths=[(name,) for name in slots],
-        specs=[slot.spec for slot in slots.values()],
-    )
+    arrays = _by_name([one for one in leaves if isinstance(one[1], Slot)], where)
+    slots: list[Slot] = [slot for _, slot in arrays.values()]
+    names, specs = [(name,) for name in arrays], [slot.spec for slot in slots]
+    base = ExtentItem("state", "tree", paths=names, specs=specs)
     if target is None:
-        results = [path for bound in bind(rules, slots)[0] for path in bound.results]
+        results = [path for bound in bind(rules, arrays)[0] for path in bound.results]
         paths: list[Path] = [tuple(path.split("/")) for path in results]
         wanted: list[LeafSpec | None] = [None] * len(paths)
     else:
         paths = list(target.paths)
         wanted = [describe(leaf, path) for path, leaf in zip(paths, target.leaves, strict=True)]
     derived = under_rules(where, base, rules, paths, wanted)
-    given, ordered = dict(slots), list(slots.values())
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
-    before = {".".join(map(str, path)): path for path, _ in leaves}
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
         name = str(path[0])
-        parts = [ordered[part.leaf] for part in recipe.sources]
-        if len(parts) == 1 and given.get(name) is parts[0]:
-            found.append((before[name], parts[0]))
-            continue
-        kind = replace(spec, kind=parts[0].spec.kind)
-        found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts))))
+        parts = [slots[part.leaf] for part in recipe.sources]
+        if name in arrays and parts == [arrays[name][1]]:
+            found.append(arrays[name])
+        else:
+            kind = replace(spec, kind=parts[0].spec.kind)
+            found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts))))
     return found
 
 

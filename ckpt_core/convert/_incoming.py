@@ -18,20 +18,12 @@ from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
 from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array, to_text
 from ckpt_core.arguments import answering
-from ckpt_core.convert import _checkpoints, _distributed, _keras, _msgpack, _npz, _torch
+from ckpt_core.convert import _checkpoints
 from ckpt_core.convert._arrange import Arrangement, arranged
-from ckpt_core.convert._detect import FORMATS, format_of
+from ckpt_core.convert._detect import FORMATS, READERS, format_of
 from ckpt_core.convert._source import Array, Slot, Source, spec_of
 
 _BATCH_BYTES = 64 * MIB
-_READERS = {
-    "npz": _npz.opened,
-    "torch": _torch.opened,
-    "dcp": _distributed.opened,
-    "flax": _msgpack.opened,
-    "keras": _keras.opened,
-}
-"""Of the formats that ``load`` does not take."""
 
 
 @answering
@@ -127,12 +119,12 @@ def _opened(
         raise CheckpointError(
             f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
         )
-    if format not in _READERS:
+    if format not in READERS:
         yield _checkpoints.items_of(where, item, options)
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with _READERS[format](where) as source:
+    with READERS[format](where) as source:
         yield {"": source}, source.metadata
 
 

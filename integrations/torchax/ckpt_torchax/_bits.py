@@ -88,29 +88,27 @@ def from_numpy(array: Array, where: str) -> torch.Tensor:
 
 def _refuse_unusual(tensor: torch.Tensor, where: str) -> None:
     """Refuses everything but ordinary CPU tensors; the error says why and what to save instead."""
-    roots = {base.__module__.partition(".")[0] for base in type(tensor).__mro__}
+    cls: Any = type(tensor)
+    plain: Any = torch.Tensor
+    roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
     device = tensor.device.type
+    why = None
     if device == "tpu" or roots & {"torch_tpu", "torchtpu"}:
-        raise _unsupported(
-            tensor, where, "TorchTPU tensors are not supported: use torchax, or save tensor.cpu()"
-        )
-    if torch.nn.parameter.is_lazy(tensor):
-        raise _unsupported(tensor, where, "it is not initialized: run the lazy module once")
-    if tensor.is_nested:
-        raise _unsupported(tensor, where, "it is nested: save its parts")
-    if tensor.layout != torch.strided:
-        raise _unsupported(tensor, where, f"its layout is {tensor.layout}: save tensor.to_dense()")
-    if tensor.is_quantized:
-        raise _unsupported(tensor, where, "it is quantized: save int_repr(), scale and zero point")
-    if device != "cpu":
-        raise _unsupported(tensor, where, f"it lies on {device}: save tensor.cpu()")
-    if _dispatch_of(type(tensor)) is not _dispatch_of(torch.Tensor):
-        raise _unsupported(tensor, where, "it is a wrapper, with no memory of its own to save")
-
-
-def _dispatch_of(cls: Any) -> Any:
-    """The ``__torch_dispatch__`` of a tensor class; wrappers without memory define one."""
-    return cls.__torch_dispatch__
+        why = "TorchTPU tensors are not supported: use torchax, or save tensor.cpu()"
+    elif torch.nn.parameter.is_lazy(tensor):
+        why = "it is not initialized: run the lazy module once"
+    elif tensor.is_nested:
+        why = "it is nested: save its parts"
+    elif tensor.layout != torch.strided:
+        why = f"its layout is {tensor.layout}: save tensor.to_dense()"
+    elif tensor.is_quantized:
+        why = "it is quantized: save int_repr(), scale and zero point"
+    elif device != "cpu":
+        why = f"it lies on {device}: save tensor.cpu()"
+    elif cls.__torch_dispatch__ is not plain.__torch_dispatch__:
+        why = "it is a wrapper, with no memory of its own to save"
+    if why is not None:
+        raise _unsupported(tensor, where, why)
 
 
 def _unsupported(tensor: torch.Tensor, where: str, why: str) -> UnsupportedLeaf:

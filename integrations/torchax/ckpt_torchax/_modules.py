@@ -139,7 +139,11 @@ def set_state(module: Any, state: Mapping[str, Any]) -> None:
         values.append((names, narrowed(value, names[0]) if _is_meta(entries[names[0]]) else value))
     for names, value in values:
         _set(module, names, entries[names[0]], value)
-    _warn_of_lost_ties(untied)
+    if untied:
+        _warn(
+            f"tied when saved, separate in the target: {', '.join(untied)}. Each has the saved value now, and training "
+            "would make them differ: tie them again after .to('jax'), which unties them"
+        )
 
 
 def set_leaves(module: Any, leaves: Mapping[tuple[Any, ...], Any]) -> list[Any]:
@@ -277,24 +281,11 @@ def _warn_of_lost_differences(names: list[str], values: list[Any]) -> None:
     if _is_extra(names[0]):
         return
     for name, value in zip(names[1:], values[1:], strict=False):
-        if not _same(values[0], value):
+        if np.asarray(value).tobytes() != np.asarray(values[0]).tobytes():
             _warn(
                 f"{name} and {names[0]} are one tensor in the target, and were two with other values when saved: "
                 f"it now has the value of {names[0]}"
             )
-
-
-def _same(one: Any, other: Any) -> bool:
-    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
-
-
-def _warn_of_lost_ties(untied: list[str]) -> None:
-    """Warns that tensors which were saved as one are separate now, and will diverge."""
-    if untied:
-        _warn(
-            f"tied when saved, separate in the target: {', '.join(untied)}. Each has the saved value now, and training "
-            "would make them differ: tie them again after .to('jax'), which unties them"
-        )
 
 
 def _warn(message: str) -> None:
