@@ -7,6 +7,7 @@ import itertools
 import operator
 import os
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,8 +115,8 @@ def _chosen(
     only, exclude = read_again(choice.only), read_again(choice.exclude)
     chosen = [*positions_of(named, specs, selector(only, item=item))]
     if exclude is not None:
-        left_out = {*positions_of(named, specs, selector(exclude, item=item))}
-        chosen = [n for n in chosen if n not in left_out]
+        excluded = {*positions_of(named, specs, selector(exclude, item=item))}
+        chosen = [n for n in chosen if n not in excluded]
     for argument, patterns in (("only", only), ("exclude", exclude)):
         if idle := idle_patterns(patterns, [(item, named)]):
             raise CheckpointNotFound(f"{path}: {argument}={idle} matches no leaf of {item!r}")
@@ -143,13 +144,11 @@ def local(target: PathLike) -> str:
     where, on_disk = resolve(target)
     if not on_disk:
         raise CheckpointError(f"{where}: an export is written to a disk: copy it from there")
-    around = where
-    while around != os.path.dirname(around):
+    for around in (where, *map(str, PurePath(where).parents)):
         if has_sign(around):
             raise CheckpointError(
                 f"{where} lies inside the checkpoint {around}, which would no longer be what was saved: name another target"
             )
-        around = os.path.dirname(around)
     inside = os.listdir(where) if kind_at(where) == "directory" else []
     if any(has_sign(os.path.join(where, one)) for one in inside):
         raise CheckpointError(f"{where} is a directory of checkpoints: name another target")
