@@ -133,7 +133,7 @@ class _Lines:
         return {
             f"_{name}": given.value
             for name, given in made_with(node).items()
-            if of_grain or self._values.counts_firmly(given.value, given.optional)
+            if of_grain or given.is_firm()
         }
 
     def _source_text(self, source: Any) -> str:

@@ -2,9 +2,7 @@
 
 Grain's states are positions, and do not say in which pipeline. The description does: every
 transformation with the settings that decide which elements come, and in which order. Settings that
-only affect the speed (threads, buffers) are left out. A function is described by its name, a
-transformation by its class and constructor arguments, or by its ``repr`` if it defines one, and
-lists of texts and numbers in a source by a digest.
+only affect the speed (threads, buffers) are left out.
 """
 
 from __future__ import annotations

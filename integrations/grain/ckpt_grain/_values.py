@@ -7,6 +7,7 @@ optional fields that hold objects or None, a ``repr``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -57,6 +58,10 @@ class Given(NamedTuple):
     value: Any
     optional: bool
 
+    def is_firm(self) -> bool:
+        """Whether use cannot have changed it."""
+        return _is_firm(self.value) or (not self.optional and as_array(self.value) is not None)
+
 
 class ValueText:
     """Describes settings as text; ``firm``: only what use cannot change."""
@@ -74,10 +79,6 @@ class ValueText:
             return text
         digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
         return f"{text[:MAX_TEXT]!r}... sha256:{digest}"
-
-    def counts_firmly(self, value: Any, optional: bool) -> bool:
-        """Whether use cannot have changed the value of a constructor argument."""
-        return _is_firm(value) or (not optional and as_array(value) is not None)
 
     def _described(self, value: Any, own_repr: bool) -> str:
         if id(value) in self._inside:  # a container that holds itself
@@ -157,9 +158,7 @@ class ValueText:
         fields = [
             (field, given.value)
             for field, given in made_with(value).items()
-            if not self._firm
-            or (dataclass is not None and not given.optional)
-            or self.counts_firmly(given.value, given.optional)
+            if not self._firm or (dataclass is not None and not given.optional) or given.is_firm()
         ]
         settings = ", ".join(_named(fields, lambda inner: self._described(inner, own_repr)))
         return f"{name}({settings})" if settings or dataclass is not None else name
@@ -259,7 +258,11 @@ def as_array(value: Any) -> np.ndarray | None:
             value = jax.random.key_data(value)
         return np.asarray(jax.device_get(value))
     if type(value).__module__.partition(".")[0] in ("torch", "tensorflow"):
-        return _tensor(value)
+        with contextlib.suppress(
+            RuntimeError, TypeError, ValueError
+        ):  # on a device, or no numpy dtype
+            found = np.asarray(value)
+            return found if found.dtype.kind != "O" else None
     return None
 
 
@@ -270,14 +273,6 @@ def array_text(array: np.ndarray, text_of: Callable[[Any], str]) -> str:
     if array.dtype.names is not None:  # the padding between fields must not count
         return f"ndarray[{text_of({name: array[name] for name in array.dtype.names})}]"
     return f"ndarray[{array.dtype}{array.shape}, digest {_array_digest(array)}]"
-
-
-def _tensor(value: Any) -> np.ndarray | None:
-    try:
-        found = np.asarray(value)
-    except (RuntimeError, TypeError, ValueError):  # on a device, or no numpy dtype
-        return None
-    return found if found.dtype.kind != "O" else None
 
 
 def _array_digest(array: np.ndarray) -> str:
