@@ -36,7 +36,7 @@ _HOMES = {
     "to_torch": "_convert",
 }
 
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["ADAPTER", "TorchAdapter", "export_file", "import_file", "load_into", "to_torch"]
 
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
