@@ -36,9 +36,8 @@ class Arrangement:
     @property
     def changes(self) -> bool:
         """Whether anything is asked for."""
-        return any(one is not None for one in (self.only, self.rename, self.split, self.like)) or (
-            bool(self.rules)
-        )
+        asked = (self.only, self.rules or None, self.rename, self.split, self.like)
+        return any(one is not None for one in asked)
 
 
 class _Made(NamedTuple):
@@ -86,24 +85,20 @@ def _reading(source: Source) -> Callable[[Sequence[Slot]], Iterator[Array]]:
 def _put_together(slot: Slot, source: Source) -> Array:
     """What a rule makes of arrays; one of them is in memory beside the result."""
     recipe, slots = slot.place
-    joined_shape, count = recipe.view.tensor, len(recipe.sources[0].row)
-    shape = (*slot.spec.shape[:count], *recipe.view.reshaped)
-    reshaped: Array = np.empty(shape, slot.spec.numpy_dtype)
-    rows = reshaped.reshape(*shape[:count], *joined_shape)
+    view, axis, stacked = recipe.view, recipe.axis, slot.spec.shape[: len(recipe.sources[0].row)]
+    joined: Array = np.empty((*stacked, *view.tensor), slot.spec.numpy_dtype)
     for part, values in zip(recipe.sources, source.read(slots), strict=True):
-        row = rows[part.row] if part.row else rows
+        row = joined[(*part.row, ...)]
         if not values.shape:
             row[...] = values
             continue
-        size = values.shape[recipe.axis]
-        first, last = max(0, part.start), min(joined_shape[recipe.axis], part.start + size)
-        if first < last:
-            before = (slice(None),) * recipe.axis
-            row[(*before, slice(first, last))] = values[
-                (*before, slice(first - part.start, last - part.start))
-            ]
-    axes = (*range(count), *(count + axis for axis in recipe.view.transpose))
-    return np.ascontiguousarray(reshaped.transpose(axes))
+        first = max(0, part.start)
+        last = max(first, min(view.tensor[axis], part.start + values.shape[axis]))
+        before = (slice(None),) * axis
+        taken = values[(*before, slice(first - part.start, last - part.start))]
+        row[(*before, slice(first, last))] = taken
+    axes = (*range(len(stacked)), *(len(stacked) + axis for axis in view.transpose))
+    return np.ascontiguousarray(joined.reshape(*stacked, *view.reshaped).transpose(axes))
 
 
 def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
@@ -120,33 +115,27 @@ def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
 
 
 def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
-    arrays = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Slot)]
-    slots = {name: leaf for name, (_, leaf) in _by_name(arrays, where).items()}
-    base = ExtentItem(
-        "state",
-        "tree",
-        paths=[(name,) for name in slots],
-        specs=[slot.spec for slot in slots.values()],
-    )
+    arrays = _by_name([one for one in leaves if isinstance(one[1], Slot)], where)
+    slots: list[Slot] = [slot for _, slot in arrays.values()]
+    names, specs = [(name,) for name in arrays], [slot.spec for slot in slots]
+    base = ExtentItem("state", "tree", paths=names, specs=specs)
     if target is None:
-        results = [path for bound in bind(rules, slots)[0] for path in bound.results]
+        results = [path for bound in bind(rules, arrays)[0] for path in bound.results]
         paths: list[Path] = [tuple(path.split("/")) for path in results]
         wanted: list[LeafSpec | None] = [None] * len(paths)
     else:
         paths = list(target.paths)
         wanted = [describe(leaf, path) for path, leaf in zip(paths, target.leaves, strict=True)]
     derived = under_rules(where, base, rules, paths, wanted)
-    given, ordered = dict(slots), list(slots.values())
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
-    before = {".".join(map(str, path)): path for path, _ in leaves}
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
         name = str(path[0])
-        parts = [ordered[part.leaf] for part in recipe.sources]
-        if len(parts) == 1 and given.get(name) is parts[0]:
-            found.append((before[name], parts[0]))
-            continue
-        kind = replace(spec, kind=parts[0].spec.kind)
-        found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts))))
+        parts = [slots[part.leaf] for part in recipe.sources]
+        if name in arrays and parts == [arrays[name][1]]:
+            found.append(arrays[name])
+        else:
+            kind = replace(spec, kind=parts[0].spec.kind)
+            found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts))))
     return found
 
 
@@ -191,14 +180,11 @@ def _by_name(leaves: Iterable[tuple[Path, Any]], where: str) -> dict[str, tuple[
 
 def _nested(leaves: _Leaves, where: str) -> dict[Any, Any]:
     tree: dict[Any, Any] = {}
-    inner = {id(tree)}
     for path, leaf in leaves:
         node: Any = tree
         for entry in path[:-1]:
             node = node.setdefault(entry, {})
-            if isinstance(node, dict) and not node:
-                inner.add(id(node))
-            if id(node) not in inner:
+            if not isinstance(node, dict):  # a leaf, which is never a dict
                 raise _twice(path, where)
         if not path or path[-1] in node:
             raise _twice(path, where)

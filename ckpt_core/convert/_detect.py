@@ -8,9 +8,17 @@ import zipfile
 from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
-from ckpt_core.convert import _distributed, _keras
+from ckpt_core.convert import _distributed, _keras, _msgpack, _npz, _torch
 
-FORMATS = ("safetensors", "npz", "torch", "dcp", "flax", "keras", "orbax")
+READERS = {
+    "npz": _npz.opened,
+    "torch": _torch.opened,
+    "dcp": _distributed.opened,
+    "flax": _msgpack.opened,
+    "keras": _keras.opened,
+}
+"""Of the formats that ``load`` does not take."""
+FORMATS = ("safetensors", *READERS, "orbax")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from ckpt_core._directory import kind_at, resolve
-from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core._operation import Operation
@@ -18,20 +18,12 @@ from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
 from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array, to_text
 from ckpt_core.arguments import answering
-from ckpt_core.convert import _checkpoints, _distributed, _keras, _msgpack, _npz, _torch
+from ckpt_core.convert import _checkpoints
 from ckpt_core.convert._arrange import Arrangement, arranged
-from ckpt_core.convert._detect import FORMATS, format_of
+from ckpt_core.convert._detect import FORMATS, READERS, format_of
 from ckpt_core.convert._source import Array, Slot, Source, spec_of
 
 _BATCH_BYTES = 64 * MIB
-_READERS = {
-    "npz": _npz.opened,
-    "torch": _torch.opened,
-    "dcp": _distributed.opened,
-    "flax": _msgpack.opened,
-    "keras": _keras.opened,
-}
-"""Of the formats that ``load`` does not take."""
 
 
 @answering
@@ -111,7 +103,7 @@ def import_weights(
         single = item is None and list(arranging) == [""]
         fields = RecordFields(single, own_metadata if metadata is None else metadata)
         with writer_of(target, fields, overwrite=overwrite, options=chosen) as writer:
-            _write(writer, arranging, item or "state", where, str(target), chosen)
+            _write(writer, arranging, item or "state", str(target), chosen)
 
 
 @contextlib.contextmanager
@@ -127,22 +119,17 @@ def _opened(
         raise CheckpointError(
             f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
         )
-    if format not in _READERS:
+    if format not in READERS:
         yield _checkpoints.items_of(where, item, options)
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with _READERS[format](where) as source:
+    with READERS[format](where) as source:
         yield {"": source}, source.metadata
 
 
 def _write(
-    writer: CheckpointWriter,
-    items: Mapping[str, Any],
-    name: str,
-    where: str,
-    target: str,
-    options: Options,
+    writer: CheckpointWriter, items: Mapping[str, Any], name: str, target: str, options: Options
 ) -> None:
     sources = [value for value in items.values() if isinstance(value, Source)]
     slots = [leaf for one in sources for leaf in one.leaves if isinstance(leaf, Slot)]
@@ -150,14 +137,7 @@ def _write(
     operation = Operation("import", target, None, None, options.on_event, total_bytes=total)
     for key, value in items.items():
         if isinstance(value, Source):
-            try:
-                _write_tree(writer, key or name, value, operation)
-            except UnsupportedLeaf as error:
-                if where in str(error):
-                    raise
-                raise UnsupportedLeaf(
-                    f"{where}: {error}", leaf=error.leaf, type_name=error.type_name
-                ) from error
+            _write_tree(writer, key or name, value, operation)
         else:
             writer.add(key or name, value)
 
@@ -174,18 +154,13 @@ def _write_tree(writer: CheckpointWriter, name: str, source: Source, operation: 
     slots = {n: leaf for n, leaf in enumerate(source.leaves) if isinstance(leaf, Slot)}
     batch: list[tuple[int, Array]] = []
     held_bytes = 0
+    last = next(reversed(slots), None)
     for n, array in zip(slots, source.read(list(slots.values())), strict=True):
         batch.append((n, array))
         held_bytes += array.nbytes
         del array
-        if held_bytes >= _BATCH_BYTES:
+        if held_bytes >= _BATCH_BYTES or n == last:
             put(batch)
-            _count(operation, held_bytes)
+            operation.done_bytes += held_bytes
+            operation.tell_progress(operation.done_bytes)
             batch, held_bytes = [], 0
-    put(batch)
-    _count(operation, held_bytes)
-
-
-def _count(operation: Operation, more_bytes: int) -> None:
-    operation.done_bytes += more_bytes
-    operation.tell_progress(operation.done_bytes)

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ def opened(path: str) -> Generator[Source]:
         tree: dict[str, Any] = {}
         for file, where in files.items():
             with _reading(where):
-                _add(tree, stack.enter_context(h5py.File(file, "r")), where, h5py)
+                _add(tree, stack.enter_context(h5py.File(file, "r")), f"{where}: ")
         yield source_of(tree, _read, metadata)
 
 
@@ -89,41 +89,33 @@ def _shards(path: str) -> list[str]:
     return found
 
 
-def _add(tree: dict[str, Any], file: Any, where: str, h5py: Any) -> None:
-    for parts, dataset in _datasets(file, where, h5py):
-        node: Any = tree
-        for part in parts[:-1]:
-            node = node.setdefault(part, {})
-        if not isinstance(node, dict) or parts[-1] in node:
-            raise CheckpointCorrupt(f"{where}: {'/'.join(parts)} is in two files", file=where)
-        node[parts[-1]] = _slot(dataset, f"{where}: {'/'.join(parts)}", h5py)
-
-
-def _datasets(
-    group: Any, where: str, h5py: Any, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The datasets below a group; links to other files or groups are refused."""
+def _add(tree: dict[str, Any], group: Any, where: str) -> None:
+    """Adds the datasets below a group to a tree; links to other files or groups are refused."""
+    h5py = library("h5py", where)
     for name in sorted(group, key=_by_number):
-        below = (*path, name)
+        at = f"{where}/{name}"
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise UnsupportedLeaf(
-                f"{where}: {'/'.join(below)} is a link to elsewhere, which is not followed",
-                leaf="/".join(below),
-                type_name="link",
+                f"{at} is a link to elsewhere, which is not followed", leaf=at, type_name="link"
             )
         found = group[name]
-        if isinstance(found, h5py.Group):
-            yield from _datasets(found, where, h5py, below)
+        if not isinstance(found, h5py.Group):
+            if name in tree:
+                raise CheckpointCorrupt(f"{at} is in two files", file=group.file.filename)
+            tree[name] = _slot(found, at)
         else:
-            yield below, found
+            below = tree.get(name, {})
+            _add(below, found, at)
+            if below:  # a group without weights, such as that of dropout, is nothing
+                tree[name] = below
 
 
 def _by_number(name: str) -> tuple[int, str]:
     return (int(name), name) if name.isdecimal() else (-1, name)
 
 
-def _slot(dataset: Any, where: str, h5py: Any) -> Slot:
-    shape = dataset.shape if isinstance(dataset, h5py.Dataset) else None
+def _slot(dataset: Any, where: str) -> Slot:
+    shape = getattr(dataset, "shape", None)  # a type has none, and an empty dataset None
     if shape is None or dataset.external or dataset.is_virtual:
         raise UnsupportedLeaf(
             f"{where} is no array of this file: a type, empty, or its values are in another file, which is not followed",

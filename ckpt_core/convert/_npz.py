@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from ckpt_core._directory import placed
-from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.arguments import answering
@@ -26,7 +26,6 @@ from ckpt_core.convert._outgoing import (
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, parsing, source_of
 
 _SUFFIX = ".npy"
-_MOST_NAME_BYTES = 60_000
 _FORMAT = Format(
     "npz",
     NUMPY_DTYPES,
@@ -112,20 +111,12 @@ def export_npz(
         >>> [path] = ckpt.convert.export_npz(f"{folder}/one", f"{folder}/model.npz")
     """
     where = new_file(target)
-    with outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found:
-        _refuse_names([one.name for one in found.plan])
-        with placed(where) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-            for one, array in found.arrays:
-                with archive.open(f"{one.name}{_SUFFIX}", "w", force_zip64=True) as stream:
-                    np.lib.format.write_array(stream, array, allow_pickle=False)
+    with (
+        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found,
+        placed(where) as temporary,
+        zipfile.ZipFile(temporary, "w") as archive,
+    ):
+        for one, array in found.arrays:
+            with archive.open(f"{one.name}{_SUFFIX}", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
     return [where]
-
-
-def _refuse_names(names: Iterable[str]) -> None:
-    """Names that a zip archive would cut short, so that two might become one."""
-    for name in names:
-        if "\0" in name or len(name.encode()) > _MOST_NAME_BYTES:
-            raise CheckpointError(
-                f"{name[:80]!r} cannot be the name of an array in an npz: it holds a zero byte, or is longer than "
-                f"{_MOST_NAME_BYTES} bytes: rename it with rules=, or write safetensors"
-            )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import os
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +64,6 @@ class Outgoing(NamedTuple):
 
     plan: list[Export]  # those of large elements first, so that each is aligned
     arrays: Arrays  # each tensor with its values, in the order of the plan
-    paths: list[tuple[Path, LeafSpec]]
 
 
 @contextlib.contextmanager
@@ -86,10 +88,9 @@ def outgoing(
     paths = ["/".join(map(str, named[n])) for n in chosen_here]
     plan = exports(rules_from(choice.rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
-    described = [(named[n], specs[n]) for n in chosen_here]
     arrays = _arrays(opened, saved, positions, plan, chosen, context)
     with opened.held(), contextlib.closing(arrays):
-        yield Outgoing(plan, arrays, described)
+        yield Outgoing(plan, arrays)
 
 
 def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
@@ -114,8 +115,8 @@ def _chosen(
     only, exclude = read_again(choice.only), read_again(choice.exclude)
     chosen = [*positions_of(named, specs, selector(only, item=item))]
     if exclude is not None:
-        left_out = {*positions_of(named, specs, selector(exclude, item=item))}
-        chosen = [n for n in chosen if n not in left_out]
+        excluded = {*positions_of(named, specs, selector(exclude, item=item))}
+        chosen = [n for n in chosen if n not in excluded]
     for argument, patterns in (("only", only), ("exclude", exclude)):
         if idle := idle_patterns(patterns, [(item, named)]):
             raise CheckpointNotFound(f"{path}: {argument}={idle} matches no leaf of {item!r}")
@@ -143,13 +144,11 @@ def local(target: PathLike) -> str:
     where, on_disk = resolve(target)
     if not on_disk:
         raise CheckpointError(f"{where}: an export is written to a disk: copy it from there")
-    around = where
-    while around != os.path.dirname(around):
+    for around in (where, *map(str, PurePath(where).parents)):
         if has_sign(around):
             raise CheckpointError(
                 f"{where} lies inside the checkpoint {around}, which would no longer be what was saved: name another target"
             )
-        around = os.path.dirname(around)
     inside = os.listdir(where) if kind_at(where) == "directory" else []
     if any(has_sign(os.path.join(where, one)) for one in inside):
         raise CheckpointError(f"{where} is a directory of checkpoints: name another target")
@@ -200,19 +199,14 @@ def _arrays(
     context: StoreContext,
 ) -> Generator[tuple[Export, Array]]:
     """Each tensor, in order; what several in a row are made of is read once."""
-    wants: list[Want] = []
-    before: object = None
-    for one in plan:
-        if (one.leaves, one.index) != before:
-            before = (one.leaves, one.index)
-            wants += [_want(item, positions[leaf], one.index) for leaf in one.leaves]
-    before, parts = None, list[Array]()
+    alike = itertools.groupby(plan, operator.attrgetter("leaves", "index"))
+    groups = [(leaves, index, list(made)) for (leaves, index), made in alike]
+    wants = [_want(item, positions[leaf], index) for leaves, index, _ in groups for leaf in leaves]
     with contextlib.closing(read_leaves(opened, item, wants, options, context)) as source:
-        for one in plan:
-            if (one.leaves, one.index) != before:
-                before = (one.leaves, one.index)
-                parts = [_row(item, next(source), len(one.index)) for _ in one.leaves]
-            yield one, one.make(parts)
+        for leaves, index, made in groups:
+            parts = [_row(item, next(source), len(index)) for _ in leaves]
+            for one in made:
+                yield one, one.make(parts)
 
 
 def _want(item: SavedItem, leaf: int, index: tuple[int, ...]) -> Want:

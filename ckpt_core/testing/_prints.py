@@ -15,8 +15,9 @@ from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array
 
 _MOST_STATIC = 200
 """The number of letters of static fields that a message shows."""
-MOST_SHOWN = 4
+_MOST_SHOWN = 4
 """The number of array elements that a message shows."""
+_CONTAINER = " (container)"
 
 
 class Print(NamedTuple):
@@ -45,8 +46,13 @@ def prints_of(value: Any) -> Prints:
         format_path(path): _of_leaf(leaf, path)
         for path, leaf in zip(flat.paths, flat.leaves, strict=True)
     }
-    found.update((_container_path(path), text) for path, text in _containers(flat.root, ()))
-    return found
+    containers = _containers(flat.root, ())
+    return found | {format_path(path) + _CONTAINER: text for path, text in containers}
+
+
+def prints_from(entries: dict[str, list[str]]) -> Prints:
+    """Prints that were JSON in between."""
+    return {path: Print(*entry) for path, entry in entries.items()}
 
 
 def leaves_only(prints: Prints) -> Prints:
@@ -54,23 +60,18 @@ def leaves_only(prints: Prints) -> Prints:
     return {path: text for path, text in prints.items() if not path.endswith(_CONTAINER)}
 
 
-def differences(expected: Prints, actual: Prints) -> Iterator[str]:
-    """A sentence for every path at which the two differ."""
+def first_difference(expected: Prints, actual: Prints) -> str | None:
+    """A sentence for the first path at which the two differ, with the number of the others; None if there is none."""
     # Leaves first: a leaf that differs says more than its container.
     paths = sorted(expected | actual, key=lambda path: path.endswith(_CONTAINER))
-    for path in paths:
-        wanted, found = expected.get(path), actual.get(path)
-        if wanted is None or found is None or wanted[:2] != found[:2]:
-            yield f"{path}: expected {wanted or 'nothing'}, found {found or 'nothing'}"
-
-
-def first_difference(expected: Prints, actual: Prints) -> str | None:
-    """The first of ``differences``, with the number of the others; None if there are none."""
-    found = list(differences(expected, actual))
+    nothing = Print("nothing")
+    pairs = {path: (expected.get(path, nothing), actual.get(path, nothing)) for path in paths}
+    found = [path for path, (wanted, given) in pairs.items() if wanted[:2] != given[:2]]
     if not found:
         return None
-    more = len(found) - 1
-    return found[0] + (f" (and {more} more)" if more else "")
+    wanted, given = pairs[found[0]]
+    more = f" (and {len(found) - 1} more)" if found[1:] else ""
+    return f"{found[0]}: expected {wanted}, found {given}{more}"
 
 
 def assert_same(actual: Any, expected: Any, what: str = "the value") -> None:
@@ -91,13 +92,6 @@ def assert_same(actual: Any, expected: Any, what: str = "the value") -> None:
     difference = first_difference(prints_of(expected), prints_of(actual))
     if difference is not None:
         raise AssertionError(f"{what} differs at {difference}")
-
-
-_CONTAINER = " (container)"
-
-
-def _container_path(path: Path) -> str:
-    return format_path(path) + _CONTAINER
 
 
 def _expanded(value: Any, path: Path) -> Any:
@@ -136,8 +130,8 @@ def _of_leaf(leaf: Any, path: Path) -> Print:
         return Print(what, _digest(text.encode(errors="surrogatepass")), repr(text[:40]))
     array = _host(leaf, spec)
     flat = array.reshape(-1)
-    shown = ", ".join(map(str, flat[:MOST_SHOWN].tolist()))
-    glimpse = f"[{shown}, ...]" if flat.size > MOST_SHOWN else f"[{shown}]"
+    shown = ", ".join(map(str, flat[:_MOST_SHOWN].tolist()))
+    glimpse = f"[{shown}, ...]" if flat.size > _MOST_SHOWN else f"[{shown}]"
     return Print(what, _digest(array.tobytes()), glimpse if array.shape else shown)
 
 

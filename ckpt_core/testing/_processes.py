@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
+import os
 import pickle
+import signal
 import sys
 import tempfile
 import traceback
@@ -14,35 +16,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.testing._prints import Print, Prints
+from ckpt_core.testing._prints import Prints, prints_from
 
 TIMEOUT_SECS = 300
 
 
 def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:
     """The result of the function in a new interpreter; an error there is an AssertionError here, with the traceback in its message."""
-    arguments = tuple(map(portable, arguments))
     with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
         answer = Path(directory) / "answer.json"
-        # spawn, because JAX and TensorStore do not survive a fork
-        process = multiprocessing.get_context("spawn").Process(
-            target=_answer, args=(str(answer), function, arguments)
-        )
-        process.start()
-        process.join(TIMEOUT_SECS)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise TimeoutError(f"{function.__name__} was not done after {TIMEOUT_SECS} s")
+        sent = (str(answer), function, *map(portable, arguments))
+        status = run_apart(_answer, sent, function.__name__, TIMEOUT_SECS)
         if not answer.exists():
-            raise AssertionError(f"the new process ended with status {process.exitcode}")
+            raise AssertionError(f"the new process ended with status {status}")
         found = json.loads(answer.read_text())
     if "error" in found:
         raise AssertionError(f"in a new process:\n{found['error']}")
-    return {
-        name: {path: Print(*entry) for path, entry in prints.items()}
-        for name, prints in found.items()
-    }
+    return {name: prints_from(prints) for name, prints in found.items()}
+
+
+def run_apart(
+    target: Callable[..., None], arguments: tuple[Any, ...], name: str, timeout_secs: float
+) -> int | None:
+    """The exit status of a new interpreter that calls ``target``; it is killed, with its process group, if that takes too long."""
+    # spawn, because JAX and TensorStore do not survive a fork
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    process.join(timeout_secs)
+    if not process.is_alive():
+        return process.exitcode
+    assert process.pid is not None
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has not made its process group yet, or has ended
+    process.join()
+    raise TimeoutError(f"{name} was not done after {timeout_secs:g} s in a process of its own")
 
 
 def portable(value: Any) -> Any:
@@ -88,9 +98,9 @@ def blocked(packages: Sequence[str]) -> Generator[None]:
             del sys.modules[name]
 
 
-def _answer(answer: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _answer(answer: str, function: Callable[..., Any], *arguments: Any) -> None:
     try:
-        found = function(*arguments)
+        found: dict[str, Any] = function(*arguments)
     except BaseException:
         found = {"error": traceback.format_exc()}
     Path(answer).write_text(json.dumps(found))

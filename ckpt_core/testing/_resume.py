@@ -80,7 +80,11 @@ def assert_exact_resume(
     """
     if by not in ("exception", "SIGKILL", "SIGTERM"):
         raise ValueError(f"by must be 'exception', 'SIGKILL' or 'SIGTERM', got {by!r}")
-    with _place(directory) as place:
+    with (
+        tempfile.TemporaryDirectory(prefix="ckpt-exact-resume-")
+        if directory is None
+        else nullcontext(os.fspath(directory))
+    ) as place:
         if any((Path(place) / name).exists() for name in ("straight", "interrupted")):
             raise ValueError(
                 f"directory={place!r} holds runs already: every check begins in an empty one"
@@ -100,12 +104,6 @@ def assert_exact_resume(
         if not any(map(leaves_only, straight.reports.values())):
             raise AssertionError("no step reported a value to compare: report(step, loss=loss)")
     return _compare(straight, lives, stops)
-
-
-def _place(directory: str | os.PathLike[str] | None):
-    if directory is None:
-        return tempfile.TemporaryDirectory(prefix="ckpt-exact-resume-")
-    return nullcontext(os.fspath(directory))
 
 
 def _stops(interrupt_at: int | Iterable[int] | None, steps: Sequence[int]) -> list[int]:
@@ -148,15 +146,15 @@ def _compare(straight: Run, lives: Sequence[Run], stops: Sequence[int]) -> Exact
 
 def _check_steps(straight: Run, life: Run, before: Run | None, stop: int | None) -> None:
     """Checks that the steps of a run continue those of the run before it, up to its interruption."""
-    steps = straight.steps
+    steps, which = straight.steps, _which(life, before)
     if not life.steps:
         if before is not None and before.steps[-1] == steps[-1]:
             return  # the run before was interrupted after the last step had been saved
-        raise AssertionError(f"{_which(life, before)} reported no step")
+        raise AssertionError(f"{which} reported no step")
     unknown = [step for step in life.steps if step not in steps]
     if unknown:
         raise AssertionError(
-            f"{_which(life, before)} reported step {unknown[0]}, which the uninterrupted run has not"
+            f"{which} reported step {unknown[0]}, which the uninterrupted run has not"
         )
     first = steps.index(life.steps[0])
     if before is None and first:
@@ -164,39 +162,34 @@ def _check_steps(straight: Run, life: Run, before: Run | None, stop: int | None)
             f"a run in an empty directory began at step {life.steps[0]}, the one before at {steps[0]}: "
             "train keeps something outside of its directory"
         )
-    if before is not None and not first:
-        raise AssertionError(
-            f"interrupted at step {before.steps[-1]}, train began again at step {steps[0]}: nothing had "
-            "been saved by then, or it was not restored, so no resume was tested. Interrupt later "
-            "(interrupt_at=), or save more often"
-        )
-    if before is not None and before.steps[-1] != steps[-1]:
-        following = steps[steps.index(before.steps[-1]) + 1]
-        if first > steps.index(following):
-            raise AssertionError(
-                f"interrupted at step {before.steps[-1]}, train went on at step {life.steps[0]}: "
-                f"step {following} was skipped"
-            )
-    _check_end(straight, life, before, stop)
-
-
-def _check_end(straight: Run, life: Run, before: Run | None, stop: int | None) -> None:
-    steps = straight.steps
-    first = steps.index(life.steps[0])
+    if before is not None:
+        _check_start(steps, first, before.steps[-1])
     expected = steps[first : first + len(life.steps)]
     if life.steps != expected:
         raise AssertionError(
-            f"{_which(life, before)} went through the steps {life.steps}, the uninterrupted run through "
-            f"{expected}"
+            f"{which} went through the steps {life.steps}, the uninterrupted run through {expected}"
         )
-    if stop is not None and stop < steps[-1] == life.steps[-1]:
+    last = life.steps[-1]
+    if stop is not None and stop < steps[-1] == last:
         raise AssertionError(
-            f"{_which(life, before)} was asked to stop at step {stop} and went on to its end: is "
-            "SIGTERM listened to (checkpointer.should_stop)?"
+            f"{which} was asked to stop at step {stop} and went on to its end: is SIGTERM listened to "
+            "(checkpointer.should_stop)?"
         )
-    if stop is None and life.steps[-1] != steps[-1]:
+    if stop is None and last != steps[-1]:
+        raise AssertionError(f"{which} ended at step {last}, the uninterrupted run at {steps[-1]}")
+
+
+def _check_start(steps: Sequence[int], first: int, stopped_at: int) -> None:
+    """Checks the position among the steps at which a resumed run began."""
+    if not first:
         raise AssertionError(
-            f"{_which(life, before)} ended at step {life.steps[-1]}, the uninterrupted run at {steps[-1]}"
+            f"interrupted at step {stopped_at}, train began again at step {steps[0]}: nothing had been saved by then, or "
+            "it was not restored, so no resume was tested. Interrupt later (interrupt_at=), or save more often"
+        )
+    following = steps.index(stopped_at) + 1
+    if first > following:
+        raise AssertionError(
+            f"interrupted at step {stopped_at}, train went on at step {steps[first]}: step {steps[following]} was skipped"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import traceback
@@ -12,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ckpt_core.testing._prints import Print, Prints, prints_of
-from ckpt_core.testing._processes import portable
+from ckpt_core.testing._prints import Prints, prints_from, prints_of
+from ckpt_core.testing._processes import portable, run_apart
 
 By = Literal["exception", "SIGKILL", "SIGTERM"]
 """How a run is interrupted."""
@@ -95,61 +94,30 @@ def run_in_process(
     is a RuntimeError here.
     """
     log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
-    # spawn, because JAX and TensorStore do not survive a fork
-    process = multiprocessing.get_context("spawn").Process(
-        target=_child, args=(portable(train), str(directory), str(log), stop_at, by)
-    )
-    process.start()
-    process.join(timeout_secs)
-    if process.is_alive():
-        _kill_group(process.pid)
-        process.join()
-        raise TimeoutError(f"train was not done after {timeout_secs:g} s in a process of its own")
-    run, error, stopped = _read(log)
+    sent = (portable(train), str(directory), str(log), stop_at, by)
+    status = run_apart(_child, sent, "train", timeout_secs)
+    run, error = _read(log)
     if error is not None:
         raise RuntimeError(f"train failed in a process of its own:\n{error}")
-    expected = {0} if stop_at is None else {0, -signal.Signals[_signal_name(by)]}
-    if process.exitcode not in expected:
-        raise RuntimeError(f"the process of train ended with status {process.exitcode}")
-    if stopped and run.final is not None and by == "SIGTERM":
+    if status != 0 and (stop_at is None or status != -signal.Signals[by]):
+        raise RuntimeError(f"the process of train ended with status {status}")
+    if by == "SIGTERM" and stop_at is not None and any(step >= stop_at for step in run.steps):
         run.final = None  # it ended early because of SIGTERM, so its result is not the final one
     return run
 
 
-def _signal_name(by: By) -> str:
-    return "SIGKILL" if by == "exception" else by
-
-
-def _kill_group(pid: int | None) -> None:
-    """Kills a child and its process group, so that its data workers end too."""
-    assert pid is not None
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # the child has not made its process group yet, or has ended
-
-
-def _read(log: Path) -> tuple[Run, str | None, bool]:
-    """Reads the child's log: its run, its traceback, and whether it got the signal."""
+def _read(log: Path) -> tuple[Run, str | None]:
+    """The run that a child's log tells of, and its traceback if it failed."""
     run = Run()
-    error: str | None = None
-    stopped = False
     for line in log.read_text().splitlines() if log.exists() else []:
         entry = json.loads(line)
-        if "step" in entry:
-            run.reports[entry["step"]] = _prints(entry["prints"])
-        elif "final" in entry:
-            run.final = _prints(entry["final"])
-        elif "stop" in entry:
-            stopped = True
+        if "error" in entry:
+            return run, entry["error"]
+        if "final" in entry:
+            run.final = prints_from(entry["final"])
         else:
-            error = entry["error"]
-    return run, error, stopped
-
-
-def _prints(entries: dict[str, list[str]]) -> Prints:
-    return {path: Print(*entry) for path, entry in entries.items()}
+            run.reports[entry["step"]] = prints_from(entry["prints"])
+    return run, None
 
 
 def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) -> None:
@@ -162,7 +130,6 @@ def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) 
         os.write(file, (json.dumps(entry) + "\n").encode())
 
     def stop() -> None:
-        write({"stop": True})
         if by == "SIGTERM":
             os.kill(os.getpid(), signal.SIGTERM)
         else:

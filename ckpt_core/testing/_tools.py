@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,6 @@ def adapter_of(subject: Any) -> Any:
             f"{_adapters.GROUP!r} installed, and named after the root package of one of its classes?"
         )
     return adapter
-
-
-def is_per_process(subject: Any) -> bool:
-    """Whether each process saves a state of its own for this object."""
-    return _adapters.is_per_process(adapter_of(subject))
 
 
 def packages_of(subject: Any) -> tuple[str, ...]:
@@ -222,20 +217,14 @@ def _nested(leaves: Mapping[LeafPath, Any]) -> Any:
 
 def damage_data(path: Path) -> None:
     """Flips a byte of every file that holds array data."""
-    for file in _files(path / "subject"):
+    for file in files_below(path / "subject"):
         if "d" in file.relative_to(path).parts:
             _flip(file)
 
 
-def spoiled_files(path: Path) -> Iterator[AbstractContextManager[None]]:
-    """For each file below: a context manager that changes one byte in its middle."""
-    for file in _files(path):
-        if file.stat().st_size:
-            yield _spoiled(file)
-
-
 @contextmanager
-def _spoiled(file: Path) -> Generator[None]:
+def spoiled(file: Path) -> Generator[None]:
+    """Inside the block one byte in the middle of the file is another."""
     whole = file.read_bytes()
     _flip(file)
     try:
@@ -244,12 +233,12 @@ def _spoiled(file: Path) -> Generator[None]:
         file.write_bytes(whole)
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file())
+def files_below(path: Path) -> list[Path]:
+    """The files that are not empty."""
+    return sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
 
 
 def _flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
-    if data:
-        data[len(data) // 2] ^= 0x10
-        file.write_bytes(bytes(data))
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)

@@ -30,22 +30,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 Shape = tuple[int, ...]
 
 JAX_DTYPES = (
-    "bool",
-    "int4",
-    "uint4",
-    "int8",
-    "int16",
-    "int32",
-    "uint8",
-    "uint16",
-    "uint32",
-    "float16",
-    "bfloat16",
-    "float32",
-    "complex64",
-    "float4_e2m1fn",
-    "float8_e4m3fn",
-    "float8_e5m2",
+    *("bool", "int4", "uint4", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64"),
+    *("float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"),
 )
 """Dtypes of jax arrays without ``jax_enable_x64``."""
 

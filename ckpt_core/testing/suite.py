@@ -197,8 +197,8 @@ class _Suite:
         first, second = make(1), make(2)
         before = prints_of(first), prints_of(second)
         found = 0
-        for spoiled in _tools.spoiled_files(tmp_path / "a" / "second"):
-            with spoiled:
+        for file in _tools.files_below(tmp_path / "a" / "second"):
+            with _tools.spoiled(file):
                 try:
                     restore(tmp_path / "a", first=first, second=second)
                 except CheckpointCorrupt:
@@ -292,7 +292,7 @@ class InPlaceSuite(_Suite):
     """For objects that a restore changes in place: models, optimizers, iterators."""
 
     def test_inside_containers(self, make: Make, step: Step, tmp_path: Path) -> None:
-        if _tools.is_per_process(make(0)):
+        if _adapters.is_per_process(_tools.adapter_of(make(0))):
             pytest.skip("state of a process is an item of its own")
         saved = {"one": make(0), "more": [make(1), 7]}
         self._advance(step, saved["one"])

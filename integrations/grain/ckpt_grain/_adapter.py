@@ -56,14 +56,12 @@ class GrainAdapter:
             UnsupportedLeaf: a dataset or loader instead of an iterator.
             CheckpointError: the iterator was closed.
         """
-        _require_iterator(obj)
         if isinstance(obj, Proven):
             state, next_element = obj.peek(self.get_state)
             return {**copy.deepcopy(state), "next": next_element}
-        if _is_closed(obj):
+        if _is_closed(_unwrapped(obj)):
             raise CheckpointError(
-                f"the Grain iterator {_name(obj)} is closed: save before closing it, and restore into a "
-                "new one"
+                f"the Grain iterator {type(obj).__name__} is closed: save before closing it, and restore into a new one"
             )
         description = self._describe(obj)
         state = _repair.forget_unstarted(obj, obj.get_state())
@@ -72,16 +70,13 @@ class GrainAdapter:
 
     def notice(self, obj: Any, /) -> None:
         """Describes the pipeline of a new iterator before its use fills caches."""
-        _require_iterator(obj)
-        inner = obj.iterator if isinstance(obj, Proven) else obj
+        inner = _unwrapped(obj)
         if inner not in self._descriptions:
             self._descriptions[inner] = _pipeline.describe(inner, WHOLE)
 
     def get_position(self, obj: Any, /) -> dict[str, Any]:
         """Where the iterator stands: no description of the pipeline, no proof."""
-        _require_iterator(obj)
-        inner = obj.iterator if isinstance(obj, Proven) else obj
-        state = _repair.forget_unstarted(inner, obj.get_state())
+        state = _repair.forget_unstarted(_unwrapped(obj), obj.get_state())
         return {"grain": copy.deepcopy(state), "pipeline": None}
 
     def set_state(self, obj: Any, state: dict[str, Any], /) -> None:
@@ -95,7 +90,8 @@ class GrainAdapter:
         if isinstance(obj, Proven):
             self._set_proven(obj, state)
             return
-        self._remember(obj, state["pipeline"])
+        if (saved := state["pipeline"]) is not None:  # None in a file of Grain's own handler
+            self._descriptions[obj] = self._described_like(saved, obj)
         _repair.let_go_of_workers(obj, state["grain"])
         # A deep copy, because Grain keeps the state and changes it later.
         obj.set_state(copy.deepcopy(state["grain"]))
@@ -109,21 +105,13 @@ class GrainAdapter:
         Raises:
             StructureMismatch: with every difference between the two pipelines.
         """
-        _require_iterator(obj)
-        if isinstance(obj, Proven):
-            self.check_state(obj.iterator, state)
-            return
-        saved = state["pipeline"]
+        inner, saved = _unwrapped(obj), state["pipeline"]
         if saved is None:
             return
-        if obj in self._tolerant:
+        if inner in self._tolerant:
             _pipeline.require_same_count(saved)
-            return
-        detail = _pipeline.detail_of(saved)
-        now = self._descriptions.get(obj)
-        if now is None or _pipeline.detail_of(now) != detail:
-            now = _pipeline.describe(obj, detail)
-        _pipeline.require_same(saved, now)
+        else:
+            _pipeline.require_same(saved, self._described_like(saved, inner))
 
     def to_text(self, state: dict[str, Any], /) -> str:
         """The file that Grain's own Orbax handler would have written."""
@@ -140,8 +128,7 @@ class GrainAdapter:
 
     def ignore_pipeline_changes(self, obj: IteratorT) -> IteratorT:
         """Marks an iterator so that ``set_state`` compares process counts only; returns it."""
-        _require_iterator(obj)
-        self._tolerant.add(obj.iterator if isinstance(obj, Proven) else obj)
+        self._tolerant.add(_unwrapped(obj))
         return obj
 
     def _set_proven(self, obj: Proven[Any], state: dict[str, Any]) -> None:
@@ -159,14 +146,13 @@ class GrainAdapter:
                 "a function of the pipeline? Restore into the iterator without with_proof to accept it.",
             )
 
-    def _remember(self, obj: Any, saved: dict[str, Any] | None) -> None:
-        """Describes the pipeline before it is used, in as much detail as the saved description, None of Grain's own handler."""
-        if saved is None:
-            return
+    def _described_like(self, saved: dict[str, Any], obj: Any) -> dict[str, Any]:
+        """The description of the iterator's pipeline in as much detail as the saved one."""
         detail = _pipeline.detail_of(saved)
         now = self._descriptions.get(obj)
         if now is None or _pipeline.detail_of(now) != detail:
-            self._descriptions[obj] = _pipeline.describe(obj, detail)
+            return _pipeline.describe(obj, detail)
+        return now
 
     def _describe(self, obj: Any) -> dict[str, Any]:
         """The description of the iterator's pipeline, made once, because pipelines do not change. A pipeline that is
@@ -205,21 +191,19 @@ def with_proof(iterator: Any) -> Proven[Any]:
     Saving takes the next element from the pipeline (and waits for it), digests it on the host,
     and keeps it for the next call of ``next``. Restoring waits for an element, too.
     """
-    _require_iterator(iterator)
+    _unwrapped(iterator)
     return Proven(iterator)
 
 
-def _require_iterator(obj: Any) -> None:
-    if not isinstance(obj, _ITERATORS):
-        raise UnsupportedLeaf(
-            f"a Grain {_name(obj)} has no position: pass its iterator, it = iter(...), the one "
-            "that training calls next() on",
-            type_name=_name(obj),
-        )
-
-
-def _name(obj: Any) -> str:
-    return type(obj).__name__
+def _unwrapped(obj: Any) -> Any:
+    """The iterator without its proof; raises UnsupportedLeaf for anything that is none."""
+    if isinstance(obj, _ITERATORS):
+        return _unwrapped(obj.iterator) if isinstance(obj, Proven) else obj
+    name = type(obj).__name__
+    raise UnsupportedLeaf(
+        f"a Grain {name} has no position: pass its iterator, it = iter(...), the one that training calls next() on",
+        type_name=name,
+    )
 
 
 def _is_closed(obj: Any) -> bool:

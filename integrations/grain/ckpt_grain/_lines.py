@@ -22,8 +22,7 @@ import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
-from ckpt_grain._arrays import array_text
-from ckpt_grain._values import ValueText, is_of_grain, made_with
+from ckpt_grain._values import ValueText, array_text, is_of_grain, made_with
 
 WHOLE, FIRM = "whole, by value", "firm, by value"
 """How much detail a description has: all settings; only those that use cannot change."""
@@ -33,34 +32,17 @@ _ALIASES = ("_map_parent", "_iter_parent", "_maybe_nonnative_parent")
 _CHILDREN = ("_parents", "_datasets", *_ALIASES)
 """Attributes that hold a node's inputs; the aliases may hold the same inputs again."""
 
-# Settings that affect only speed, caches, and duplicates of other settings.
 _LEFT_OUT = frozenset(
-    {
-        "_allow_nones",
-        "_buffer_size",
-        "_ctx",
-        "_default_seed",
-        "_iter_buffer_size",
-        "_make_iter_buffer_size",
-        "_mp_context",
-        "_multiprocessing_options",
-        "_num_make_iter_threads",
-        "_original_source_map_dataset",
-        "_parent_length",
-        "_prefetch_buffer_size",
-        "_read_options",
-        "_record_metrics",
-        "_shard_options",
-        "_stats",
-        "_transform_cls_name",
-        "_transform_name",
-        "_worker_init_fn",
-        "has_child",
-        "options",
-        "original_len",
-        "original_start",
-        *_CHILDREN,
-    }
+    (
+        # Settings that affect only the speed, and what Grain notes of a run.
+        *("_buffer_size", "_iter_buffer_size", "_prefetch_buffer_size", "_read_options"),
+        *("_make_iter_buffer_size", "_num_make_iter_threads", "_worker_init_fn", "options"),
+        *("_mp_context", "_multiprocessing_options", "_ctx", "_record_metrics", "_stats"),
+        # Caches and duplicates of other settings.
+        *("_allow_nones", "_default_seed", "_shard_options", "_transform_cls_name"),
+        *("_original_source_map_dataset", "_parent_length", "_transform_name", "has_child"),
+        *("original_len", "original_start", *_CHILDREN),
+    )
 )
 # Nodes that do not change the elements, and depend on how the pipeline is run.
 _TRANSPARENT = frozenset(
@@ -76,20 +58,19 @@ def is_elastic(obj: Any) -> bool:
     )
 
 
-def described(obj: Any, how: str) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """One line for each node of an iterator's pipeline, with its inputs indented below; for each of its sources the name, and a
-    digest of the lists of texts and numbers that it holds; and the same of its records.
+def described(obj: Any, how: str) -> tuple[list[str], dict[str, list[list[str]]]]:
+    """One line for each node of an iterator's pipeline, with its inputs indented below; and, by ``_content``'s kinds, each source
+    that holds such content: its name, and a digest.
     """
     lines = _Lines(firm=how == FIRM)
-    return lines.of(obj), lines.sources, lines.records
+    return lines.of(obj), lines.held
 
 
 class _Lines:
     def __init__(self, *, firm: bool) -> None:
         self._firm = firm
         self._values = ValueText(firm)
-        self.sources: list[list[str]] = []
-        self.records: list[list[str]] = []
+        self.held: dict[str, list[list[str]]] = {"sources": [], "records": []}
 
     def of(self, obj: Any) -> list[str]:
         if isinstance(obj, grain.DataLoaderIterator):
@@ -118,7 +99,8 @@ class _Lines:
             lines = children[0]
         else:
             lines = [self._label(node)]
-            for block, count in _runs(children):
+            for block, run in itertools.groupby(children):
+                count = len(list(run))
                 lines += _indented(block if count == 1 else [f"{count} x {block[0]}", *block[1:]])
         known[id(node)] = lines
         return lines
@@ -141,24 +123,26 @@ class _Lines:
         return f"{name}({', '.join(parts)})"
 
     def _settings_of(self, node: Any) -> dict[str, Any]:
+        """Of an iterator only constructor arguments: its other attributes hold its position, and change."""
         of_grain = is_of_grain(node)
         if isinstance(node, grain.DatasetIterator):
-            return _made_with(node) if of_grain else {}
-        if not self._firm or of_grain:
+            if not of_grain:
+                return {}
+        elif of_grain or not self._firm:
             return vars(node)
         return {
             f"_{name}": given.value
             for name, given in made_with(node).items()
-            if self._values.counts_firmly(given.value, given.optional)
+            if of_grain or given.is_firm()
         }
 
     def _source_text(self, source: Any) -> str:
         if not is_of_grain(source):
-            held = (self.sources, self._lists_in), (self.records, self._records_in)
-            for known, found_in in held:
-                if texts := "\n".join(found_in(source, 3)):
+            contents = list(self._contents(source, 3))
+            for key, digests in self.held.items():
+                if texts := "\n".join(text for kind, text in contents if kind == key):
                     digest = hashlib.sha256(texts.encode(errors="backslashreplace"))
-                    known.append([type(source).__name__, digest.hexdigest()[:16]])
+                    digests.append([type(source).__name__, digest.hexdigest()[:16]])
         count = _length(source)
         length = "" if count is None else f"[{count}]"
         if isinstance(source, np.ndarray):
@@ -167,59 +151,56 @@ class _Lines:
             return f"{type(source).__name__}{length}"
         return f"{self._values.text(source, source=True)}{length}"
 
-    def _lists_in(self, source: Any, depth: int) -> Iterator[str]:
-        """The lists of texts and numbers that a source is or holds, as texts, also those of a source in it."""
-        if (text := _list_text(source)) is not None:
-            yield text
-        elif depth:
-            for name, value in self._held_by(source):
-                if _list_text(value) is not None or hasattr(type(value), "__getitem__"):
-                    yield from (f"{name}: {text}" for text in self._lists_in(value, depth - 1))
-
-    def _records_in(self, source: Any, depth: int) -> Iterator[str]:
-        """Likewise lists that hold dicts, dataclasses, arrays or None; lists in dicts; and a dict with an entry for each sample."""
-        if (text := _records_text(source)) is not None:
-            yield text
+    def _contents(self, source: Any, depth: int) -> Iterator[tuple[str, str]]:
+        """The ``_content`` of a source, of the entries of a dict, or of what a source holds, also in a source in it; with names."""
+        if (content := _content(source)) is not None:
+            yield content
         elif isinstance(source, Mapping):
-            found = {
-                repr(key): _list_text(part) or _records_text(part) for key, part in source.items()
-            }
-            yield from (f"{key}: {text}" for key, text in found.items() if text is not None)
+            for key, part in source.items():
+                if (content := _content(part)) is not None:
+                    yield "records", f"{key!r}: {content[1]}"
         elif depth:
             for name, value in self._held_by(source):
-                if isinstance(value, Mapping) and len(value) == _length(source):
+                if isinstance(value, Mapping) and 0 < len(value) == _length(source):
+                    # It has an entry for each sample.
                     value = [{"key": key, "value": one} for key, one in value.items()]
                 if hasattr(type(value), "__getitem__"):
-                    yield from (f"{name}: {text}" for text in self._records_in(value, depth - 1))
+                    inside = self._contents(value, depth - 1)
+                    yield from ((kind, f"{name}: {text}") for kind, text in inside)
 
     def _held_by(self, source: Any) -> list[tuple[str, Any]]:
         """The attributes of a source; in use only those that it was given, since the others may have changed."""
-        if isinstance(source, (type, Mapping, list, tuple)):
+        if isinstance(source, (type, list, tuple)):
             return []
-        if self._firm:
-            given = made_with(source).items()
-            return sorted(
-                (name, one.value)
-                for name, one in given
-                if not (one.optional and isinstance(one.value, dict))
-            )
-        return sorted(getattr(source, "__dict__", {}).items())
+        if not self._firm:
+            return sorted(getattr(source, "__dict__", {}).items())
+        return sorted(
+            (name, given.value)
+            for name, given in made_with(source).items()
+            if not (given.optional and isinstance(given.value, dict))
+        )
 
 
-def _list_text(value: Any) -> str | None:
-    """An array of numbers, or a list of texts and numbers (also in lists), as text; None for anything else. Paths count from
-    the folder that they share: the files may have moved.
+def _content(value: Any) -> tuple[str, str] | None:
+    """What a source holds, as a kind and a text: an array of numbers or a list of texts and numbers (also in lists) under
+    "sources"; a list with dicts, dataclasses, arrays or None in it, field by field, under "records"; None for anything else.
+    Paths, of one field, count from the folder that they share: the files may have moved.
     """
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
-        return array_text(value, repr)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OT":
-        value = value.tolist()
-    if not isinstance(value, (list, tuple)) or not _is_plain(value):
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "biufcSU":
+            return "sources", array_text(value, repr)
+        value = value.tolist() if value.dtype.kind in "OT" else None
+    if not isinstance(value, (list, tuple)):
         return None
     items = list(cast("Sequence[Any]", value))
-    if items and all(isinstance(item, (str, PurePath)) for item in items):
-        items = _without_folder(items)
-    return repr(items)
+    if _is_plain(items):
+        of_paths = all(isinstance(item, (str, PurePath)) for item in items)
+        return "sources", repr(_without_folder(items) if of_paths else items)
+    columns = _columns(items)
+    if columns is None:
+        return None
+    fields = (f"{at}: {_without_folder(columns[at])}" for at in sorted(columns, key=repr))
+    return "records", "\n".join(fields)
 
 
 def _without_folder(items: Sequence[Any]) -> list[Any]:
@@ -233,9 +214,9 @@ def _without_folder(items: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _records_text(value: Any) -> str | None:
-    """A list with dicts, dataclasses, arrays or None in it as text, field by field: paths of one field share a folder. None for
-    anything else.
+def _columns(items: Sequence[Any]) -> Mapping[tuple[Any, ...], list[Any]] | None:
+    """The values of each field of records, with the number of its parts for a value that has fields itself; None if a value is
+    neither plain nor of a known container.
     """
     columns: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
 
@@ -258,11 +239,7 @@ def _records_text(value: Any) -> str | None:
         columns[field].append([len(inside)] if inside else part)
         return all([note(one, (*field, name)) for name, one in inside])
 
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OT":
-        value = value.tolist()
-    if not isinstance(value, (list, tuple)) or _is_plain(value) or not note(value, ()):
-        return None
-    return "\n".join(f"{at}: {_without_folder(columns[at])}" for at in sorted(columns, key=repr))
+    return columns if note(items, ()) else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -283,22 +260,8 @@ def loader_of(iterator: Any) -> Any:
     return vars(iterator)["_data_loader"]
 
 
-def _made_with(node: Any) -> dict[str, Any]:
-    """The constructor arguments of a node; its other attributes hold its position, and change."""
-    return {f"_{name}": given.value for name, given in made_with(node).items()}
-
-
 def _indented(lines: Sequence[str]) -> list[str]:
     return ["  " + line for line in lines]
-
-
-def _runs(blocks: Sequence[list[str]]) -> Iterator[tuple[list[str], int]]:
-    """Each run of equal consecutive blocks, with its length."""
-    start = 0
-    for end in range(1, len(blocks) + 1):
-        if end == len(blocks) or blocks[end] != blocks[start]:
-            yield blocks[start], end - start
-            start = end
 
 
 def _children(node: Any) -> Iterator[Any]:

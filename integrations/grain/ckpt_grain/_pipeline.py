@@ -2,9 +2,7 @@
 
 Grain's states are positions, and do not say in which pipeline. The description does: every
 transformation with the settings that decide which elements come, and in which order. Settings that
-only affect the speed (threads, buffers) are left out. A function is described by its name, a
-transformation by its class and constructor arguments, or by its ``repr`` if it defines one, and
-lists of texts and numbers in a source by a digest.
+only affect the speed (threads, buffers) are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import difflib
 import hashlib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -38,7 +36,8 @@ _BY_NAME = "functions by name"
 
 def describe(obj: Any, how: str) -> dict[str, Any]:
     """An iterator's pipeline as plain values: WHOLE if it has returned no element yet, FIRM otherwise."""
-    lines, sources, records = described(obj, how)
+    lines, held = described(obj, how)
+    digest = hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()
     return {
         "grain": grain.__version__,
         # None for an elastic iterator, whose state fits any number of processes.
@@ -46,15 +45,10 @@ def describe(obj: Any, how: str) -> dict[str, Any]:
         _DETAIL: how,
         "python": _BY_NAME,
         "lines": lines[:MAX_LINES],
-        "digest": _digest(lines),
-        "digest_of_names": _digest(lines),
-        "sources": sources,
-        "records": records,
+        "digest": digest,
+        "digest_of_names": digest,
+        **held,
     }
-
-
-def _digest(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()
 
 
 def problems(obj: Any) -> Iterator[str]:
@@ -223,25 +217,17 @@ _SHARED_MEMORY = re.compile(r"\b(make_batch)(?:\(output_to_shared_memory=(?:True
 
 
 def _settings(line: str) -> dict[str, str]:
-    """Name -> text of the settings in the parentheses of a line."""
-    parts = _parts(line.partition("(")[2])
-    if parts is None:  # a value has brackets that do not match
-        parts = re.split(r", (?=\w+=)", line.partition("(")[2].removesuffix(")"))
-    return {key: value for key, equals, value in (part.partition("=") for part in parts) if equals}
-
-
-def _parts(text: str) -> list[str] | None:
-    """The text up to the closing parenthesis, split at commas outside brackets and quotes."""
+    """Name -> text of the settings in the parentheses of a line: brackets outside of quotes match in each text."""
     parts, depth = [""], 0
-    for piece in _PIECES.findall(text):
+    for piece in _PIECES.findall(line.partition("(")[2]):
         depth += (piece in "([{") - (piece in ")]}")
         if depth < 0:
-            return parts
+            break
         if piece == ", " and depth == 0:
             parts.append("")
         else:
             parts[-1] += piece
-    return None
+    return {key: value for key, equals, value in (part.partition("=") for part in parts) if equals}
 
 
 _PIECES = re.compile(rf"{QUOTED.pattern}|, |.", re.DOTALL)

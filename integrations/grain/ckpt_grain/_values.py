@@ -7,6 +7,7 @@ optional fields that hold objects or None, a ``repr``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -18,18 +19,23 @@ import operator
 import pathlib
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-
-from ckpt_grain._arrays import array_text, as_array
 
 MAX_TEXT = 400
 """The most characters of one setting; a longer one is cut, with a digest added."""
 
 MAX_ITEMS = 10_000
 """The most entries of a list or dictionary that are described one by one."""
+
+WHOLE_BYTES = 64 << 20
+"""Larger arrays are digested by blocks spread over them, because they may be mapped files."""
+
+BLOCKS = 64
+BLOCK_BYTES = 1 << 20
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Memory addresses, which differ between processes."""
@@ -52,6 +58,10 @@ class Given(NamedTuple):
     value: Any
     optional: bool
 
+    def is_firm(self) -> bool:
+        """Whether use cannot have changed it."""
+        return _is_firm(self.value) or (not self.optional and as_array(self.value) is not None)
+
 
 class ValueText:
     """Describes settings as text; ``firm``: only what use cannot change."""
@@ -69,10 +79,6 @@ class ValueText:
             return text
         digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
         return f"{text[:MAX_TEXT]!r}... sha256:{digest}"
-
-    def counts_firmly(self, value: Any, optional: bool) -> bool:
-        """Whether use cannot have changed the value of a constructor argument."""
-        return _is_firm(value) or (not optional and as_array(value) is not None)
 
     def _described(self, value: Any, own_repr: bool) -> str:
         if id(value) in self._inside:  # a container that holds itself
@@ -152,9 +158,7 @@ class ValueText:
         fields = [
             (field, given.value)
             for field, given in made_with(value).items()
-            if not self._firm
-            or (dataclass is not None and not given.optional)
-            or self.counts_firmly(given.value, given.optional)
+            if not self._firm or (dataclass is not None and not given.optional) or given.is_firm()
         ]
         settings = ", ".join(_named(fields, lambda inner: self._described(inner, own_repr)))
         return f"{name}({settings})" if settings or dataclass is not None else name
@@ -239,3 +243,43 @@ def _closed(text: str) -> str:
 def is_of_grain(value: Any) -> bool:
     """Whether an object is of one of Grain's own classes."""
     return type(value).__module__.partition(".")[0] == "grain"
+
+
+def as_array(value: Any) -> np.ndarray | None:
+    """The value as a host array; None if it is not an array, or not readable on the host."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, np.void):
+        return np.asarray(value)
+    if isinstance(value, jax.Array):
+        if value.is_deleted() or not value.is_fully_addressable:
+            return None
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        return np.asarray(jax.device_get(value))
+    if type(value).__module__.partition(".")[0] in ("torch", "tensorflow"):
+        with contextlib.suppress(
+            RuntimeError, TypeError, ValueError
+        ):  # on a device, or no numpy dtype
+            found = np.asarray(value)
+            return found if found.dtype.kind != "O" else None
+    return None
+
+
+def array_text(array: np.ndarray, text_of: Callable[[Any], str]) -> str:
+    """An array as text; ``text_of`` describes its elements if they are objects."""
+    if array.dtype.hasobject or array.dtype.kind == "T":
+        return f"ndarray[{array.dtype}{array.shape}, {text_of(array.tolist())}]"
+    if array.dtype.names is not None:  # the padding between fields must not count
+        return f"ndarray[{text_of({name: array[name] for name in array.dtype.names})}]"
+    return f"ndarray[{array.dtype}{array.shape}, digest {_array_digest(array)}]"
+
+
+def _array_digest(array: np.ndarray) -> str:
+    if array.nbytes <= WHOLE_BYTES:
+        return hashlib.sha256(array.tobytes()).hexdigest()[:16]
+    items = max(1, BLOCK_BYTES // array.itemsize)
+    found = hashlib.sha256()
+    for start in np.linspace(0, array.size - items, BLOCKS).astype(np.int64):
+        found.update(array.flat[start : start + items].tobytes())
+    return found.hexdigest()[:16]

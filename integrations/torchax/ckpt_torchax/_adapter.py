@@ -30,7 +30,9 @@ class TorchAdapter:
         """Whether the adapter handles objects of this class."""
         if issubclass(cls, (torch.Tensor, torch.nn.Module, torch.Generator)):
             return True
-        return _torchax.is_environment_class(cls) or _has_state_dict(cls)
+        return _torchax.is_environment_class(cls) or all(
+            callable(getattr(cls, name, None)) for name in ("state_dict", "load_state_dict")
+        )
 
     def get_state(self, obj: Any, /) -> Any:
         """The state as arrays: jax arrays of torchax tensors, numpy views of CPU tensors.
@@ -128,12 +130,6 @@ def _renamed(path: str, table: Sequence[tuple[str, str]]) -> str:
         if rest[:1] in ("", ".", "/"):
             return new + rest if new else rest[1:]
     return path
-
-
-def _has_state_dict(cls: type) -> bool:
-    return callable(getattr(cls, "state_dict", None)) and callable(
-        getattr(cls, "load_state_dict", None)
-    )
 
 
 def _copied(obj: Any) -> Any:

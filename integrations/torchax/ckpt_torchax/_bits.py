@@ -25,22 +25,12 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-_SHARED = (
+_NAMES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
-_CARRIED = {
-    "bfloat16": torch.int16,
-    "float8_e4m3fn": torch.uint8,
-    "float8_e4m3fnuz": torch.uint8,
-    "float8_e5m2": torch.uint8,
-    "float8_e5m2fnuz": torch.uint8,
-    "float8_e8m0fnu": torch.uint8,
-}
-_NUMPY = {
-    **{getattr(torch, name): np.dtype(name) for name in _SHARED},
-    **{getattr(torch, name): dtype_named(name) for name in _CARRIED},
-}
+_NUMPY = {getattr(torch, name): dtype_named(name) for name in _NAMES}
 _WIDENED: dict[Any, Any] = {
     **{dtype_named(name): np.int8 for name in ("int2", "int4")},
     **{dtype_named(name): np.uint8 for name in ("uint2", "uint4")},
@@ -69,10 +59,9 @@ def to_numpy(tensor: torch.Tensor, where: str) -> Array:
     dtype = numpy_dtype(tensor, where)
     with plain_torch():
         plain = tensor.detach().resolve_conj().resolve_neg()
-        carrier = _CARRIED.get(dtype.name)
-        if carrier is None:
+        if dtype.isbuiltin == 1:
             return plain.numpy()
-        return plain.view(carrier).numpy().view(dtype)
+        return plain.view({1: torch.uint8, 2: torch.int16}[dtype.itemsize]).numpy().view(dtype)
 
 
 def from_numpy(array: Array, where: str) -> torch.Tensor:
@@ -92,38 +81,34 @@ def from_numpy(array: Array, where: str) -> torch.Tensor:
     if not (array.flags.writeable and array.dtype.isnative and all(s >= 0 for s in array.strides)):
         array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
     with plain_torch():
-        carrier = _CARRIED.get(array.dtype.name)
-        if carrier is None:
+        if array.dtype.isbuiltin == 1:
             return torch.from_numpy(array)
-        bits = np.dtype(str(carrier).removeprefix("torch."))
-        return torch.from_numpy(array.view(bits)).view(dtype)
+        return torch.from_numpy(array.view(f"i{array.itemsize}")).view(dtype)
 
 
 def _refuse_unusual(tensor: torch.Tensor, where: str) -> None:
     """Refuses everything but ordinary CPU tensors; the error says why and what to save instead."""
-    roots = {base.__module__.partition(".")[0] for base in type(tensor).__mro__}
+    cls: Any = type(tensor)
+    plain: Any = torch.Tensor
+    roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
     device = tensor.device.type
+    why = None
     if device == "tpu" or roots & {"torch_tpu", "torchtpu"}:
-        raise _unsupported(
-            tensor, where, "TorchTPU tensors are not supported: use torchax, or save tensor.cpu()"
-        )
-    if torch.nn.parameter.is_lazy(tensor):
-        raise _unsupported(tensor, where, "it is not initialized: run the lazy module once")
-    if tensor.is_nested:
-        raise _unsupported(tensor, where, "it is nested: save its parts")
-    if tensor.layout != torch.strided:
-        raise _unsupported(tensor, where, f"its layout is {tensor.layout}: save tensor.to_dense()")
-    if tensor.is_quantized:
-        raise _unsupported(tensor, where, "it is quantized: save int_repr(), scale and zero point")
-    if device != "cpu":
-        raise _unsupported(tensor, where, f"it lies on {device}: save tensor.cpu()")
-    if _dispatch_of(type(tensor)) is not _dispatch_of(torch.Tensor):
-        raise _unsupported(tensor, where, "it is a wrapper, with no memory of its own to save")
-
-
-def _dispatch_of(cls: Any) -> Any:
-    """The ``__torch_dispatch__`` of a tensor class; wrappers without memory define one."""
-    return cls.__torch_dispatch__
+        why = "TorchTPU tensors are not supported: use torchax, or save tensor.cpu()"
+    elif torch.nn.parameter.is_lazy(tensor):
+        why = "it is not initialized: run the lazy module once"
+    elif tensor.is_nested:
+        why = "it is nested: save its parts"
+    elif tensor.layout != torch.strided:
+        why = f"its layout is {tensor.layout}: save tensor.to_dense()"
+    elif tensor.is_quantized:
+        why = "it is quantized: save int_repr(), scale and zero point"
+    elif device != "cpu":
+        why = f"it lies on {device}: save tensor.cpu()"
+    elif cls.__torch_dispatch__ is not plain.__torch_dispatch__:
+        why = "it is a wrapper, with no memory of its own to save"
+    if why is not None:
+        raise _unsupported(tensor, where, why)
 
 
 def _unsupported(tensor: torch.Tensor, where: str, why: str) -> UnsupportedLeaf:

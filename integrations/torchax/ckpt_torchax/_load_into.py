@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -74,33 +74,38 @@ def load_into(
     _modules.refuse_meta_buffers(inside, buffers)
     chosen = _by_name(shardings) if isinstance(shardings, Mapping) else shardings
     _put_buffers(inside, buffers or {})
-    is_file, source = str(path).endswith(FILES), path
-    try:
-        with contextlib.ExitStack() as stack:
-            if str(path).endswith(TORCH_SUFFIXES):
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                imported = os.path.join(folder, os.path.basename(path))
-                ckpt.convert.import_weights(path, imported, options=ckpt.Options(durable=False))
-                path = imported
-            filling = ckpt.load(
-                path,
-                _modules.Filling(inside),
-                item=None if is_file else chosen_item(path, item),
-                sharding=chosen,
-                cast=cast,
-                rename=rename,
-                missing=missing,
-                unexpected=unexpected,
-                options=options,
-            )
+    with _as_loadable(path) as loadable:
+        filling = ckpt.load(
+            loadable,
+            _modules.Filling(inside),
+            item=None if str(path).endswith(FILES) else chosen_item(path, item),
+            sharding=chosen,
+            cast=cast,
+            rename=rename,
+            missing=missing,
+            unexpected=unexpected,
+            options=options,
+        )
         _modules.set_state(inside, filling.state)
-    except BaseException as error:
-        if path is not source:
-            error.add_note(f"{path} was a copy of {source}")
-        raise
     if not stays_on_cpu:
         _move_the_rest(inside)
     return module
+
+
+@contextlib.contextmanager
+def _as_loadable(path: str | os.PathLike[str]) -> Generator[str | os.PathLike[str]]:
+    """The path, or that of a temporary checkpoint of what a file of ``torch.save`` holds."""
+    if not str(path).endswith(TORCH_SUFFIXES):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, os.path.basename(path))
+        ckpt.convert.import_weights(path, copy, options=ckpt.Options(durable=False))
+        try:
+            yield copy
+        except BaseException as error:
+            error.add_note(f"{copy} was a copy of {path}")
+            raise
 
 
 def _refuse_other_types(path: Any, module: Any) -> None:

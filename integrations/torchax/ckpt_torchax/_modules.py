@@ -53,23 +53,19 @@ class Filling(torch.nn.Module):
 
 def get_state(module: Any) -> dict[str, Any]:
     """The arrays of a module by name, tied ones once; tensors in ``_extra_state`` as arrays."""
-    values: dict[str, Any] = {}
-    keys: dict[str, Any] = {}
-    for name, value in _entries(module).items():
-        if _is_extra(name):
-            values[name], keys[name] = _tensors.arrays_of(value), name
-            continue
-        values[name] = leaf = _tensors.read_live(value, name)
-        keys[name] = id(leaf if isinstance(leaf, jax.Array) else value)
-    state: dict[str, Any] = {}
-    first_of: dict[Any, str] = {}
-    tied: dict[str, dict[str, bool]] = {}
-    for name, value in values.items():
-        first = first_of.setdefault(keys[name], name)
-        if first == name:
-            state[name] = value
-        else:
-            tied.setdefault(first, {})[name] = True
+    entries = _entries(module)
+    leaves = {
+        name: _tensors.arrays_of(value) if _is_extra(name) else _tensors.read_live(value, name)
+        for name, value in entries.items()
+    }
+    # Two torchax tensors may share one array.
+    held = {
+        name: leaf if isinstance(leaf, jax.Array) else entries[name]
+        for name, leaf in leaves.items()
+    }
+    groups = _groups(held)
+    tied = {first: dict.fromkeys(others, True) for first, *others in groups if others}
+    state = {names[0]: leaves[names[0]] for names in groups}
     return state | {TIED: tied} if tied else state
 
 
@@ -143,7 +139,11 @@ def set_state(module: Any, state: Mapping[str, Any]) -> None:
         values.append((names, narrowed(value, names[0]) if _is_meta(entries[names[0]]) else value))
     for names, value in values:
         _set(module, names, entries[names[0]], value)
-    _warn_of_lost_ties(untied)
+    if untied:
+        _warn(
+            f"tied when saved, separate in the target: {', '.join(untied)}. Each has the saved value now, and training "
+            "would make them differ: tie them again after .to('jax'), which unties them"
+        )
 
 
 def set_leaves(module: Any, leaves: Mapping[tuple[Any, ...], Any]) -> list[Any]:
@@ -222,11 +222,10 @@ def _entries(module: Any) -> dict[str, Any]:
 
 
 def _groups(entries: Mapping[str, Any]) -> list[list[str]]:
-    """Names of the same tensor object together, in order."""
-    groups: dict[int, list[str]] = {}
+    """Names of the same object together, in order; an extra state is alone."""
+    groups: dict[Any, list[str]] = {}
     for name, value in entries.items():
-        key = id(name) if _is_extra(name) else id(value)
-        groups.setdefault(key, []).append(name)
+        groups.setdefault(name if _is_extra(name) else id(value), []).append(name)
     return list(groups.values())
 
 
@@ -282,24 +281,11 @@ def _warn_of_lost_differences(names: list[str], values: list[Any]) -> None:
     if _is_extra(names[0]):
         return
     for name, value in zip(names[1:], values[1:], strict=False):
-        if not _same(values[0], value):
+        if np.asarray(value).tobytes() != np.asarray(values[0]).tobytes():
             _warn(
                 f"{name} and {names[0]} are one tensor in the target, and were two with other values when saved: "
                 f"it now has the value of {names[0]}"
             )
-
-
-def _same(one: Any, other: Any) -> bool:
-    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
-
-
-def _warn_of_lost_ties(untied: list[str]) -> None:
-    """Warns that tensors which were saved as one are separate now, and will diverge."""
-    if untied:
-        _warn(
-            f"tied when saved, separate in the target: {', '.join(untied)}. Each has the saved value now, and training "
-            "would make them differ: tie them again after .to('jax'), which unties them"
-        )
 
 
 def _warn(message: str) -> None:
@@ -310,10 +296,7 @@ def names_of_tensors(module: Any) -> list[tuple[list[str], Any]]:
     """Every parameter and buffer, including non-persistent ones, with all of its names."""
     tensors = dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
-    names_of: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        names_of.setdefault(id(tensor), []).append(name)
-    return [(names, tensors[names[0]]) for names in names_of.values()]
+    return [(names, tensors[names[0]]) for names in _groups(tensors)]
 
 
 def tensor_at(module: Any, name: str) -> Any:

@@ -22,21 +22,10 @@ from ckpt_torchax import _bits, _tensors, _torchax
 
 # State that has the shape of its parameter, in torch's own optimizers.
 _LIKE_PARAMETER = frozenset(
-    [
-        "acc_delta",
-        "ax",
-        "exp_avg",
-        "exp_avg_sq",
-        "exp_inf",
-        "grad_avg",
-        "max_exp_avg_sq",
-        "max_exp_avg_sqs",
-        "momentum_buffer",
-        "prev",
-        "square_avg",
-        "step_size",
-        "sum",
-    ]
+    (
+        *("acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq"),
+        *("max_exp_avg_sqs", "momentum_buffer", "prev", "square_avg", "step_size", "sum"),
+    )
 )
 
 
@@ -94,7 +83,11 @@ def order_of(optimizer: torch.optim.Optimizer, names: Names | None, saved: Any) 
         if sorted(map(sorted, parts)) == sorted(map(sorted, wanted)):
             places = {name: place for place, name in enumerate(own)}
             return Order([places[name] for name in every], [parts.index(one) for one in wanted])
-    if own_sizes == sizes and every != own:
+    if own_sizes != sizes:
+        _refuse(
+            "param_groups", f"groups of {sizes} parameters", f"groups of {own_sizes} parameters"
+        )
+    if every != own:
         pairs = zip(every, own, strict=True)
         shown = ", ".join(f"{old or '?'} -> {new or '?'}" for old, new in pairs if old != new)
         warnings.warn(
@@ -103,18 +96,14 @@ def order_of(optimizer: torch.optim.Optimizer, names: Names | None, saved: Any) 
             UserWarning,
             stacklevel=2,
         )
-    if own_sizes != sizes:
-        _refuse(
-            "param_groups", f"groups of {sizes} parameters", f"groups of {own_sizes} parameters"
-        )
     return Order(range(sum(sizes)), range(len(sizes)))
 
 
 def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any, order: Order) -> Any:
     """The saved structure, with each array on the device or sharding of its parameter."""
     saved_groups = saved["param_groups"]
-    every = _parameters(optimizer)
-    parameters = [every[place] for place in order.parameters]
+    own_parameters = _parameters(optimizer)
+    parameters = [own_parameters[place] for place in order.parameters]
     live = state_with_arrays(optimizer)
     groups: list[Any] = [None] * len(saved_groups)
     for own, place in zip(live["param_groups"], order.groups, strict=True):

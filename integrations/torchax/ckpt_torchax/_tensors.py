@@ -18,7 +18,7 @@ def read(tensor: Any, where: str) -> Any:
     if _torchax.is_jax(tensor):
         return tensor.jax()
     if tensor.is_meta:
-        return abstract(tensor, where)
+        return _abstract(tensor, where)
     return _bits.to_numpy(tensor, where)
 
 
@@ -61,10 +61,10 @@ def copied(tensor: torch.Tensor) -> torch.Tensor | None:
         return made.requires_grad_(tensor.requires_grad)
 
 
-def abstract(tensor: torch.Tensor, where: str, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding of the array for a tensor on the meta device."""
+def _abstract(tensor: torch.Tensor, where: str) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the array for a tensor on the meta device."""
     dtype = jax.dtypes.canonicalize_dtype(_bits.numpy_dtype(tensor, where))
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
 
 
 def write(tensor: Any, value: Any) -> None:
