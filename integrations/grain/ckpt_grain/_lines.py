@@ -8,12 +8,10 @@ that use cannot change are described.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import inspect
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, cast
@@ -58,19 +56,19 @@ def is_elastic(obj: Any) -> bool:
     )
 
 
-def described(obj: Any, how: str) -> tuple[list[str], dict[str, list[list[str]]]]:
-    """One line for each node of an iterator's pipeline, with its inputs indented below; and, by ``_content``'s kinds, each source
-    that holds such content: its name, and a digest.
+def described(obj: Any, how: str) -> tuple[list[str], list[list[str]]]:
+    """One line for each node of an iterator's pipeline, with its inputs indented below; and for each of its sources the name,
+    and a digest of the lists of texts and numbers that it holds.
     """
     lines = _Lines(firm=how == FIRM)
-    return lines.of(obj), lines.held
+    return lines.of(obj), lines.sources
 
 
 class _Lines:
     def __init__(self, *, firm: bool) -> None:
         self._firm = firm
         self._values = ValueText(firm)
-        self.held: dict[str, list[list[str]]] = {"sources": [], "records": []}
+        self.sources: list[list[str]] = []
 
     def of(self, obj: Any) -> list[str]:
         if isinstance(obj, grain.DataLoaderIterator):
@@ -137,122 +135,58 @@ class _Lines:
         }
 
     def _source_text(self, source: Any) -> str:
-        if not is_of_grain(source):
-            contents = list(self._contents(source, 3))
-            for key, digests in self.held.items():
-                if texts := "\n".join(text for kind, text in contents if kind == key):
-                    digest = hashlib.sha256(texts.encode(errors="backslashreplace"))
-                    digests.append([type(source).__name__, digest.hexdigest()[:16]])
-        count = _length(source)
-        length = "" if count is None else f"[{count}]"
+        if not is_of_grain(source) and (held := [*self._lists_in(source, 3)]):
+            digest = hashlib.sha256("\n".join(held).encode(errors="backslashreplace"))
+            self.sources.append([type(source).__name__, digest.hexdigest()[:16]])
+        try:
+            length = f"[{len(source)}]"
+        except TypeError:
+            length = ""
         if isinstance(source, np.ndarray):
             return f"ndarray[{source.dtype}{source.shape}]"
         if isinstance(source, (list, tuple)):  # data in memory, not a setting
             return f"{type(source).__name__}{length}"
         return f"{self._values.text(source, source=True)}{length}"
 
-    def _contents(self, source: Any, depth: int) -> Iterator[tuple[str, str]]:
-        """The ``_content`` of a source, of the entries of a dict, or of what a source holds, also in a source in it; with names."""
-        if (content := _content(source)) is not None:
-            yield content
-        elif isinstance(source, Mapping):
-            for key, part in source.items():
-                if (content := _content(part)) is not None:
-                    yield "records", f"{key!r}: {content[1]}"
-        elif depth:
-            for name, value in self._held_by(source):
-                if isinstance(value, Mapping) and 0 < len(value) == _length(source):
-                    # It has an entry for each sample.
-                    value = [{"key": key, "value": one} for key, one in value.items()]
+    def _lists_in(self, source: Any, depth: int) -> Iterator[str]:
+        """The lists of texts and numbers that a source is or holds, as texts, also those of a source in it. Records are left to
+        ``with_proof``: programs keep in them what they compute.
+        """
+        if (text := _list_text(source)) is not None:
+            yield text
+        elif depth and not isinstance(source, (type, Mapping, list, tuple)):
+            held: Mapping[str, Any] = getattr(source, "__dict__", {})
+            if self._firm:  # use may have changed the others
+                held = {name: given.value for name, given in made_with(source).items()}
+            for name, value in sorted(held.items()):
                 if hasattr(type(value), "__getitem__"):
-                    inside = self._contents(value, depth - 1)
-                    yield from ((kind, f"{name}: {text}") for kind, text in inside)
-
-    def _held_by(self, source: Any) -> list[tuple[str, Any]]:
-        """The attributes of a source; in use only those that it was given, since the others may have changed."""
-        if isinstance(source, (type, list, tuple)):
-            return []
-        if not self._firm:
-            return sorted(getattr(source, "__dict__", {}).items())
-        return sorted(
-            (name, given.value)
-            for name, given in made_with(source).items()
-            if not (given.optional and isinstance(given.value, dict))
-        )
+                    yield from (f"{name}: {text}" for text in self._lists_in(value, depth - 1))
 
 
-def _content(value: Any) -> tuple[str, str] | None:
-    """What a source holds, as a kind and a text: an array of numbers or a list of texts and numbers (also in lists) under
-    "sources"; a list with dicts, dataclasses, arrays or None in it, field by field, under "records"; None for anything else.
-    Paths, of one field, count from the folder that they share: the files may have moved.
+def _list_text(value: Any) -> str | None:
+    """An array of numbers, or a list of texts and numbers (also in lists), as text; None for anything else. Paths count from
+    the folder that they share: the files may have moved.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "biufcSU":
-            return "sources", array_text(value, repr)
+            return array_text(value, repr)
         value = value.tolist() if value.dtype.kind in "OT" else None
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)) or not _is_plain(value):
         return None
-    items = list(cast("Sequence[Any]", value))
-    if _is_plain(items):
-        of_paths = all(isinstance(item, (str, PurePath)) for item in items)
-        return "sources", repr(_without_folder(items) if of_paths else items)
-    columns = _columns(items)
-    if columns is None:
-        return None
-    fields = (f"{at}: {_without_folder(columns[at])}" for at in sorted(columns, key=repr))
-    return "records", "\n".join(fields)
-
-
-def _without_folder(items: Sequence[Any]) -> list[Any]:
-    """Texts, and what is between them, without the folder that the texts share."""
-    texts = [str(item) for item in items if isinstance(item, (str, PurePath))]
-    pairs = zip(min(texts, default=""), max(texts, default=""), strict=False)
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-    folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
-    return [
-        str(item)[len(folder) :] if isinstance(item, (str, PurePath)) else item for item in items
-    ]
-
-
-def _columns(items: Sequence[Any]) -> Mapping[tuple[Any, ...], list[Any]] | None:
-    """The values of each field of records, with the number of its parts for a value that has fields itself; None if a value is
-    neither plain nor of a known container.
-    """
-    columns: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
-
-    def note(part: Any, field: tuple[Any, ...]) -> bool:
-        inside: Any = ()
-        if part is None or type(part) in (str, int, float):  # most are: there may be millions
-            pass
-        elif isinstance(part, Mapping):
-            inside = part.items()
-        elif isinstance(part, (list, tuple)):
-            narrow = field and len(part) <= 16  # such as a pair: its places are fields
-            inside = [(place if narrow else "", one) for place, one in enumerate(part)]
-        elif isinstance(part, np.ndarray) and part.dtype.kind in "biufcSU":
-            part = [array_text(part, repr)]
-        elif dataclasses.is_dataclass(part):
-            names = [one.name for one in dataclasses.fields(part)]
-            inside = [(name, getattr(part, name, None)) for name in names]
-        elif not _is_plain(part):
-            return False
-        columns[field].append([len(inside)] if inside else part)
-        return all([note(one, (*field, name)) for name, one in inside])
-
-    return columns if note(items, ()) else None
+    items = cast("Sequence[Any]", value)
+    if items and all(isinstance(item, (str, PurePath)) for item in items):
+        texts = list(map(str, items))
+        pairs = zip(min(texts), max(texts), strict=False)
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        folder = "".join(letter for letter, _ in alike).rpartition("/")[0]
+        items = [text[len(folder) :] for text in texts]
+    return repr(list(items))
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, cast("Sequence[Any]", value)))
     return isinstance(value, (str, bytes, int, float, np.number, PurePath))
-
-
-def _length(source: Any) -> int | None:
-    try:
-        return len(source)
-    except TypeError:
-        return None
 
 
 def loader_of(iterator: Any) -> Any:

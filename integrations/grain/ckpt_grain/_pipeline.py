@@ -36,7 +36,7 @@ _BY_NAME = "functions by name"
 
 def describe(obj: Any, how: str) -> dict[str, Any]:
     """An iterator's pipeline as plain values: WHOLE if it has returned no element yet, FIRM otherwise."""
-    lines, held = described(obj, how)
+    lines, sources = described(obj, how)
     digest = hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()
     return {
         "grain": grain.__version__,
@@ -47,7 +47,7 @@ def describe(obj: Any, how: str) -> dict[str, Any]:
         "lines": lines[:MAX_LINES],
         "digest": digest,
         "digest_of_names": digest,
-        **held,
+        "sources": sources,
     }
 
 
@@ -133,10 +133,9 @@ _COUNT_ADVICE = (
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
     if saved["processes"] != now["processes"]:
         yield Mismatch("processes", "number", str(saved["processes"]), str(now["processes"]))
-    for held in ("sources", "records"):
-        for (name, before), (_, after) in zip(saved.get(held, ()), now[held], strict=False):
-            if before != after:
-                yield Mismatch(name, "content", f"digest {before}", f"digest {after}")
+    for (name, before), (_, after) in zip(saved.get("sources", ()), now["sources"], strict=False):
+        if before != after:
+            yield Mismatch(name, "content", f"digest {before}", f"digest {after}")
     if saved["digest"] == now["digest"]:
         return
     alike = saved["grain"] == now["grain"] and saved.get("python") == _BY_NAME
