@@ -7,9 +7,11 @@ core imports no framework: if the object exists, its framework is already import
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ckpt_core._adapters import verbs as verbs
-from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._errors import CheckpointError, StructureMismatch, UnsupportedLeaf
+from ckpt_core._lazy import jax
 from ckpt_core._tree import Below, Path, WithConstants, flatten, format_path
 from ckpt_core.arguments import with_article
 
@@ -255,12 +258,20 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
             found[path] = value
         elif id(value) not in seen:
             seen.add(id(value))
-            inside = getattr(value, "__dict__", {}) if dataclasses.is_dataclass(value) else {}
-            if isinstance(value, (dict, list, tuple)):
-                inside = value if isinstance(value, dict) else dict(enumerate(value))
+            inside: dict[Any, Any] = value if isinstance(value, dict) else {}
+            if isinstance(value, (list, tuple)):
+                inside = dict(enumerate(value))
+            elif dataclasses.is_dataclass(value):
+                fields = [one.name for one in dataclasses.fields(value)]
+                inside = {name: getattr(value, name, None) for name in fields}
+            elif not isinstance(value, dict) and not hasattr(value, "__next__"):
+                with contextlib.suppress(AttributeError, TypeError, ValueError):  # said by the save
+                    children = jax.tree.leaves(
+                        value, is_leaf=functools.partial(operator.is_not, value)
+                    )
+                    inside = dict(enumerate(children))
             for kind in {*map(type, inside.values())}:  # not each leaf: there may be thousands
-                holds = issubclass(kind, (dict, list, tuple)) or dataclasses.is_dataclass(kind)
-                if holds or _for_class(kind) is not None:
+                if _for_class(kind) is not None or not issubclass(kind, _plain_types()):
                     for key, part in inside.items():
                         if type(part) is kind:
                             parts.append((f"{path}/{key}", part))
@@ -269,6 +280,12 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
         if isinstance(adapter, verbs.Meets):
             adapter.meet(obj, found)
     return {name: adapter_for(value) for name, value in items.items()}
+
+
+@functools.cache
+def _plain_types() -> tuple[type, ...]:
+    arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
+    return (*arrays, str, bytes, int, float, complex, type(None))
 
 
 class SavedDict(dict[Any, Any]):
@@ -356,7 +373,11 @@ def expander(
         shares = bool(getattr(adapter, "shares", False))
         wanted = getattr(adapter, "wanted", None)  # of ``verbs.Wants``
         if wanted is not None and (before := saved(path)) is not None:
-            state = wanted(used, before)
+            try:
+                state = wanted(used, before)
+            except StructureMismatch as error:
+                error.add_note(f"ckpt: this is {format_path(path)} of the item")
+                raise
         elif stored and isinstance(adapter, verbs.StoresBelow):
             state = adapter.get_stored(used, Below, seen)
         else:

@@ -10,6 +10,7 @@ from ckpt_core._adapters import SavedDict
 from ckpt_core._errors import Mismatch
 from ckpt_core._lazy import JAX_SETTINGS, jax
 from ckpt_core._load import functions
+from ckpt_core._load.request import Request
 from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import (
@@ -21,24 +22,36 @@ from ckpt_core._tree import (
     importable_type,
     unflatten,
 )
-from ckpt_core._tree.match import Match, MatchRules
+from ckpt_core._tree.match import Match, MatchRules, renamed_path
 from ckpt_core._words import some
 
 _ABSENT: tuple[()] = ()
 """What a field has at a place beyond its end."""
 
 
-def unread(item: SavedItem, dicts: dict[Path, Node], path: Path) -> Any:
-    """What was saved at a path, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with what was recorded
-    beside its state. None inside of the item where no dict was saved; ``dicts`` has those, once they were needed.
+def unread(
+    item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
+) -> Any:
+    """What was saved for a path of the target, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with
+    what was recorded beside its state. None inside of the item where no dict was saved, or with ``only=``. ``dicts`` has those,
+    once they were needed, each with the position of its first leaf.
     """
-    if path and not dicts:
-        dicts |= {at: node for at, node in functions.nodes_in(item.root) if node.kind == "dict"}
-    if (root := dicts.get(path) if path else item.root) is None:
+    if path and request.only is not None:
         return None
-    leaves = zip(item.paths, item.specs, strict=True)
-    inside = (SavedLeaf(spec) for at, spec in leaves if at[: len(path)] == path)
-    tree = unflatten(root, inside, resolve=importable_type)
+    if path and not dicts:
+        first = dict[Path, int]()
+        for position, saved in enumerate(item.paths):
+            for length in range(1, len(saved)):
+                first.setdefault(saved[:length], position)
+        for at, node in functions.nodes_in(item.root):
+            if node.kind == "dict":
+                renamed = tuple(map(str, renamed_path(at, request.rules.rename)))
+                dicts[renamed] = node, first.get(at, 0)
+    root, start = dicts.get(tuple(map(str, path)), (None, 0)) if path else (item.root, 0)
+    if root is None:
+        return None
+    leaves = (SavedLeaf(item.specs[at]) for at in range(start, len(item.specs)))
+    tree = unflatten(root, leaves, resolve=importable_type)
     if root.kind == "dict" and root.static:
         tree = SavedDict(tree)
         tree.constants = compared_values(root.static)

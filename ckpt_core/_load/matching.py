@@ -140,9 +140,9 @@ def plan_item(
             )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
-    dicts = dict[Path, Node]()
+    dicts = dict[Path, tuple[Node, int]]()
     expand = _adapters.expander(
-        lambda path: constants.unread(item, dicts, path), stand_in=copies, live=live
+        lambda path: constants.unread(item, dicts, path, request), stand_in=copies, live=live
     )
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)

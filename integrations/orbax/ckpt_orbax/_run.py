@@ -17,7 +17,7 @@ import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
 from ckpt_orbax._paths import as_path, as_text, refuse_another_series
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
-from ckpt_orbax.metadata import as_only_to_resume, is_only_to_resume, metrics_of, times_of
+from ckpt_orbax.metadata import as_only_to_resume, metrics_of, only_to_resume, times_of
 from ckpt_orbax.options import MultiprocessingOptions
 from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
@@ -121,7 +121,7 @@ class Run:
                 asked = [*self._for_policy(others), self._of_save(step, save)]
                 save.let_go = let_go(self._keep, asked)
                 if step in save.let_go:
-                    metadata = as_only_to_resume(metadata)
+                    metadata = as_only_to_resume(metadata, step)
         except Exception as caught:
             error = caught
         try:
@@ -230,7 +230,8 @@ class Run:
         running, there = self.running(), self.on_disk()
         if self._unasked:
             self._unasked = False
-            self._let_go.update(one for one in there[-1:] if is_only_to_resume(self.path(one)))
+            found = [(step, self.path(step)) for step in there]
+            self._let_go |= only_to_resume(found, also_all=self._keep is not None)
         gone = self._let_go.union(*(save.let_go for save in running.values()))
         return sorted({*there, *running} - gone)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -199,20 +199,30 @@ def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
 
 
 _TO_RESUME = "ckpt_only_to_resume"
-"""In the metadata of a step that the policy of its program did not keep, and that stays until the next save."""
+"""In the metadata of a step that the policy of its program did not keep, and that stays until the next save: its number, since
+programs save again what metadata they find.
+"""
 
 
-def as_only_to_resume(metadata: Any) -> Any:
+def as_only_to_resume(metadata: Any, step: int) -> Any:
     """The metadata of a step, marked; as it is if it is no dict."""
-    return {**(metadata or {}), _TO_RESUME: True} if isinstance(metadata or {}, dict) else metadata
+    return {**(metadata or {}), _TO_RESUME: step} if isinstance(metadata or {}, dict) else metadata
 
 
-def is_only_to_resume(path: Any) -> bool:
-    """Whether the policy did not keep a step when it was saved: with Orbax it would be gone."""
+def only_to_resume(steps: Sequence[tuple[int, Any]], *, also_all: bool = False) -> set[int]:
+    """Those of steps, with their paths, that with Orbax would be gone: of the two newest, as the next save deletes the older. None
+    if that were all, as in a copy of the newest step, unless ``also_all``.
+    """
+    found = {step for step, path in sorted(steps)[-2:] if _is_marked(step, path)}
+    return found if also_all or len(found) < len(steps) else set()
+
+
+def _is_marked(step: int, path: Any) -> bool:
     try:
-        return _TO_RESUME in (ckpt.inspect(as_text(path)).metadata or ())
-    except (ckpt.CheckpointError, OSError, TypeError, ValueError):
+        metadata = ckpt.inspect(as_text(path)).metadata
+    except (ckpt.CheckpointError, OSError, ValueError):
         return False
+    return isinstance(metadata, dict) and metadata.get(_TO_RESUME) == step
 
 
 def custom_metadata_of(info: CheckpointInfo) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 nets = pytest.importorskip("tests.support.torchax_nets")
+from flax.core import FrozenDict  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
@@ -208,7 +209,7 @@ def grouped(model: Any, reverse: bool, named: bool) -> Any:
     return torch.optim.Adam(groups[:: -1 if reverse else 1])
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Training:
     model: Any
     optimizer: Any
@@ -219,6 +220,7 @@ TOGETHER = {
     "containers": lambda model, optimizer: {"model": {"models": [model]}, "optimizer": optimizer},
     "one item": lambda model, optimizer: {"state": {"model": model, "by": (optimizer,)}},
     "dataclass": lambda model, optimizer: {"state": Training(model, optimizer)},
+    "registered": lambda model, optimizer: {"state": FrozenDict({"m": model, "by": optimizer})},
 }
 
 
@@ -252,6 +254,28 @@ def test_optimizers_are_matched_by_names(named, stepped, how, tmp_path):
     final = grouped(last, False, named)
     ckpt.restore(again, items=items(last, final))
     assert moments(last, final) == moments(model, optimizer)
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_an_optimizer_in_one_item_with_its_model_may_be_renamed_or_left_out(stepped, tmp_path):
+    model = Two(0)
+    optimizer = grouped(model, False, False)
+    step(model, optimizer)
+    ckpt.save(tmp_path / "a", {"model": model, "opt": optimizer})
+    other = Two(1)
+    target = grouped(other, True, False)
+    if stepped:
+        step(other, target)
+    before = str(target.state_dict())
+    ckpt.restore(tmp_path / "a", {"model": other, "opt": target}, only="model/**")
+    assert str(target.state_dict()) == before
+    assert torch.equal(other.a.weight, model.a.weight)
+    ckpt.restore(tmp_path / "a", {"model": other, "by": target}, rename={"opt": "by"})
+    assert moments(other, target) == moments(model, optimizer)
+    few = torch.optim.Adam([model.a.weight])
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", {"model": model, "opt": few})
+    assert caught.value.__notes__ == ["ckpt: this is opt of the item"]
 
 
 def test_optimizers_without_names_or_with_others_go_by_position(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import shutil
 
 import numpy as np
 import pytest
@@ -182,7 +183,14 @@ def test_readers_without_the_policy_see_what_orbax_keeps(tmp_path, metadata):
     newest, metadata_of_3 = readers(tmp_path)
     assert all(seen == 2 or seen == [2] for seen in newest.values()), newest
     assert metadata_of_3 == [metadata or {}] * 2
-    assert ckpt.Checkpointer(tmp_path, read_only=True).latest_step() == 3  # for resuming
+    with ckpt.Checkpointer(tmp_path) as native:  # it goes on from the step that stays for that
+        restored = native.restore_latest(default={"w": np.zeros(2)})
+        assert restored.step == 3
+        native.save(4, default=restored["default"], metadata=restored.metadata)
+    newest, _ = readers(tmp_path)
+    assert newest["all"] == sorted(newest["steps"]) == [2, 4]
+    shutil.copytree(tmp_path / "3", tmp_path / "copy" / "3")  # what is alone is shown
+    assert ckpt_orbax.utils.checkpoint_steps(tmp_path / "copy") == [3]
 
 
 @pytest.mark.parametrize("restart", [False, True])

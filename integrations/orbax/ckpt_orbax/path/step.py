@@ -12,7 +12,7 @@ from ckpt_orbax._paths import as_path, as_text, exists
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata
 from ckpt_orbax.checkpoint_managers import Step as Step
-from ckpt_orbax.metadata import is_only_to_resume, is_orbax_checkpoint
+from ckpt_orbax.metadata import is_orbax_checkpoint, only_to_resume
 
 StepT = TypeVar("StepT", covariant=True)
 TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"
@@ -54,7 +54,7 @@ class _Standard:
         directory = as_text(base_path)
         with ckpt.Checkpointer(directory, read_only=True) as reader:
             found = [(n, as_path(directory) / self.build_name(n)) for n in reader.all_steps()]
-        for step, path in without_one_to_resume([one for one in found if exists(one[1])]):
+        for step, path in _as_orbax_keeps([one for one in found if exists(one[1])]):
             yield CheckpointMetadata(step, path)
 
     def find_step(self, base_path: Any, step: int) -> Step:
@@ -123,13 +123,13 @@ def checkpoint_steps_paths(checkpoint_dir: Any) -> list[Any]:
         for one in (directory.iterdir() if exists(directory) else ())
         if (name := _STEP_NAME.fullmatch(one.name)) and is_orbax_checkpoint(one)
     ]
-    return [one for _, one in without_one_to_resume(found)]
+    return [one for _, one in _as_orbax_keeps(found)]
 
 
-def without_one_to_resume(steps: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Steps and their paths without the newest, if it is there only for resuming."""
-    newest = max((step for step, _ in steps), default=None)
-    return [(n, path) for n, path in steps if n != newest or not is_only_to_resume(path)]
+def _as_orbax_keeps(steps: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Steps and their paths without those that are there only for resuming."""
+    gone = only_to_resume(steps)
+    return [(step, path) for step, path in steps if step not in gone]
 
 
 is_checkpoint_finalized = is_path_finalized = is_orbax_checkpoint
