@@ -118,6 +118,7 @@ __all__ = [
 ]
 
 _OTHER_NAMES = {
+    "experimental.emergency": experimental.emergency,
     "experimental.emergency.checkpoint_manager": experimental.emergency,
     "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,
     "experimental.v1": v1,

@@ -17,7 +17,7 @@ import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
 from ckpt_orbax._paths import as_path, as_text, refuse_another_series
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
-from ckpt_orbax.metadata import as_only_to_resume, is_only_to_resume, metrics_of, times_of
+from ckpt_orbax.metadata import TO_RESUME, is_only_to_resume, metrics_of, times_of
 from ckpt_orbax.options import MultiprocessingOptions
 from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
@@ -120,8 +120,8 @@ class Run:
             if self._keep is not None:
                 asked = [*self._for_policy(others), self._of_save(step, save)]
                 save.let_go = let_go(self._keep, asked)
-                if step in save.let_go:
-                    metadata = as_only_to_resume(metadata)
+                if step in save.let_go and (metadata is None or isinstance(metadata, dict)):
+                    metadata = {**(metadata or {}), TO_RESUME: True}
         except Exception as caught:
             error = caught
         try:

@@ -117,9 +117,7 @@ def get_registered_handler_cls(arg: Any) -> Any:
     return handler
 
 
-def get_registered_args_cls(
-    handler: Any,
-) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
+def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
     """The classes of arguments of a handler, or of its class: for saves, for restores.
 
     Raises:

@@ -14,14 +14,9 @@ from ckpt_orbax import multihost
 from ckpt_orbax._errors import StepAlreadyExistsError as StepAlreadyExistsError
 from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
 from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
-from ckpt_orbax._options import (
-    engine_options,
-    mode_of,
-    preservation_policy,
-    save_policy,
-)
+from ckpt_orbax._options import engine_options, mode_of, preservation_policy, save_policy
 from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax._refused import not_offered
+from ckpt_orbax._refused import refuse_logger
 from ckpt_orbax._run import Run
 from ckpt_orbax.args import CheckpointArgs, Composite
 from ckpt_orbax.checkpoint_args import is_args
@@ -79,12 +74,7 @@ class CheckpointManager:
         logger: Any = None,
         handler_registry: Any = None,
     ) -> None:
-        if logger is not None:
-            raise not_offered(
-                "CheckpointManager(logger=)",
-                "Orbax's loggers get Orbax's statistics",
-                "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
-            )
+        refuse_logger("CheckpointManager", logger)
         _check_given(checkpointers, item_names, item_handlers, handler_registry)
         self._options = options or CheckpointManagerOptions()
         options, background = self._options, self._options.enable_async_checkpointing

@@ -136,12 +136,12 @@ def checkpoints_iterator(
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
             found = reader.wait_for_new_step(seen, left)
             if found is not None:
-                seen, newest = found, max(checkpoint_steps(checkpoint_dir), default=-1)
-                newest = int(multihost.broadcast_one_to_all(newest))
-                if newest <= last:  # the new one is there only for resuming
+                seen, kept = found, max(checkpoint_steps(checkpoint_dir), default=-1)
+                kept = int(multihost.broadcast_one_to_all(kept))
+                if kept <= last:  # the new one is there only for resuming
                     continue
-                last, began = newest, time.monotonic()
-                yield newest
+                last, began = kept, time.monotonic()
+                yield kept
                 time.sleep(max(0.0, began + min_interval_secs - time.monotonic()))
             elif timeout_fn is None or multihost.broadcast_one_to_all(timeout_fn()):
                 return

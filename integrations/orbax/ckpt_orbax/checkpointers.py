@@ -112,12 +112,7 @@ class Checkpointer:
             what, given = {"items": items_to_save(wanted, self._items)}, ()
         try:
             return ckpt.save_async(
-                path,
-                *given,
-                overwrite=force,
-                metadata=metadata,
-                options=options,
-                **what,
+                path, *given, overwrite=force, metadata=metadata, options=options, **what
             )
         except ckpt.CheckpointExists as error:
             raise DestinationExistsError(

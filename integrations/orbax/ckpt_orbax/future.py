@@ -17,17 +17,11 @@ _logger = logging.getLogger("ckpt_orbax")
 
 def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
     """Runs ``work`` in a thread of its own, with the caller's Context; the exit of the program waits for it."""
-    future = concurrent.futures.Future[T]()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            future.set_result(context.run(work))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name).start()
-    return future
+    thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        return thread.submit(contextvars.copy_context().run, work)
+    finally:
+        thread.shutdown(wait=False)  # ends with its work
 
 
 class AsyncResponse(Generic[T]):

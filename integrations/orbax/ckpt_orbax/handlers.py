@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
 from typing import Any
 
 from ckpt_core.arguments import meant
@@ -55,60 +54,45 @@ class AsyncCheckpointHandler(CheckpointHandler):
         """Writes an object into ``directory``; returns futures to wait for, or None."""
 
 
-_OPTIONS: Mapping[str, Any] = {
+_OPTIONS: dict[str, Any] = {
     "use_ocdbt": True,
     "primary_host": 0,
     "aggregate_filename": "checkpoint",
     "checkpoint_name": "checkpoint",
     "filename": "metadata",
-    **dict.fromkeys(
-        [
-            "save_concurrent_gb",
-            "restore_concurrent_gb",
-            "save_device_host_concurrent_gb",
-            "memory_limit_options",
-            "use_zarr3",
-            "use_compression",
-            "enable_pinned_host_transfer",
-            "is_prioritized_key_fn",
-            "array_metadata_validator",
-            "multiprocessing_options",
-            "pytree_metadata_options",
-        ]
-    ),
 }
-"""Options of Orbax's handlers -> the only value that is taken; None for any."""
+"""Options of Orbax's handlers that would change the files -> the only value that is taken."""
+_WITHOUT_EFFECT = """
+    save_concurrent_gb restore_concurrent_gb save_device_host_concurrent_gb memory_limit_options use_zarr3
+    use_compression enable_pinned_host_transfer is_prioritized_key_fn array_metadata_validator
+    multiprocessing_options pytree_metadata_options
+"""
 
 
 class Form(CheckpointHandler):
-    """A handler that stands for a form of item of ckpt's own; it does not write itself.
-
-    Args:
-        **options: of Orbax's handlers: limits of memory and the like are ckpt's to choose, and what
-            would change the files is refused.
+    """A handler that stands for a form of item of ckpt's own; it does not write itself. Of the options of Orbax's handlers,
+    limits of memory and the like are ckpt's to choose, and what would change the files is refused.
     """
 
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
-            if name not in _OPTIONS:
-                raise TypeError(
-                    f"{type(self).__name__} has no argument {name!r}{meant(name, _OPTIONS)}"
-                )
-            wanted = _OPTIONS[name]
-            if wanted is not None and value not in (wanted, None):
+            kind, known = type(self).__name__, [*_OPTIONS, *_WITHOUT_EFFECT.split()]
+            if name not in known:
+                raise TypeError(f"{kind} has no argument {name!r}{meant(name, known)}")
+            if name in _OPTIONS and value not in (_OPTIONS[name], None):
                 raise not_offered(
-                    f"{type(self).__name__}({name}={value!r})",
+                    f"{kind}({name}={value!r})",
                     "it would change what is stored",
-                    f"leave it at {wanted!r}; ckpt stores OCDBT and zarr3, which Orbax reads",
+                    f"leave it at {_OPTIONS[name]!r}; ckpt stores OCDBT and zarr3, which Orbax reads",
                 )
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Refused, as ``restore``: it is ckpt that writes and reads."""
-        name = type(self).__name__
+        kind = type(self).__name__
         raise not_offered(
-            f"a call of save or restore of {name}",
+            f"a call of save or restore of {kind}",
             "the handler is only a name for a form of ckpt's own",
-            f"ocp.Checkpointer(ocp.{name}()).save(path, ...), or a Composite with an item for it",
+            f"ocp.Checkpointer(ocp.{kind}()).save(path, ...), or a Composite with an item for it",
         )
 
     restore = save
@@ -181,27 +165,27 @@ class DefaultCheckpointHandlerRegistry:
             AlreadyExistsError: there is an entry for this item and these arguments.
             ValueError: no handler is known for the arguments.
         """
-        kind = _class_of(args)
-        if self.has(item, kind):
+        key = _, kind = _key(item, args)
+        if key in self._entries:
             raise AlreadyExistsError(f"there is an entry for item {item!r} and {kind.__name__}")
         chosen = checkpoint_args.get_registered_handler_cls(kind) if handler is None else handler
-        self._entries[item, kind] = chosen() if isinstance(chosen, type) else chosen
+        self._entries[key] = chosen() if isinstance(chosen, type) else chosen
 
     def get(self, item: str | None, args: Any) -> Any:
         """The handler of an item and arguments; NoEntryError if there is none."""
-        if not self.has(item, args):
-            name = _class_of(args).__name__
-            raise NoEntryError(f"there is no entry for item {item!r} and {name}")
-        return self._entries[item, _class_of(args)]
+        key = _, kind = _key(item, args)
+        if key not in self._entries:
+            raise NoEntryError(f"there is no entry for item {item!r} and {kind.__name__}")
+        return self._entries[key]
 
     def has(self, item: str | None, args: Any) -> bool:
         """Whether there is a handler for an item and arguments."""
-        return (item, _class_of(args)) in self._entries
+        return _key(item, args) in self._entries
 
     def get_all_entries(self) -> Entries:
         """All handlers by item and class of arguments."""
         return self._entries
 
 
-def _class_of(args: Any) -> type[checkpoint_args.CheckpointArgs]:
-    return args if isinstance(args, type) else type(args)
+def _key(item: str | None, args: Any) -> tuple[str | None, type[checkpoint_args.CheckpointArgs]]:
+    return item, args if isinstance(args, type) else type(args)

@@ -198,19 +198,14 @@ def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
     )
 
 
-_TO_RESUME = "ckpt_only_to_resume"
-"""In the metadata of a step that the policy of its program did not keep, and that stays until the next save."""
-
-
-def as_only_to_resume(metadata: Any) -> Any:
-    """The metadata of a step, marked; as it is if it is no dict."""
-    return {**(metadata or {}), _TO_RESUME: True} if isinstance(metadata or {}, dict) else metadata
+TO_RESUME = "ckpt_only_to_resume"
+"""In the metadata of a step that its policy did not keep, and that stays until the next save: with Orbax it would be gone."""
 
 
 def is_only_to_resume(path: Any) -> bool:
-    """Whether the policy did not keep a step when it was saved: with Orbax it would be gone."""
+    """Whether the step at a path has this mark; False if it cannot be read."""
     try:
-        return _TO_RESUME in (ckpt.inspect(as_text(path)).metadata or ())
+        return TO_RESUME in (ckpt.inspect(as_text(path)).metadata or ())
     except (ckpt.CheckpointError, OSError, TypeError, ValueError):
         return False
 
@@ -218,9 +213,9 @@ def is_only_to_resume(path: Any) -> bool:
 def custom_metadata_of(info: CheckpointInfo) -> Any:
     """What was saved as ``custom_metadata=``."""
     found = {} if info.metadata is None else info.metadata
-    if not isinstance(found, dict):
-        return found
-    return {key: value for key, value in found.items() if key != _TO_RESUME}
+    if isinstance(found, dict):
+        return {key: value for key, value in found.items() if key != TO_RESUME}
+    return found
 
 
 def get_step_metadata(path: Any) -> StepMetadata:

@@ -22,11 +22,7 @@ def is_primary_host(primary_host: int | None) -> bool:
 
 
 def sync_global_processes(
-    name: str,
-    *,
-    timeout: int | None = None,
-    processes: Collection[int] | None = None,
-    **_: Any,
+    name: str, *, timeout: int | None = None, processes: Collection[int] | None = None, **_: Any
 ) -> None:
     """Blocks until all processes have come to the call of this name.
 

@@ -43,11 +43,7 @@ def _is_empty_node(node: Any) -> bool:
     )
 
 
-def from_flat_dict(
-    flat_dict: dict[Any, Any],
-    target: Any = None,
-    sep: str | None = None,
-) -> Any:
+def from_flat_dict(flat_dict: dict[Any, Any], target: Any = None, sep: str | None = None) -> Any:
     """The inverse of ``to_flat_dict``: nested dicts, or the structure of ``target``.
 
     Args:

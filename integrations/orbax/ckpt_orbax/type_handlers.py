@@ -119,10 +119,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
 
 
 def register_type_handler(
-    ty: Any,
-    handler: Any,
-    func: Callable[[Any], bool] | None = None,
-    override: bool = False,
+    ty: Any, handler: Any, func: Callable[[Any], bool] | None = None, override: bool = False
 ) -> None:
     """Accepts what changes nothing: Orbax's handlers of arrays, and those of types that ckpt refuses as leaves anyhow.
 

@@ -1,6 +1,6 @@
 """Orbax's second API under its earlier name; and emergency managers, which say what to use instead."""
 
+from ckpt_orbax import _lone_names as emergency
 from ckpt_orbax import v1
-from ckpt_orbax.experimental import emergency
 
 __all__ = ["emergency", "v1"]

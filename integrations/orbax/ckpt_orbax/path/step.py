@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -53,9 +53,8 @@ class _Standard:
     def find_all(self, base_path: Any) -> Iterator[Step]:
         directory = as_text(base_path)
         with ckpt.Checkpointer(directory, read_only=True) as reader:
-            found = [(n, as_path(directory) / self.build_name(n)) for n in reader.all_steps()]
-        for step, path in without_one_to_resume([one for one in found if exists(one[1])]):
-            yield CheckpointMetadata(step, path)
+            paths = {n: as_path(directory) / self.build_name(n) for n in reader.all_steps()}
+        yield from _kept([CheckpointMetadata(n, one) for n, one in paths.items() if exists(one)])
 
     def find_step(self, base_path: Any, step: int) -> Step:
         for found in self.find_all(base_path):
@@ -112,24 +111,29 @@ def checkpoint_steps(checkpoint_dir: Any) -> list[int]:
         >>> ocp.utils.checkpoint_steps(directory)
         [7]
     """
-    return [int(path.name.rpartition("_")[2]) for path in checkpoint_steps_paths(checkpoint_dir)]
+    return [one.step for one in _steps_in(checkpoint_dir)]
 
 
 def checkpoint_steps_paths(checkpoint_dir: Any) -> list[Any]:
     """The paths of the steps in a directory."""
+    return [one.path for one in _steps_in(checkpoint_dir)]
+
+
+def _steps_in(checkpoint_dir: Any) -> list[Step]:
     directory = as_path(as_text(checkpoint_dir))
-    found = [
-        (int(name[1]), one)
-        for one in (directory.iterdir() if exists(directory) else ())
-        if (name := _STEP_NAME.fullmatch(one.name)) and is_orbax_checkpoint(one)
-    ]
-    return [one for _, one in without_one_to_resume(found)]
+    return _kept(
+        [
+            CheckpointMetadata(int(name[1]), one)
+            for one in (directory.iterdir() if exists(directory) else ())
+            if (name := _STEP_NAME.fullmatch(one.name)) and is_orbax_checkpoint(one)
+        ]
+    )
 
 
-def without_one_to_resume(steps: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Steps and their paths without the newest, if it is there only for resuming."""
-    newest = max((step for step, _ in steps), default=None)
-    return [(n, path) for n, path in steps if n != newest or not is_only_to_resume(path)]
+def _kept(steps: list[Step]) -> list[Step]:
+    """The steps without the newest, if it is there only for resuming."""
+    newest = max((one.step for one in steps), default=None)
+    return [one for one in steps if one.step != newest or not is_only_to_resume(one.path)]
 
 
 is_checkpoint_finalized = is_path_finalized = is_orbax_checkpoint

@@ -27,13 +27,7 @@ from ckpt_orbax.metadata import (
     tree_of,
 )
 from ckpt_orbax.v1 import _items
-from ckpt_orbax.v1._context import (
-    Context,
-    engine_options,
-    get_context,
-    logger,
-    refuse_unsupported,
-)
+from ckpt_orbax.v1._context import Context, engine_options, get_context, logger, refuse_unsupported
 
 STATE = "state"
 """Name of a pytree that was saved without one."""

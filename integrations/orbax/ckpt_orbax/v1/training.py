@@ -12,7 +12,7 @@ from ckpt_orbax import _errors as errors
 from ckpt_orbax import checkpoint_managers as preservation_policies
 from ckpt_orbax import checkpoint_managers as save_decision_policies
 from ckpt_orbax._paths import as_path
-from ckpt_orbax._refused import not_offered
+from ckpt_orbax._refused import not_offered, refuse_logger
 from ckpt_orbax._run import Run
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata
 from ckpt_orbax.future import AsyncResponse
@@ -89,12 +89,7 @@ class Checkpointer:
         lightweight_initialize: bool = False,
         logger: Any = None,
     ) -> None:
-        if logger is not None:
-            raise not_offered(
-                "Checkpointer(logger=)",
-                "Orbax's loggers get Orbax's statistics",
-                "context.engine = ckpt_core.Options(on_event=...), or ckpt_core.events",
-            )
+        refuse_logger("Checkpointer", logger)
         self._context = Context(context or get_context())
         self._run = Run(
             directory,
