@@ -19,7 +19,6 @@ from ckpt_orbax import _lone_names as pathways
 from ckpt_orbax import _lone_names as test_utils
 from ckpt_orbax import (
     args,
-    checkpoint_args,
     checkpoint_manager,
     checkpoint_managers,
     checkpoint_utils,
@@ -36,6 +35,7 @@ from ckpt_orbax import (
     utils,
     v1,
 )
+from ckpt_orbax import handlers as checkpoint_args
 from ckpt_orbax import tree as transform_utils
 from ckpt_orbax._leaves import PLACEHOLDER
 from ckpt_orbax._options import CheckpointManagerOptions
@@ -118,6 +118,7 @@ __all__ = [
 ]
 
 _OTHER_NAMES = {
+    "checkpoint_args": checkpoint_args,
     "experimental.emergency": experimental.emergency,
     "experimental.emergency.checkpoint_manager": experimental.emergency,
     "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,

@@ -22,30 +22,23 @@ from ckpt_orbax.options import MultiprocessingOptions
 from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
 
-@dataclasses.dataclass
 class Save:
     """One save of a step, from its beginning."""
 
-    metrics: Any
-    began_nsecs: int = dataclasses.field(default_factory=time.time_ns)
-    let_go: set[int] = dataclasses.field(default_factory=set[int])  # what does not stay beside it
-    over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    def __init__(self, metrics: Any) -> None:
+        self.metrics, self.began_nsecs = metrics, time.time_ns()
+        self.let_go = set[int]()  # what does not stay beside it
+        self.over = threading.Event()
+        self.error: BaseException | None = None
 
 
 class Run:
     """A Checkpointer with its committed steps as of the last look, and the step that is being saved.
 
     It lists the directory when it is made, after each save and deletion of its own, and after ``look``. Its steps are
-    those that Orbax would have kept; ``newest_step`` may be another one, which is kept only for resuming.
-
-    Args:
-        save, keep: Orbax's policies; ``keep=None`` keeps all.
-        names: a NameFormat; None for plain numbers.
-        light: leave time and metrics of the steps out, until ``look(light=False)``.
-        metadata: of the run, written if it has none.
-        mode: of the directory, which is made if it is missing; None to leave it missing.
-        then: a listener, called after that of ``options`` and the run's own.
-        **engine: further arguments of the Checkpointer.
+    those that Orbax would have kept; ``newest_step`` may be another one, which is kept only for resuming. ``light`` omits
+    time and metrics of the steps until ``look(light=False)``; without a ``mode`` a missing directory stays missing;
+    ``then`` is a listener behind those of ``options`` and the run; the Checkpointer gets ``**engine``.
     """
 
     def __init__(
@@ -71,7 +64,6 @@ class Run:
         self._numbers: list[int] = []
         self._known: dict[int, Step] = {}
         self._begun: dict[int, Save] = {}
-        self._failed: dict[int, BaseException] = {}
         self._keep = keep
         self._let_go: set[int] = set()
         self._stale = self._unasked = True
@@ -127,7 +119,6 @@ class Run:
         try:
             with self._lock:
                 self._let_go.discard(step)
-                self._failed.pop(step, None)
                 self._begun = {one: of for one, of in self._begun.items() if not of.over.is_set()}
                 self._begun[step] = save
             begun = self.engine.save(
@@ -165,12 +156,11 @@ class Run:
         with self._lock:
             self._stale = True
             self._known.pop(event.step, None)  # another save may have replaced the step
-            if event.error is not None:
-                self._failed[event.step] = event.error
             save = None if event.kind == "deleted" else self._begun.get(event.step)
             if save is not None and event.kind == "committed":
                 self._let_go |= save.let_go
         if save is not None:
+            save.error = event.error
             save.over.set()
 
     def wait_for(self, step: int, save: Save, timeout: float | None) -> bool:
@@ -180,9 +170,8 @@ class Run:
                 f"{self.engine.directory}: step {step} is not saved after {timeout:g} s"
             )
         self.engine.wait_until_finished()
-        error = self._failed.get(step)
-        if error is not None:
-            raise error
+        if save.error is not None:
+            raise save.error
         return True
 
     def delete(self, step: int) -> None:
@@ -244,7 +233,7 @@ class Run:
 
     def _for_policy(self, numbers: Sequence[int]) -> list[Step]:
         """Steps as policies see them; what cannot be read stays, and no policy learns of it."""
-        if _by_number(self._keep):
+        if all(isinstance(one, policies.BY_NUMBER) for one in _parts(self._keep)):
             return [CheckpointMetadata(step, None) for step in numbers]
         steps: list[Step] = []
         for step in numbers:
@@ -313,27 +302,21 @@ def _save_policy(
 
     # A process without jax.distributed has no preemption service: there, as with Orbax, SIGTERM
     # ends it. If ckpt listened for SIGTERM, the process would live on, and no policy would learn of it.
-    listens = jax.distributed.is_initialized() and _asks_for_preemption(policy)
-    return ckpt.when.SavePolicy(decide, repr(policy), listens)
+    asks = any(not isinstance(one, policies.NEVER_AT_PREEMPTION) for one in _parts(policy))
+    return ckpt.when.SavePolicy(decide, repr(policy), asks and jax.distributed.is_initialized())
 
 
-def _asks_for_preemption(policy: Any) -> bool:
-    if isinstance(policy, policies.AnySavePolicy):
-        return any(map(_asks_for_preemption, policy.policies))
-    return not isinstance(policy, policies.NEVER_AT_PREEMPTION)
+def _parts(policy: Any) -> list[Any]:
+    """The policies that are combined in one, or it alone."""
+    if isinstance(policy, (policies.AnySavePolicy, policies.AnyPreservationPolicy)):
+        return [part for one in policy.policies for part in _parts(one)]
+    return [policy]
 
 
 def let_go(policy: Any, steps: Sequence[Step]) -> set[int]:
-    """The steps, oldest first, that Orbax deletes when it asks a policy, after a save."""
+    """The steps, given oldest first, that Orbax deletes when it asks a policy, after a save."""
     kept = policy.should_preserve(steps, context=policies.PreservationContext())
     return {one.step for one, stays in zip(steps, kept, strict=True) if not stays}
-
-
-def _by_number(policy: Any) -> bool:
-    """Whether a policy asks for the numbers of steps alone, so that no step need be read."""
-    if isinstance(policy, policies.AnyPreservationPolicy):
-        return all(map(_by_number, policy.policies))
-    return isinstance(policy, policies.BY_NUMBER)
 
 
 def _as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:

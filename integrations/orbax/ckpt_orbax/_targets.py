@@ -30,8 +30,8 @@ def wanted(path: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
         return Wanted(leaf)
     if not is_abstract_leaf(leaf):
         raise TypeError(
-            f"{path}: Unsupported abstract leaf type for loading: `{type(leaf)}`: give a "
-            "jax.ShapeDtypeStruct, an array, a number, a text, or a type of number"
+            f"{path}: Unsupported abstract leaf type for loading: `{type(leaf)}`: give a jax.ShapeDtypeStruct, an array, "
+            "a number, a text, or a type of number"
         )
     kind: Any = leaf if isinstance(leaf, type) else type(leaf)
     if issubclass(kind, str):
@@ -61,11 +61,15 @@ def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
 
 def _on_devices(leaf: Any, saved: LeafInfo | None) -> Any:
     """A ``jax.ShapeDtypeStruct`` of the leaf; a description may leave shape and dtype open."""
-    shape, dtype = leaf.shape, leaf.dtype
+    sharding = getattr(leaf.sharding, "sharding", leaf.sharding)  # a Format has one inside
+    return array(saved, leaf.shape, leaf.dtype, sharding)
+
+
+def array(saved: LeafInfo | None, shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """An array of jax; of the saved shape and dtype where they are None."""
     if saved is not None:
         shape = saved.shape if shape is None else shape
         dtype = saved_dtype(saved) if dtype is None else dtype
-    sharding = getattr(leaf.sharding, "sharding", leaf.sharding)  # a Format has one inside
     return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
 

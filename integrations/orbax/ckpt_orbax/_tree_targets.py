@@ -15,15 +15,15 @@ from ckpt_core import ItemInfo, LeafInfo
 from ckpt_orbax._errors import TreeMismatchError
 from ckpt_orbax._leaves import (
     PLACEHOLDER,
+    ZEROS,
     AbstractArray,
     as_sharding,
     is_abstract_leaf,
     is_leaf,
-    saved_dtype,
 )
 from ckpt_orbax._plain import Path, leaves_of, orbax_form, path_text, plain
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax._targets import Wanted, load_tree, saved_leaves, wanted
+from ckpt_orbax._targets import Wanted, array, load_tree, saved_leaves, wanted
 from ckpt_orbax.args import PyTreeRestore, StandardRestore
 from ckpt_orbax.checkpoint_utils import python_type
 from ckpt_orbax.metadata import (
@@ -31,12 +31,10 @@ from ckpt_orbax.metadata import (
     ScalarMetadata,
     ShardingMetadata,
     StringMetadata,
-    TreeMetadata,
+    tree_in,
 )
 from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs, sharding_of, wants_broadcast
 
-_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-"""Kinds of saved leaves that are values of Python."""
 _PARTIAL = "ocp.args.PyTreeRestore(partial_restore=True)"
 
 
@@ -53,7 +51,7 @@ def restored_tree(path: str, item: ItemInfo, args: Any, options: ckpt.Options) -
 
 def _refuse_other_shapes(args: Any, error: Any) -> None:
     """Raises NotOffered if shapes differ, and the arguments want arrays padded or cut."""
-    leaves = leaves_of(_tree(getattr(args, "restore_args", None)))
+    leaves = leaves_of(tree_in(getattr(args, "restore_args", None)))
     lenient = not getattr(args, "strict", True) or any(
         isinstance(leaf, ArrayRestoreArgs) and not leaf.strict for leaf in leaves.values()
     )
@@ -63,10 +61,6 @@ def _refuse_other_shapes(args: Any, error: Any) -> None:
             f"an array would be cut or filled silently: {error}",
             "restore the saved shape, and slice or jnp.pad it",
         ) from error
-
-
-def _tree(given: Any) -> Any:
-    return given.tree if isinstance(given, TreeMetadata) else given
 
 
 # ----------------------------------------------------------------------------- as the target looks
@@ -79,11 +73,8 @@ def _standard(path: str, item: ItemInfo, args: StandardRestore, options: ckpt.Op
             raise ValueError(f"Unsupported type: {type(leaf)} for key: {at}")
         return wanted(at, _like(leaf, saved, args.fallback_sharding), saved)
 
-    instead = (
-        "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
-        "the item"
-    )
-    target = _tree(args.item)
+    instead = "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of the item"
+    target = tree_in(args.item)
     return load_tree(path, item, target, options, ask=ask, leaving_out=instead, keeping=instead)
 
 
@@ -95,7 +86,7 @@ def _like(leaf: Any, saved: LeafInfo | None, fallback: Any) -> Any:
         return python_type(leaf.dtype)
     if not isinstance(leaf, (ArrayMetadata, jax.ShapeDtypeStruct)):
         return leaf
-    sharding = None if leaf.sharding is None else as_sharding(leaf.sharding)
+    sharding = as_sharding(leaf.sharding)
     if sharding is None and saved is not None and saved.kind not in ("jax", "key"):
         return AbstractArray(leaf.shape, leaf.dtype)
     return _on_devices(saved, leaf.shape, leaf.dtype, sharding, fallback)
@@ -106,8 +97,8 @@ def _like(leaf: Any, saved: LeafInfo | None, fallback: Any) -> Any:
 
 def _pytree(path: str, item: ItemInfo, args: PyTreeRestore, options: ckpt.Options) -> Any:
     _refuse_transforms(args)
-    given = {path_text(at): one for at, one in leaves_of(_tree(args.restore_args)).items()}
-    target = _tree(args.item)
+    given = {path_text(at): one for at, one in leaves_of(tree_in(args.restore_args)).items()}
+    target = tree_in(args.item)
     if target is None and given:
         target = orbax_form(item.tree)
         if unknown := given.keys() - saved_leaves(item):
@@ -148,14 +139,13 @@ def _refuse_transforms(args: PyTreeRestore) -> None:
     none = args.transforms is not None and not args.transforms_default_to_original
     given = {"transforms": args.transforms, "legacy_transform_fn": args.legacy_transform_fn}
     given["transforms_default_to_original"] = none
-    for name, value in given.items():
-        if value:
-            raise not_offered(
-                f"PyTreeRestore({name}=)",
-                "functions and patterns would change the tree between the file and its checks",
-                "ckpt_core.load(path, like, rename=...) for other names, partial_restore=True for other leaves; or "
-                "restore the saved tree, and change that",
-            )
+    for name in filter(given.get, given):
+        raise not_offered(
+            f"PyTreeRestore({name}=)",
+            "functions and patterns would change the tree between the file and its checks",
+            "ckpt_core.load(path, like, rename=...) for other names, partial_restore=True for other leaves; or restore "
+            "the saved tree, and change that",
+        )
     if args.transforms is not None and args.item is None:
         raise ValueError("transforms={} needs item=: the tree of what is wanted")
 
@@ -186,9 +176,10 @@ def _as_asked(args: RestoreArgs, saved: LeafInfo | None, leaf: Any) -> Any:
 
 
 def _as_saved(saved: LeafInfo, dtype: Any) -> Any:
-    if saved.kind in _TYPES:
-        number = _TYPES[saved.kind]
-        return number if dtype is None or number is str else python_type(dtype)
+    if saved.kind == "str":
+        return str
+    if saved.kind in ZEROS:
+        return type(ZEROS[saved.kind]) if dtype is None else python_type(dtype)
     if saved.kind == "jax":
         return _on_devices(saved, None, dtype, None)
     return AbstractArray(None, dtype)
@@ -198,15 +189,12 @@ def _on_devices(
     saved: LeafInfo | None, shape: Any, dtype: Any, sharding: Any, fallback: Any = None
 ) -> jax.ShapeDtypeStruct:
     """An array as asked for, and as it was saved where that is open; ``fallback`` if the saved devices are not here."""
-    if saved is not None:
-        shape = saved.shape if shape is None else shape
-        dtype = saved_dtype(saved) if dtype is None else dtype
     if sharding is None:
         sharding = fallback
         if saved is not None and saved.sharding:
             with contextlib.suppress(ValueError):
                 sharding = ShardingMetadata(saved.sharding).to_jax_sharding()
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return array(saved, shape, dtype, sharding)
 
 
 def _unlike(target: Any, saved: Any, path: Path = ()) -> Iterator[str]:

@@ -1,15 +1,18 @@
-"""Handlers of items: those of ckpt's own forms, which are names only, and the base of your own."""
+"""Handlers of items: those of ckpt's own forms, which are names only, and the base of your own; and their arguments."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ckpt_core.arguments import meant
-from ckpt_orbax import checkpoint_args
 from ckpt_orbax._errors import AlreadyExistsError, NoEntryError
 from ckpt_orbax._handler_files import type_name
 from ckpt_orbax._refused import not_offered
+
+Args = TypeVar("Args", bound="CheckpointArgs")
 
 
 class CheckpointHandler(abc.ABC):
@@ -44,9 +47,8 @@ class CheckpointHandler(abc.ABC):
 
 
 class AsyncCheckpointHandler(CheckpointHandler):
-    """Base of a handler that also says what is left to do in the background.
-
-    The save waits for these futures before it returns, because the files are part of one commit.
+    """Base of a handler that also says what is left to do in the background: futures, for which the save waits, since
+    the files are part of one commit.
     """
 
     @abc.abstractmethod
@@ -115,13 +117,8 @@ class ArrayCheckpointHandler(Form):
 
 
 class CompositeCheckpointHandler(Form):
-    """Stands for a checkpoint of several items.
-
-    Args:
-        *item_names: items whose handlers follow from their arguments.
-        composite_options: of no effect.
-        handler_registry: handlers by item and arguments.
-        **items_and_handlers: handlers by item.
+    """Stands for a checkpoint of several items: names whose handlers follow from their arguments, handlers by name, or a
+    registry of handlers by item and arguments. ``composite_options`` is of no effect.
     """
 
     def __init__(
@@ -144,15 +141,156 @@ def overrides(handler: Any) -> bool:
     )
 
 
-Entries = dict[tuple[str | None, type[checkpoint_args.CheckpointArgs]], Any]
+# ------------------------------------------------------------------ which takes which arguments
+
+
+class CheckpointArgs:
+    """Base of what ``save(args=)`` and ``restore(args=)`` take.
+
+    A subclass, mostly a dataclass, is registered for a handler with ``register_with_handler``.
+    """
+
+
+class Called(CheckpointArgs):
+    """The arguments of a call, for a handler without registered ones."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    @property
+    def item(self) -> Any:
+        """The object to save."""
+        return self.kwargs.get("item", self.args[0] if self.args else None)
+
+
+def as_call(args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as those of a call of a handler's method, by position and by name."""
+    return (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+
+
+def is_args_class(kind: Any) -> bool:
+    """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's, as Grain's."""
+    return isinstance(kind, type) and any(
+        base.__name__ == "CheckpointArgs" and base.__module__.startswith(_HOMES)
+        for base in kind.__mro__
+    )
+
+
+_HOMES = ("ckpt_orbax.", "orbax.checkpoint.")
+
+
+def is_args(value: Any) -> bool:
+    """Whether an object is arguments; see ``is_args_class``."""
+    return is_args_class(type(value))
+
+
+def _elsewhere() -> Any:
+    """Orbax's registrations, if some library has imported it; else None."""
+    theirs = sys.modules.get("orbax.checkpoint.checkpoint_args")
+    return None if theirs is sys.modules[__name__] else theirs
+
+
+_FOR_SAVE: dict[type[CheckpointArgs], Any] = {}
+_FOR_RESTORE: dict[type[CheckpointArgs], Any] = {}
+
+
+def register_with_handler(
+    handler_cls: Any, for_save: bool = False, for_restore: bool = False
+) -> Callable[[type[Args]], type[Args]]:
+    """A decorator for a class of arguments: its objects go to a ``handler_cls()``.
+
+    Raises:
+        ValueError: it is neither for saves nor for restores.
+
+    Example:
+        >>> import ckpt_orbax as ocp, dataclasses
+        >>> class Text(ocp.CheckpointHandler):
+        ...     def save(self, directory, args):
+        ...         (directory / "text").write_text(args.item)
+        ...     def restore(self, directory, args):
+        ...         return (directory / "text").read_text()
+        >>> @ocp.args.register_with_handler(Text, for_save=True)
+        ... @dataclasses.dataclass
+        ... class TextSave(ocp.args.CheckpointArgs):
+        ...     item: str
+    """
+    if not for_save and not for_restore:
+        raise ValueError("for_save and for_restore cannot both be False: say what it is for")
+
+    def register(cls: type[Args]) -> type[Args]:
+        if not is_args_class(cls):
+            raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
+        if for_save:
+            _FOR_SAVE[cls] = handler_cls
+        if for_restore:
+            _FOR_RESTORE[cls] = handler_cls
+        return cls
+
+    return register
+
+
+def get_registered_handler_cls(arg: Any) -> Any:
+    """The class of handler for arguments, given an object or its class.
+
+    Raises:
+        TypeError: it is no subclass of CheckpointArgs.
+        ValueError: none is registered.
+    """
+    cls = arg if isinstance(arg, type) else type(arg)
+    if not is_args_class(cls):
+        raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
+    handler = _FOR_SAVE.get(cls, _FOR_RESTORE.get(cls))
+    if handler is None and not issubclass(cls, CheckpointArgs) and (theirs := _elsewhere()):
+        handler = theirs.get_registered_handler_cls(cls)
+    if handler is None:
+        raise ValueError(
+            f"no handler is registered for {cls.__name__}: use ocp.args.register_with_handler"
+        )
+    return handler
+
+
+def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
+    """The classes of arguments of a handler, or of its class: for saves, for restores.
+
+    Raises:
+        ValueError: one of them is not registered.
+    """
+    cls = handler if isinstance(handler, type) else type(handler)
+    save, restore = (
+        next((args for args, kind in table.items() if kind is cls), None)
+        for table in (_FOR_SAVE, _FOR_RESTORE)
+    )
+    theirs = None if save or restore else _elsewhere()
+    if theirs is not None and theirs.has_registered_args(cls):
+        return theirs.get_registered_args_cls(cls)
+    if save is None or restore is None:
+        what = "saves" if save is None else "restores"
+        raise ValueError(
+            f"no CheckpointArgs are registered for {what} with {cls.__name__}: use ocp.args.register_with_handler"
+        )
+    return save, restore
+
+
+def has_registered_args(handler: Any) -> bool:
+    """Whether a handler has arguments for saves and for restores."""
+    try:
+        get_registered_args_cls(handler)
+    except ValueError:
+        return False
+    return True
+
+
+def handler_of_type_name(name: str | None) -> Any:
+    """The registered class of handler with this type name, or None."""
+    known = [*_FOR_SAVE.values(), *_FOR_RESTORE.values()]
+    return next((kind for kind in reversed(known) if type_name(kind) == name), None)
+
+
+Entries = dict[tuple[str | None, type[CheckpointArgs]], Any]
 
 
 class DefaultCheckpointHandlerRegistry:
-    """Handlers by item and class of arguments, to be given to a CheckpointManager.
-
-    Args:
-        other_registry: its entries are copied.
-    """
+    """Handlers by item and class of arguments, to be given to a CheckpointManager; begins with those of another one."""
 
     def __init__(self, other_registry: Any = None) -> None:
         self._entries: Entries = dict(other_registry.get_all_entries()) if other_registry else {}
@@ -168,7 +306,7 @@ class DefaultCheckpointHandlerRegistry:
         key = _, kind = _key(item, args)
         if key in self._entries:
             raise AlreadyExistsError(f"there is an entry for item {item!r} and {kind.__name__}")
-        chosen = checkpoint_args.get_registered_handler_cls(kind) if handler is None else handler
+        chosen = get_registered_handler_cls(kind) if handler is None else handler
         self._entries[key] = chosen() if isinstance(chosen, type) else chosen
 
     def get(self, item: str | None, args: Any) -> Any:
@@ -187,5 +325,5 @@ class DefaultCheckpointHandlerRegistry:
         return self._entries
 
 
-def _key(item: str | None, args: Any) -> tuple[str | None, type[checkpoint_args.CheckpointArgs]]:
+def _key(item: str | None, args: Any) -> tuple[str | None, type[CheckpointArgs]]:
     return item, args if isinstance(args, type) else type(args)

@@ -1,8 +1,4 @@
-"""Arguments of single leaves; and Orbax's handlers of types, which are names for ckpt's own ways.
-
-ckpt stores each type of leaf in one way. A program that registers one of Orbax's handlers for the
-type that it is for changes nothing by it; one of its own for arrays is refused.
-"""
+"""Arguments of single leaves; and Orbax's handlers of types, which are names: ckpt stores each type of leaf in one way."""
 
 from __future__ import annotations
 
@@ -20,13 +16,7 @@ from ckpt_orbax._refused import not_offered
 
 @dataclass
 class SaveArgs:
-    """How a leaf is saved.
-
-    Attributes:
-        aggregate: of no effect, as in Orbax.
-        dtype: the leaf is stored in this dtype.
-        chunk_byte_size, shard_axes: of no effect; ckpt chooses the chunks.
-    """
+    """How a leaf is saved: in ``dtype``. The rest is of no effect: ckpt chooses the chunks."""
 
     aggregate: bool = False
     dtype: Any = None
@@ -67,19 +57,16 @@ class ArrayRestoreArgs(RestoreArgs):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        if None not in (self.shape, self.global_shape) and self.shape != self.global_shape:
-            raise ValueError(
-                f"shape and global_shape are the same thing, got {self.shape} and {self.global_shape}"
-            )
-        self.shape = self.global_shape = self.global_shape if self.shape is None else self.shape
+        shape, whole = self.shape, self.global_shape
+        if None not in (shape, whole) and shape != whole:
+            raise ValueError(f"shape and global_shape are the same thing, got {shape} and {whole}")
+        self.shape = self.global_shape = whole if shape is None else shape
 
 
 @dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
-    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it to the others.
-
-    Attributes:
-        single_replica_sharding: of no effect, as in Orbax.
+    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it to the others. ``single_replica_sharding`` is
+    of no effect, as in Orbax.
     """
 
     single_replica_sharding: Any = None

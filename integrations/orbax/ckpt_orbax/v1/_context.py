@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from contextvars import ContextVar, Token
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._plain import plain
 from ckpt_orbax._refused import Refusals, not_offered, refuse_options
 
-logger = logging.getLogger("ckpt_orbax")
 _ACTIVE: ContextVar[Context | None] = ContextVar("ckpt_orbax_context", default=None)
 
 _Settings = TypeVar("_Settings")

@@ -22,6 +22,7 @@ from ckpt_orbax._handler_files import NOTE, has_adapter, run, saved_by, with_dir
 from ckpt_orbax._leaves import is_leaf
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import is_empty
+from ckpt_orbax.metadata import tree_of
 from ckpt_orbax.v1._context import Context, stored
 
 _NATIVE = (ckpt.Files, ckpt.Json, ckpt.SavedFiles)
@@ -145,7 +146,9 @@ def _handler(name: str, target: Any, context: Context, wrote: str | None) -> Any
 
 
 def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
-    """What the handler of an item says of it; None without one."""
+    """The tree of an item with a description at each leaf, or what its handler says of it; None without one."""
+    if info.items[name].form == "tree":
+        return tree_of(info.items[name])
     if info.items[name].form != "files":
         return None
     files = ckpt.load(info.path, item=name)

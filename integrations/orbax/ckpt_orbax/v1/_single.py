@@ -27,7 +27,7 @@ from ckpt_orbax.metadata import (
     tree_of,
 )
 from ckpt_orbax.v1 import _items
-from ckpt_orbax.v1._context import Context, engine_options, get_context, logger, refuse_unsupported
+from ckpt_orbax.v1._context import Context, engine_options, get_context, refuse_unsupported
 
 STATE = "state"
 """Name of a pytree that was saved without one."""
@@ -133,12 +133,13 @@ def save_checkpointables_async(
     """As ``save_checkpointables``, in the background."""
     context = context_of_save(checkpointables)
     items, options = _items.items_of(checkpointables, context), engine_options(context)
-    target = as_text(path)
-    if overwrite:
-        logger.info("%s: what is there is replaced, since overwrite=True was given", target)
     try:
         pending = ckpt.save_async(
-            target, items=items, overwrite=overwrite, metadata=custom_metadata, options=options
+            as_text(path),
+            items=items,
+            overwrite=overwrite,
+            metadata=custom_metadata,
+            options=options,
         )
     except ckpt.CheckpointExists as error:
         raise DestinationExistsError(str(error)) from error
@@ -282,15 +283,11 @@ def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMet
 
 def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
     """As ``metadata``, for each checkpointable; None for those without a description."""
-    return _metadata(
-        path,
-        lambda info, context: {
-            name: tree_of(item)
-            if item.form == "tree"
-            else _items.describe_item(info, name, context)
-            for name, item in info.items.items()
-        },
-    )
+
+    def describe(info: CheckpointInfo, context: Context) -> dict[str, Any]:
+        return {name: _items.describe_item(info, name, context) for name in info.items}
+
+    return _metadata(path, describe)
 
 
 def inspected(path: str) -> CheckpointInfo:
