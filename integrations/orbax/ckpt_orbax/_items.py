@@ -232,7 +232,8 @@ def restored_item(
         )
     if form != "tree" or isinstance(args, JsonRestore):
         return ckpt.load(info.path, item=name, options=options)
-    if not isinstance(args, ArrayRestore) and type(handler) is not handlers.ArrayCheckpointHandler:
+    single = isinstance(args, ArrayRestore) or isinstance(handler, handlers.ArrayCheckpointHandler)
+    if not single:
         return restored_tree(info.path, info.items[name], args, options)
     wanted = getattr(args, "restore_args", None)
     of_tree = PyTreeRestore(restore_args=None if wanted is None else {ARRAY: wanted})

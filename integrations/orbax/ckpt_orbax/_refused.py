@@ -6,9 +6,11 @@ import dis
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from ckpt_core import CheckpointError
+from ckpt_core.arguments import answer_for_classes
 
 
 class NotOffered(CheckpointError, NotImplementedError):
@@ -54,6 +56,16 @@ _INSTEAD = {
     "logging": "ckpt_core.Options(on_event=...) as CheckpointManagerOptions(engine=) or context.engine; ckpt_core.events",
 }
 """Names of Orbax for which ckpt has one call."""
+
+
+def offer(package: str, other_names: Mapping[str, ModuleType]) -> None:
+    """Makes modules importable under other names of Orbax, too, and has all answer unknown names and arguments."""
+    sys.modules.update({f"{package}.{name}": module for name, module in other_names.items()})
+    for name, module in [*sys.modules.items()]:
+        if name == package or name.startswith(f"{package}."):
+            kinds = [one for one in vars(module).values() if isinstance(one, type)]
+            answer_for_classes(one for one in kinds if one.__module__.startswith(f"{package}."))
+            vars(module)["__getattr__"] = refusing(module.__name__)
 
 
 def refusing(module: str) -> Callable[[str], Any]:

@@ -187,7 +187,7 @@ def is_args(value: Any) -> bool:
 def _elsewhere() -> Any:
     """Orbax's registrations, if some library has imported it; else None."""
     theirs = sys.modules.get("orbax.checkpoint.checkpoint_args")
-    return None if theirs is sys.modules[__name__] else theirs
+    return None if theirs is sys.modules.get("ckpt_orbax.checkpoint_args") else theirs
 
 
 _FOR_SAVE: dict[type[CheckpointArgs], Any] = {}

@@ -147,7 +147,7 @@ class Checkpointer:
             return dataclasses.replace(found, **vars(_single.checkpointables_metadata(found.path)))
 
     @contextlib.contextmanager
-    def _at(self, step: Any) -> Generator[CheckpointMetadata[None]]:
+    def _at(self, step: Any) -> Generator[CheckpointMetadata[Any]]:
         """What is known of a step, for a block that reads it with this Checkpointer's Context."""
         self.wait()
         numbers = self._run.numbers()
