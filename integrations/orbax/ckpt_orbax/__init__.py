@@ -12,7 +12,6 @@ The directories are Orbax's, and what ckpt adds is theirs: checksums, a commit t
 cut, and speed. ``docs/moving_from_orbax.md`` has the native way, ``docs/api/orbax.md`` the names.
 """
 
-from ckpt_orbax import _lone_names as _lone_names
 from ckpt_orbax import args as args
 from ckpt_orbax import checkpoint_args as checkpoint_args
 from ckpt_orbax import checkpoint_manager as checkpoint_manager
@@ -31,6 +30,9 @@ from ckpt_orbax import type_handlers as type_handlers
 from ckpt_orbax import utils as utils
 from ckpt_orbax import v1 as v1
 from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
+from ckpt_orbax._modules import pathways as pathways
+from ckpt_orbax._modules import test_utils as test_utils
+from ckpt_orbax._modules import transform_utils as transform_utils
 from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
 from ckpt_orbax._refused import NotOffered as NotOffered
 from ckpt_orbax._refused import offer as _offer
@@ -57,8 +59,6 @@ from ckpt_orbax.type_handlers import SingleReplicaArrayRestoreArgs as SingleRepl
 
 __version__ = "0.12.8"
 """The version of Orbax whose names these are, for programs that ask; ``ckpt_core.__version__`` is ckpt's."""
-
-pathways, test_utils, transform_utils = _lone_names, _lone_names, tree
 
 _offer(
     __name__,

@@ -26,7 +26,7 @@ from ckpt_orbax._leaves import converted, is_leaf
 from ckpt_orbax._paths import as_path, kind_at
 from ckpt_orbax._plain import is_empty, leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax._tree_targets import restored_tree
+from ckpt_orbax._targets import restored_tree
 from ckpt_orbax.args import ArrayRestore, Composite, JsonRestore, PyTreeRestore
 from ckpt_orbax.handlers import Called, CheckpointArgs, as_call
 from ckpt_orbax.metadata import is_metrics
@@ -189,9 +189,6 @@ def _save_files(handler: Any, directory: Any, args: Any) -> None:
             future.result()
     else:
         handler.save(directory, *given, **named)
-
-
-# ---------------------------------------------------------------------------------------- restores
 
 
 def restored_items(

@@ -76,12 +76,10 @@ def as_sharding(given: Any) -> Any:
 def to_shape_dtype_struct(
     arr: Any, dtype: Any = None, scalar_dtype: Any = None, support_format: bool = False
 ) -> Any:
-    """Shape, dtype and sharding of an array or random key, as a target of ``load``.
+    """Shape, dtype and sharding of an array or random key, as a target of ``load``; a number is its own target.
 
     Args:
-        arr: an array, its description, or a number, which is its own target.
-        dtype: instead of the array's.
-        scalar_dtype: a type of number, for numbers.
+        dtype, scalar_dtype: instead of the array's; a type of number, for numbers.
         support_format: accepted; a target's layout in memory is of no effect.
     """
     if isinstance(arr, (int, float, np.number)):

@@ -123,11 +123,7 @@ def save_policy(options: CheckpointManagerOptions) -> Any:
 
 
 def preservation_policy(options: CheckpointManagerOptions) -> Any:
-    """What stays: by default all steps.
-
-    Raises:
-        ValueError: a policy and an option that a policy replaces.
-    """
+    """What stays: by default all steps; ValueError for a policy and an option that it replaces."""
     if options.preservation_policy is not None:
         if options.max_to_keep or options.keep_period or options.keep_time_interval:
             raise ValueError(
@@ -140,17 +136,14 @@ def preservation_policy(options: CheckpointManagerOptions) -> Any:
     if options.keep_time_interval is not None:
         kept.append(policies.EveryNSeconds(int(options.keep_time_interval.total_seconds())))
     if options.best_fn is None:
-        kept.append(policies.LatestN(options.max_to_keep))
-    else:
-        kept.append(
-            policies.BestN(
-                get_metric_fn=options.best_fn,
-                reverse=options.best_mode == "min",
-                n=options.max_to_keep,
-                keep_checkpoints_without_metrics=options.keep_checkpoints_without_metrics,
-            )
-        )
-    return policies.AnyPreservationPolicy(kept)
+        return policies.AnyPreservationPolicy([*kept, policies.LatestN(options.max_to_keep)])
+    best = policies.BestN(
+        get_metric_fn=options.best_fn,
+        reverse=options.best_mode == "min",
+        n=options.max_to_keep,
+        keep_checkpoints_without_metrics=options.keep_checkpoints_without_metrics,
+    )
+    return policies.AnyPreservationPolicy([*kept, best])
 
 
 _DISKS_OF_HOSTS = "for disks of each host, ckpt_core.Checkpointer(local_directory=)"
@@ -171,11 +164,7 @@ _REFUSED: Refusals = {
 
 
 def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
-    """The options of ckpt that those of a manager stand for.
-
-    Raises:
-        NotOffered: one of them would mean something else.
-    """
+    """The options of ckpt that those of a manager stand for; NotOffered if one of them would mean something else."""
     refuse_processes(options.multiprocessing_options)
     refuse_options("CheckpointManagerOptions({}={!r})", options, _REFUSED)
     trash = options.todelete_subdir

@@ -111,7 +111,10 @@ class Run:
         try:
             if self._keep is not None:
                 asked = [*self._for_policy(others), self._of_save(step, save)]
-                save.let_go = let_go(self._keep, asked)
+                kept = self._keep.should_preserve(asked, context=policies.PreservationContext())
+                save.let_go = {
+                    one.step for one, stays in zip(asked, kept, strict=True) if not stays
+                }
                 if step in save.let_go and (metadata is None or isinstance(metadata, dict)):
                     metadata = {**(metadata or {}), TO_RESUME: True}
         except Exception as caught:
@@ -166,9 +169,8 @@ class Run:
     def wait_for(self, step: int, save: Save, timeout: float | None) -> bool:
         """Blocks until a save of its own is over; True, or its error, also after another call has raised that."""
         if timeout is not None and not save.over.wait(timeout):
-            raise TimeoutError(
-                f"{self.engine.directory}: step {step} is not saved after {timeout:g} s"
-            )
+            where = f"{self.engine.directory}: step {step}"
+            raise TimeoutError(f"{where} is not saved after {timeout:g} s")
         self.engine.wait_until_finished()
         if save.error is not None:
             raise save.error
@@ -281,9 +283,6 @@ class Run:
         return as_path(directory or self.engine.directory) / self._names.build_name(step)
 
 
-# ---------------------------------------------------------------------------- policies and metrics
-
-
 def _save_policy(
     policy: Any,
     previous_steps: Callable[[], Sequence[Step]],
@@ -311,12 +310,6 @@ def _parts(policy: Any) -> list[Any]:
     if isinstance(policy, (policies.AnySavePolicy, policies.AnyPreservationPolicy)):
         return [part for one in policy.policies for part in _parts(one)]
     return [policy]
-
-
-def let_go(policy: Any, steps: Sequence[Step]) -> set[int]:
-    """The steps, given oldest first, that Orbax deletes when it asks a policy, after a save."""
-    kept = policy.should_preserve(steps, context=policies.PreservationContext())
-    return {one.step for one, stays in zip(steps, kept, strict=True) if not stays}
 
 
 def _as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
-from ckpt_core.arguments import answering
+from ckpt_core.arguments import an, answering
 from ckpt_orbax import multihost
 from ckpt_orbax._errors import StepAlreadyExistsError as StepAlreadyExistsError
 from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
@@ -207,9 +207,8 @@ class CheckpointManager:
             return ckpt.inspect(str(path))
         except ckpt.CheckpointNotFound as error:
             held = ", ".join(map(str, self.all_steps())) or "none"
-            raise ckpt.CheckpointNotFound(
-                f"{path.parent}: no step {step}; there are: {held}"
-            ) from error
+            what = f"{path.parent}: no step {step}; there are: {held}"
+            raise ckpt.CheckpointNotFound(what) from error
 
     # -------------------------------------------------------------------------------------- saves
 
@@ -346,7 +345,7 @@ class CheckpointManager:
                 "CheckpointArgs came as `items`, the earlier form: write args=ocp.args..., by its name"
             )
         if args is not None and not is_args(args):
-            raise ValueError(f"args must be CheckpointArgs, got a {type(args).__name__}")
+            raise ValueError(f"args must be CheckpointArgs, got {an(args)}")
         if args is not None and bool(self._single) == isinstance(args, Composite):
             raise ValueError(
                 "Cannot provide `args` of type `Composite` when dealing with a single, unnamed (default) "
@@ -402,16 +401,13 @@ def _from_checkpointers(
     given: Any, options: CheckpointManagerOptions
 ) -> tuple[Any, bool, CheckpointManagerOptions]:
     """Handlers, whether saves go on in the background, and options, from Checkpointers."""
-    each = list(given.values()) if isinstance(given, Mapping) else [given]
-    for one in each:
+    each: Mapping[Any, Any] = given if isinstance(given, Mapping) else {DEFAULT_ITEM_NAME: given}
+    for one in each.values():
         if not isinstance(one, Checkpointer):
-            raise ValueError(f"checkpointers must be ocp.Checkpointer, got a {type(one).__name__}")
-    background = [one for one in each if isinstance(one, AsyncCheckpointer)]
+            raise ValueError(f"checkpointers must be ocp.Checkpointer, got {an(one)}")
+    background = [one for one in each.values() if isinstance(one, AsyncCheckpointer)]
     if background and options.async_options is None:
         longest = max(background, key=lambda one: one.async_options.timeout_secs)
         options = dataclasses.replace(options, async_options=longest.async_options)
-    if isinstance(given, Mapping):
-        found: Any = {name: one.handler for name, one in given.items()}
-    else:
-        found = given.handler
-    return found, bool(background), options
+    found = {name: one.handler for name, one in each.items()}
+    return found if each is given else found[DEFAULT_ITEM_NAME], bool(background), options

@@ -21,12 +21,8 @@ preservation_policy = save_decision_policy = sys.modules[__name__]
 
 @dataclass(frozen=True)
 class CheckpointMetadata(Described[Tree]):
-    """One step of a run; ``metadata`` is None but for what ``metadata`` and ``checkpointables_metadata`` read.
-
-    Attributes:
-        step: its number.
-        path: its directory.
-        metrics: the metrics that were saved with the step.
+    """One step of a run: its number, directory and metrics. ``metadata`` is None but for what ``metadata`` and
+    ``checkpointables_metadata`` read.
     """
 
     step: int

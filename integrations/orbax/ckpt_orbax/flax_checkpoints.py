@@ -4,8 +4,7 @@
 
     from ckpt_orbax import flax_checkpoints as checkpoints  # was: from flax.training import checkpoints
 
-Reads what Flax has written, single files of msgpack and directories of Orbax; writes directories that
-ckpt, Orbax and Flax read.
+Reads what Flax has written, files of msgpack and directories of Orbax; writes directories that ckpt, Orbax and Flax read.
 """
 
 from __future__ import annotations
@@ -161,11 +160,9 @@ def restore_checkpoint(
         OSError: the system cannot say whether there is one.
     """
     if orbax_transforms:
-        raise not_offered(
-            "restore_checkpoint(orbax_transforms=)",
-            "patterns would change the tree between the file and its checks",
-            "ckpt_core.load(path, target, rename=...)",
-        )
+        why = "patterns would change the tree between the file and its checks"
+        instead = "ckpt_core.load(path, target, rename=...)"
+        raise not_offered("restore_checkpoint(orbax_transforms=)", why, instead)
     directory = as_text(ckpt_dir)
     if step is not None:
         path = _path_of(directory, step, prefix)
@@ -177,10 +174,8 @@ def restore_checkpoint(
             path = directory
     if path is None:
         return target
-    return _of_file(path, target) if kind_at(path) == "file" else _of_directory(path, target)
-
-
-def _of_directory(path: str, target: Any) -> Any:
+    if kind_at(path) == "file":
+        return _of_file(path, target)
     if target is None:
         return PyTreeCheckpointer().restore(path)
     args = construct_restore_args(target)

@@ -141,9 +141,6 @@ def overrides(handler: Any) -> bool:
     )
 
 
-# ------------------------------------------------------------------ which takes which arguments
-
-
 class CheckpointArgs:
     """Base of what ``save(args=)`` and ``restore(args=)`` take.
 

@@ -62,20 +62,15 @@ class ShardingMetadata:
     saved: dict[str, Any]
 
     def to_jax_sharding(self) -> jax.sharding.Sharding:
-        """The sharding on the devices of this process.
-
-        Raises:
-            ValueError: they are not those of the save.
-        """
+        """The sharding on the devices of this process; ValueError if they are not those of the save."""
         found = sharding_of(self.saved)
         if found is not None:
             return found
         for device in jax.local_devices():  # one of another process could not be used here
             if self.saved.get("device_str") in (str(device), f"{device.platform}:{device.id}"):
                 return jax.sharding.SingleDeviceSharding(device)
-        raise ValueError(
-            f"the devices of this sharding are not here: {self.saved}: give another one"
-        )
+        what = "the devices of this sharding are not here"
+        raise ValueError(f"{what}: {self.saved}: give another one")
 
 
 @dataclass
@@ -108,11 +103,8 @@ class StringMetadata(Metadata):
 
 @dataclass(eq=False)
 class TreeMetadata(Mapping[Any, Any]):
-    """A saved tree with a ``Metadata`` at each leaf; also a pytree, and indexed as the tree.
-
-    Attributes:
-        tree: of dicts and lists.
-        custom_metadata: None; ``metadata(step).custom_metadata`` has that of the step.
+    """A saved tree of dicts and lists with a ``Metadata`` at each leaf; also a pytree, and indexed as the tree. The
+    ``custom_metadata`` of a step is in ``metadata(step)``.
     """
 
     tree: Any
@@ -138,16 +130,8 @@ def tree_in(given: Any) -> Any:
 
 @dataclass
 class StepMetadata:
-    """What a step says of itself.
-
-    Attributes:
-        item_handlers: always empty; the forms of the items are ckpt's own.
-        item_metadata: a ``TreeMetadata``, or a Composite with one for each item; None for items that
-            are no trees.
-        metrics: the metrics of the step.
-        performance_metrics: always empty; see ``ckpt_core.inspect``.
-        init_timestamp_nsecs, commit_timestamp_nsecs: when the save began and was committed.
-        custom_metadata: what was saved as ``custom_metadata=``.
+    """What a step says of itself. ``item_metadata`` is a ``TreeMetadata``, or a Composite with one for each item, None for
+    items that are no trees. ``item_handlers`` and ``performance_metrics`` are empty: see ``ckpt_core.inspect``.
     """
 
     item_handlers: Any = None
@@ -207,26 +191,18 @@ def described_tree(info: CheckpointInfo, item: ItemInfo) -> TreeMetadata | None:
     if item.form != "tree":
         return None
     directory = as_path(info.path) / item.name if item.name else as_path(info.path)
-    return TreeMetadata(
-        jax.tree.map(lambda leaf: _described(leaf, directory), orbax_form(item.tree))
-    )
+    tree = orbax_form(item.tree)
+    return TreeMetadata(jax.tree.map(lambda leaf: _described(leaf, directory), tree))
 
 
 def _described(leaf: LeafInfo, directory: Any) -> Metadata:
     name = leaf.path.replace("/", ".").replace("~1", "/").replace("~0", "~")
-    match leaf.kind:
-        case "str":
-            return StringMetadata(name, directory)
-        case "int" | "float" | "bool":
-            return ScalarMetadata(name, directory, dtype=np.dtype(type(ZEROS[leaf.kind])))
-        case _:
-            return ArrayMetadata(
-                name,
-                directory,
-                shape=leaf.shape,
-                sharding=ShardingMetadata(leaf.sharding) if leaf.sharding else None,
-                dtype=saved_dtype(leaf),
-            )
+    if leaf.kind == "str":
+        return StringMetadata(name, directory)
+    if leaf.kind in ZEROS:
+        return ScalarMetadata(name, directory, dtype=np.dtype(type(ZEROS[leaf.kind])))
+    sharding = ShardingMetadata(leaf.sharding) if leaf.sharding else None
+    return ArrayMetadata(name, directory, leaf.shape, sharding, saved_dtype(leaf))
 
 
 def tree_of(item: ItemInfo) -> Any:
@@ -249,19 +225,16 @@ def sharding_of(saved: dict[str, Any] | None) -> Any:
     here = {device.id: device for device in jax.devices()}
     try:
         devices = [here[one["id"]] for one in np.ravel(saved["device_mesh"]["mesh"])]
-        types = [
-            jax.sharding.AxisType[kind.rpartition(".")[2]] for kind in saved.get("axis_types") or ()
-        ]
+        kinds = [kind.rpartition(".")[2] for kind in saved.get("axis_types") or ()]
         mesh = jax.sharding.Mesh(
             np.array(devices, object).reshape(saved["shape"]),
             tuple(saved["axis_names"]),
             # a program that is compiled for other types of axes may round otherwise
-            axis_types=tuple(types) or None,
+            axis_types=tuple(jax.sharding.AxisType[kind] for kind in kinds) or None,
         )
-        spec = [tuple(part) if isinstance(part, list) else part for part in saved["partition_spec"]]
-        return jax.sharding.NamedSharding(
-            mesh, jax.sharding.PartitionSpec(*spec), memory_kind=saved.get("memory_kind")
-        )
+        parts = [tuple(one) if isinstance(one, list) else one for one in saved["partition_spec"]]
+        spec, memory = jax.sharding.PartitionSpec(*parts), saved.get("memory_kind")
+        return jax.sharding.NamedSharding(mesh, spec, memory_kind=memory)
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -26,11 +26,8 @@ class SaveArgs:
 
 @dataclass
 class RestoreArgs:
-    """How a leaf is restored.
-
-    Attributes:
-        restore_type: ``jax.Array``, ``np.ndarray``, ``int``, ``float``, ``str``; None as it was saved.
-        dtype: the leaf is converted to this dtype.
+    """How a leaf is restored: as ``jax.Array``, ``np.ndarray``, ``int``, ``float``, ``str``, or None as it was saved; in
+    ``dtype``.
     """
 
     restore_type: Any = None

@@ -82,18 +82,15 @@ def standard_name_format(
 
 
 def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
-    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds.
-
-    Raises:
-        NotOffered: its names are not a prefix, ``_`` and the number.
+    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds; NotOffered if those are
+    not a prefix, ``_`` and the number.
     """
     built = names.build_name(0)
     found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
     if found is not None:
-        prefix, length = found[1], len(found[2]) if len(found[2]) > 1 else None
-        same = _Standard(prefix, length)
+        same = _Standard(found[1], len(found[2]) if len(found[2]) > 1 else None)
         if all(names.build_name(step) == same.build_name(step) for step in _PROBES):
-            return prefix, length
+            return same.step_prefix, same.step_format_fixed_length
     raise not_offered(
         f"the NameFormat with names such as {built!r}",
         "steps are named by an optional prefix with '_' and the number",

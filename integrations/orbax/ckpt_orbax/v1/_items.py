@@ -73,11 +73,6 @@ class Directory:
     def __init__(self, path: Any) -> None:
         self.path = path
 
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.name
-
     def __truediv__(self, other: Any) -> Directory:
         return Directory(self.path / other)
 
@@ -123,10 +118,11 @@ def load_item(
     wrote = saved_by(info, name, loaded)
     handler = _handler(name, target, context, wrote)
     if handler is None:
+        of = f" of {wrote}" if wrote else ""
+        into = "" if target is None else f" into a {type(target).__name__}"
         raise NoEntryError(
-            f"{name}: no handler is registered that loads these {len(loaded)} files"
-            f"{f' of {wrote}' if wrote else ''}{'' if target is None else f' into a {type(target).__name__}'}: "
-            "register one with ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
+            f"{name}: no handler is registered that loads these {len(loaded)} files{of}{into}: register one with "
+            "ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
         )
     if isinstance(handler, StatefulCheckpointableHandler):
         needed(name, target)

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
+from ckpt_core.arguments import an
 from ckpt_orbax import _targets
 from ckpt_orbax._errors import (
     DestinationExistsError,
@@ -52,7 +53,7 @@ def deprecated(call: _Call) -> _Call:
 def check_checkpointables(given: Any, what: str) -> dict[str, Any]:
     """``given``, if it is a dict of checkpointables by names that are allowed."""
     if not isinstance(given, dict):
-        raise ValueError(f"{what} must be a dict of names to objects, got a {type(given).__name__}")
+        raise ValueError(f"{what} must be a dict of names to objects, got {an(given)}")
     for name in cast(dict[str, Any], given):
         _check_name(name)
     return cast(dict[str, Any], given)
@@ -63,9 +64,6 @@ def _check_name(name: str) -> None:
         raise ValueError("a checkpointable's name must not be empty")
     if name in _RESERVED:
         raise ValueError(f"Provided reserved checkpointable key: {name!r}; choose another name")
-
-
-# ------------------------------------------------------------------------------------------- saves
 
 
 class Saving(TypedDict, total=False):
@@ -154,9 +152,6 @@ def context_of_save(checkpointables: Any, default: Context | None = None) -> Con
     check_checkpointables(checkpointables, "checkpointables")
     refuse_unsupported(context)
     return context
-
-
-# ------------------------------------------------------------------------------------------- loads
 
 
 def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
@@ -258,9 +253,6 @@ def load_checkpointables_async(
     """As ``load_checkpointables``, in the background; objects are set by ``result()``'s time."""
     work = functools.partial(load_checkpointables, path, abstract_checkpointables)
     return AsyncResponse(in_thread(work, "ckpt-load").result)
-
-
-# ---------------------------------------------------------------------------------------- metadata
 
 
 def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:
