@@ -51,15 +51,6 @@ def is_key(value: Any) -> bool:
     return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def described(leaf: LeafInfo, sharding: Any) -> Any:
-    """A saved leaf as Orbax's metadata shows it."""
-    if leaf.kind in ZEROS or leaf.kind == "str":
-        return ZEROS.get(leaf.kind, "")
-    if leaf.kind in ("jax", "key"):
-        return jax.ShapeDtypeStruct(leaf.shape, saved_dtype(leaf), sharding=sharding)
-    return AbstractArray(leaf.shape, saved_dtype(leaf))
-
-
 def saved_dtype(leaf: LeafInfo) -> Any:
     """The dtype of a saved array or key; None without one."""
     if leaf.kind == "key":

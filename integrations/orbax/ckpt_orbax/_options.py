@@ -169,12 +169,7 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
     refuse_options("CheckpointManagerOptions({}={!r})", options, _REFUSED)
     trash = options.todelete_subdir
     changes = {} if trash is None else {"trash_directory": trash}
-    return changed(options.engine, options.async_options, mode_of(options), **changes)
-
-
-def mode_of(options: CheckpointManagerOptions) -> int | None:
-    """The mode that the directories of a run get; None for what the umask leaves."""
-    return getattr(options.file_options, "path_permission_mode", None)
+    return changed(options.engine, options.async_options, options.file_options, **changes)
 
 
 def refuse_processes(
@@ -193,7 +188,7 @@ def refuse_processes(
 
 
 def changed(
-    engine: ckpt.Options, asynchronous: AsyncOptions | None, mode: int | None = None, **changes: Any
+    engine: ckpt.Options, asynchronous: AsyncOptions | None, files: Any = None, **changes: Any
 ) -> ckpt.Options:
     """ckpt's options with the timeout of Orbax's, and a mode for the directories of checkpoints and their items, set by
     process 0 when the checkpoint is complete. As in Orbax it takes permissions away from what the umask gives.
@@ -202,6 +197,7 @@ def changed(
         refuse_options("AsyncOptions({}=)", asynchronous, _REFUSED_ASYNC)
         if asynchronous.timeout_secs != AsyncOptions.timeout_secs:
             changes["timeout_secs"] = float(asynchronous.timeout_secs)
+    mode = getattr(files, "path_permission_mode", None)
     if mode is None:
         return dataclasses.replace(engine, **changes)
 

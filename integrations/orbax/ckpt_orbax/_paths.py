@@ -68,9 +68,8 @@ def refuse_another_series(directory: str, prefix: str | None) -> None:
         return
     for name in sorted(os.listdir(directory)):
         found = _STEP.fullmatch(name)
-        if found is None or found[1] == prefix:
-            continue
-        if any(kind_at(os.path.join(directory, name, sign)) for sign in _SIGNS):
+        signs = (os.path.join(directory, name, sign) for sign in _SIGNS)
+        if found is not None and found[1] != prefix and any(map(kind_at, signs)):
             raise not_offered(
                 f"the prefix {prefix!r} beside the step {name} in {directory}",
                 "a directory holds the steps of one run, whatever their names begin with",

@@ -88,8 +88,7 @@ class Run:
 
     def should_save(self, step: int) -> bool:
         """Whether a step is newer than all others, and the policy wants it."""
-        newest = self.newest()
-        return (newest is None or step > newest) and self.engine.should_save(step)
+        return step > max(self.begun(), default=step - 1) and self.engine.should_save(step)
 
     def save(
         self,
@@ -224,10 +223,6 @@ class Run:
             self._let_go.update(one for one in there[-1:] if is_only_to_resume(self.path(one)))
         gone = self._let_go.union(*(save.let_go for save in running.values()))
         return sorted({*there, *running} - gone)
-
-    def newest(self) -> int | None:
-        """The newest step that Orbax would have, committed or being saved."""
-        return max(self.begun(), default=None)
 
     def newest_step(self) -> int | None:
         """The newest step of all, committed or being saved."""

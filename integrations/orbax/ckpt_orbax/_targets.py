@@ -14,6 +14,7 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import ItemInfo, LeafInfo
+from ckpt_orbax import metadata, type_handlers
 from ckpt_orbax._errors import TreeMismatchError
 from ckpt_orbax._leaves import (
     PLACEHOLDER,
@@ -28,14 +29,7 @@ from ckpt_orbax._plain import Path, filled, leaves_of, orbax_form, path_text, pl
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.args import PyTreeRestore, StandardRestore
 from ckpt_orbax.checkpoint_utils import python_type
-from ckpt_orbax.metadata import (
-    ArrayMetadata,
-    ScalarMetadata,
-    ShardingMetadata,
-    StringMetadata,
-    tree_in,
-)
-from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs, sharding_of, wants_broadcast
+from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, tree_in
 
 _PARTIAL = "ocp.args.PyTreeRestore(partial_restore=True)"
 
@@ -192,7 +186,8 @@ def _refuse_other_shapes(args: Any, error: Any) -> None:
     """Raises NotOffered if shapes differ, and the arguments want arrays padded or cut."""
     leaves = leaves_of(tree_in(getattr(args, "restore_args", None)))
     lenient = not getattr(args, "strict", True) or any(
-        isinstance(leaf, ArrayRestoreArgs) and not leaf.strict for leaf in leaves.values()
+        isinstance(leaf, type_handlers.ArrayRestoreArgs) and not leaf.strict
+        for leaf in leaves.values()
     )
     if lenient and any(one.kind == "shape" for one in getattr(error, "mismatches", ())):
         raise not_offered(
@@ -244,7 +239,7 @@ def _pytree(path: str, item: ItemInfo, args: PyTreeRestore, options: ckpt.Option
             "With partial_restore=True what is not wanted of a dict is left out, and of a list: put "
             "ocp.PLACEHOLDER in its place"
         )
-    if wants_broadcast(args.restore_args):
+    if any(isinstance(one, type_handlers.SingleReplicaArrayRestoreArgs) for one in given.values()):
         options = dataclasses.replace(options, broadcast=True)
 
     def keep(leaf: Any) -> bool:
@@ -252,7 +247,7 @@ def _pytree(path: str, item: ItemInfo, args: PyTreeRestore, options: ckpt.Option
 
     def ask(at: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
         if leaf is not PLACEHOLDER:
-            leaf = _as_asked(given.get(at) or RestoreArgs(), saved, leaf)
+            leaf = _as_asked(given.get(at) or type_handlers.RestoreArgs(), saved, leaf)
         return wanted(at, leaf, saved)
 
     return load_tree(
@@ -283,7 +278,7 @@ def _refuse_transforms(args: PyTreeRestore) -> None:
         raise ValueError("transforms={} needs item=: the tree of what is wanted")
 
 
-def _as_asked(args: RestoreArgs, saved: LeafInfo | None, leaf: Any) -> Any:
+def _as_asked(args: type_handlers.RestoreArgs, saved: LeafInfo | None, leaf: Any) -> Any:
     """A leaf that is wanted as its arguments say; ``leaf`` is what the target has there."""
     if saved is None:  # the load names it as missing
         is_array = hasattr(leaf, "shape") and isinstance(getattr(leaf, "dtype", None), np.dtype)
@@ -291,7 +286,7 @@ def _as_asked(args: RestoreArgs, saved: LeafInfo | None, leaf: Any) -> Any:
     kind, dtype = args.restore_type, args.dtype
     if kind is type(PLACEHOLDER):
         return PLACEHOLDER
-    sharding = sharding_of(args)
+    sharding = type_handlers.sharding_of(args)
     if saved.kind == "key":  # arguments made from a target speak of the numbers inside of it
         return _placed(saved, None, None, sharding)
     if kind is None and sharding is None:
@@ -326,7 +321,7 @@ def _placed(
         sharding = fallback
         if saved is not None and saved.sharding:
             with contextlib.suppress(ValueError):
-                sharding = ShardingMetadata(saved.sharding).to_jax_sharding()
+                sharding = metadata.ShardingMetadata(saved.sharding).to_jax_sharding()
     return ArrayMetadata("", None, shape, sharding, dtype)
 
 

@@ -109,8 +109,7 @@ class PyTreeRestore(CheckpointArgs):
             leaves one out. None for the saved structure.
         restore_args: tree of ``RestoreArgs``; leaves without come as they were saved.
         transforms: only ``{}`` is taken: what ``item`` does not name is left out.
-        transforms_default_to_original: only True is taken.
-        legacy_transform_fn: refused, except None.
+        transforms_default_to_original, legacy_transform_fn: only True, only None is taken.
         partial_restore: leave out what ``item`` does not name, and keep its values where the checkpoint
             has none. Lists have the saved length.
     """

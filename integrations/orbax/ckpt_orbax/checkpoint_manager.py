@@ -14,7 +14,7 @@ from ckpt_orbax import multihost
 from ckpt_orbax._errors import StepAlreadyExistsError as StepAlreadyExistsError
 from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
 from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
-from ckpt_orbax._options import engine_options, mode_of, preservation_policy, save_policy
+from ckpt_orbax._options import engine_options, preservation_policy, save_policy
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._refused import refuse_logger
 from ckpt_orbax._run import Run
@@ -89,7 +89,8 @@ class CheckpointManager:
         if metadata is not None:
             metadata = dict(metadata) if options.save_root_metadata else None
         self._run_metadata = metadata if options.read_only else None
-        mode = 0o777 if (chosen := mode_of(options)) is None else chosen
+        mode = getattr(options.file_options, "path_permission_mode", None)
+        mode = 0o777 if mode is None else mode
         self._run = Run(
             directory,
             engine_options(options),
@@ -137,7 +138,7 @@ class CheckpointManager:
 
     def latest_step(self) -> int | None:
         """The newest step that is saved or being saved, or None; see ``all_steps``."""
-        return self._run.newest()
+        return max(self._run.begun(), default=None)
 
     @property
     def newest_step(self) -> int | None:

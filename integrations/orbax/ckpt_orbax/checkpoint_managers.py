@@ -156,16 +156,15 @@ class BestN(_OfPositions):
 
 
 @dataclass
-class LatestDuration(PreservationPolicy):
+class LatestDuration(_OfPositions):
     """Keeps the steps of the last ``duration``, and those after the first of them."""
 
     duration: datetime.timedelta
 
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
         oldest = datetime.datetime.now(tz=datetime.UTC) - self.duration
         recent = (position for position, one in enumerate(checkpoints) if one.time >= oldest)
-        first = next(recent, len(checkpoints))
-        return [position >= first for position in range(len(checkpoints))]
+        return range(next(recent, len(checkpoints)), len(checkpoints))
 
 
 @dataclass

@@ -71,11 +71,9 @@ def _restore_args(value: Any, sharding: Any) -> RestoreArgs:
         return RestoreArgs(restore_type=python_type(value.dtype), dtype=value.dtype)
     if isinstance(value, jax.Array):
         return ArrayRestoreArgs(sharding=sharding, dtype=value.dtype)
-    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata)):
-        if sharding is not None:
-            return ArrayRestoreArgs(sharding=as_sharding(sharding), dtype=value.dtype)
-        return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata)) and sharding is not None:
+        return ArrayRestoreArgs(sharding=as_sharding(sharding), dtype=value.dtype)
+    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata, np.ndarray)):
         return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
     if isinstance(value, (int, float, np.number)):
         return RestoreArgs(restore_type=type(value))

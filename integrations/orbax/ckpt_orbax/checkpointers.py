@@ -62,8 +62,7 @@ class Checkpointer:
     ) -> None:
         refuse_processes(multiprocessing_options)
         self._handler = handler
-        mode = getattr(file_options, "path_permission_mode", None)
-        self._options = changed(engine or ckpt.Options(), None, mode)
+        self._options = changed(engine or ckpt.Options(), None, file_options)
         self._items = None
         if isinstance(handler, handlers.CompositeCheckpointHandler):
             self._items = ItemHandlers(
@@ -299,11 +298,9 @@ class StandardCheckpointer(AsyncCheckpointer):
 
 def _only_item(info: CheckpointInfo) -> str:
     """The name of the item that is meant if none is named."""
-    if len(info.items) == 1:
-        return next(iter(info.items))
-    for name in _SINGLE:
-        if name in info.items:
-            return name
+    single = [*info.items] if len(info.items) == 1 else [n for n in _SINGLE if n in info.items]
+    if single:
+        return single[0]
     raise InvalidLayoutError(
         f"{info.path} has the items {', '.join(info.items)}: give the path of one of them, or use a "
         "CompositeCheckpointHandler"

@@ -69,8 +69,6 @@ def save_checkpoint(
     """Saves a step and deletes old ones; the path of the step. All processes must call it.
 
     Args:
-        ckpt_dir: directory of the steps.
-        target: a pytree.
         step: a whole number.
         prefix: of the names of the steps; ends with an underscore.
         keep: how many of the newest steps stay.

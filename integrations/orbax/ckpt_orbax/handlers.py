@@ -227,12 +227,7 @@ def register_with_handler(
 
 
 def get_registered_handler_cls(arg: Any) -> Any:
-    """The class of handler for arguments, given an object or its class.
-
-    Raises:
-        TypeError: it is no subclass of CheckpointArgs.
-        ValueError: none is registered.
-    """
+    """The class of handler for arguments, given an object or its class; ValueError if none is registered."""
     cls = arg if isinstance(arg, type) else type(arg)
     if not is_args_class(cls):
         raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
@@ -247,11 +242,7 @@ def get_registered_handler_cls(arg: Any) -> Any:
 
 
 def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
-    """The classes of arguments of a handler, or of its class: for saves, for restores.
-
-    Raises:
-        ValueError: one of them is not registered.
-    """
+    """The classes of arguments of a handler, or of its class: for saves, for restores; ValueError without one of them."""
     cls = handler if isinstance(handler, type) else type(handler)
     save, restore = (
         next((args for args, kind in table.items() if kind is cls), None)

@@ -14,7 +14,7 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
-from ckpt_orbax._leaves import ZEROS, described, saved_dtype
+from ckpt_orbax._leaves import ZEROS, AbstractArray, saved_dtype
 from ckpt_orbax._paths import ABSENT, as_path, as_text
 from ckpt_orbax._plain import orbax_form
 
@@ -210,10 +210,14 @@ def tree_of(item: ItemInfo) -> Any:
     shardings: dict[int, Any] = {}
 
     def describe(leaf: Any) -> Any:
+        if leaf.kind in ZEROS or leaf.kind == "str":
+            return ZEROS.get(leaf.kind, "")
+        if leaf.kind not in ("jax", "key"):
+            return AbstractArray(leaf.shape, saved_dtype(leaf))
         saved = leaf.sharding
         if id(saved) not in shardings:
             shardings[id(saved)] = sharding_of(saved)
-        return described(leaf, shardings[id(saved)])
+        return jax.ShapeDtypeStruct(leaf.shape, saved_dtype(leaf), sharding=shardings[id(saved)])
 
     return jax.tree.map(describe, orbax_form(item.tree))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ckpt_orbax._plain import filled, key_name, leaves_of
+from ckpt_orbax._plain import filled, key_name, leaves_of, one_level
 
 
 def to_flat_dict(
@@ -36,9 +36,7 @@ def to_flat_dict(
 
 def _is_empty_node(node: Any) -> bool:
     """Whether something is None or a container without children."""
-    return not jax.tree_util.all_leaves([node]) and not jax.tree.leaves(
-        node, is_leaf=lambda child: child is not node
-    )
+    return one_level(node) == []
 
 
 def from_flat_dict(flat_dict: dict[Any, Any], target: Any = None, sep: str | None = None) -> Any:

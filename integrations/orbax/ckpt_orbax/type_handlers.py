@@ -69,12 +69,6 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     single_replica_sharding: Any = None
 
 
-def wants_broadcast(restore_args: Any) -> bool:
-    """Whether a leaf is to be read once and sent on."""
-    leaves = jax.tree.leaves(restore_args)
-    return any(isinstance(leaf, SingleReplicaArrayRestoreArgs) for leaf in leaves)
-
-
 def sharding_of(args: RestoreArgs) -> Any:
     """The sharding that the arguments ask for; None if they leave it open."""
     given = getattr(args, "sharding", None)

@@ -136,9 +136,7 @@ def engine_options(context: Context) -> ckpt.Options:
         changes["chunk_bytes"] = max(1024, saving.storage_options.chunk_byte_size)
     if context.array.loading.use_load_and_broadcast:
         changes["broadcast"] = True
-    return changed(
-        context.engine, context.asynchronous, context.file.path_permission_mode, **changes
-    )
+    return changed(context.engine, context.asynchronous, context.file, **changes)
 
 
 def stored(state: Any, context: Context) -> Any:

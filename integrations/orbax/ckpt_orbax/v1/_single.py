@@ -11,13 +11,8 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
 from ckpt_core.arguments import an
+from ckpt_orbax import _errors as errors
 from ckpt_orbax import _targets
-from ckpt_orbax._errors import (
-    DestinationExistsError,
-    InvalidLayoutError,
-    MissingCheckpointablesError,
-    NoCheckpointError,
-)
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.future import AsyncResponse, in_thread
 from ckpt_orbax.metadata import (
@@ -140,7 +135,7 @@ def save_checkpointables_async(
             options=options,
         )
     except ckpt.CheckpointExists as error:
-        raise DestinationExistsError(str(error)) from error
+        raise errors.DestinationExistsError(str(error)) from error
     return AsyncResponse(pending.result, context.asynchronous.post_finalization_callback)
 
 
@@ -202,7 +197,7 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
         abstract_checkpointables = dict.fromkeys(info.items)
     targets = check_checkpointables(abstract_checkpointables, "abstract_checkpointables")
     if missing := sorted(targets.keys() - info.items.keys()):
-        raise MissingCheckpointablesError(
+        raise errors.MissingCheckpointablesError(
             f"Requested checkpointables: {', '.join(missing)}: not in {info.path}, which has "
             f"{', '.join(sorted(info.items)) or 'none'}"
         )
@@ -287,7 +282,7 @@ def inspected(path: str) -> CheckpointInfo:
     try:
         info = ckpt.inspect(path)
     except ckpt.CheckpointNotFound as error:
-        raise NoCheckpointError(str(error)) from error
+        raise errors.NoCheckpointError(str(error)) from error
     items = {name: item for name, item in info.items.items() if not is_metrics(item)}
     return dataclasses.replace(info, items=items)
 
@@ -303,7 +298,7 @@ def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:
         return trees[name]
     held = ", ".join(f"{item.name} ({item.form})" for item in info.items.values()) or "nothing"
     wanted = "no pytree" if name is None else f"no pytree {name!r}"
-    raise InvalidLayoutError(f"{info.path}: {wanted} in this checkpoint: it has {held}")
+    raise errors.InvalidLayoutError(f"{info.path}: {wanted} in this checkpoint: it has {held}")
 
 
 def _metadata(

@@ -8,27 +8,18 @@ from collections.abc import Generator, Sequence
 from typing import Any, Unpack
 
 import ckpt_core as ckpt
-from ckpt_orbax import _errors as errors
-from ckpt_orbax import checkpoint_managers as preservation_policies
-from ckpt_orbax import checkpoint_managers as save_decision_policies
+from ckpt_orbax._modules import errors as errors
+from ckpt_orbax._modules import preservation_policies as preservation_policies
+from ckpt_orbax._modules import save_decision_policies as save_decision_policies
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered, refuse_logger
 from ckpt_orbax._run import Run
-from ckpt_orbax.checkpoint_managers import CheckpointMetadata
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata as CheckpointMetadata
 from ckpt_orbax.future import AsyncResponse
 from ckpt_orbax.path.step import NameFormat
 from ckpt_orbax.v1 import _items, _single
 from ckpt_orbax.v1._context import Context, engine_options, get_context
 from ckpt_orbax.v1._single import STATE
-
-__all__ = [
-    "CheckpointMetadata",
-    "Checkpointer",
-    "RootMetadata",
-    "errors",
-    "preservation_policies",
-    "save_decision_policies",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
