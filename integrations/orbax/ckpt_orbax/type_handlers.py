@@ -26,9 +26,7 @@ class SaveArgs:
 
 @dataclass
 class RestoreArgs:
-    """How a leaf is restored: as ``jax.Array``, ``np.ndarray``, ``int``, ``float``, ``str``, or None as it was saved; in
-    ``dtype``.
-    """
+    """How a leaf is restored: as ``jax.Array``, ``np.ndarray``, ``int``, ``float``, ``str`` or None, as saved; in ``dtype``."""
 
     restore_type: Any = None
     dtype: Any = None
@@ -62,9 +60,7 @@ class ArrayRestoreArgs(RestoreArgs):
 
 @dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
-    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it to the others. ``single_replica_sharding`` is
-    of no effect, as in Orbax.
-    """
+    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it on. Its own sharding is of no effect."""
 
     single_replica_sharding: Any = None
 
