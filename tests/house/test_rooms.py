@@ -46,7 +46,7 @@ STATE = {
     "ckpt_keras._session": {"_RUNNING"},  # one fit at a time may write a directory
     "ckpt_orbax.v1._context": {"_ACTIVE"},  # Orbax's own `with Context(...)`
     "ckpt_orbax._checkpointables": {"_GLOBAL"},  # Orbax's own global registry
-    "ckpt_orbax.checkpoint_args": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
+    "ckpt_orbax.handlers": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry
     "ckpt_core.bench._measure": {"TRACE_PATH"},  # set around one measurement
 }
 _CHANGES = (

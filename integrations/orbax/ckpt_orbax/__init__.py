@@ -12,136 +12,71 @@ The directories are Orbax's, and what ckpt adds is theirs: checksums, a commit t
 cut, and speed. ``docs/moving_from_orbax.md`` has the native way, ``docs/api/orbax.md`` the names.
 """
 
-import sys
-
-from ckpt_core.arguments import answer_for_classes
-from ckpt_orbax import _lone_names as pathways
-from ckpt_orbax import _lone_names as test_utils
-from ckpt_orbax import (
-    args,
-    checkpoint_args,
-    checkpoint_manager,
-    checkpoint_managers,
-    checkpoint_utils,
-    checkpointers,
-    experimental,
-    future,
-    handlers,
-    metadata,
-    multihost,
-    options,
-    path,
-    tree,
-    type_handlers,
-    utils,
-    v1,
-)
-from ckpt_orbax import tree as transform_utils
-from ckpt_orbax._leaves import PLACEHOLDER
-from ckpt_orbax._options import CheckpointManagerOptions
-from ckpt_orbax._refused import NotOffered, refusing
-from ckpt_orbax.args import CheckpointArgs
-from ckpt_orbax.checkpoint_manager import CheckpointManager
-from ckpt_orbax.checkpointers import (
-    AsyncCheckpointer,
-    Checkpointer,
-    PyTreeCheckpointer,
-    StandardCheckpointer,
-)
-from ckpt_orbax.handlers import (
-    ArrayCheckpointHandler,
-    AsyncCheckpointHandler,
-    CheckpointHandler,
-    CompositeCheckpointHandler,
-    DefaultCheckpointHandlerRegistry,
-    JsonCheckpointHandler,
-    PyTreeCheckpointHandler,
-    StandardCheckpointHandler,
-)
-from ckpt_orbax.options import AsyncOptions
-from ckpt_orbax.path import step
-from ckpt_orbax.type_handlers import (
-    ArrayRestoreArgs,
-    RestoreArgs,
-    SaveArgs,
-    SingleReplicaArrayRestoreArgs,
-)
+from ckpt_orbax import args as args
+from ckpt_orbax import checkpoint_args as checkpoint_args
+from ckpt_orbax import checkpoint_manager as checkpoint_manager
+from ckpt_orbax import checkpoint_managers as checkpoint_managers
+from ckpt_orbax import checkpoint_utils as checkpoint_utils
+from ckpt_orbax import checkpointers as checkpointers
+from ckpt_orbax import experimental as experimental
+from ckpt_orbax import future as future
+from ckpt_orbax import handlers as handlers
+from ckpt_orbax import metadata as metadata
+from ckpt_orbax import multihost as multihost
+from ckpt_orbax import options as options
+from ckpt_orbax import path as path
+from ckpt_orbax import tree as tree
+from ckpt_orbax import type_handlers as type_handlers
+from ckpt_orbax import utils as utils
+from ckpt_orbax import v1 as v1
+from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
+from ckpt_orbax._modules import pathways as pathways
+from ckpt_orbax._modules import test_utils as test_utils
+from ckpt_orbax._modules import transform_utils as transform_utils
+from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
+from ckpt_orbax._refused import NotOffered as NotOffered
+from ckpt_orbax._refused import offer as _offer
+from ckpt_orbax.args import CheckpointArgs as CheckpointArgs
+from ckpt_orbax.checkpoint_manager import CheckpointManager as CheckpointManager
+from ckpt_orbax.checkpointers import AsyncCheckpointer as AsyncCheckpointer
+from ckpt_orbax.checkpointers import Checkpointer as Checkpointer
+from ckpt_orbax.checkpointers import PyTreeCheckpointer as PyTreeCheckpointer
+from ckpt_orbax.checkpointers import StandardCheckpointer as StandardCheckpointer
+from ckpt_orbax.handlers import ArrayCheckpointHandler as ArrayCheckpointHandler
+from ckpt_orbax.handlers import AsyncCheckpointHandler as AsyncCheckpointHandler
+from ckpt_orbax.handlers import CheckpointHandler as CheckpointHandler
+from ckpt_orbax.handlers import CompositeCheckpointHandler as CompositeCheckpointHandler
+from ckpt_orbax.handlers import DefaultCheckpointHandlerRegistry as DefaultCheckpointHandlerRegistry
+from ckpt_orbax.handlers import JsonCheckpointHandler as JsonCheckpointHandler
+from ckpt_orbax.handlers import PyTreeCheckpointHandler as PyTreeCheckpointHandler
+from ckpt_orbax.handlers import StandardCheckpointHandler as StandardCheckpointHandler
+from ckpt_orbax.options import AsyncOptions as AsyncOptions
+from ckpt_orbax.path import step as step
+from ckpt_orbax.type_handlers import ArrayRestoreArgs as ArrayRestoreArgs
+from ckpt_orbax.type_handlers import RestoreArgs as RestoreArgs
+from ckpt_orbax.type_handlers import SaveArgs as SaveArgs
+from ckpt_orbax.type_handlers import SingleReplicaArrayRestoreArgs as SingleReplicaArrayRestoreArgs
 
 __version__ = "0.12.8"
 """The version of Orbax whose names these are, for programs that ask; ``ckpt_core.__version__`` is ckpt's."""
 
-__all__ = [
-    "ArrayCheckpointHandler",
-    "ArrayRestoreArgs",
-    "AsyncCheckpointHandler",
-    "AsyncCheckpointer",
-    "AsyncOptions",
-    "CheckpointArgs",
-    "CheckpointHandler",
-    "CheckpointManager",
-    "CheckpointManagerOptions",
-    "Checkpointer",
-    "CompositeCheckpointHandler",
-    "DefaultCheckpointHandlerRegistry",
-    "JsonCheckpointHandler",
-    "NotOffered",
-    "PLACEHOLDER",
-    "PyTreeCheckpointHandler",
-    "PyTreeCheckpointer",
-    "RestoreArgs",
-    "SaveArgs",
-    "SingleReplicaArrayRestoreArgs",
-    "StandardCheckpointHandler",
-    "StandardCheckpointer",
-    "__version__",
-    "args",
-    "checkpoint_args",
-    "checkpoint_manager",
-    "checkpoint_managers",
-    "checkpoint_utils",
-    "checkpointers",
-    "experimental",
-    "future",
-    "handlers",
-    "metadata",
-    "multihost",
-    "options",
-    "path",
-    "pathways",
-    "step",
-    "test_utils",
-    "transform_utils",
-    "tree",
-    "type_handlers",
-    "utils",
-    "v1",
-]
-
-_OTHER_NAMES = {
-    "experimental.emergency.checkpoint_manager": experimental.emergency,
-    "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,
-    "experimental.v1": v1,
-    "path.atomicity": path.atomicity,
-    "pathways": pathways,
-    "test_utils": test_utils,
-    "transform_utils": transform_utils,
-    "v1.arrays": v1.arrays,
-    "v1.errors": v1.errors,
-    "v1.handlers": v1.handlers,
-    "v1.multihost": multihost,
-    "v1.options": options,
-    "v1.path": path,
-    "v1.path.step": path.step,
-}
-"""Modules that are importable under another name of Orbax, too."""
-
-for _name, _module in _OTHER_NAMES.items():
-    sys.modules[f"{__name__}.{_name}"] = _module
-for _name, _module in [*sys.modules.items()]:
-    if _name == __name__ or _name.startswith(f"{__name__}."):
-        answer_for_classes(
-            one
-            for one in vars(_module).values()
-            if isinstance(one, type) and one.__module__.startswith(f"{__name__}.")
-        )
-        vars(_module)["__getattr__"] = refusing(_module.__name__)
+_offer(
+    __name__,
+    {
+        "experimental.emergency": experimental.emergency,
+        "experimental.emergency.checkpoint_manager": experimental.emergency,
+        "experimental.emergency.replicator_checkpoint_manager": experimental.emergency,
+        "experimental.v1": v1,
+        "path.atomicity": path.atomicity,
+        "pathways": pathways,
+        "test_utils": test_utils,
+        "transform_utils": transform_utils,
+        "v1.arrays": v1.arrays,
+        "v1.errors": v1.errors,
+        "v1.handlers": v1.handlers,
+        "v1.multihost": multihost,
+        "v1.options": options,
+        "v1.path": path,
+        "v1.path.step": path.step,
+    },
+)

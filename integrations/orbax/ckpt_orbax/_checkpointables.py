@@ -18,9 +18,7 @@ _Target = TypeVar("_Target")
 
 @runtime_checkable
 class StatefulCheckpointable(Protocol):
-    """An object that writes its state into a directory and reads it back. Both methods do first what must block, and
-    return an awaitable that does the rest.
-    """
+    """An object that writes its state into a directory and reads it back: first what must block, then an awaitable's part."""
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Writes into ``await directory.await_creation()``."""
@@ -103,10 +101,8 @@ FORMS = (PyTreeHandler, JsonHandler)
 
 
 class CheckpointableHandlerRegistry:
-    """Classes of handlers in the order of their registration; the last one that fits is taken.
-
-    Args:
-        entries: (handler, name) of each; None for the name of one that is asked for any object.
+    """Classes of handlers in the order of their registration, each for one name, or None for any object; the last one that
+    fits is taken.
     """
 
     def __init__(self, entries: Iterable[tuple[Any, str | None]] = ()) -> None:
@@ -117,9 +113,7 @@ class CheckpointableHandlerRegistry:
     def add(
         self, handler_type: Any, checkpointable_name: str | None = None
     ) -> CheckpointableHandlerRegistry:
-        """Adds a handler for one name, or for all objects that it can handle; AlreadyExistsError if the name, or the
-        handler without a name, has an entry.
-        """
+        """Adds a handler for one name, or for all objects that it can handle; AlreadyExistsError if there is an entry."""
         if not isinstance(handler_type, type):
             raise ValueError(f"a handler is registered as a class, got {handler_type!r}")
         key = handler_type if checkpointable_name is None else checkpointable_name
@@ -141,10 +135,8 @@ _GLOBAL = CheckpointableHandlerRegistry((kind, None) for kind in _OWN)
 
 def local_registry(other_registry: Any = None) -> CheckpointableHandlerRegistry:
     """A new registry with the entries of the global one, with which all Contexts begin, and of ``other_registry``."""
-    registries = [_GLOBAL] if other_registry is None else [_GLOBAL, other_registry]
-    return CheckpointableHandlerRegistry(
-        entry for registry in registries for entry in registry.get_all_entries()
-    )
+    others = [] if other_registry is None else other_registry.get_all_entries()
+    return CheckpointableHandlerRegistry([*_GLOBAL.get_all_entries(), *others])
 
 
 def register_handler(cls: Any, *, checkpointable_name: str | None = None) -> Any:

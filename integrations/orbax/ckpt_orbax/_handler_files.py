@@ -38,9 +38,9 @@ def type_name(handler: Any) -> str:
 def written(
     kind: type, save: Callable[[Any], None], finish: Callable[[Any], None] | None = None
 ) -> ckpt.Files:
-    """The files that ``save`` writes, in all processes together, while the save takes its snapshot; so is what Orbax
-    would do in the background. Each of several processes writes into its own directory; process 0 puts the files together
-    and calls ``finish``. Whatever is wrong with them is the same error in all processes.
+    """The files that ``save`` writes, in all processes together, while the save takes its snapshot. Each of several
+    processes writes into its own directory; process 0 puts the files together and calls ``finish``. Whatever is wrong with
+    them is the same error in all processes.
     """
     together = None if jax.process_count() == 1 else _of_all_processes(kind, save)
 
@@ -76,9 +76,8 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
             raise error
         for process, one in enumerate(ended):
             if one["error"] is not None:
-                raise ckpt.CheckpointError(
-                    f"process {process}: {kind.__name__} has not written its files: {one['error']}"
-                )
+                what = f"{kind.__name__} has not written its files"
+                raise ckpt.CheckpointError(f"process {process}: {what}: {one['error']}")
         size = sum(one["bytes"] for one in ended)
         if size > MAX_BYTES:
             raise not_offered(
@@ -96,9 +95,8 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
 
 def _put_together(kind: type, mine: str, sent: dict[str, str]) -> None:
     """Adds the files of the other processes to those of process 0; raises in all if two differ under one name."""
-    own = {
-        name: hashlib.sha256(text.encode()).hexdigest() for name, text in _files_in(mine).items()
-    }
+    texts = _files_in(mine)
+    own = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     everybody = _from_all({"sent": sent, "own": own})
     seen: dict[str, str] = {}
     for process, one in enumerate(everybody):
@@ -171,20 +169,20 @@ def with_directory(files: ckpt.SavedFiles, work: Callable[[Any], Any]) -> Any:
 
 
 @functools.cache
-def _adapted() -> frozenset[str]:
-    return frozenset(
-        entry.name for entry in importlib.metadata.entry_points(group="ckpt_core.adapters")
-    )
+def _adapted() -> set[str]:
+    return importlib.metadata.entry_points(group="ckpt_core.adapters").names
 
 
 def has_adapter(value: Any) -> bool:
     """Whether ckpt knows the framework of the object."""
-    return any(kind.__module__.partition(".")[0] in _adapted() for kind in type(value).__mro__)
+    return bool(_homes(value) & _adapted())
 
 
 def is_of_its_framework(handler: Any, value: Any) -> bool:
     """Whether a handler is that of the framework of an object, such as Grain's, and no one's own."""
     home = type(handler).__module__.partition(".")[0]
-    return home in _adapted() and any(
-        kind.__module__.partition(".")[0] == home for kind in type(value).__mro__
-    )
+    return home in _homes(value) & _adapted()
+
+
+def _homes(value: Any) -> set[str]:
+    return {kind.__module__.partition(".")[0] for kind in type(value).__mro__}

@@ -13,7 +13,7 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
-from ckpt_orbax import checkpoint_args, handlers
+from ckpt_orbax import handlers
 from ckpt_orbax._handler_files import (
     has_adapter,
     is_of_its_framework,
@@ -26,9 +26,9 @@ from ckpt_orbax._leaves import converted, is_leaf
 from ckpt_orbax._paths import as_path, kind_at
 from ckpt_orbax._plain import is_empty, leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax._tree_targets import restored_tree
+from ckpt_orbax._targets import restored_tree
 from ckpt_orbax.args import ArrayRestore, Composite, JsonRestore, PyTreeRestore
-from ckpt_orbax.checkpoint_args import Called, CheckpointArgs, as_call
+from ckpt_orbax.handlers import Called, CheckpointArgs, as_call
 from ckpt_orbax.metadata import is_metrics
 
 ARRAY = "checkpoint"
@@ -58,25 +58,26 @@ class ItemHandlers(handlers.DefaultCheckpointHandlerRegistry):
 
     def of_args(self, name: str, args: Any) -> Any:
         """The handler of an item, given its arguments."""
-        known = {item for item, _ in self.get_all_entries()}
-        if args is None:
-            if name in known:
-                return self.known(name)
+        found = self.known(name)
+        if args is None and found is None:
             raise ValueError(
                 f"Provided `None` for `CheckpointArgs`, and the `CheckpointHandler` for item "
                 f'"{name}" was not configured. Give arguments, such as ocp.args.StandardRestore()'
             )
+        if args is None:
+            return found
         for item in (name, None):
             if self.has(item, args):
                 return self.get(item, args)
-        if name not in known and (not self._fixed or name in self._open):
-            handler = checkpoint_args.get_registered_handler_cls(args)()
+        if found is None and (not self._fixed or name in self._open):
+            found = handlers.get_registered_handler_cls(args)()
             self._open.discard(name)
-            self._register(name, handler)
-            return handler
+            self._register(name, found)
+            return found
+        names = {str(item) for item, _ in self.get_all_entries()} | self._open
         raise ValueError(
             f'Item "{name}" and args of type {type(args).__name__} does not match with any registered '
-            f"handler! Items: {', '.join(sorted({*map(str, known), *self._open})) or 'none'}"
+            f"handler! Items: {', '.join(sorted(names)) or 'none'}"
         )
 
     def known(self, name: str) -> Any:
@@ -103,7 +104,7 @@ class ItemHandlers(handlers.DefaultCheckpointHandlerRegistry):
 def args_of_call(handler: Any, for_save: bool, *arguments: Any, **named: Any) -> Any:
     """The ``CheckpointArgs`` among the arguments of a call, or made of them."""
     for value in (*arguments, *named.values()):
-        if checkpoint_args.is_args(value):
+        if handlers.is_args(value):
             return value
     return args_classes(handler)[0 if for_save else 1](*arguments, **named)
 
@@ -114,8 +115,8 @@ def args_classes(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArg
     """
     kinds = [type(handler)] if handlers.overrides(handler) else type(handler).__mro__
     for kind in kinds:
-        if checkpoint_args.has_registered_args(kind):
-            return checkpoint_args.get_registered_args_cls(kind)
+        if handlers.has_registered_args(kind):
+            return handlers.get_registered_args_cls(kind)
     return Called, Called
 
 
@@ -160,9 +161,8 @@ def _check(name: str, tree: Any, standard: bool) -> None:
     if tree is None:
         raise ValueError(f"{name}: Must provide item to save.")
     if standard and isinstance(tree, (jax.Array, np.number, int, float)):
-        raise ValueError(
-            f"{name}: StandardSave does not support single arrays or scalars: use ArraySave"
-        )
+        why = "StandardSave does not support single arrays or scalars: use ArraySave"
+        raise ValueError(f"{name}: {why}")
     if is_empty(tree):
         raise ValueError(f"{name}: Found empty item: there is nothing to save")
     for path, leaf in leaves_of(tree).items():
@@ -189,9 +189,6 @@ def _save_files(handler: Any, directory: Any, args: Any) -> None:
             future.result()
     else:
         handler.save(directory, *given, **named)
-
-
-# ---------------------------------------------------------------------------------------- restores
 
 
 def restored_items(
@@ -221,24 +218,24 @@ def restored_item(
     if form == "process":
         return _of_processes(info, name, args, handler, options)
     if form == "files" and handler is None and args is None:
-        handler = _who_saved(info, name)
+        kind = handlers.handler_of_type_name(saved_by(info, name, ckpt.load(info.path, item=name)))
+        handler = None if kind is None else kind()
     if handler is not None and handlers.overrides(handler):
         return _by_handler(info, name, args, handler, options)
-    if form == "tree" and not isinstance(args, JsonRestore):
-        if not isinstance(args, ArrayRestore) and not isinstance(
-            handler, handlers.ArrayCheckpointHandler
-        ):
-            return restored_tree(info.path, info.items[name], args, options)
-        wanted = getattr(args, "restore_args", None)
-        of_tree = PyTreeRestore(restore_args=None if wanted is None else {ARRAY: wanted})
-        loaded = restored_tree(info.path, info.items[name], of_tree, options)
-        return loaded[ARRAY] if isinstance(loaded, dict) and ARRAY in loaded else loaded
     if form == "files":
         raise ValueError(
             f"{info.path}: item {name!r} was saved by a handler that is not known here: register it with "
             "ocp.args.register_with_handler; ckpt_core.load gives the files themselves"
         )
-    return ckpt.load(info.path, item=name, options=options)
+    if form != "tree" or isinstance(args, JsonRestore):
+        return ckpt.load(info.path, item=name, options=options)
+    single = isinstance(args, ArrayRestore) or isinstance(handler, handlers.ArrayCheckpointHandler)
+    if not single:
+        return restored_tree(info.path, info.items[name], args, options)
+    wanted = getattr(args, "restore_args", None)
+    of_tree = PyTreeRestore(restore_args=None if wanted is None else {ARRAY: wanted})
+    loaded = restored_tree(info.path, info.items[name], of_tree, options)
+    return loaded[ARRAY] if isinstance(loaded, dict) and ARRAY in loaded else loaded
 
 
 def _of_processes(
@@ -250,30 +247,22 @@ def _of_processes(
     if own and info.format_version is None and not is_of_its_framework(handler, target):
         return restored_by(handler, as_path(info.path) / name, args)  # of Orbax: it wrote these
     if target is None:
-        raise ValueError(
-            f"{info.path}: item {name!r} is the state of each process: give the object as item="
-        )
+        where = f"{info.path}: item {name!r}"
+        raise ValueError(f"{where} is the state of each process: give the object as item=")
     ckpt.restore(info.path, items={name: target}, options=options)
     return target
-
-
-def _who_saved(info: CheckpointInfo, name: str) -> Any:
-    """A new handler of the registered class that saved an item of files, or None."""
-    files = ckpt.load(info.path, item=name)
-    cls = checkpoint_args.handler_of_type_name(saved_by(info, name, files))
-    return None if cls is None else cls()
 
 
 def _by_handler(
     info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
 ) -> Any:
-    if info.items[name].form != "files":
+    form, kind = info.items[name].form, type(handler).__name__
+    if form != "files":
         raise ValueError(
-            f"{info.path}: item {name!r} is a {info.items[name].form} of ckpt's own, and "
-            f"{type(handler).__name__} reads files"
+            f"{info.path}: item {name!r} is a {form} of ckpt's own, and {kind} reads files"
         )
-    if args is None and checkpoint_args.has_registered_args(handler):
-        args = checkpoint_args.get_registered_args_cls(handler)[1]()
+    if args is None and handlers.has_registered_args(handler):
+        args = handlers.get_registered_args_cls(handler)[1]()
     files = ckpt.load(info.path, item=name, options=options)
     return with_directory(files, lambda directory: restored_by(handler, directory, args))
 

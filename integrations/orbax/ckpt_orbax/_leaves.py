@@ -16,7 +16,6 @@ PLACEHOLDER = ...
 _CONCRETE = (jax.Array, np.ndarray, int, float, np.number, np.bool_, str)
 ZEROS: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False}
 """For each kind of Python number, one that stands for any."""
-_SCALAR_TYPES = (int, float, str, np.generic)
 
 
 @dataclass(frozen=True)
@@ -34,35 +33,22 @@ def is_leaf(value: Any) -> bool:
 
 def is_abstract_leaf(value: Any) -> bool:
     """Whether this value can stand in a target."""
-    if value is PLACEHOLDER or is_leaf(value):
-        return True
     if isinstance(value, type):
-        return issubclass(value, _SCALAR_TYPES)
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+        return issubclass(value, (int, float, str, np.generic))
+    array = hasattr(value, "shape") and hasattr(value, "dtype")
+    return array or value is PLACEHOLDER or is_leaf(value)
 
 
 def converted(value: Any, dtype: Any) -> Any:
     """An array in another dtype; other leaves as they are."""
-    if dtype is None or not hasattr(value, "dtype") or _is_key(value.dtype):
+    if dtype is None or not hasattr(value, "dtype") or is_key(value):
         return value
     return value if value.dtype == dtype else value.astype(dtype)
 
 
-def _is_key(dtype: Any) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-def described(leaf: LeafInfo, sharding: Any) -> Any:
-    """A saved leaf as Orbax's metadata shows it."""
-    match leaf.kind:
-        case "int" | "float" | "bool":
-            return ZEROS[leaf.kind]
-        case "str":
-            return ""
-        case "jax" | "key":
-            return jax.ShapeDtypeStruct(leaf.shape, saved_dtype(leaf), sharding=sharding)
-        case _:
-            return AbstractArray(leaf.shape, saved_dtype(leaf))
+def is_key(value: Any) -> bool:
+    """Whether an array or its description is of random keys."""
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def saved_dtype(leaf: LeafInfo) -> Any:
@@ -81,16 +67,13 @@ def as_sharding(given: Any) -> Any:
 def to_shape_dtype_struct(
     arr: Any, dtype: Any = None, scalar_dtype: Any = None, support_format: bool = False
 ) -> Any:
-    """Shape, dtype and sharding of an array or random key, as a target of ``load``.
+    """Shape, dtype and sharding of an array or random key, as a target of ``load``; a number is its own target.
 
     Args:
-        arr: an array, its description, or a number, which is its own target.
-        dtype: instead of the array's.
-        scalar_dtype: a type of number, for numbers.
+        dtype, scalar_dtype: instead of the array's; a type of number, for numbers.
         support_format: accepted; a target's layout in memory is of no effect.
     """
     if isinstance(arr, (int, float, np.number)):
         return arr if scalar_dtype is None else scalar_dtype(arr)
-    given = getattr(arr, "sharding", None)
-    sharding = None if given is None else as_sharding(given)
+    sharding = as_sharding(getattr(arr, "sharding", None))
     return jax.ShapeDtypeStruct(arr.shape, arr.dtype if dtype is None else dtype, sharding=sharding)

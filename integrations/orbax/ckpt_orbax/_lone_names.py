@@ -1,12 +1,14 @@
-"""The single names of Orbax's ``pathways``, ``test_utils`` and ``path.atomicity`` that programs use."""
+"""The single names of Orbax's ``pathways``, ``test_utils``, ``path.atomicity`` and ``emergency`` that programs use."""
 
 from __future__ import annotations
 
 import enum
 import shutil
+import sys
 from typing import Any
 
 from ckpt_orbax._paths import as_path, as_text, exists
+from ckpt_orbax._refused import not_offered
 
 
 class CheckpointingImpl(enum.Enum):
@@ -37,3 +39,23 @@ def erase_and_create_empty(directory: Any) -> Any:
         shutil.rmtree(path)
     path.mkdir()
     return path
+
+
+class CheckpointManager:
+    """An emergency manager: cannot be made, as the classes of its options; a program that only names them runs."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise not_offered(
+            f"emergency.{type(self).__name__}",
+            "frequent steps in the memory or on the disks of hosts are the engine's own",
+            "ckpt_core.Checkpointer(directory, local_directory=...), or CheckpointManager for the directory alone",
+        )
+
+
+class ReplicatorCheckpointManager(CheckpointManager):
+    """As ``CheckpointManager``."""
+
+
+CheckpointManagerOptions = LocalCheckpointOptions = PersistentCheckpointOptions = CheckpointManager
+ReplicatorCheckpointManagerOptions = ReplicatorCheckpointManager
+checkpoint_manager = replicator_checkpoint_manager = sys.modules[__name__]

@@ -15,7 +15,7 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
-from ckpt_orbax._refused import Refusals, not_offered, refuse_options
+from ckpt_orbax._refused import Refusals, refuse_options
 from ckpt_orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
 
 
@@ -99,7 +99,7 @@ class CheckpointManagerOptions:
 
 @dataclass
 class _ByFunction(policies.SaveDecisionPolicy):
-    """Saves the steps for which a function of the step and the newest one returns True."""
+    """Saves steps as a function of the step and the newest one says."""
 
     function: Callable[[int, int | None], bool]
 
@@ -123,16 +123,11 @@ def save_policy(options: CheckpointManagerOptions) -> Any:
 
 
 def preservation_policy(options: CheckpointManagerOptions) -> Any:
-    """What stays: by default all steps.
-
-    Raises:
-        ValueError: a policy and an option that a policy replaces.
-    """
+    """What stays: by default all steps; ValueError for a policy and an option that it replaces."""
     if options.preservation_policy is not None:
         if options.max_to_keep or options.keep_period or options.keep_time_interval:
             raise ValueError(
-                "preservation_policy replaces max_to_keep, keep_period and keep_time_interval: give "
-                "either"
+                "preservation_policy replaces max_to_keep, keep_period and keep_time_interval: give either"
             )
         return options.preservation_policy
     kept: list[Any] = []
@@ -141,29 +136,25 @@ def preservation_policy(options: CheckpointManagerOptions) -> Any:
     if options.keep_time_interval is not None:
         kept.append(policies.EveryNSeconds(int(options.keep_time_interval.total_seconds())))
     if options.best_fn is None:
-        kept.append(policies.LatestN(options.max_to_keep))
-    else:
-        kept.append(
-            policies.BestN(
-                get_metric_fn=options.best_fn,
-                reverse=options.best_mode == "min",
-                n=options.max_to_keep,
-                keep_checkpoints_without_metrics=options.keep_checkpoints_without_metrics,
-            )
-        )
-    return policies.AnyPreservationPolicy(kept)
+        return policies.AnyPreservationPolicy([*kept, policies.LatestN(options.max_to_keep)])
+    best = policies.BestN(
+        get_metric_fn=options.best_fn,
+        reverse=options.best_mode == "min",
+        n=options.max_to_keep,
+        keep_checkpoints_without_metrics=options.keep_checkpoints_without_metrics,
+    )
+    return policies.AnyPreservationPolicy([*kept, best])
 
 
+_DISKS_OF_HOSTS = "for disks of each host, ckpt_core.Checkpointer(local_directory=)"
+_OWN_BARRIERS = "ckpt's processes agree by their own barriers, which name who is missing"
+_REFUSED_ASYNC: Refusals = {"barrier_sync_fn": (None, _OWN_BARRIERS)}
 _REFUSED: Refusals = {
-    "todelete_full_path": (
-        None,
-        "ckpt moves steps to a directory beside them",
-        "todelete_subdir=",
-    ),
+    "todelete_full_path": (None, "ckpt moves steps to a directory beside them", "todelete_subdir="),
     "enable_per_process_directory_creation": (
         False,
         "all processes write one directory",
-        "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
+        _DISKS_OF_HOSTS,
     ),
     "enable_should_save_is_saving_in_progress_check": (
         True,
@@ -173,60 +164,40 @@ _REFUSED: Refusals = {
 
 
 def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
-    """The options of ckpt that those of a manager stand for.
-
-    Raises:
-        NotOffered: one of them would mean something else.
-    """
+    """The options of ckpt that those of a manager stand for; NotOffered if one of them would mean something else."""
     refuse_processes(options.multiprocessing_options)
     refuse_options("CheckpointManagerOptions({}={!r})", options, _REFUSED)
     trash = options.todelete_subdir
     changes = {} if trash is None else {"trash_directory": trash}
-    return changed(options.engine, options.async_options, mode_of(options), **changes)
-
-
-def mode_of(options: CheckpointManagerOptions) -> int | None:
-    """The mode that the directories of a run get; None for what the umask leaves."""
-    return getattr(options.file_options, "path_permission_mode", None)
+    return changed(options.engine, options.async_options, options.file_options, **changes)
 
 
 def refuse_processes(
     options: MultiprocessingOptions | None, shown: str = "MultiprocessingOptions({}={!r})"
 ) -> None:
     """Raises NotOffered if not all processes take part, led by 0; ``shown`` formats a field and its value."""
-    if options is None:
-        return
-    if options.primary_host != 0:
-        raise not_offered(
-            shown.format("primary_host", options.primary_host),
-            "process 0 leads",
-            "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
-        )
-    active = options.active_processes
-    if active is not None and len(active) != jax.process_count():
-        raise not_offered(
-            shown.format("active_processes", active),
-            "all processes take part in a checkpoint",
-            "save with all of them",
-        )
+    active = None if options is None else options.active_processes
+    everyone = active if active is None or len(active) == jax.process_count() else None
+    why = "all processes take part in a checkpoint"
+    refusals: Refusals = {
+        "primary_host": (0, "process 0 leads", _DISKS_OF_HOSTS),
+        "active_processes": (everyone, why, "save with all of them"),
+    }
+    if options is not None:
+        refuse_options(shown, options, refusals)
 
 
 def changed(
-    engine: ckpt.Options, asynchronous: AsyncOptions | None, mode: int | None = None, **changes: Any
+    engine: ckpt.Options, asynchronous: AsyncOptions | None, files: Any = None, **changes: Any
 ) -> ckpt.Options:
-    """ckpt's options with the timeout of Orbax's, and a mode for the directories of checkpoints and their items.
-
-    As in Orbax the mode takes permissions away from what the umask leaves, and gives none. It is set
-    when the checkpoint is complete, by process 0; a bucket has no modes.
+    """ckpt's options with the timeout of Orbax's, and a mode for the directories of checkpoints and their items, set by
+    process 0 when the checkpoint is complete. As in Orbax it takes permissions away from what the umask gives.
     """
-    if asynchronous is not None and asynchronous.barrier_sync_fn is not None:
-        raise not_offered(
-            "AsyncOptions(barrier_sync_fn=)",
-            "ckpt's processes agree by their own barriers, which name who is missing",
-            "leave it at None",
-        )
-    if asynchronous is not None and asynchronous.timeout_secs != AsyncOptions.timeout_secs:
-        changes["timeout_secs"] = float(asynchronous.timeout_secs)
+    if asynchronous is not None:
+        refuse_options("AsyncOptions({}=)", asynchronous, _REFUSED_ASYNC)
+        if asynchronous.timeout_secs != AsyncOptions.timeout_secs:
+            changes["timeout_secs"] = float(asynchronous.timeout_secs)
+    mode = getattr(files, "path_permission_mode", None)
     if mode is None:
         return dataclasses.replace(engine, **changes)
 

@@ -40,13 +40,8 @@ def as_text(path: Any) -> str:
 
 
 def kind_at(path: str) -> str:
-    """What is at a path of a file system: ``"directory"``, ``"file"`` or ``"other"``; empty if nothing is.
-
-    ``os.path.exists``, and on newer Pythons that of a path object, say the same of what is not there and of what the
-    system cannot look at now: a training that has steps would begin anew.
-
-    Raises:
-        OSError: the system cannot say, such as EIO, EACCES or ESTALE.
+    """What is at a path of a file system: ``"directory"``, ``"file"`` or ``"other"``; empty if nothing is. Raises OSError if
+    the system cannot say, where ``os.path.exists`` is False, and a training that has steps would begin anew.
     """
     try:
         mode = os.stat(path).st_mode
@@ -66,17 +61,15 @@ def exists(path: Any) -> bool:
 
 
 def refuse_another_series(directory: str, prefix: str | None) -> None:
-    """Raises NotOffered in a directory of a file system with steps whose names begin otherwise.
-
-    To Orbax and Flax those are another series, with retention of its own. To ckpt a directory is one run.
+    """Raises NotOffered in a directory of a file system with steps of another prefix: to Orbax and Flax those are another
+    series, with retention of its own, and to ckpt a directory is one run.
     """
     if "://" in directory or kind_at(directory) != "directory":
         return
     for name in sorted(os.listdir(directory)):
         found = _STEP.fullmatch(name)
-        if found is None or found[1] == prefix:
-            continue
-        if any(kind_at(os.path.join(directory, name, sign)) for sign in _SIGNS):
+        signs = (os.path.join(directory, name, sign) for sign in _SIGNS)
+        if found is not None and found[1] != prefix and any(map(kind_at, signs)):
             raise not_offered(
                 f"the prefix {prefix!r} beside the step {name} in {directory}",
                 "a directory holds the steps of one run, whatever their names begin with",

@@ -1,8 +1,7 @@
 """Pytrees as Orbax stores them: nested dictionaries and lists, with text keys and named leaves.
 
-Orbax keeps the names of a tree's nodes and not their types: a NamedTuple, a dataclass or an
-``nnx.State`` becomes a dictionary, an empty one becomes None. Trees get this form before they are saved
-and as targets: directories look the same whichever of the two libraries wrote them.
+Orbax keeps the names of a tree's nodes and not their types: a NamedTuple, a dataclass or an ``nnx.State`` becomes a
+dictionary, an empty one None. Trees get this form before they are saved and as targets, as Orbax's own do.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dis
-import inspect
 import operator
+import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
+from types import ModuleType
 from typing import Any
 
 from ckpt_core import CheckpointError
+from ckpt_core.arguments import answer_for_classes
 
 
 class NotOffered(CheckpointError, NotImplementedError):
@@ -34,6 +35,14 @@ def refuse_options(shown: str, options: Any, refusals: Refusals) -> None:
             raise not_offered(shown.format(name, value), why, what)
 
 
+def refuse_logger(call: str, logger: Any) -> None:
+    """Raises NotOffered for a logger of Orbax that is given to ``call``."""
+    if logger is not None:
+        raise not_offered(
+            f"{call}(logger=)", "Orbax's loggers get Orbax's statistics", _INSTEAD["logging"]
+        )
+
+
 _INSTEAD = {
     "partial": "ckpt_core.writer(path), which adds items one by one",
     "delete": "training.Checkpointer(directory).delete(step), or shutil.rmtree(path)",
@@ -44,16 +53,24 @@ _INSTEAD = {
     "msgpack_restore": "flax.serialization.msgpack_restore; `ckpt import` converts such files",
     "ProtoCheckpointHandler": "a CheckpointHandler of your own that writes message.SerializeToString()",
     "JaxRandomKeyCheckpointHandler": "StandardSave({'key': key}): keys are leaves",
-    "logging": "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
+    "logging": "ckpt_core.Options(on_event=...) as CheckpointManagerOptions(engine=) or context.engine; ckpt_core.events",
 }
 """Names of Orbax for which ckpt has one call."""
 
 
-def refusing(module: str) -> Callable[[str], Any]:
-    """``__getattr__`` of a module: an error that says why it does not have a name.
+def offer(package: str, other_names: Mapping[str, ModuleType]) -> None:
+    """Makes modules importable under other names of Orbax, too, and has all answer unknown names and arguments."""
+    sys.modules.update({f"{package}.{name}": module for name, module in other_names.items()})
+    for name, module in [*sys.modules.items()]:
+        if name == package or name.startswith(f"{package}."):
+            kinds = [one for one in vars(module).values() if isinstance(one, type)]
+            answer_for_classes(one for one in kinds if one.__module__.startswith(f"{package}."))
+            vars(module)["__getattr__"] = refusing(module.__name__)
 
-    ``from module import name`` replaces an AttributeError by "cannot import name", so such an import
-    gets an ImportError; an AttributeError elsewhere leaves ``hasattr`` as it is.
+
+def refusing(module: str) -> Callable[[str], Any]:
+    """``__getattr__`` of a module: an AttributeError that says what to use instead of a name, as ``hasattr`` expects; an
+    ImportError to ``from module import name``, which would replace the other one by "cannot import name".
     """
 
     def getattr_of_module(name: str) -> Any:
@@ -66,16 +83,9 @@ def refusing(module: str) -> Callable[[str], Any]:
             f"{module.partition('._')[0]} has no {name!r}: docs/api/orbax.md lists what programs use of Orbax. "
             f"Instead: {instead}"
         )
-        if _is_import(inspect.currentframe()):
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        if dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM":
             raise ImportError(says, name=module)
         raise AttributeError(says)
 
     return getattr_of_module
-
-
-def _is_import(frame: FrameType | None) -> bool:
-    """Whether what has called this frame is at ``from module import name``."""
-    caller = None if frame is None else frame.f_back
-    if caller is None:
-        return False
-    return dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"

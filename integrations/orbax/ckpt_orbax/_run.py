@@ -17,35 +17,28 @@ import ckpt_core as ckpt
 from ckpt_orbax import checkpoint_managers as policies
 from ckpt_orbax._paths import as_path, as_text, refuse_another_series
 from ckpt_orbax.checkpoint_managers import CheckpointMetadata, Step
-from ckpt_orbax.metadata import as_only_to_resume, metrics_of, only_to_resume, times_of
+from ckpt_orbax.metadata import TO_RESUME, metrics_of, only_to_resume, times_of
 from ckpt_orbax.options import MultiprocessingOptions
 from ckpt_orbax.path.step import prefix_and_length, standard_name_format
 
 
-@dataclasses.dataclass
 class Save:
     """One save of a step, from its beginning."""
 
-    metrics: Any
-    began_nsecs: int = dataclasses.field(default_factory=time.time_ns)
-    let_go: set[int] = dataclasses.field(default_factory=set[int])  # what does not stay beside it
-    over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    def __init__(self, metrics: Any) -> None:
+        self.metrics, self.began_nsecs = metrics, time.time_ns()
+        self.let_go = set[int]()  # what does not stay beside it
+        self.over = threading.Event()
+        self.error: BaseException | None = None
 
 
 class Run:
     """A Checkpointer with its committed steps as of the last look, and the step that is being saved.
 
     It lists the directory when it is made, after each save and deletion of its own, and after ``look``. Its steps are
-    those that Orbax would have kept; ``newest_step`` may be another one, which is kept only for resuming.
-
-    Args:
-        save, keep: Orbax's policies; ``keep=None`` keeps all.
-        names: a NameFormat; None for plain numbers.
-        light: leave time and metrics of the steps out, until ``look(light=False)``.
-        metadata: of the run, written if it has none.
-        mode: of the directory, which is made if it is missing; None to leave it missing.
-        then: a listener, called after that of ``options`` and the run's own.
-        **engine: further arguments of the Checkpointer.
+    those that Orbax would have kept; ``newest_step`` may be another one, which is kept only for resuming. ``light`` omits
+    time and metrics of the steps until ``look(light=False)``; without a ``mode`` a missing directory stays missing;
+    ``then`` is a listener behind those of ``options`` and the run; the Checkpointer gets ``**engine``.
     """
 
     def __init__(
@@ -71,7 +64,6 @@ class Run:
         self._numbers: list[int] = []
         self._known: dict[int, Step] = {}
         self._begun: dict[int, Save] = {}
-        self._failed: dict[int, BaseException] = {}
         self._keep = keep
         self._let_go: set[int] = set()
         self._stale = self._unasked = True
@@ -96,8 +88,7 @@ class Run:
 
     def should_save(self, step: int) -> bool:
         """Whether a step is newer than all others, and the policy wants it."""
-        newest = self.newest()
-        return (newest is None or step > newest) and self.engine.should_save(step)
+        return step > max(self.begun(), default=step - 1) and self.engine.should_save(step)
 
     def save(
         self,
@@ -119,15 +110,17 @@ class Run:
         try:
             if self._keep is not None:
                 asked = [*self._for_policy(others), self._of_save(step, save)]
-                save.let_go = let_go(self._keep, asked)
-                if step in save.let_go:
-                    metadata = as_only_to_resume(metadata, step)
+                kept = self._keep.should_preserve(asked, context=policies.PreservationContext())
+                save.let_go = {
+                    one.step for one, stays in zip(asked, kept, strict=True) if not stays
+                }
+                if step in save.let_go and (metadata is None or isinstance(metadata, dict)):
+                    metadata = {**(metadata or {}), TO_RESUME: step}
         except Exception as caught:
             error = caught
         try:
             with self._lock:
                 self._let_go.discard(step)
-                self._failed.pop(step, None)
                 self._begun = {one: of for one, of in self._begun.items() if not of.over.is_set()}
                 self._begun[step] = save
             begun = self.engine.save(
@@ -165,24 +158,21 @@ class Run:
         with self._lock:
             self._stale = True
             self._known.pop(event.step, None)  # another save may have replaced the step
-            if event.error is not None:
-                self._failed[event.step] = event.error
             save = None if event.kind == "deleted" else self._begun.get(event.step)
             if save is not None and event.kind == "committed":
                 self._let_go |= save.let_go
         if save is not None:
+            save.error = event.error
             save.over.set()
 
     def wait_for(self, step: int, save: Save, timeout: float | None) -> bool:
         """Blocks until a save of its own is over; True, or its error, also after another call has raised that."""
         if timeout is not None and not save.over.wait(timeout):
-            raise TimeoutError(
-                f"{self.engine.directory}: step {step} is not saved after {timeout:g} s"
-            )
+            where = f"{self.engine.directory}: step {step}"
+            raise TimeoutError(f"{where} is not saved after {timeout:g} s")
         self.engine.wait_until_finished()
-        error = self._failed.get(step)
-        if error is not None:
-            raise error
+        if save.error is not None:
+            raise save.error
         return True
 
     def delete(self, step: int) -> None:
@@ -235,17 +225,13 @@ class Run:
         gone = self._let_go.union(*(save.let_go for save in running.values()))
         return sorted({*there, *running} - gone)
 
-    def newest(self) -> int | None:
-        """The newest step that Orbax would have, committed or being saved."""
-        return max(self.begun(), default=None)
-
     def newest_step(self) -> int | None:
         """The newest step of all, committed or being saved."""
         return max({*self.running(), *self.on_disk()}, default=None)
 
     def _for_policy(self, numbers: Sequence[int]) -> list[Step]:
         """Steps as policies see them; what cannot be read stays, and no policy learns of it."""
-        if _by_number(self._keep):
+        if all(isinstance(one, policies.BY_NUMBER) for one in _parts(self._keep)):
             return [CheckpointMetadata(step, None) for step in numbers]
         steps: list[Step] = []
         for step in numbers:
@@ -293,9 +279,6 @@ class Run:
         return as_path(directory or self.engine.directory) / self._names.build_name(step)
 
 
-# ---------------------------------------------------------------------------- policies and metrics
-
-
 def _save_policy(
     policy: Any,
     previous_steps: Callable[[], Sequence[Step]],
@@ -314,27 +297,15 @@ def _save_policy(
 
     # A process without jax.distributed has no preemption service: there, as with Orbax, SIGTERM
     # ends it. If ckpt listened for SIGTERM, the process would live on, and no policy would learn of it.
-    listens = jax.distributed.is_initialized() and _asks_for_preemption(policy)
-    return ckpt.when.SavePolicy(decide, repr(policy), listens)
+    asks = any(not isinstance(one, policies.NEVER_AT_PREEMPTION) for one in _parts(policy))
+    return ckpt.when.SavePolicy(decide, repr(policy), asks and jax.distributed.is_initialized())
 
 
-def _asks_for_preemption(policy: Any) -> bool:
-    if isinstance(policy, policies.AnySavePolicy):
-        return any(map(_asks_for_preemption, policy.policies))
-    return not isinstance(policy, policies.NEVER_AT_PREEMPTION)
-
-
-def let_go(policy: Any, steps: Sequence[Step]) -> set[int]:
-    """The steps, oldest first, that Orbax deletes when it asks a policy, after a save."""
-    kept = policy.should_preserve(steps, context=policies.PreservationContext())
-    return {one.step for one, stays in zip(steps, kept, strict=True) if not stays}
-
-
-def _by_number(policy: Any) -> bool:
-    """Whether a policy asks for the numbers of steps alone, so that no step need be read."""
-    if isinstance(policy, policies.AnyPreservationPolicy):
-        return all(map(_by_number, policy.policies))
-    return isinstance(policy, policies.BY_NUMBER)
+def _parts(policy: Any) -> list[Any]:
+    """The policies that are combined in one, or it alone."""
+    if isinstance(policy, (policies.AnySavePolicy, policies.AnyPreservationPolicy)):
+        return [part for one in policy.policies for part in _parts(one)]
+    return [policy]
 
 
 def _as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_orbax import handlers
-from ckpt_orbax.checkpoint_args import CheckpointArgs as CheckpointArgs
-from ckpt_orbax.checkpoint_args import register_with_handler as register_with_handler
+from ckpt_orbax.handlers import CheckpointArgs as CheckpointArgs
+from ckpt_orbax.handlers import register_with_handler as register_with_handler
 
 
 @register_with_handler(handlers.CompositeCheckpointHandler, for_save=True, for_restore=True)
@@ -62,12 +62,8 @@ class Composite(Mapping[str, Any], CheckpointArgs):
 @register_with_handler(handlers.StandardCheckpointHandler, for_save=True)
 @dataclass
 class StandardSave(CheckpointArgs):
-    """Saves a pytree of arrays and numbers.
-
-    Attributes:
-        item: the pytree.
-        save_args: tree of ``SaveArgs`` of the same structure; None for leaves without.
-        custom_metadata: refused, except None: ``save(custom_metadata=)`` is of the whole step.
+    """Saves a pytree of arrays and numbers, with a ``SaveArgs`` or None for each leaf. ``custom_metadata`` is refused, except
+    None: ``save(custom_metadata=)`` is of the whole step.
     """
 
     item: Any
@@ -78,10 +74,9 @@ class StandardSave(CheckpointArgs):
 @register_with_handler(handlers.StandardCheckpointHandler, for_restore=True)
 @dataclass
 class StandardRestore(CheckpointArgs):
-    """Restores a pytree as the leaves of ``item`` say.
+    """Restores a pytree as the leaves of ``item`` say: arrays, numbers or ``jax.ShapeDtypeStruct``; None for what was saved.
 
     Attributes:
-        item: tree of arrays, numbers or ``jax.ShapeDtypeStruct``; None for what was saved.
         strict: False is refused where a shape differs: ckpt does not pad or cut arrays.
         support_layout: of no effect.
         fallback_sharding: for arrays whose saved devices are not here.
@@ -96,11 +91,7 @@ class StandardRestore(CheckpointArgs):
 @register_with_handler(handlers.PyTreeCheckpointHandler, for_save=True)
 @dataclass
 class PyTreeSave(CheckpointArgs):
-    """Saves a pytree of arrays, numbers and text; see ``StandardSave``.
-
-    Attributes:
-        ocdbt_target_data_file_size: of no effect; ckpt chooses the size of its files.
-    """
+    """Saves a pytree of arrays, numbers and text; see ``StandardSave``. ``ocdbt_target_data_file_size`` is of no effect."""
 
     item: Any
     save_args: Any = None
@@ -118,8 +109,7 @@ class PyTreeRestore(CheckpointArgs):
             leaves one out. None for the saved structure.
         restore_args: tree of ``RestoreArgs``; leaves without come as they were saved.
         transforms: only ``{}`` is taken: what ``item`` does not name is left out.
-        transforms_default_to_original: only True is taken.
-        legacy_transform_fn: refused, except None.
+        transforms_default_to_original, legacy_transform_fn: only True, only None is taken.
         partial_restore: leave out what ``item`` does not name, and keep its values where the checkpoint
             has none. Lists have the saved length.
     """

@@ -9,25 +9,20 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
-from ckpt_core.arguments import answering
+from ckpt_core.arguments import an, answering
 from ckpt_orbax import multihost
 from ckpt_orbax._errors import StepAlreadyExistsError as StepAlreadyExistsError
 from ckpt_orbax._items import ItemHandlers, items_to_save, restored_item, restored_items
 from ckpt_orbax._options import CheckpointManagerOptions as CheckpointManagerOptions
-from ckpt_orbax._options import (
-    engine_options,
-    mode_of,
-    preservation_policy,
-    save_policy,
-)
+from ckpt_orbax._options import engine_options, preservation_policy, save_policy
 from ckpt_orbax._paths import as_path, as_text
-from ckpt_orbax._refused import not_offered
+from ckpt_orbax._refused import refuse_logger
 from ckpt_orbax._run import Run
 from ckpt_orbax.args import CheckpointArgs, Composite
-from ckpt_orbax.checkpoint_args import is_args
 from ckpt_orbax.checkpoint_managers import Step
 from ckpt_orbax.checkpointers import AsyncCheckpointer
 from ckpt_orbax.checkpointers import Checkpointer as Checkpointer
+from ckpt_orbax.handlers import is_args
 from ckpt_orbax.metadata import RootMetadata as RootMetadata
 from ckpt_orbax.metadata import StepMetadata as StepMetadata
 from ckpt_orbax.metadata import described_step, described_tree, is_metrics
@@ -79,12 +74,7 @@ class CheckpointManager:
         logger: Any = None,
         handler_registry: Any = None,
     ) -> None:
-        if logger is not None:
-            raise not_offered(
-                "CheckpointManager(logger=)",
-                "Orbax's loggers get Orbax's statistics",
-                "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
-            )
+        refuse_logger("CheckpointManager", logger)
         _check_given(checkpointers, item_names, item_handlers, handler_registry)
         self._options = options or CheckpointManagerOptions()
         options, background = self._options, self._options.enable_async_checkpointing
@@ -99,7 +89,8 @@ class CheckpointManager:
         if metadata is not None:
             metadata = dict(metadata) if options.save_root_metadata else None
         self._run_metadata = metadata if options.read_only else None
-        mode = 0o777 if (chosen := mode_of(options)) is None else chosen
+        mode = getattr(options.file_options, "path_permission_mode", None)
+        mode = 0o777 if mode is None else mode
         self._run = Run(
             directory,
             engine_options(options),
@@ -147,7 +138,7 @@ class CheckpointManager:
 
     def latest_step(self) -> int | None:
         """The newest step that is saved or being saved, or None; see ``all_steps``."""
-        return self._run.newest()
+        return max(self._run.begun(), default=None)
 
     @property
     def newest_step(self) -> int | None:
@@ -187,7 +178,10 @@ class CheckpointManager:
             found = self._run.engine.run_metadata or self._run_metadata or {}
             return RootMetadata(custom_metadata=found)
         info = self._inspect(step)
-        return described_step(info, self._described_items(info))
+        items = {name: item for name, item in info.items.items() if not is_metrics(item)}
+        trees = {name: described_tree(info, item) for name, item in items.items()}
+        single = self._is_single(info)
+        return described_step(info, trees[DEFAULT_ITEM_NAME] if single else Composite(**trees))
 
     def item_metadata(self, step: int | None) -> Any:
         """The tree of a step, or a Composite of trees, with a description at each leaf.
@@ -197,16 +191,7 @@ class CheckpointManager:
         """
         if step is None:
             raise ValueError("a step number is needed: only steps have items")
-        metadata: StepMetadata = self.metadata(step)
-        return metadata.item_metadata
-
-    def _described_items(self, info: ckpt.CheckpointInfo) -> Any:
-        trees = {
-            name: described_tree(info, item)
-            for name, item in info.items.items()
-            if not is_metrics(item)
-        }
-        return trees[DEFAULT_ITEM_NAME] if self._is_single(info) else Composite(**trees)
+        return self.metadata(step).item_metadata
 
     def _is_single(self, info: ckpt.CheckpointInfo) -> bool:
         """Whether the manager saves one object without a name; the first checkpoint decides."""
@@ -223,9 +208,8 @@ class CheckpointManager:
             return ckpt.inspect(str(path))
         except ckpt.CheckpointNotFound as error:
             held = ", ".join(map(str, self.all_steps())) or "none"
-            raise ckpt.CheckpointNotFound(
-                f"{path.parent}: no step {step}; there are: {held}"
-            ) from error
+            what = f"{path.parent}: no step {step}; there are: {held}"
+            raise ckpt.CheckpointNotFound(what) from error
 
     # -------------------------------------------------------------------------------------- saves
 
@@ -346,19 +330,14 @@ class CheckpointManager:
         if args is None and not (items is None and restore_kwargs is None):
             wanted = self._earlier_args(False, items, restore_kwargs)
             args = wanted[DEFAULT_ITEM_NAME] if self._single else Composite(**wanted)
+        name, items = DEFAULT_ITEM_NAME, self._items
         if not self._single:
-            return restored_items(info, args, self._items, self._options.engine)
-        if DEFAULT_ITEM_NAME not in info.items:
+            return restored_items(info, args, items, self._options.engine)
+        if name not in info.items:
             held = ", ".join(info.items) or "none"
-            raise KeyError(
-                f'Item "{DEFAULT_ITEM_NAME}" was not found in the checkpoint: it has {held}'
-            )
-        handler = (
-            self._items.known(DEFAULT_ITEM_NAME)
-            if args is None
-            else self._items.of_args(DEFAULT_ITEM_NAME, args)
-        )
-        return restored_item(info, DEFAULT_ITEM_NAME, args, handler, self._options.engine)
+            raise KeyError(f'Item "{name}" was not found in the checkpoint: it has {held}')
+        handler = items.known(name) if args is None else items.of_args(name, args)
+        return restored_item(info, name, args, handler, self._options.engine)
 
     def _check_args(self, items: Any, args: Any) -> None:
         """Raises ValueError if arguments are of the wrong kind for this manager."""
@@ -366,18 +345,14 @@ class CheckpointManager:
             raise ValueError(
                 "CheckpointArgs came as `items`, the earlier form: write args=ocp.args..., by its name"
             )
-        if args is None:
-            return
-        if not is_args(args):
-            raise ValueError(f"args must be CheckpointArgs, got a {type(args).__name__}")
-        if self._single and isinstance(args, Composite):
+        if args is not None and not is_args(args):
+            raise ValueError(f"args must be CheckpointArgs, got {an(args)}")
+        if args is not None and bool(self._single) == isinstance(args, Composite):
             raise ValueError(
                 "Cannot provide `args` of type `Composite` when dealing with a single, unnamed (default) "
                 "checkpointable object. Give the arguments of the object itself"
-            )
-        if not self._single and not isinstance(args, Composite):
-            raise ValueError(
-                "Must provide `args` of type `Composite` when dealing with multiple checkpointable "
+                if self._single
+                else "Must provide `args` of type `Composite` when dealing with multiple checkpointable "
                 "objects. Write args=ocp.args.Composite(state=...)"
             )
 
@@ -416,13 +391,8 @@ class CheckpointManager:
 
 def _check_given(checkpointers: Any, names: Any, by_name: Any, registry: Any) -> None:
     """Raises ValueError if items are described in two ways."""
-    given = {
-        "checkpointers": checkpointers,
-        "item_names": names,
-        "item_handlers": by_name,
-        "handler_registry": registry,
-    }
-    present = [name for name, value in given.items() if value]
+    given = {"checkpointers": checkpointers, "item_names": names, "item_handlers": by_name}
+    present = [name for name, one in {**given, "handler_registry": registry}.items() if one]
     together = set(present) == {"item_names", "item_handlers"} and isinstance(by_name, Mapping)
     if len(present) > 1 and not together:
         raise ValueError(f"{' and '.join(present)} are mutually exclusive: give one of them")
@@ -432,16 +402,13 @@ def _from_checkpointers(
     given: Any, options: CheckpointManagerOptions
 ) -> tuple[Any, bool, CheckpointManagerOptions]:
     """Handlers, whether saves go on in the background, and options, from Checkpointers."""
-    each = list(given.values()) if isinstance(given, Mapping) else [given]
-    for one in each:
+    each: Mapping[Any, Any] = given if isinstance(given, Mapping) else {DEFAULT_ITEM_NAME: given}
+    for one in each.values():
         if not isinstance(one, Checkpointer):
-            raise ValueError(f"checkpointers must be ocp.Checkpointer, got a {type(one).__name__}")
-    background = [one for one in each if isinstance(one, AsyncCheckpointer)]
+            raise ValueError(f"checkpointers must be ocp.Checkpointer, got {an(one)}")
+    background = [one for one in each.values() if isinstance(one, AsyncCheckpointer)]
     if background and options.async_options is None:
         longest = max(background, key=lambda one: one.async_options.timeout_secs)
         options = dataclasses.replace(options, async_options=longest.async_options)
-    if isinstance(given, Mapping):
-        found: Any = {name: one.handler for name, one in given.items()}
-    else:
-        found = given.handler
-    return found, bool(background), options
+    found = {name: one.handler for name, one in each.items()}
+    return found if each is given else found[DEFAULT_ITEM_NAME], bool(background), options

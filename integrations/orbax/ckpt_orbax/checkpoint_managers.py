@@ -2,8 +2,7 @@
 
 A policy of your own is a class with ``should_save(step, previous_steps, *, context)``, or with
 ``should_preserve(checkpoints, *, context)``, which returns one bool for each checkpoint, oldest first.
-They are asked at each step; with several processes, process 0 asks, and all do what it says. The newest
-step stays on the disk, for resuming.
+Process 0 asks it, and all processes do what it says. The newest step stays on the disk, for resuming.
 """
 
 from __future__ import annotations
@@ -22,12 +21,8 @@ preservation_policy = save_decision_policy = sys.modules[__name__]
 
 @dataclass(frozen=True)
 class CheckpointMetadata(Described[Tree]):
-    """One step of a run; ``metadata`` is None but for what ``metadata`` and ``checkpointables_metadata`` read.
-
-    Attributes:
-        step: its number.
-        path: its directory.
-        metrics: the metrics that were saved with the step.
+    """One step of a run: its number, directory and metrics. ``metadata`` is None but for what ``metadata`` and
+    ``checkpointables_metadata`` read.
     """
 
     step: int
@@ -52,13 +47,7 @@ Kept = Sequence[bool]
 
 @dataclass(kw_only=True)
 class PreservationContext:
-    """What a policy knows besides the steps.
-
-    Attributes:
-        now: the moment for which it is asked; None for the current one.
-    """
-
-    now: datetime.datetime | None = None
+    """What a policy knows besides the steps: nothing yet, as in Orbax."""
 
 
 @runtime_checkable
@@ -155,32 +144,27 @@ class BestN(_OfPositions):
     keep_checkpoints_without_metrics: bool = True
 
     def positions(self, checkpoints: Steps) -> Iterable[int]:
-        everywhere = range(len(checkpoints))
         if self.n is None or len(checkpoints) <= self.n:
-            return everywhere
-        measured = [at for at in everywhere if checkpoints[at].metrics is not None]
-        measured.sort(
-            key=lambda at: self.get_metric_fn(checkpoints[at].metrics), reverse=self.reverse
-        )
+            return range(len(checkpoints))
         if self.n == 0:
             return ()
-        spared = (
-            set(everywhere).difference(measured) if self.keep_checkpoints_without_metrics else ()
-        )
-        return [*measured[-self.n :], *spared]
+        metrics = {at: one.metrics for at, one in enumerate(checkpoints)}
+        without = [at for at in metrics if metrics[at] is None]
+        measured = [at for at in metrics if metrics[at] is not None]
+        measured.sort(key=lambda at: self.get_metric_fn(metrics[at]), reverse=self.reverse)
+        return measured[-self.n :] + (without if self.keep_checkpoints_without_metrics else [])
 
 
 @dataclass
-class LatestDuration(PreservationPolicy):
+class LatestDuration(_OfPositions):
     """Keeps the steps of the last ``duration``, and those after the first of them."""
 
     duration: datetime.timedelta
 
-    def should_preserve(self, checkpoints: Steps, *, context: PreservationContext) -> Kept:
-        oldest = (context.now or datetime.datetime.now(tz=datetime.UTC)) - self.duration
+    def positions(self, checkpoints: Steps) -> Iterable[int]:
+        oldest = datetime.datetime.now(tz=datetime.UTC) - self.duration
         recent = (position for position, one in enumerate(checkpoints) if one.time >= oldest)
-        first = next(recent, len(checkpoints))
-        return [position >= first for position in range(len(checkpoints))]
+        return range(next(recent, len(checkpoints)), len(checkpoints))
 
 
 @dataclass
@@ -285,10 +269,10 @@ class AnySavePolicy(SaveDecisionPolicy):
     policies: Sequence[Any]
 
     def should_save(self, step: Step, previous_steps: Steps, *, context: DecisionContext) -> bool:
-        asked = [
-            policy.should_save(step, previous_steps, context=context) for policy in self.policies
-        ]
-        return any(asked)
+        # each is asked, also one behind the first that saves
+        return any(
+            [one.should_save(step, previous_steps, context=context) for one in self.policies]
+        )
 
 
 NEVER_AT_PREEMPTION = (

@@ -12,9 +12,9 @@ import numpy as np
 import ckpt_core as ckpt
 from ckpt_orbax import multihost
 from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
-from ckpt_orbax._leaves import as_sharding
+from ckpt_orbax._leaves import as_sharding, is_key
 from ckpt_orbax._paths import as_text
-from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
+from ckpt_orbax.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, tree_in
 from ckpt_orbax.path.step import checkpoint_steps
 from ckpt_orbax.type_handlers import ArrayRestoreArgs, RestoreArgs
 
@@ -31,9 +31,8 @@ def construct_restore_args(
     Args:
         target: tree of arrays, numbers, texts, ``jax.ShapeDtypeStruct`` or metadata.
         sharding_tree: shardings for its leaves; by default those of ``target``.
-        set_global_shape: whether the arguments name the shape.
+        set_global_shape, strict: whether the arguments name the shape; see ``ArrayRestoreArgs``.
         support_layout: of no effect.
-        strict: see ``ArrayRestoreArgs``.
 
     Raises:
         ValueError: a leaf is none of these.
@@ -43,34 +42,24 @@ def construct_restore_args(
         >>> ocp.checkpoint_utils.construct_restore_args({"w": np.zeros(2, np.float32), "n": 1})["n"]
         RestoreArgs(restore_type=<class 'int'>, dtype=None)
     """
-    if isinstance(target, TreeMetadata):
-        target = target.tree
-    if isinstance(sharding_tree, TreeMetadata):
-        sharding_tree = sharding_tree.tree
-    target = jax.tree.map(_key_data, target)
+    target = jax.tree.map(_key_data, tree_in(target))
 
     def arguments(value: Any, sharding: Any) -> RestoreArgs:
         found = _restore_args(value, sharding)
         if isinstance(found, ArrayRestoreArgs):
             found.strict = strict
-            if set_global_shape and not _is_key(value):
+            if set_global_shape and not is_key(value):
                 found.shape = found.global_shape = tuple(value.shape)
         return found
 
     if sharding_tree is None:
-        return jax.tree.map(
-            lambda value: arguments(value, getattr(value, "sharding", None)), target
-        )
-    return jax.tree.map(arguments, target, sharding_tree)
-
-
-def _is_key(value: Any) -> bool:
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        return jax.tree.map(lambda one: arguments(one, getattr(one, "sharding", None)), target)
+    return jax.tree.map(arguments, target, tree_in(sharding_tree))
 
 
 def _key_data(value: Any) -> Any:
     """What is stored of a key."""
-    return jax.random.key_data(value) if isinstance(value, jax.Array) and _is_key(value) else value
+    return jax.random.key_data(value) if isinstance(value, jax.Array) and is_key(value) else value
 
 
 def _restore_args(value: Any, sharding: Any) -> RestoreArgs:
@@ -82,11 +71,9 @@ def _restore_args(value: Any, sharding: Any) -> RestoreArgs:
         return RestoreArgs(restore_type=python_type(value.dtype), dtype=value.dtype)
     if isinstance(value, jax.Array):
         return ArrayRestoreArgs(sharding=sharding, dtype=value.dtype)
-    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata)):
-        if sharding is None:
-            return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
+    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata)) and sharding is not None:
         return ArrayRestoreArgs(sharding=as_sharding(sharding), dtype=value.dtype)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata, np.ndarray)):
         return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
     if isinstance(value, (int, float, np.number)):
         return RestoreArgs(restore_type=type(value))
@@ -120,8 +107,7 @@ def checkpoints_iterator(
         seconds_to_sleep: of no effect: it looks about once a second.
         timeout: seconds to wait for each step; None for ever.
         timeout_fn: called after the timeout; False goes on waiting.
-        **_: of Orbax's function: names of steps, which are found whatever they begin with, and
-            snapshots, which ckpt has not.
+        **_: names of steps, which are found whatever they begin with, and snapshots, which ckpt has not.
 
     Example:
         >>> import ckpt_orbax as ocp, numpy as np, tempfile
@@ -136,12 +122,12 @@ def checkpoints_iterator(
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
             found = reader.wait_for_new_step(seen, left)
             if found is not None:
-                seen, newest = found, max(checkpoint_steps(checkpoint_dir), default=-1)
-                newest = int(multihost.broadcast_one_to_all(newest))
-                if newest <= last:  # the new one is there only for resuming
+                seen, kept = found, max(checkpoint_steps(checkpoint_dir), default=-1)
+                kept = int(multihost.broadcast_one_to_all(kept))
+                if kept <= last:  # the new one is there only for resuming
                     continue
-                last, began = newest, time.monotonic()
-                yield newest
+                last, began = kept, time.monotonic()
+                yield kept
                 time.sleep(max(0.0, began + min_interval_secs - time.monotonic()))
             elif timeout_fn is None or multihost.broadcast_one_to_all(timeout_fn()):
                 return

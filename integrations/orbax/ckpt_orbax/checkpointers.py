@@ -62,8 +62,7 @@ class Checkpointer:
     ) -> None:
         refuse_processes(multiprocessing_options)
         self._handler = handler
-        mode = getattr(file_options, "path_permission_mode", None)
-        self._options = changed(engine or ckpt.Options(), None, mode)
+        self._options = changed(engine or ckpt.Options(), None, file_options)
         self._items = None
         if isinstance(handler, handlers.CompositeCheckpointHandler):
             self._items = ItemHandlers(
@@ -87,10 +86,9 @@ class Checkpointer:
 
         Args:
             directory: path; it must not exist.
-            *args: the object, or the ``args`` of its handler.
+            *args, **kwargs: the object, or arguments of its handler, such as ``args=`` or ``save_args=``.
             force: replace what is there, in one step.
             custom_metadata: a dict of JSON.
-            **kwargs: arguments of the handler, such as ``args=`` or ``save_args=``.
 
         Raises:
             ValueError: there is something at ``directory``, or nothing to save.
@@ -103,21 +101,16 @@ class Checkpointer:
         """Starts a save; every form of ``save`` ends here."""
         wanted = args_of_call(self._handler, True, *args, **kwargs)
         path, options = as_text(directory), self._options
-        if self._items is None:
-            what: dict[str, Any] = {}
-            given = (item_to_save("item", wanted, self._handler),)
+        named, alone = None, ()
+        if self._items is not None:
+            named = items_to_save(wanted, self._items)
+        else:
+            alone = (item_to_save("item", wanted, self._handler),)
             if "://" not in path and isinstance(self._handler, _TREES):
                 options = dataclasses.replace(options, flat=True)  # Orbax looks for it at the path
-        else:
-            what, given = {"items": items_to_save(wanted, self._items)}, ()
         try:
             return ckpt.save_async(
-                path,
-                *given,
-                overwrite=force,
-                metadata=metadata,
-                options=options,
-                **what,
+                path, *alone, items=named, overwrite=force, metadata=metadata, options=options
             )
         except ckpt.CheckpointExists as error:
             raise DestinationExistsError(
@@ -129,8 +122,7 @@ class Checkpointer:
 
         Args:
             directory: a checkpoint of ckpt or Orbax, or one item of it.
-            *args: a target, or the ``args`` of the handler.
-            **kwargs: arguments of the handler, such as ``args=`` or ``restore_args=``.
+            *args, **kwargs: a target, or arguments of the handler, such as ``args=`` or ``restore_args=``.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
@@ -150,11 +142,7 @@ class Checkpointer:
         return restored_item(info, name, wanted, self._handler, self._options)
 
     def metadata(self, directory: Any) -> StepMetadata:
-        """What a checkpoint says of itself, without its arrays.
-
-        Raises:
-            FileNotFoundError: there is no checkpoint.
-        """
+        """What a checkpoint says of itself, without its arrays; FileNotFoundError if there is none."""
         info = ckpt.inspect(as_text(directory))
         trees = {name: described_tree(info, item) for name, item in info.items.items()}
         if self._items is not None:
@@ -175,12 +163,8 @@ class Checkpointer:
 
 
 class AsyncCheckpointer(Checkpointer):
-    """As ``Checkpointer``, but a save blocks only until the arrays are copied.
-
-    Args:
-        handler: what kind of object it is.
-        timeout_secs, async_options: how long processes wait for each other.
-        **options: see ``Checkpointer``.
+    """As ``Checkpointer``, but a save blocks only until the arrays are copied; ``timeout_secs`` or ``async_options`` say how
+    long processes wait for each other.
     """
 
     def __init__(
@@ -217,11 +201,7 @@ class AsyncCheckpointer(Checkpointer):
         custom_metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Begins a save, after the one before has ended; see ``Checkpointer.save``.
-
-        Raises:
-            Exception: the error of the save before.
-        """
+        """Begins a save, after the one before has ended, and raises its error; see ``Checkpointer.save``."""
         self.wait_until_finished()
         self._pending = self._begin(directory, args, kwargs, force, custom_metadata)
 
@@ -248,12 +228,8 @@ class AsyncCheckpointer(Checkpointer):
 
 
 class PyTreeCheckpointer(Checkpointer):
-    """``Checkpointer(PyTreeCheckpointHandler())``.
-
-    Args:
-        primary_host: only 0.
-        use_ocdbt: only True.
-        use_zarr3, use_compression: of no effect; ckpt stores zarr3.
+    """``Checkpointer(PyTreeCheckpointHandler())``, for ``primary_host=0`` and ``use_ocdbt=True`` only; the rest is of no
+    effect: ckpt stores zarr3.
     """
 
     def __init__(
@@ -263,9 +239,8 @@ class PyTreeCheckpointer(Checkpointer):
         use_zarr3: bool = False,
         use_compression: bool = True,
     ) -> None:
-        super().__init__(
-            handlers.PyTreeCheckpointHandler(primary_host=primary_host, use_ocdbt=use_ocdbt)
-        )
+        options = {"primary_host": primary_host, "use_ocdbt": use_ocdbt}
+        super().__init__(handlers.PyTreeCheckpointHandler(**options))
 
 
 class StandardCheckpointer(AsyncCheckpointer):
@@ -323,11 +298,9 @@ class StandardCheckpointer(AsyncCheckpointer):
 
 def _only_item(info: CheckpointInfo) -> str:
     """The name of the item that is meant if none is named."""
-    if len(info.items) == 1:
-        return next(iter(info.items))
-    for name in _SINGLE:
-        if name in info.items:
-            return name
+    single = [*info.items] if len(info.items) == 1 else [n for n in _SINGLE if n in info.items]
+    if single:
+        return single[0]
     raise InvalidLayoutError(
         f"{info.path} has the items {', '.join(info.items)}: give the path of one of them, or use a "
         "CompositeCheckpointHandler"

@@ -4,8 +4,7 @@
 
     from ckpt_orbax import flax_checkpoints as checkpoints  # was: from flax.training import checkpoints
 
-Reads what Flax has written, single files of msgpack and directories of Orbax; writes directories that
-ckpt, Orbax and Flax read.
+Reads what Flax has written, files of msgpack and directories of Orbax; writes directories that ckpt, Orbax and Flax read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tempfile
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_core.arguments import answering
+from ckpt_core.arguments import an, answering
 from ckpt_orbax._paths import as_text, kind_at, refuse_another_series
 from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
@@ -28,15 +27,10 @@ from ckpt_orbax.checkpointers import PyTreeCheckpointer
 from ckpt_orbax.path.step import is_checkpoint_finalized
 
 logger = logging.getLogger("ckpt_orbax")
-_NAMED = 5
-"""Maximum number of leaves named in a message."""
 
 
 class AsyncManager:
     """Lets ``save_checkpoint`` return once the arrays are copied; the next save waits for the one before.
-
-    Args:
-        max_workers: of no effect.
 
     Example:
         >>> from ckpt_orbax import flax_checkpoints
@@ -51,17 +45,13 @@ class AsyncManager:
     """
 
     def __init__(self, max_workers: int = 1) -> None:
-        self._running: ckpt.Checkpointer | None = None
+        self.running: ckpt.Checkpointer | None = None
 
     def wait_previous_save(self) -> None:
         """Blocks until no save is running; raises the error of a failed one."""
-        running, self._running = self._running, None
+        running, self.running = self.running, None
         if running is not None:
             running.close()
-
-    def hold(self, running: ckpt.Checkpointer) -> None:
-        """Takes over a Checkpointer that is saving."""
-        self._running = running
 
 
 @answering
@@ -79,8 +69,6 @@ def save_checkpoint(
     """Saves a step and deletes old ones; the path of the step. All processes must call it.
 
     Args:
-        ckpt_dir: directory of the steps.
-        target: a pytree.
         step: a whole number.
         prefix: of the names of the steps; ends with an underscore.
         keep: how many of the newest steps stay.
@@ -96,11 +84,11 @@ def save_checkpoint(
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}: pass a large number to keep all")
-    if async_manager is not None and not isinstance(async_manager, AsyncManager):
-        raise TypeError(
-            f"async_manager must be a flax_checkpoints.AsyncManager(), got a {type(async_manager).__name__}"
-        )
     if async_manager is not None:
+        if not isinstance(async_manager, AsyncManager):
+            raise TypeError(
+                f"async_manager must be a flax_checkpoints.AsyncManager(), got {an(async_manager)}"
+            )
         async_manager.wait_previous_save()
     directory = as_text(ckpt_dir)
     refuse_another_series(directory, _step_prefix(prefix))
@@ -116,16 +104,14 @@ def save_checkpoint(
         _save(checkpointer, target, _whole(step), overwrite)
         if async_manager is not None:
             closing.pop_all()
-            async_manager.hold(checkpointer)
+            async_manager.running = checkpointer
     return _path_of(ckpt_dir, step, prefix)
 
 
 def _save(checkpointer: ckpt.Checkpointer, target: Any, step: int, overwrite: bool) -> None:
     state = plain(target)
     if not isinstance(state, (dict, list, tuple)):
-        raise ValueError(
-            f"target must be a pytree, got a {type(target).__name__}: put it into a dict"
-        )
+        raise ValueError(f"target must be a pytree, got {an(target)}: put it into a dict")
     steps = checkpointer.all_steps()
     if steps and steps[-1] >= step and not overwrite:
         raise ckpt.CheckpointExists(
@@ -172,11 +158,9 @@ def restore_checkpoint(
         OSError: the system cannot say whether there is one.
     """
     if orbax_transforms:
-        raise not_offered(
-            "restore_checkpoint(orbax_transforms=)",
-            "patterns would change the tree between the file and its checks",
-            "ckpt_core.load(path, target, rename=...)",
-        )
+        why = "patterns would change the tree between the file and its checks"
+        instead = "ckpt_core.load(path, target, rename=...)"
+        raise not_offered("restore_checkpoint(orbax_transforms=)", why, instead)
     directory = as_text(ckpt_dir)
     if step is not None:
         path = _path_of(directory, step, prefix)
@@ -188,10 +172,8 @@ def restore_checkpoint(
             path = directory
     if path is None:
         return target
-    return _of_file(path, target) if kind_at(path) == "file" else _of_directory(path, target)
-
-
-def _of_directory(path: str, target: Any) -> Any:
+    if kind_at(path) == "file":
+        return _of_file(path, target)
     if target is None:
         return PyTreeCheckpointer().restore(path)
     args = construct_restore_args(target)
@@ -202,17 +184,11 @@ def _of_directory(path: str, target: Any) -> Any:
 def _log_kept(path: str, target: Any) -> None:
     """Logs which leaves of the target keep their values: training would go on from those in silence."""
     items = [*ckpt.inspect(path).items.values()]
-    if len(items) != 1:
-        return
-    kept = sorted({path_text(at) for at in leaves_of(target)} - saved_leaves(items[0]).keys())
-    if kept:
-        more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
-        logger.warning(
-            "%s lacks leaves of the target, which keep their values: %s%s. ckpt_core.load(path, target) raises instead",
-            path,
-            ", ".join(kept[:_NAMED]),
-            more,
-        )
+    wanted = {path_text(at) for at in leaves_of(target)}
+    if len(items) == 1 and (kept := sorted(wanted - saved_leaves(items[0]).keys())):
+        more = f" and {len(kept) - 5} more" if len(kept) > 5 else ""
+        says = "%s lacks leaves of the target, which keep their values: %s%s. ckpt_core.load(path, target) raises instead"
+        logger.warning(says, path, ", ".join(kept[:5]), more)
 
 
 def _of_file(path: str, target: Any) -> Any:
@@ -260,11 +236,8 @@ def _whole(step: int | float) -> int:
     if isinstance(step, str):
         raise TypeError(f"step must be a whole number, got the text {step!r}: pass {step}")
     if int(step) != step:
-        raise not_offered(
-            f"a step {step}",
-            "steps are whole numbers",
-            "a step that counts batches, and the rest as a leaf",
-        )
+        instead = "a step that counts batches, and the rest as a leaf"
+        raise not_offered(f"a step {step}", "steps are whole numbers", instead)
     return int(step)
 
 

@@ -17,26 +17,16 @@ _logger = logging.getLogger("ckpt_orbax")
 
 def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
     """Runs ``work`` in a thread of its own, with the caller's Context; the exit of the program waits for it."""
-    future = concurrent.futures.Future[T]()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            future.set_result(context.run(work))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name).start()
-    return future
+    thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        return thread.submit(contextvars.copy_context().run, work)
+    finally:
+        thread.shutdown(wait=False)  # ends with its work
 
 
 class AsyncResponse(Generic[T]):
-    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it.
-
-    Args:
-        wait: takes a timeout in seconds or None; returns the result, raises the error of the work at every call, or
-            ``TimeoutError`` if the work goes on.
-        finished: called when the work has succeeded, whether anyone calls ``result`` or not.
+    """Work in the background: ``result`` waits for it, ``on_complete`` calls a function after it. ``finished`` is called when
+    it has succeeded, whether anyone calls ``result`` or not.
     """
 
     def __init__(
@@ -74,11 +64,7 @@ class AsyncResponse(Generic[T]):
 def CommitFutureAwaitingContractedSignals(
     coro: Coroutine[Any, Any, Any], *, name: str | None = None, **_: Any
 ) -> concurrent.futures.Future[Any]:
-    """Runs a coroutine in a thread of its own; what ``async_save`` of a handler may return.
-
-    Args:
-        coro: what to run; begins at once.
-        name: of the thread.
-        **_: of Orbax's class: signals between its parts, which ckpt has not.
+    """Runs a coroutine in a thread of its own; what ``async_save`` of a handler may return. Orbax's signals between its parts
+    are of no effect.
     """
     return in_thread(lambda: asyncio.run(coro), name or "ckpt-commit")

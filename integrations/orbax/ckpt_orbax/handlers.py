@@ -1,16 +1,18 @@
-"""Handlers of items: those of ckpt's own forms, which are names only, and the base of your own."""
+"""Handlers of items: those of ckpt's own forms, which are names only, and the base of your own; and their arguments."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ckpt_core.arguments import meant
-from ckpt_orbax import checkpoint_args
 from ckpt_orbax._errors import AlreadyExistsError, NoEntryError
 from ckpt_orbax._handler_files import type_name
 from ckpt_orbax._refused import not_offered
+
+Args = TypeVar("Args", bound="CheckpointArgs")
 
 
 class CheckpointHandler(abc.ABC):
@@ -45,9 +47,8 @@ class CheckpointHandler(abc.ABC):
 
 
 class AsyncCheckpointHandler(CheckpointHandler):
-    """Base of a handler that also says what is left to do in the background.
-
-    The save waits for these futures before it returns, because the files are part of one commit.
+    """Base of a handler that also says what is left to do in the background: futures, for which the save waits, since
+    the files are part of one commit.
     """
 
     @abc.abstractmethod
@@ -55,60 +56,45 @@ class AsyncCheckpointHandler(CheckpointHandler):
         """Writes an object into ``directory``; returns futures to wait for, or None."""
 
 
-_OPTIONS: Mapping[str, Any] = {
+_OPTIONS: dict[str, Any] = {
     "use_ocdbt": True,
     "primary_host": 0,
     "aggregate_filename": "checkpoint",
     "checkpoint_name": "checkpoint",
     "filename": "metadata",
-    **dict.fromkeys(
-        [
-            "save_concurrent_gb",
-            "restore_concurrent_gb",
-            "save_device_host_concurrent_gb",
-            "memory_limit_options",
-            "use_zarr3",
-            "use_compression",
-            "enable_pinned_host_transfer",
-            "is_prioritized_key_fn",
-            "array_metadata_validator",
-            "multiprocessing_options",
-            "pytree_metadata_options",
-        ]
-    ),
 }
-"""Options of Orbax's handlers -> the only value that is taken; None for any."""
+"""Options of Orbax's handlers that would change the files -> the only value that is taken."""
+_WITHOUT_EFFECT = """
+    save_concurrent_gb restore_concurrent_gb save_device_host_concurrent_gb memory_limit_options use_zarr3
+    use_compression enable_pinned_host_transfer is_prioritized_key_fn array_metadata_validator
+    multiprocessing_options pytree_metadata_options
+"""
 
 
 class Form(CheckpointHandler):
-    """A handler that stands for a form of item of ckpt's own; it does not write itself.
-
-    Args:
-        **options: of Orbax's handlers: limits of memory and the like are ckpt's to choose, and what
-            would change the files is refused.
+    """A handler that stands for a form of item of ckpt's own; it does not write itself. Of the options of Orbax's handlers,
+    limits of memory and the like are ckpt's to choose, and what would change the files is refused.
     """
 
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
-            if name not in _OPTIONS:
-                raise TypeError(
-                    f"{type(self).__name__} has no argument {name!r}{meant(name, _OPTIONS)}"
-                )
-            wanted = _OPTIONS[name]
-            if wanted is not None and value not in (wanted, None):
+            kind, known = type(self).__name__, [*_OPTIONS, *_WITHOUT_EFFECT.split()]
+            if name not in known:
+                raise TypeError(f"{kind} has no argument {name!r}{meant(name, known)}")
+            if name in _OPTIONS and value not in (_OPTIONS[name], None):
                 raise not_offered(
-                    f"{type(self).__name__}({name}={value!r})",
+                    f"{kind}({name}={value!r})",
                     "it would change what is stored",
-                    f"leave it at {wanted!r}; ckpt stores OCDBT and zarr3, which Orbax reads",
+                    f"leave it at {_OPTIONS[name]!r}; ckpt stores OCDBT and zarr3, which Orbax reads",
                 )
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Refused, as ``restore``: it is ckpt that writes and reads."""
-        name = type(self).__name__
+        kind = type(self).__name__
         raise not_offered(
-            f"a call of save or restore of {name}",
+            f"a call of save or restore of {kind}",
             "the handler is only a name for a form of ckpt's own",
-            f"ocp.Checkpointer(ocp.{name}()).save(path, ...), or a Composite with an item for it",
+            f"ocp.Checkpointer(ocp.{kind}()).save(path, ...), or a Composite with an item for it",
         )
 
     restore = save
@@ -131,13 +117,8 @@ class ArrayCheckpointHandler(Form):
 
 
 class CompositeCheckpointHandler(Form):
-    """Stands for a checkpoint of several items.
-
-    Args:
-        *item_names: items whose handlers follow from their arguments.
-        composite_options: of no effect.
-        handler_registry: handlers by item and arguments.
-        **items_and_handlers: handlers by item.
+    """Stands for a checkpoint of several items: names whose handlers follow from their arguments, handlers by name, or a
+    registry of handlers by item and arguments. ``composite_options`` is of no effect.
     """
 
     def __init__(
@@ -160,15 +141,144 @@ def overrides(handler: Any) -> bool:
     )
 
 
-Entries = dict[tuple[str | None, type[checkpoint_args.CheckpointArgs]], Any]
+class CheckpointArgs:
+    """Base of what ``save(args=)`` and ``restore(args=)`` take.
+
+    A subclass, mostly a dataclass, is registered for a handler with ``register_with_handler``.
+    """
+
+
+class Called(CheckpointArgs):
+    """The arguments of a call, for a handler without registered ones."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    @property
+    def item(self) -> Any:
+        """The object to save."""
+        return self.kwargs.get("item", self.args[0] if self.args else None)
+
+
+def as_call(args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as those of a call of a handler's method, by position and by name."""
+    return (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+
+
+def is_args_class(kind: Any) -> bool:
+    """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's, as Grain's."""
+    return isinstance(kind, type) and any(
+        base.__name__ == "CheckpointArgs" and base.__module__.startswith(_HOMES)
+        for base in kind.__mro__
+    )
+
+
+_HOMES = ("ckpt_orbax.", "orbax.checkpoint.")
+
+
+def is_args(value: Any) -> bool:
+    """Whether an object is arguments; see ``is_args_class``."""
+    return is_args_class(type(value))
+
+
+def _elsewhere() -> Any:
+    """Orbax's registrations, if some library has imported it; else None."""
+    theirs = sys.modules.get("orbax.checkpoint.checkpoint_args")
+    return None if theirs is sys.modules.get("ckpt_orbax.checkpoint_args") else theirs
+
+
+_FOR_SAVE: dict[type[CheckpointArgs], Any] = {}
+_FOR_RESTORE: dict[type[CheckpointArgs], Any] = {}
+
+
+def register_with_handler(
+    handler_cls: Any, for_save: bool = False, for_restore: bool = False
+) -> Callable[[type[Args]], type[Args]]:
+    """A decorator for a class of arguments: its objects go to a ``handler_cls()``.
+
+    Raises:
+        ValueError: it is neither for saves nor for restores.
+
+    Example:
+        >>> import ckpt_orbax as ocp, dataclasses
+        >>> class Text(ocp.CheckpointHandler):
+        ...     def save(self, directory, args):
+        ...         (directory / "text").write_text(args.item)
+        ...     def restore(self, directory, args):
+        ...         return (directory / "text").read_text()
+        >>> @ocp.args.register_with_handler(Text, for_save=True)
+        ... @dataclasses.dataclass
+        ... class TextSave(ocp.args.CheckpointArgs):
+        ...     item: str
+    """
+    if not for_save and not for_restore:
+        raise ValueError("for_save and for_restore cannot both be False: say what it is for")
+
+    def register(cls: type[Args]) -> type[Args]:
+        if not is_args_class(cls):
+            raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
+        if for_save:
+            _FOR_SAVE[cls] = handler_cls
+        if for_restore:
+            _FOR_RESTORE[cls] = handler_cls
+        return cls
+
+    return register
+
+
+def get_registered_handler_cls(arg: Any) -> Any:
+    """The class of handler for arguments, given an object or its class; ValueError if none is registered."""
+    cls = arg if isinstance(arg, type) else type(arg)
+    if not is_args_class(cls):
+        raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
+    handler = _FOR_SAVE.get(cls, _FOR_RESTORE.get(cls))
+    if handler is None and not issubclass(cls, CheckpointArgs) and (theirs := _elsewhere()):
+        handler = theirs.get_registered_handler_cls(cls)
+    if handler is None:
+        raise ValueError(
+            f"no handler is registered for {cls.__name__}: use ocp.args.register_with_handler"
+        )
+    return handler
+
+
+def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
+    """The classes of arguments of a handler, or of its class: for saves, for restores; ValueError without one of them."""
+    cls = handler if isinstance(handler, type) else type(handler)
+    save, restore = (
+        next((args for args, kind in table.items() if kind is cls), None)
+        for table in (_FOR_SAVE, _FOR_RESTORE)
+    )
+    theirs = None if save or restore else _elsewhere()
+    if theirs is not None and theirs.has_registered_args(cls):
+        return theirs.get_registered_args_cls(cls)
+    if save is None or restore is None:
+        what = "saves" if save is None else "restores"
+        raise ValueError(
+            f"no CheckpointArgs are registered for {what} with {cls.__name__}: use ocp.args.register_with_handler"
+        )
+    return save, restore
+
+
+def has_registered_args(handler: Any) -> bool:
+    """Whether a handler has arguments for saves and for restores."""
+    try:
+        get_registered_args_cls(handler)
+    except ValueError:
+        return False
+    return True
+
+
+def handler_of_type_name(name: str | None) -> Any:
+    """The registered class of handler with this type name, or None."""
+    known = [*_FOR_SAVE.values(), *_FOR_RESTORE.values()]
+    return next((kind for kind in reversed(known) if type_name(kind) == name), None)
+
+
+Entries = dict[tuple[str | None, type[CheckpointArgs]], Any]
 
 
 class DefaultCheckpointHandlerRegistry:
-    """Handlers by item and class of arguments, to be given to a CheckpointManager.
-
-    Args:
-        other_registry: its entries are copied.
-    """
+    """Handlers by item and class of arguments, to be given to a CheckpointManager; begins with those of another one."""
 
     def __init__(self, other_registry: Any = None) -> None:
         self._entries: Entries = dict(other_registry.get_all_entries()) if other_registry else {}
@@ -181,27 +291,27 @@ class DefaultCheckpointHandlerRegistry:
             AlreadyExistsError: there is an entry for this item and these arguments.
             ValueError: no handler is known for the arguments.
         """
-        kind = _class_of(args)
-        if self.has(item, kind):
+        key = _, kind = _key(item, args)
+        if key in self._entries:
             raise AlreadyExistsError(f"there is an entry for item {item!r} and {kind.__name__}")
-        chosen = checkpoint_args.get_registered_handler_cls(kind) if handler is None else handler
-        self._entries[item, kind] = chosen() if isinstance(chosen, type) else chosen
+        chosen = get_registered_handler_cls(kind) if handler is None else handler
+        self._entries[key] = chosen() if isinstance(chosen, type) else chosen
 
     def get(self, item: str | None, args: Any) -> Any:
         """The handler of an item and arguments; NoEntryError if there is none."""
-        if not self.has(item, args):
-            name = _class_of(args).__name__
-            raise NoEntryError(f"there is no entry for item {item!r} and {name}")
-        return self._entries[item, _class_of(args)]
+        key = _, kind = _key(item, args)
+        if key not in self._entries:
+            raise NoEntryError(f"there is no entry for item {item!r} and {kind.__name__}")
+        return self._entries[key]
 
     def has(self, item: str | None, args: Any) -> bool:
         """Whether there is a handler for an item and arguments."""
-        return (item, _class_of(args)) in self._entries
+        return _key(item, args) in self._entries
 
     def get_all_entries(self) -> Entries:
         """All handlers by item and class of arguments."""
         return self._entries
 
 
-def _class_of(args: Any) -> type[checkpoint_args.CheckpointArgs]:
-    return args if isinstance(args, type) else type(args)
+def _key(item: str | None, args: Any) -> tuple[str | None, type[CheckpointArgs]]:
+    return item, args if isinstance(args, type) else type(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
-from ckpt_orbax._leaves import described, saved_dtype
+from ckpt_orbax._leaves import ZEROS, AbstractArray, saved_dtype
 from ckpt_orbax._paths import ABSENT, as_path, as_text
 from ckpt_orbax._plain import orbax_form
 
@@ -22,12 +23,8 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True, kw_only=True)
 class Described(Generic[Tree]):
-    """A checkpoint without its arrays.
-
-    Attributes:
-        metadata: the saved tree with a description at each leaf, or such a tree for each name.
-        init_timestamp_nsecs, commit_timestamp_nsecs: when the save began and was committed.
-        custom_metadata: the value that was saved with it.
+    """A checkpoint without its arrays: the saved tree with a description at each leaf, or such a tree for each name; when
+    the save began and was committed; the value that was saved with it.
     """
 
     metadata: Any = None
@@ -53,44 +50,27 @@ def _as_time(nsecs: int | None) -> datetime.datetime | None:
 
 @dataclass(frozen=True)
 class CheckpointMetadata(Described[Tree]):
-    """A checkpoint without its arrays, and where it is.
-
-    Attributes:
-        path: where it is.
-    """
+    """A checkpoint without its arrays, and where it is."""
 
     path: Any
 
 
 @dataclass(frozen=True)
 class ShardingMetadata:
-    """A saved sharding, which may be of devices that are not here.
-
-    Attributes:
-        saved: the sharding as JSON.
-    """
+    """A saved sharding as JSON; it may be of devices that are not here."""
 
     saved: dict[str, Any]
 
     def to_jax_sharding(self) -> jax.sharding.Sharding:
-        """The sharding on the devices of this process.
-
-        Raises:
-            ValueError: they are not those of the save.
-        """
-        found = sharding_of(self.saved) or _of_one_device(self.saved)
-        if found is None:
-            raise ValueError(
-                f"the devices of this sharding are not here: {self.saved}: give another one"
-            )
-        return found
-
-
-def _of_one_device(saved: dict[str, Any]) -> jax.sharding.Sharding | None:
-    for device in jax.local_devices():  # one of another process could not be used here
-        if saved.get("device_str") in (str(device), f"{device.platform}:{device.id}"):
-            return jax.sharding.SingleDeviceSharding(device)
-    return None
+        """The sharding on the devices of this process; ValueError if they are not those of the save."""
+        found = sharding_of(self.saved)
+        if found is not None:
+            return found
+        for device in jax.local_devices():  # one of another process could not be used here
+            if self.saved.get("device_str") in (str(device), f"{device.platform}:{device.id}"):
+                return jax.sharding.SingleDeviceSharding(device)
+        what = "the devices of this sharding are not here"
+        raise ValueError(f"{what}: {self.saved}: give another one")
 
 
 @dataclass
@@ -121,19 +101,14 @@ class StringMetadata(Metadata):
     """A saved text."""
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@dataclass(eq=False)
 class TreeMetadata(Mapping[Any, Any]):
-    """A saved tree with a ``Metadata`` at each leaf; also a pytree, and indexed as the tree.
-
-    Attributes:
-        tree: of dicts and lists.
-        custom_metadata: None; ``metadata(step).custom_metadata`` has that of the step.
+    """A saved tree of dicts and lists with a ``Metadata`` at each leaf; also a pytree, and indexed as the tree. The
+    ``custom_metadata`` of a step is in ``metadata(step)``.
     """
 
+    tree: Any
     custom_metadata = None
-
-    def __init__(self, tree: Any) -> None:
-        self.tree = tree
 
     def __getitem__(self, key: Any) -> Any:
         return self.tree[key]
@@ -144,31 +119,19 @@ class TreeMetadata(Mapping[Any, Any]):
     def __len__(self) -> int:
         return len(self.tree)
 
-    def __repr__(self) -> str:
-        return f"TreeMetadata({self.tree})"
 
-    def tree_flatten_with_keys(self) -> Any:
-        """For jax."""
-        return [(jax.tree_util.GetAttrKey("tree"), self.tree)], None
+jax.tree_util.register_dataclass(TreeMetadata, ["tree"], [])
 
-    @classmethod
-    def tree_unflatten(cls, _: Any, children: Any) -> TreeMetadata:
-        """For jax."""
-        return cls(*children)
+
+def tree_in(given: Any) -> Any:
+    """The tree of a ``TreeMetadata``; anything else as it is."""
+    return given.tree if isinstance(given, TreeMetadata) else given
 
 
 @dataclass
 class StepMetadata:
-    """What a step says of itself.
-
-    Attributes:
-        item_handlers: always empty; the forms of the items are ckpt's own.
-        item_metadata: a ``TreeMetadata``, or a Composite with one for each item; None for items that
-            are no trees.
-        metrics: the metrics of the step.
-        performance_metrics: always empty; see ``ckpt_core.inspect``.
-        init_timestamp_nsecs, commit_timestamp_nsecs: when the save began and was committed.
-        custom_metadata: what was saved as ``custom_metadata=``.
+    """What a step says of itself. ``item_metadata`` is a ``TreeMetadata``, or a Composite with one for each item, None for
+    items that are no trees. ``item_handlers`` and ``performance_metrics`` are empty: see ``ckpt_core.inspect``.
     """
 
     item_handlers: Any = None
@@ -198,15 +161,10 @@ def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
     )
 
 
-_TO_RESUME = "ckpt_only_to_resume"
-"""In the metadata of a step that the policy of its program did not keep, and that stays until the next save: its number, since
-programs save again what metadata they find.
+TO_RESUME = "ckpt_only_to_resume"
+"""In the metadata of a step that its policy did not keep, and that stays until the next save: its number, since programs save
+again what metadata they find.
 """
-
-
-def as_only_to_resume(metadata: Any, step: int) -> Any:
-    """The metadata of a step, marked; as it is if it is no dict."""
-    return {**(metadata or {}), _TO_RESUME: step} if isinstance(metadata or {}, dict) else metadata
 
 
 def only_to_resume(steps: Sequence[tuple[int, Any]], *, also_all: bool = False) -> set[int]:
@@ -222,23 +180,19 @@ def _is_marked(step: int, path: Any) -> bool:
         metadata = ckpt.inspect(as_text(path)).metadata
     except (ckpt.CheckpointError, OSError, ValueError):
         return False
-    return isinstance(metadata, dict) and metadata.get(_TO_RESUME) == step
+    return isinstance(metadata, dict) and metadata.get(TO_RESUME) == step
 
 
 def custom_metadata_of(info: CheckpointInfo) -> Any:
     """What was saved as ``custom_metadata=``."""
     found = {} if info.metadata is None else info.metadata
-    if not isinstance(found, dict):
-        return found
-    return {key: value for key, value in found.items() if key != _TO_RESUME}
+    if isinstance(found, dict):
+        return {key: value for key, value in found.items() if key != TO_RESUME}
+    return found
 
 
 def get_step_metadata(path: Any) -> StepMetadata:
-    """What the directory of a step says of itself, without its items.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-    """
+    """What the directory of a step says of itself, without its items; FileNotFoundError if there is no checkpoint."""
     return described_step(ckpt.inspect(as_text(path)), None)
 
 
@@ -247,29 +201,18 @@ def described_tree(info: CheckpointInfo, item: ItemInfo) -> TreeMetadata | None:
     if item.form != "tree":
         return None
     directory = as_path(info.path) / item.name if item.name else as_path(info.path)
-    return TreeMetadata(
-        jax.tree.map(lambda leaf: _described(leaf, directory), orbax_form(item.tree))
-    )
-
-
-_NUMBERS = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.dtype(np.bool_)}
+    tree = orbax_form(item.tree)
+    return TreeMetadata(jax.tree.map(lambda leaf: _described(leaf, directory), tree))
 
 
 def _described(leaf: LeafInfo, directory: Any) -> Metadata:
     name = leaf.path.replace("/", ".").replace("~1", "/").replace("~0", "~")
-    match leaf.kind:
-        case "str":
-            return StringMetadata(name, directory)
-        case "int" | "float" | "bool":
-            return ScalarMetadata(name, directory, dtype=_NUMBERS[leaf.kind])
-        case _:
-            return ArrayMetadata(
-                name,
-                directory,
-                shape=leaf.shape,
-                sharding=ShardingMetadata(leaf.sharding) if leaf.sharding else None,
-                dtype=saved_dtype(leaf),
-            )
+    if leaf.kind == "str":
+        return StringMetadata(name, directory)
+    if leaf.kind in ZEROS:
+        return ScalarMetadata(name, directory, dtype=np.dtype(type(ZEROS[leaf.kind])))
+    sharding = ShardingMetadata(leaf.sharding) if leaf.sharding else None
+    return ArrayMetadata(name, directory, leaf.shape, sharding, saved_dtype(leaf))
 
 
 def tree_of(item: ItemInfo) -> Any:
@@ -277,10 +220,14 @@ def tree_of(item: ItemInfo) -> Any:
     shardings: dict[int, Any] = {}
 
     def describe(leaf: Any) -> Any:
+        if leaf.kind in ZEROS or leaf.kind == "str":
+            return ZEROS.get(leaf.kind, "")
+        if leaf.kind not in ("jax", "key"):
+            return AbstractArray(leaf.shape, saved_dtype(leaf))
         saved = leaf.sharding
         if id(saved) not in shardings:
             shardings[id(saved)] = sharding_of(saved)
-        return described(leaf, shardings[id(saved)])
+        return jax.ShapeDtypeStruct(leaf.shape, saved_dtype(leaf), sharding=shardings[id(saved)])
 
     return jax.tree.map(describe, orbax_form(item.tree))
 
@@ -289,31 +236,21 @@ def sharding_of(saved: dict[str, Any] | None) -> Any:
     """The saved sharding on the devices of this process; None if they are others."""
     if not saved or saved.get("sharding_type") != "NamedSharding":
         return None
-    devices = {device.id: device for device in jax.devices()}
+    here = {device.id: device for device in jax.devices()}
     try:
-        ids = _ids(saved["device_mesh"]["mesh"])
+        devices = [here[one["id"]] for one in np.ravel(saved["device_mesh"]["mesh"])]
+        kinds = [kind.rpartition(".")[2] for kind in saved.get("axis_types") or ()]
         mesh = jax.sharding.Mesh(
-            np.vectorize(devices.__getitem__, otypes=[object])(ids).reshape(saved["shape"]),
+            np.array(devices, object).reshape(saved["shape"]),
             tuple(saved["axis_names"]),
             # a program that is compiled for other types of axes may round otherwise
-            axis_types=tuple(
-                jax.sharding.AxisType[kind.rpartition(".")[2]]
-                for kind in saved.get("axis_types") or ()
-            )
-            or None,
+            axis_types=tuple(jax.sharding.AxisType[kind] for kind in kinds) or None,
         )
-        spec = [tuple(part) if isinstance(part, list) else part for part in saved["partition_spec"]]
-        return jax.sharding.NamedSharding(
-            mesh, jax.sharding.PartitionSpec(*spec), memory_kind=saved.get("memory_kind")
-        )
+        parts = [tuple(one) if isinstance(one, list) else one for one in saved["partition_spec"]]
+        spec, memory = jax.sharding.PartitionSpec(*parts), saved.get("memory_kind")
+        return jax.sharding.NamedSharding(mesh, spec, memory_kind=memory)
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _ids(mesh: Any) -> Any:
-    if isinstance(mesh, dict):
-        return mesh["id"]
-    return np.array([_ids(part) for part in mesh])
 
 
 def is_metrics(item: ItemInfo) -> bool:
@@ -326,16 +263,9 @@ def metrics_of(info: CheckpointInfo) -> Any:
     if "metrics" in info.items and is_metrics(info.items["metrics"]):
         return ckpt.load(info.path, item="metrics")
     if info.metrics and info.format_version is None:
-        return _orbax_metrics(info)
+        with contextlib.suppress(OSError, ValueError):  # of Orbax: with text and lists, too
+            return json.loads((as_path(info.path) / "metrics" / "metrics").read_text())
     return dict(info.metrics) or None
-
-
-def _orbax_metrics(info: CheckpointInfo) -> Any:
-    """The metrics of a step of Orbax, which ckpt knows as numbers: nested, and with their text and lists."""
-    try:
-        return json.loads((as_path(info.path) / "metrics" / "metrics").read_text())
-    except (OSError, ValueError):
-        return dict(info.metrics)
 
 
 def times_of(info: CheckpointInfo) -> dict[str, Any]:

@@ -22,23 +22,12 @@ def is_primary_host(primary_host: int | None) -> bool:
 
 
 def sync_global_processes(
-    name: str,
-    *,
-    timeout: int | None = None,
-    processes: Collection[int] | None = None,
-    **_: Any,
+    name: str, *, timeout: int | None = None, processes: Collection[int] | None = None, **_: Any
 ) -> None:
-    """Blocks until all processes have come to the call of this name.
-
-    Raises:
-        NotOffered: ``processes`` names only some of the processes.
-    """
+    """Blocks until all processes have come to the call of this name; NotOffered if ``processes`` names only some."""
     if processes is not None and len(set(processes)) != process_count():
-        raise not_offered(
-            "sync_global_processes(processes=)",
-            "all processes take part in a checkpoint",
-            "call it in all of them, without processes=",
-        )
+        what, why = "sync_global_processes(processes=)", "all processes take part in a checkpoint"
+        raise not_offered(what, why, "call it in all of them, without processes=")
     if process_count() > 1:
         multihost_utils.sync_global_devices(name)
 

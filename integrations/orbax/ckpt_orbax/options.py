@@ -67,9 +67,7 @@ class ArrayOptions:
 
     @dataclasses.dataclass(kw_only=True)
     class Saving:
-        """Saving of arrays; ``scoped_storage_options_creator(key, value)`` gives the ``StorageOptions`` of one leaf, or None
-        for those of all.
-        """
+        """Saving of arrays; ``scoped_storage_options_creator(key, value)`` gives a leaf's ``StorageOptions`` or None."""
 
         @dataclasses.dataclass(kw_only=True)
         class StorageOptions:

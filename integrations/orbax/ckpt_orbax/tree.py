@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ckpt_orbax._plain import filled, key_name, leaves_of
+from ckpt_orbax._plain import filled, key_name, leaves_of, one_level
 
 
 def to_flat_dict(
@@ -16,11 +16,9 @@ def to_flat_dict(
     keep_empty_nodes: bool = False,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> dict[Any, Any]:
-    """The leaves of a pytree by path: tuples of text, or with ``sep`` texts.
+    """The leaves of a pytree by path: tuples of text, or with ``sep`` texts that are joined by it.
 
     Args:
-        tree: any pytree.
-        sep: what joins the parts of a path.
         keep_empty_nodes: whether None and empty containers are leaves.
         is_leaf: says what is a leaf; instead of ``keep_empty_nodes``.
 
@@ -38,22 +36,11 @@ def to_flat_dict(
 
 def _is_empty_node(node: Any) -> bool:
     """Whether something is None or a container without children."""
-    return not jax.tree_util.all_leaves([node]) and not jax.tree.leaves(
-        node, is_leaf=lambda child: child is not node
-    )
+    return one_level(node) == []
 
 
-def from_flat_dict(
-    flat_dict: dict[Any, Any],
-    target: Any = None,
-    sep: str | None = None,
-) -> Any:
-    """The inverse of ``to_flat_dict``: nested dicts, or the structure of ``target``.
-
-    Args:
-        flat_dict: leaves by path.
-        target: a pytree with these paths.
-        sep: what joins the parts of a path.
+def from_flat_dict(flat_dict: dict[Any, Any], target: Any = None, sep: str | None = None) -> Any:
+    """The inverse of ``to_flat_dict``: nested dicts, or the structure of ``target``, a pytree with these paths.
 
     Raises:
         KeyError: ``target`` has a leaf whose path is not in ``flat_dict``.
@@ -76,11 +63,7 @@ def from_flat_dict(
 
 
 def intersect_trees(*trees: Any, target: Any = None) -> Any:
-    """The leaves that all trees have, with the values of the last one.
-
-    Args:
-        *trees: any pytrees.
-        target: a pytree of the structure that is wanted; None for nested dicts.
+    """The leaves that all trees have, with the values of the last one, in the structure of ``target`` or nested dicts.
 
     Example:
         >>> from ckpt_orbax import transform_utils

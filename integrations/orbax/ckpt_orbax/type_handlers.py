@@ -1,8 +1,4 @@
-"""Arguments of single leaves; and Orbax's handlers of types, which are names for ckpt's own ways.
-
-ckpt stores each type of leaf in one way. A program that registers one of Orbax's handlers for the
-type that it is for changes nothing by it; one of its own for arrays is refused.
-"""
+"""Arguments of single leaves; and Orbax's handlers of types, which are names: ckpt stores each type of leaf in one way."""
 
 from __future__ import annotations
 
@@ -20,13 +16,7 @@ from ckpt_orbax._refused import not_offered
 
 @dataclass
 class SaveArgs:
-    """How a leaf is saved.
-
-    Attributes:
-        aggregate: of no effect, as in Orbax.
-        dtype: the leaf is stored in this dtype.
-        chunk_byte_size, shard_axes: of no effect; ckpt chooses the chunks.
-    """
+    """How a leaf is saved: in ``dtype``. The rest is of no effect: ckpt chooses the chunks."""
 
     aggregate: bool = False
     dtype: Any = None
@@ -36,12 +26,7 @@ class SaveArgs:
 
 @dataclass
 class RestoreArgs:
-    """How a leaf is restored.
-
-    Attributes:
-        restore_type: ``jax.Array``, ``np.ndarray``, ``int``, ``float``, ``str``; None as it was saved.
-        dtype: the leaf is converted to this dtype.
-    """
+    """How a leaf is restored: as ``jax.Array``, ``np.ndarray``, ``int``, ``float``, ``str`` or None, as saved; in ``dtype``."""
 
     restore_type: Any = None
     dtype: Any = None
@@ -67,28 +52,17 @@ class ArrayRestoreArgs(RestoreArgs):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        if None not in (self.shape, self.global_shape) and self.shape != self.global_shape:
-            raise ValueError(
-                f"shape and global_shape are the same thing, got {self.shape} and {self.global_shape}"
-            )
-        self.shape = self.global_shape = self.global_shape if self.shape is None else self.shape
+        shape, whole = self.shape, self.global_shape
+        if None not in (shape, whole) and shape != whole:
+            raise ValueError(f"shape and global_shape are the same thing, got {shape} and {whole}")
+        self.shape = self.global_shape = whole if shape is None else shape
 
 
 @dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
-    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it to the others.
-
-    Attributes:
-        single_replica_sharding: of no effect, as in Orbax.
-    """
+    """As ``ArrayRestoreArgs``; one process reads what several hold, and sends it on. Its own sharding is of no effect."""
 
     single_replica_sharding: Any = None
-
-
-def wants_broadcast(restore_args: Any) -> bool:
-    """Whether a leaf is to be read once and sent on."""
-    leaves = jax.tree.leaves(restore_args)
-    return any(isinstance(leaf, SingleReplicaArrayRestoreArgs) for leaf in leaves)
 
 
 def sharding_of(args: RestoreArgs) -> Any:
@@ -119,10 +93,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
 
 
 def register_type_handler(
-    ty: Any,
-    handler: Any,
-    func: Callable[[Any], bool] | None = None,
-    override: bool = False,
+    ty: Any, handler: Any, func: Callable[[Any], bool] | None = None, override: bool = False
 ) -> None:
     """Accepts what changes nothing: Orbax's handlers of arrays, and those of types that ckpt refuses as leaves anyhow.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import typing
 from collections import OrderedDict
 
@@ -128,6 +129,21 @@ def test_the_earlier_form_with_checkpointers(tmp_path, kind):
             manager.save(1, {"c": STATE})
     with pytest.raises(ValueError, match="must be ocp"):
         ocp.CheckpointManager(tmp_path, 3)
+
+
+def test_a_handler_without_arguments_in_the_place_of_orbax(tmp_path, monkeypatch):
+    """As the page tells programs of others to be run: the registrations of Orbax are then our own."""
+
+    class Plain(ocp.CheckpointHandler):
+        def save(self, directory, item):
+            (directory / "text").write_text(item)
+
+        def restore(self, directory):
+            return (directory / "text").read_text()
+
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint.checkpoint_args", ocp.checkpoint_args)
+    ocp.Checkpointer(Plain()).save(tmp_path / "x", "text")
+    assert ocp.Checkpointer(Plain()).restore(tmp_path / "x") == "text"
 
 
 # ------------------------------------------------------------------------------ single checkpoints

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -53,9 +53,8 @@ class _Standard:
     def find_all(self, base_path: Any) -> Iterator[Step]:
         directory = as_text(base_path)
         with ckpt.Checkpointer(directory, read_only=True) as reader:
-            found = [(n, as_path(directory) / self.build_name(n)) for n in reader.all_steps()]
-        for step, path in _as_orbax_keeps([one for one in found if exists(one[1])]):
-            yield CheckpointMetadata(step, path)
+            paths = {n: as_path(directory) / self.build_name(n) for n in reader.all_steps()}
+        yield from _kept([CheckpointMetadata(n, one) for n, one in paths.items() if exists(one)])
 
     def find_step(self, base_path: Any, step: int) -> Step:
         for found in self.find_all(base_path):
@@ -83,18 +82,15 @@ def standard_name_format(
 
 
 def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
-    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds.
-
-    Raises:
-        NotOffered: its names are not a prefix, ``_`` and the number.
+    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds; NotOffered if those are
+    not a prefix, ``_`` and the number.
     """
     built = names.build_name(0)
     found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
     if found is not None:
-        prefix, length = found[1], len(found[2]) if len(found[2]) > 1 else None
-        same = _Standard(prefix, length)
+        same = _Standard(found[1], len(found[2]) if len(found[2]) > 1 else None)
         if all(names.build_name(step) == same.build_name(step) for step in _PROBES):
-            return prefix, length
+            return same.step_prefix, same.step_format_fixed_length
     raise not_offered(
         f"the NameFormat with names such as {built!r}",
         "steps are named by an optional prefix with '_' and the number",
@@ -112,24 +108,29 @@ def checkpoint_steps(checkpoint_dir: Any) -> list[int]:
         >>> ocp.utils.checkpoint_steps(directory)
         [7]
     """
-    return [int(path.name.rpartition("_")[2]) for path in checkpoint_steps_paths(checkpoint_dir)]
+    return [one.step for one in _steps_in(checkpoint_dir)]
 
 
 def checkpoint_steps_paths(checkpoint_dir: Any) -> list[Any]:
     """The paths of the steps in a directory."""
+    return [one.path for one in _steps_in(checkpoint_dir)]
+
+
+def _steps_in(checkpoint_dir: Any) -> list[Step]:
     directory = as_path(as_text(checkpoint_dir))
-    found = [
-        (int(name[1]), one)
-        for one in (directory.iterdir() if exists(directory) else ())
-        if (name := _STEP_NAME.fullmatch(one.name)) and is_orbax_checkpoint(one)
-    ]
-    return [one for _, one in _as_orbax_keeps(found)]
+    return _kept(
+        [
+            CheckpointMetadata(int(name[1]), one)
+            for one in (directory.iterdir() if exists(directory) else ())
+            if (name := _STEP_NAME.fullmatch(one.name)) and is_orbax_checkpoint(one)
+        ]
+    )
 
 
-def _as_orbax_keeps(steps: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Steps and their paths without those that are there only for resuming."""
-    gone = only_to_resume(steps)
-    return [(step, path) for step, path in steps if step not in gone]
+def _kept(steps: list[Step]) -> list[Step]:
+    """The steps without those that are there only for resuming."""
+    gone = only_to_resume([(one.step, one.path) for one in steps])
+    return [one for one in steps if one.step not in gone]
 
 
 is_checkpoint_finalized = is_path_finalized = is_orbax_checkpoint

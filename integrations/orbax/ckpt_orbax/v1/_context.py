@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from contextvars import ContextVar, Token
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._plain import plain
 from ckpt_orbax._refused import Refusals, not_offered, refuse_options
 
-logger = logging.getLogger("ckpt_orbax")
 _ACTIVE: ContextVar[Context | None] = ContextVar("ckpt_orbax_context", default=None)
 
 _Settings = TypeVar("_Settings")
@@ -26,8 +24,8 @@ _Settings = TypeVar("_Settings")
 class Context:
     """Options for the calls in ``with context:``, to be set before the block.
 
-    A context inside of another one begins from the defaults, unless ``Context(other)`` copies it. It
-    holds in the thread that entered it.
+    Inside of another one it begins from the defaults, unless ``Context(other)`` copies that. It holds in the thread that
+    entered it.
 
     Attributes:
         pytree, array, asynchronous, multiprocessing, file, checkpointables, pathways: see ``options``.
@@ -56,24 +54,20 @@ class Context:
         pathways_options: named.PathwaysOptions | None = None,
         checkpoint_layout: named.CheckpointLayout | str | None = None,
     ) -> None:
-        def own(given: _Settings | None, name: str, kind: type[_Settings]) -> _Settings:
-            source = getattr(context, name, None) if given is None else given
+        def own(given: _Settings | None, kind: type[_Settings]) -> _Settings:
+            part = kind.__name__.removesuffix("Options").lower()
+            source = getattr(context, f"{part}_options", None) if given is None else given
             return kind() if source is None else named.copied(source)
 
-        self.pytree = own(pytree_options, "pytree", named.PyTreeOptions)
-        self.array = own(array_options, "array", named.ArrayOptions)
-        self.asynchronous = own(async_options, "asynchronous", named.AsyncOptions)
-        self.multiprocessing = own(
-            multiprocessing_options, "multiprocessing", named.MultiprocessingOptions
-        )
-        self.file = own(file_options, "file", named.FileOptions)
-        self.checkpointables = own(
-            checkpointables_options, "checkpointables", named.CheckpointablesOptions
-        )
-        self.pathways = own(pathways_options, "pathways", named.PathwaysOptions)
-        self.checkpoint_layout: named.CheckpointLayout | str = checkpoint_layout or getattr(
-            context, "checkpoint_layout", "orbax"
-        )
+        self.pytree = own(pytree_options, named.PyTreeOptions)
+        self.array = own(array_options, named.ArrayOptions)
+        self.asynchronous = own(async_options, named.AsyncOptions)
+        self.multiprocessing = own(multiprocessing_options, named.MultiprocessingOptions)
+        self.file = own(file_options, named.FileOptions)
+        self.checkpointables = own(checkpointables_options, named.CheckpointablesOptions)
+        self.pathways = own(pathways_options, named.PathwaysOptions)
+        layout = checkpoint_layout or getattr(context, "checkpoint_layout", "orbax")
+        self.checkpoint_layout: named.CheckpointLayout | str = layout
         self.engine: ckpt.Options = getattr(context, "engine", ckpt.Options())
         self._entered: list[Token[Context | None]] = []
 
@@ -142,9 +136,7 @@ def engine_options(context: Context) -> ckpt.Options:
         changes["chunk_bytes"] = max(1024, saving.storage_options.chunk_byte_size)
     if context.array.loading.use_load_and_broadcast:
         changes["broadcast"] = True
-    return changed(
-        context.engine, context.asynchronous, context.file.path_permission_mode, **changes
-    )
+    return changed(context.engine, context.asynchronous, context.file, **changes)
 
 
 def stored(state: Any, context: Context) -> Any:

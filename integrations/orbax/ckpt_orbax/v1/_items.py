@@ -22,6 +22,7 @@ from ckpt_orbax._handler_files import NOTE, has_adapter, run, saved_by, with_dir
 from ckpt_orbax._leaves import is_leaf
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import is_empty
+from ckpt_orbax.metadata import tree_of
 from ckpt_orbax.v1._context import Context, stored
 
 _NATIVE = (ckpt.Files, ckpt.Json, ckpt.SavedFiles)
@@ -72,11 +73,6 @@ class Directory:
     def __init__(self, path: Any) -> None:
         self.path = path
 
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.name
-
     def __truediv__(self, other: Any) -> Directory:
         return Directory(self.path / other)
 
@@ -122,10 +118,11 @@ def load_item(
     wrote = saved_by(info, name, loaded)
     handler = _handler(name, target, context, wrote)
     if handler is None:
+        of = f" of {wrote}" if wrote else ""
+        into = "" if target is None else f" into a {type(target).__name__}"
         raise NoEntryError(
-            f"{name}: no handler is registered that loads these {len(loaded)} files"
-            f"{f' of {wrote}' if wrote else ''}{'' if target is None else f' into a {type(target).__name__}'}: "
-            "register one with ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
+            f"{name}: no handler is registered that loads these {len(loaded)} files{of}{into}: register one with "
+            "ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
         )
     if isinstance(handler, StatefulCheckpointableHandler):
         needed(name, target)
@@ -145,7 +142,9 @@ def _handler(name: str, target: Any, context: Context, wrote: str | None) -> Any
 
 
 def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
-    """What the handler of an item says of it; None without one."""
+    """The tree of an item with a description at each leaf, or what its handler says of it; None without one."""
+    if info.items[name].form == "tree":
+        return tree_of(info.items[name])
     if info.items[name].form != "files":
         return None
     files = ckpt.load(info.path, item=name)

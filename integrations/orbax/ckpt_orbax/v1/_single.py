@@ -10,13 +10,9 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
+from ckpt_core.arguments import an
+from ckpt_orbax import _errors as errors
 from ckpt_orbax import _targets
-from ckpt_orbax._errors import (
-    DestinationExistsError,
-    InvalidLayoutError,
-    MissingCheckpointablesError,
-    NoCheckpointError,
-)
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.future import AsyncResponse, in_thread
 from ckpt_orbax.metadata import (
@@ -27,13 +23,7 @@ from ckpt_orbax.metadata import (
     tree_of,
 )
 from ckpt_orbax.v1 import _items
-from ckpt_orbax.v1._context import (
-    Context,
-    engine_options,
-    get_context,
-    logger,
-    refuse_unsupported,
-)
+from ckpt_orbax.v1._context import Context, engine_options, get_context, refuse_unsupported
 
 STATE = "state"
 """Name of a pytree that was saved without one."""
@@ -58,7 +48,7 @@ def deprecated(call: _Call) -> _Call:
 def check_checkpointables(given: Any, what: str) -> dict[str, Any]:
     """``given``, if it is a dict of checkpointables by names that are allowed."""
     if not isinstance(given, dict):
-        raise ValueError(f"{what} must be a dict of names to objects, got a {type(given).__name__}")
+        raise ValueError(f"{what} must be a dict of names to objects, got {an(given)}")
     for name in cast(dict[str, Any], given):
         _check_name(name)
     return cast(dict[str, Any], given)
@@ -69,9 +59,6 @@ def _check_name(name: str) -> None:
         raise ValueError("a checkpointable's name must not be empty")
     if name in _RESERVED:
         raise ValueError(f"Provided reserved checkpointable key: {name!r}; choose another name")
-
-
-# ------------------------------------------------------------------------------------------- saves
 
 
 class Saving(TypedDict, total=False):
@@ -139,15 +126,16 @@ def save_checkpointables_async(
     """As ``save_checkpointables``, in the background."""
     context = context_of_save(checkpointables)
     items, options = _items.items_of(checkpointables, context), engine_options(context)
-    target = as_text(path)
-    if overwrite:
-        logger.info("%s: what is there is replaced, since overwrite=True was given", target)
     try:
         pending = ckpt.save_async(
-            target, items=items, overwrite=overwrite, metadata=custom_metadata, options=options
+            as_text(path),
+            items=items,
+            overwrite=overwrite,
+            metadata=custom_metadata,
+            options=options,
         )
     except ckpt.CheckpointExists as error:
-        raise DestinationExistsError(str(error)) from error
+        raise errors.DestinationExistsError(str(error)) from error
     return AsyncResponse(pending.result, context.asynchronous.post_finalization_callback)
 
 
@@ -159,9 +147,6 @@ def context_of_save(checkpointables: Any, default: Context | None = None) -> Con
     check_checkpointables(checkpointables, "checkpointables")
     refuse_unsupported(context)
     return context
-
-
-# ------------------------------------------------------------------------------------------- loads
 
 
 def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
@@ -212,7 +197,7 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
         abstract_checkpointables = dict.fromkeys(info.items)
     targets = check_checkpointables(abstract_checkpointables, "abstract_checkpointables")
     if missing := sorted(targets.keys() - info.items.keys()):
-        raise MissingCheckpointablesError(
+        raise errors.MissingCheckpointablesError(
             f"Requested checkpointables: {', '.join(missing)}: not in {info.path}, which has "
             f"{', '.join(sorted(info.items)) or 'none'}"
         )
@@ -265,9 +250,6 @@ def load_checkpointables_async(
     return AsyncResponse(in_thread(work, "ckpt-load").result)
 
 
-# ---------------------------------------------------------------------------------------- metadata
-
-
 def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:
     """The tree of a checkpoint with shape, dtype and sharding at each leaf; a target for ``load``.
 
@@ -288,15 +270,11 @@ def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMet
 
 def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
     """As ``metadata``, for each checkpointable; None for those without a description."""
-    return _metadata(
-        path,
-        lambda info, context: {
-            name: tree_of(item)
-            if item.form == "tree"
-            else _items.describe_item(info, name, context)
-            for name, item in info.items.items()
-        },
-    )
+
+    def describe(info: CheckpointInfo, context: Context) -> dict[str, Any]:
+        return {name: _items.describe_item(info, name, context) for name in info.items}
+
+    return _metadata(path, describe)
 
 
 def inspected(path: str) -> CheckpointInfo:
@@ -304,7 +282,7 @@ def inspected(path: str) -> CheckpointInfo:
     try:
         info = ckpt.inspect(path)
     except ckpt.CheckpointNotFound as error:
-        raise NoCheckpointError(str(error)) from error
+        raise errors.NoCheckpointError(str(error)) from error
     items = {name: item for name, item in info.items.items() if not is_metrics(item)}
     return dataclasses.replace(info, items=items)
 
@@ -320,7 +298,7 @@ def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:
         return trees[name]
     held = ", ".join(f"{item.name} ({item.form})" for item in info.items.values()) or "nothing"
     wanted = "no pytree" if name is None else f"no pytree {name!r}"
-    raise InvalidLayoutError(f"{info.path}: {wanted} in this checkpoint: it has {held}")
+    raise errors.InvalidLayoutError(f"{info.path}: {wanted} in this checkpoint: it has {held}")
 
 
 def _metadata(

@@ -5,30 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import ckpt_core as ckpt
-from ckpt_orbax import _errors as errors
-from ckpt_orbax import checkpoint_managers as preservation_policies
-from ckpt_orbax import checkpoint_managers as save_decision_policies
+from ckpt_orbax._modules import errors as errors
+from ckpt_orbax._modules import preservation_policies as preservation_policies
+from ckpt_orbax._modules import save_decision_policies as save_decision_policies
 from ckpt_orbax._paths import as_path
-from ckpt_orbax._refused import not_offered
+from ckpt_orbax._refused import not_offered, refuse_logger
 from ckpt_orbax._run import Run
-from ckpt_orbax.checkpoint_managers import CheckpointMetadata
+from ckpt_orbax.checkpoint_managers import CheckpointMetadata as CheckpointMetadata
 from ckpt_orbax.future import AsyncResponse
 from ckpt_orbax.path.step import NameFormat
 from ckpt_orbax.v1 import _items, _single
 from ckpt_orbax.v1._context import Context, engine_options, get_context
 from ckpt_orbax.v1._single import STATE
-
-__all__ = [
-    "CheckpointMetadata",
-    "Checkpointer",
-    "RootMetadata",
-    "errors",
-    "preservation_policies",
-    "save_decision_policies",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,13 +30,11 @@ class RootMetadata:
     custom_metadata: Any = None
 
 
-class Saving(TypedDict, total=False):
+class Saving(_single.Saving, total=False):
     """Further arguments of ``save`` and its forms."""
 
     force: bool
-    overwrite: bool
     metrics: Any
-    custom_metadata: Any
 
 
 class Checkpointer:
@@ -89,12 +78,7 @@ class Checkpointer:
         lightweight_initialize: bool = False,
         logger: Any = None,
     ) -> None:
-        if logger is not None:
-            raise not_offered(
-                "Checkpointer(logger=)",
-                "Orbax's loggers get Orbax's statistics",
-                "context.engine = ckpt_core.Options(on_event=...), or ckpt_core.events",
-            )
+        refuse_logger("Checkpointer", logger)
         self._context = Context(context or get_context())
         self._run = Run(
             directory,
@@ -136,9 +120,8 @@ class Checkpointer:
     def root_metadata(self) -> RootMetadata:
         """What was said of the whole run."""
         found = self._run.engine.run_metadata
-        return RootMetadata(
-            directory=self.directory, custom_metadata={} if found is None else found
-        )
+        found = {} if found is None else found
+        return RootMetadata(directory=self.directory, custom_metadata=found)
 
     def metadata(self, step: Any = None) -> CheckpointMetadata[Any]:
         """The tree of a step, without its arrays; of the newest step for None.
@@ -147,15 +130,15 @@ class Checkpointer:
             StepNotFoundError: there is no such step.
         """
         with self._at(step) as found:
-            return _joined(found, _single.metadata(found.path))
+            return dataclasses.replace(found, **vars(_single.metadata(found.path)))
 
     def checkpointables_metadata(self, step: Any = None) -> CheckpointMetadata[dict[str, Any]]:
         """As ``metadata``, for each checkpointable."""
         with self._at(step) as found:
-            return _joined(found, _single.checkpointables_metadata(found.path))
+            return dataclasses.replace(found, **vars(_single.checkpointables_metadata(found.path)))
 
     @contextlib.contextmanager
-    def _at(self, step: Any) -> Generator[CheckpointMetadata[None]]:
+    def _at(self, step: Any) -> Generator[CheckpointMetadata[Any]]:
         """What is known of a step, for a block that reads it with this Checkpointer's Context."""
         self.wait()
         numbers = self._run.numbers()
@@ -269,9 +252,8 @@ class Checkpointer:
         Raises:
             StepNotFoundError: there is no such step.
         """
-        return self.load_checkpointables(step, {checkpointable_name: abstract_state})[
-            checkpointable_name
-        ]
+        name = checkpointable_name
+        return self.load_checkpointables(step, {name: abstract_state})[name]
 
     def load_checkpointables(
         self, step: Any = None, abstract_checkpointables: Any = None
@@ -284,10 +266,9 @@ class Checkpointer:
         self, step: Any = None, abstract_state: Any = None, *, checkpointable_name: str = STATE
     ) -> AsyncResponse[Any]:
         """As ``load``, in the background; Orbax does not have it yet."""
+        name = checkpointable_name
         with self._at(step) as found:
-            return _single.load_async(
-                found.path, abstract_state, checkpointable_name=checkpointable_name
-            )
+            return _single.load_async(found.path, abstract_state, checkpointable_name=name)
 
     save_pytree, save_pytree_async = _single.deprecated(save), _single.deprecated(save_async)
     load_pytree, load_pytree_async = _single.deprecated(load), _single.deprecated(load_async)
@@ -339,8 +320,3 @@ class Checkpointer:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._run.engine.__exit__(kind, error, trace)
-
-
-def _joined(step: CheckpointMetadata[None], found: Any) -> CheckpointMetadata[Any]:
-    """What the run and the checkpoint itself say of a step."""
-    return dataclasses.replace(step, **vars(found))
