@@ -37,7 +37,16 @@ class KerasAdapter:
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are Keras objects with state."""
         keras: Any = sys.modules.get("keras")
-        return keras is not None and issubclass(cls, _stateful_types(keras))
+        return keras is not None and issubclass(
+            cls,
+            (
+                keras.layers.Layer,
+                keras.optimizers.Optimizer,
+                keras.metrics.Metric,
+                keras.random.SeedGenerator,
+                keras.Variable,
+            ),
+        )
 
     def get_state(self, obj: Any, /) -> Any:
         """The arrays of an object under Keras' names.
@@ -61,7 +70,7 @@ class KerasAdapter:
             obj.assign(state)
             return
         slots = slots_of(obj)
-        values = [reduce(getitem, slot.path, state) for slot in slots]
+        values = [reduce(getitem, slot.path, state) for slot in slots]  # all are there
         for slot, value in zip(slots, values, strict=True):
             slot.variable.assign(value)
         if _is_layer(obj):
@@ -101,20 +110,15 @@ def slots_of(obj: Any) -> Sequence[Slot]:
         return slots_of_object(obj)
     if hasattr(obj, "jax_state_sync"):
         obj.jax_state_sync()  # inside fit the trainer holds the values, not the variables
-    _complete(obj)
-    return slots_of_model(obj)
-
-
-def _complete(model: Any) -> None:
-    if not model.built:
+    if not obj.built:
         raise CheckpointError(
-            f"the Keras model {model.name!r} was not built, so it has no variables to save or "
-            "restore: call it on a batch or build(input_shape), or let OrbaxCheckpointCallback "
-            "restore it inside of fit"
+            f"the Keras model {obj.name!r} was not built, so it has no variables to save or restore: call it on a batch "
+            "or build(input_shape), or let OrbaxCheckpointCallback restore it inside of fit"
         )
-    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(obj, "optimizer", None)
     if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+        optimizer.build(obj.trainable_variables)
+    return slots_of_model(obj)
 
 
 def _refresh_normalization(model: Any) -> None:
@@ -143,7 +147,7 @@ def named(obj: Any) -> list[Named]:
         Named(
             slot.text,
             tuple(slot.variable.shape),
-            _dtype(slot.variable),
+            str(slot.variable.value.dtype if on_jax() else slot.variable.dtype),
             (*root, *owners.get(id(slot.variable), ())),
         )
         # The order in which the nested tree is saved.
@@ -157,10 +161,6 @@ def _leaves(node: Any) -> Iterator[Slot]:
         return
     for child in node.values():
         yield from _leaves(child)
-
-
-def _dtype(variable: Any) -> str:
-    return str(variable.value.dtype) if on_jax() else str(variable.dtype)
 
 
 def value_of(variable: Any) -> Any:
@@ -186,16 +186,6 @@ def is_lost(variable: Any) -> bool:
     """Whether an interrupted training step left a variable of the JAX backend without its array."""
     held = variable._value  # `value` would make up an initial one
     return held is None or (hasattr(held, "is_deleted") and held.is_deleted())
-
-
-def _stateful_types(keras: Any) -> tuple[type, ...]:
-    return (
-        keras.layers.Layer,
-        keras.optimizers.Optimizer,
-        keras.metrics.Metric,
-        keras.random.SeedGenerator,
-        keras.Variable,
-    )
 
 
 def _is_layer(obj: Any) -> bool:

@@ -71,18 +71,17 @@ class Session:
         """Waits for a running save and closes the session; raises the save's error. If Ctrl-C ends the wait, the session
         is still open, and may be closed again.
         """
+        failure = None
         with self._closing:
             try:
                 self.checkpointer.close()
-            except Exception:
-                self._forget()
-                raise
-            self._forget()
-
-    def _forget(self) -> None:
-        self.closed = True
-        if _RUNNING.get(self._place) is self:
-            del _RUNNING[self._place]
+            except Exception as error:
+                failure = error
+            self.closed = True
+            if _RUNNING.get(self._place) is self:
+                del _RUNNING[self._place]
+        if failure is not None:
+            raise failure
 
     def abandon(self) -> None:
         """Closes the session of a fit that an exception ended; logs a failure of its last save."""
@@ -99,10 +98,11 @@ class Session:
                     "%s: the last save of an interrupted fit failed: %s", directory, error
                 )
 
-    def wait_until_closed(self) -> None:
-        """Waits until the session of an interrupted fit is closed; raises its last save's error once."""
-        self.abandon()
-        failure, self._failure = self._failure, None
+    def wait_until_finished(self) -> None:
+        """Returns when no save is running; raises the error of a failed one, once."""
+        self.checkpointer.wait_until_finished()
+        with self._closing:  # another thread may be about to keep the error
+            failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -37,15 +36,12 @@ def slots_of_model(model: Any) -> list[Slot]:
     """The variables of a model or layer by collection, each once, in Keras' order. Optimizers that a model holds as
     attributes beside the compiled one (a GAN's) are found too; Keras' own state tree lacks them.
     """
-    trainable = list(model.trainable_variables)
-    seen = {id(variable) for variable in trainable}
+    seen = set[int]()
+    trainable = _unseen(model.trainable_variables, seen)
     others = _unseen(model.non_trainable_variables, seen)
     found = _weights(trainable, others, owners_of(model))
     weights = {id(slot.variable): slot for slot in found}
-    optimizers = {(MORE_OPTIMIZERS, name): one for name, one in more_optimizers(model).items()}
-    if getattr(model, "optimizer", None) is not None:
-        optimizers = {(OPTIMIZER,): model.optimizer, **optimizers}
-    for prefix, optimizer in optimizers.items():
+    for prefix, optimizer in _optimizers(model).items():
         found += _named(prefix, _unseen(optimizer.variables, seen), _of_slots(optimizer, weights))
     metrics = _unseen(getattr(model, "metrics_variables", ()), seen)
     return [*found, *_named((METRICS,), metrics, _of_metrics(model))]
@@ -63,12 +59,9 @@ def slots_of_object(obj: Any) -> list[Slot]:
 def _weights(
     trainable: list[Any], others: list[Any], owners: Mapping[int, tuple[str, ...]]
 ) -> list[Slot]:
-    # Together, because freezing must not change the name of a weight.
-    shared = _shared_paths([*trainable, *others])
-    suffixes = {
-        id(variable): _beside_path(variable, owners.get(id(variable), ()))
-        for variable in (*trainable, *others)
-    }
+    both = [*trainable, *others]  # together, because freezing must not change the name of a weight
+    shared = _shared_paths(both)
+    suffixes = {id(each): _beside_path(each, owners.get(id(each), ())) for each in both}
     return [
         *_named((TRAINABLE,), trainable, suffixes, shared),
         *_named((NON_TRAINABLE,), others, suffixes, shared),
@@ -86,23 +79,18 @@ def _shared_paths(variables: Iterable[Any]) -> set[str]:
     return {path for path, count in counts.items() if count > 1}
 
 
-def more_optimizers(model: Any) -> dict[str, Any]:
-    """Attribute -> optimizer, for optimizers in attributes other than the compiled one."""
+def _optimizers(model: Any) -> dict[tuple[str, ...], Any]:
+    """Place in the state -> optimizer: the compiled one, and those in other attributes."""
     import keras
 
-    known = {id(one) for one in _compiled_optimizers(model)}
-    return {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known
-    }
-
-
-def _compiled_optimizers(model: Any) -> list[Any]:
-    """The compiled optimizer, and the one that it wraps."""
     compiled = getattr(model, "optimizer", None)
-    both = (compiled, getattr(compiled, "inner_optimizer", None))
-    return [each for each in both if each is not None]
+    known = (compiled, getattr(compiled, "inner_optimizer", None))
+    others = {
+        (MORE_OPTIMIZERS, name): value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and not any(value is one for one in known)
+    }
+    return others if compiled is None else {(OPTIMIZER,): compiled, **others}
 
 
 def _unseen(variables: Iterable[Any], seen: set[int]) -> list[Any]:
@@ -197,9 +185,8 @@ def _of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, str]:
     found: dict[int, str] = {}
     trained = list(getattr(optimizer, "_trainable_variables", ()))
     for role, slots in vars(optimizer).items():
-        if role in ("_variables", "_trainable_variables") or not isinstance(slots, list):
-            continue
-        if len(slots) != len(trained):
+        is_parallel = isinstance(slots, list) and len(slots) == len(trained)
+        if role in ("_variables", "_trainable_variables") or not is_parallel:
             continue
         for weight, slot in zip(trained, slots, strict=True):
             if id(weight) in weights and slot is not None:
@@ -232,8 +219,9 @@ def counted_in(model: Any) -> frozenset[str]:
     numbered, so ``tower_1`` and ``tower_2`` are as different as ``user`` and ``item``.
     """
     layers = [layer for layer, _ in layers_of(model)]
-    optimizers = [*_compiled_optimizers(model), *more_optimizers(model).values()]
-    objects = [*layers, *optimizers, *(getattr(model, "metrics", None) or ())]
+    optimizers = list(_optimizers(model).values())
+    wrapped = [one.inner_optimizer for one in optimizers if hasattr(one, "inner_optimizer")]
+    objects = [*layers, *optimizers, *wrapped, *(getattr(model, "metrics", None) or ())]
     return _ALWAYS_COUNTED | {base for each in objects for base in _counted_base(each)}
 
 
@@ -270,9 +258,9 @@ def nameless(model: Any) -> frozenset[tuple[str, ...]]:
     """
     found: set[tuple[str, ...]] = set()
     for layer, owners in layers_of(model):
-        with contextlib.suppress(
-            Exception
-        ):  # of a get_config: then no configuration made the layer
+        try:
             if owners and "name" not in layer.get_config():
                 found.add(owners)
+        except Exception:  # of a get_config: then no configuration made the layer
+            pass
     return frozenset(found)
