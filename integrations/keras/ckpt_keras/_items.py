@@ -1,7 +1,5 @@
-"""The items of a step that belong to a model, in our steps and those of Keras' own callback.
-
-The callback, the manager and the functions without ``fit`` save and restore a model with ``save_with`` and
-``restore_with``; what they are passed is a method of their Checkpointer, or a function of the core.
+"""The items of a step that belong to a model, in our steps and those of Keras' own callback; all that saves and restores
+one does it by ``save_with`` and ``restore_with``.
 """
 
 from __future__ import annotations
@@ -31,15 +29,11 @@ logger = logging.getLogger("ckpt_keras")
 
 Result = TypeVar("Result")
 
-MODEL = "pytree"
-"""The item's name in directories of ``keras.callbacks.OrbaxCheckpoint``, which Keras' own
-``load_model`` and ``load_weights`` look for."""
+MODEL, CONFIG = "pytree", "model_config"
+"""Items of the model's variables and configuration, called as ``keras.callbacks.OrbaxCheckpoint`` and Keras' loaders do."""
 
 OLD_MODEL = "model"
-"""The item's name in older checkpoints of this package."""
-
-CONFIG = "model_config"
-"""The item with the configuration; the name as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
+"""Name of the former in older checkpoints of this package."""
 
 WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 
@@ -108,8 +102,8 @@ def save_with(
     others: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Result:
-    """Calls ``save`` with the items of a model (variables, assets, configuration) and others. Without ``config``, assets
-    are left out, too, as Keras' callback does.
+    """Calls ``save``, of the core or a Checkpointer, with the items of a model (variables, assets, configuration) and
+    others. Without ``config``, assets are left out, too, as Keras' callback does.
     """
     with saved_beside():
         items: dict[str, Any] = {MODEL: model}
@@ -139,7 +133,7 @@ def restore_with(
         targets: dict[str, Any] = {saved.item: model}
         if ASSETS in saved.info.items:
             rename = arguments.get("rename")
-            renames = rename if isinstance(rename, Mapping) else None
+            renames = rename if isinstance(rename, Mapping) else {}
             names = "" if rebuilt else saved.config(options).get(ASSETS, "")
             targets[ASSETS] = AssetsTarget(model, saved.info, names, renames)
         return restore(items={**targets, **(others or {})}, **arguments)
