@@ -1,10 +1,9 @@
 """Finds ``fit``'s list of callbacks and epoch iterator, once per training.
 
-Keras passes a callback neither of them, and two features need them: running after all
-other callbacks, so that a learning rate that they change is saved as changed, and continuing
-in the middle of an epoch. Both are local variables of the functions that call the callback, so this
-module reads their frames. If a version of Keras lacks these variables, the callback runs in the order
-of the list, and an interrupted epoch is run from its beginning.
+Keras passes a callback neither, and needed they are: to run after all other callbacks, so that a learning rate that they
+change is saved as changed, and to continue in the middle of an epoch. Both are local variables of the functions that call
+the callback, so this module reads their frames. Without them, as in a loop by hand, the callback runs in the order of the
+list, and an interrupted epoch is run from its beginning.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_keras._progress import Batches
-
-_MOST_FRAMES = 16
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,7 @@ def look_around(callback: Any) -> InsideFit:
     """The parts of the ``fit`` that is calling ``callback`` right now."""
     callbacks = epochs = last_epoch = None
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            break
+    while frame is not None:
         known = frame.f_locals
         owner = known.get("self")
         members = getattr(owner, "callbacks", None)
@@ -112,10 +107,8 @@ def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> No
                     epochs._current_iterator = None
                     epochs.data_adapter.on_epoch_end()
                     break
-                trains = True
-                yield begin, end, itertools.chain(first, batches)
-            else:
-                yield begin, end, batches
+                trains, batches = True, itertools.chain(first, batches)
+            yield begin, end, batches
         if not trains:
             yield from _nothing_to_train(inside, model, count)
 
@@ -139,5 +132,4 @@ def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any
         model.train_function = train
         for name in names:
             delattr(callbacks, name)
-            if name in kept:
-                setattr(callbacks, name, kept[name])
+        vars(callbacks).update(kept)

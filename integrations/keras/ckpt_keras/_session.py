@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -11,13 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ckpt_core import (
-    Checkpointer,
-    CheckpointError,
-    CheckpointExists,
-    Restored,
-    StructureMismatch,
-)
+from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, StructureMismatch
 from ckpt_keras import _tracked
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
@@ -33,12 +28,9 @@ from ckpt_keras._progress import FIT, HOST, OfProcess, Progress, process_count
 
 logger = logging.getLogger("ckpt_keras")
 
-_PLURAL = {"epoch": "epochs", "batch": "batches"}
-
 _RUNNING: dict[str, Session] = {}
-"""Directory -> session of each fit that has not ended. After Ctrl-C, a fit is not noticed as ended
-while a traceback refers to it (in a notebook, for example), and its last save may still be running:
-the next fit in that directory must find it."""
+"""Directory -> session of each fit that has not ended. After Ctrl-C, a traceback may refer to a fit (in a notebook), and its
+last save may still be running: the next fit in that directory must find it."""
 
 
 class Session:
@@ -57,8 +49,9 @@ class Session:
         before = _RUNNING.get(self._place)
         if before is not None:
             before.abandon()
-        if "://" not in self._place:
-            _make(self._place)  # even if nothing will be saved
+        if "://" not in self._place:  # even if nothing will be saved
+            with contextlib.suppress(FileExistsError):  # the Checkpointer looks at what is there
+                os.makedirs(self._place)
         self.checkpointer = Checkpointer(
             arguments.directory,
             keep_policy=arguments.keep_policy(model),
@@ -117,7 +110,7 @@ class Session:
         host: Mapping[str, Any],
     ) -> None:
         """Starts a save of everything, and waits for it unless saves run in the background; raises the error of the
-        previous one. ``host`` are the fields of ``progress`` that belong to this process alone.
+        previous one. ``host``: the fields of ``progress`` that belong to this process alone.
         """
         started = time.perf_counter()
         step = self._step(progress)
@@ -180,8 +173,7 @@ class Session:
             others = {FIT: progress, **self._arguments.extra}
             others |= {HOST: host} if HOST in saved.info.items else {}
             others |= {"data": data.target()} if data.given else {}
-        step = self._restore_latest(model, saved, others).step
-        assert step is not None
+        step = self._restore_latest(model, saved, others)
         vars(progress).update(host.state)
         if HOST in others and host.count != self._processes:
             logger.warning(
@@ -198,17 +190,17 @@ class Session:
         elif data.given:
             data.restored()
         if progress.unit != self._arguments.unit:
+            theirs, ours = ("epochs", "batches")[:: 1 if progress.unit == "epoch" else -1]
             raise CheckpointError(
-                f"{directory}: its steps count {_PLURAL[progress.unit]}, and "
-                f"save_freq={self._arguments.save_freq!r} counts {_PLURAL[self._arguments.unit]}: use the save_freq that it "
-                "was written with, or another directory"
+                f"{directory}: its steps count {theirs}, and save_freq={self._arguments.save_freq!r} counts {ours}: use the "
+                "save_freq that it was written with, or another directory"
             )
         self._stale = frozenset(one for one in steps if one > step)
         self._unfinished = step if progress.batch else None
         self._report(step, progress, saved)
         return progress
 
-    def _restore_latest(self, model: Any, saved: SavedModel, others: dict[str, Any]) -> Restored:
+    def _restore_latest(self, model: Any, saved: SavedModel, others: dict[str, Any]) -> int:
         only = saved.only_weights() if saved.weights_only else None
         options, restore = self._arguments.options, self.checkpointer.restore_latest
         try:
@@ -220,8 +212,8 @@ class Session:
                 "another directory for the callback"
             )
             raise
-        assert restored is not None
-        return restored
+        assert restored is not None and restored.step is not None
+        return restored.step
 
     def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
         if saved.weights_only:
@@ -240,14 +232,6 @@ class Session:
 def place_of(directory: str) -> str:
     """The directory under the one name that all spellings of it have."""
     return directory if "://" in directory else os.path.realpath(os.path.expanduser(directory))
-
-
-def _make(place: str) -> None:
-    """Makes a directory where nothing is; what the system cannot look at is something."""
-    try:
-        os.lstat(place)
-    except FileNotFoundError:
-        os.makedirs(place, exist_ok=True)
 
 
 def _progress_of_step(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:
