@@ -48,7 +48,6 @@ class Fit:
         self._data = FitData(data, self.inside)
         self.session = Session(arguments, self._model)
         self._entering: Progress | None = None
-        self._seen = 0
         self._iterations_before = 0
         self._stopping = False
         self._metric_values: list[Any] = []
@@ -57,8 +56,7 @@ class Fit:
     def begin(self) -> None:
         """Restores the newest step, and finds out which of the saved calls of ``fit`` this one is."""
         past, restored = self._past, None
-        if past.interrupted:
-            # Also after a fit that an exception ended: memory then holds a partly trained epoch.
+        if past.interrupted:  # also by an exception: memory then holds a partly trained epoch
             with _refilled(self._model):
                 restored = self.session.restore(self._model, self._data, self._batches_per_epoch)
         past.interrupted = True
@@ -73,10 +71,8 @@ class Fit:
         elif past.finished > 0:
             past.progress = past.progress.next_run()
         elif restored is None:  # an interrupted call may have counted batches
-            before = past.progress
-            past.progress = replace(
-                before, batch=0, batches=before.batches - before.batch, since_save=0
-            )
+            past.progress.batches -= past.progress.batch
+            past.progress.batch = past.progress.since_save = 0
         if self._progress.learning_rate is None:
             self._progress.learning_rate = self._learning_rate
         elif restored is not None:
@@ -90,8 +86,7 @@ class Fit:
         self._data.before_epoch()
         self._host = self._host_now()
         self._progress.epoch = epoch
-        self._seen = self._progress.batch
-        self._iterations_before = self._iterations() - self._seen
+        self._iterations_before = self._iterations() - self._progress.batch
         self._data.trained(self._progress.batches)
 
     def enter(self) -> None:
@@ -114,11 +109,10 @@ class Fit:
         self._metric_values = []
 
     def between_batches(self, batch: int) -> None:
-        """Saves between two steps, when no step is running and the trainer holds the state. Runs at the beginning of a
-        batch, before other callbacks: ``on_train_batch_end`` would make Keras wait for every step, and may run in a
-        thread.
+        """Saves between two steps, at the beginning of a batch, before other callbacks: ``on_train_batch_end`` would make
+        Keras wait for every step, and may run in a thread.
         """
-        if batch > self._seen:
+        if batch > self._progress.batch:
             self._count(batch)
             if self._is_due():
                 self._save_if_wanted(self._metrics_now, f"batch {batch}")
@@ -135,18 +129,12 @@ class Fit:
             return
         self._data.kept.ended()
         self._count(self._batches_done())
-        self._seen = 0
         progress, session = self._progress, self.session
         progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._model.stop_training)
         # All processes must ask about the same number: the next epoch.
         preempted = not self._alone and session.checkpointer.reached_preemption(progress.epoch)
-        if (
-            (progress.unit == "epoch" and session.is_wanted(progress))
-            or self._is_due()
-            or preempted
-            or session.took_for_unfinished(progress)
-        ):
+        if self._is_due() or preempted or session.is_wanted(progress):
             self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
         if preempted:
             self._model.stop_training = True
@@ -205,19 +193,17 @@ class Fit:
 
     def _batch_to_enter(self, resumed: Progress) -> int:
         """The number of batches to leave out of an epoch that was interrupted."""
+        directory = self._arguments.directory
         if resumed.batch and not _inside_fit.can_skip(self.inside):
-            logger.warning(
-                "%s: this version of Keras cannot enter an epoch in its middle: epoch %d is run from its beginning",
-                self._arguments.directory,
-                resumed.epoch + 1,
-            )
+            again = f"epoch {resumed.epoch + 1} is run from its beginning"
+            logger.warning("%s: Keras cannot enter an epoch in its middle: %s", directory, again)
             return 0
         if not resumed.batch or self._data.given:  # with data=, the position is restored exactly
             return resumed.batch
         together = int(self._model.steps_per_execution)
         done, warning = entered_at(resumed, self.inside.batches, together)
         if warning is not None:
-            self._warn(f"{self._arguments.directory}: {warning}")
+            self._warn(f"{directory}: {warning}")
         return done
 
     def _leave_averages(self) -> None:
@@ -238,21 +224,21 @@ class Fit:
         if last is not None and resumed.epoch >= last:
             self._leave_averages()
             self._warn(
-                f"nothing is trained: {self._arguments.directory} holds a run of {resumed.epoch} epochs, which is "
-                f"restored, and fit(epochs={last}) asks for {last} in all. Pass epochs={resumed.epoch + 1} or more to "
-                "train on, or another directory to begin anew"
+                f"nothing is trained: {self._arguments.directory} holds a run of {resumed.epoch} epochs, which is restored, "
+                f"and fit(epochs={last}) asks for {last} in all. Pass epochs={resumed.epoch + 1} or more to train on, or "
+                "another directory to begin anew"
             )
 
     def _check_neighbours(self) -> None:
         """Raises ValueError if another callback of ``fit`` saves into the same directory."""
         if self.inside.callbacks is None:
             return
-        listed = self.inside.callbacks.callbacks
+        listed, mine = self.inside.callbacks.callbacks, self._arguments.directory
         others = [getattr(one, "_arguments", None) for one in listed if one is not self._callback]
         taken = {place_of(one.directory) for one in others if isinstance(one, Arguments)}
-        if place_of(self._arguments.directory) in taken:
+        if place_of(mine) in taken:
             raise ValueError(
-                f"two callbacks of one fit save into {self._arguments.directory}: give each a directory of its own"
+                f"two callbacks of one fit save into {mine}: give each a directory of its own"
             )
         _tracked.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
 
@@ -271,20 +257,21 @@ class Fit:
 
     def _count(self, batch: int) -> None:
         """Counts the batches of the running epoch up to this one."""
-        new = batch - self._seen
-        self._seen = self._progress.batch = batch
-        self._progress.batches += new
-        self._progress.since_save += new
+        progress = self._progress
+        new = batch - progress.batch
+        progress.batch = batch
+        progress.batches += new
+        progress.since_save += new
 
     def _batches_done(self) -> int:
         """The number of batches of the epoch that has just ended."""
-        most = self._seen + int(self._model.steps_per_execution)
-        known = self._batches_per_epoch
+        seen, known = self._progress.batch, self._batches_per_epoch
+        most = seen + int(self._model.steps_per_execution)
         if known is not None:
-            return max(self._seen, min(most, known))
+            return max(seen, min(most, known))
         # With data of unknown length, fit began a batch that did not exist: ask the optimizer.
         trained = self._iterations() - self._iterations_before
-        return trained if self._seen <= trained <= most else most
+        return trained if seen <= trained <= most else most
 
     def _iterations(self) -> int:
         """Steps of the optimizer; 0 if the number of batches is known anyway."""

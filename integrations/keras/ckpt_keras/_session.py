@@ -142,14 +142,11 @@ class Session:
             directory = self.checkpointer.directory
             print(f"\n{progress}: {how} step {step} to {directory} ({blocked:.3f} s)")
 
-    def took_for_unfinished(self, progress: Progress) -> bool:
-        """Whether this state was saved as mid-epoch, although the epoch then turned out to be over."""
-        return progress.batch == 0 and self._unfinished == self._step(progress)
-
     def is_wanted(self, progress: Progress) -> bool:
-        """Whether the step at the end of an epoch is to be saved."""
-        interval = self._arguments.save_interval_steps
-        return interval is None or self._step(progress) % interval == 0
+        """Whether the end of an epoch is a step to save: also if it was saved as mid-epoch, and then was the end."""
+        step, interval = self._step(progress), self._arguments.save_interval_steps
+        by_epoch = progress.unit == "epoch" and (interval is None or step % interval == 0)
+        return by_epoch or step == self._unfinished
 
     def _step(self, progress: Progress) -> int:
         return progress.step(self._arguments.steps_per_epoch)
