@@ -94,7 +94,7 @@ def _save_one(directory: Path, options: Options | None, **arguments: Any) -> str
     try:
         ckpt.save(directory, options=options, **arguments)
     except CheckpointExists as error:
-        if _one_checkpoint(os.fspath(directory)) is None:
+        if _one_checkpoint(directory) is None:
             error.add_note(
                 "ckpt_keras: a step of a directory is saved with step=, as in save(directory, model, step=3)"
             )
@@ -229,10 +229,10 @@ def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
             f"the path of a directory of checkpoints must be a str or an os.PathLike object, got a "
             f"{type(directory).__name__}: the directory comes first, as in ckpt_keras.{call}"
         )
-    for model in models:
-        if not ADAPTER.accepts(type(model)):
+    for kind in map(type, models):
+        if not ADAPTER.accepts(kind):
             raise TypeError(
-                f"the model must be a Keras model, got a {type(model).__name__}: ckpt_keras.{call}"
+                f"the model must be a Keras model, got a {kind.__name__}: ckpt_keras.{call}"
             )
     path = os.path.expanduser(os.fspath(directory))
     if os.path.isfile(path):
@@ -250,28 +250,25 @@ def _opened(
     directory: Path, step: int | None, options: Options | None
 ) -> Generator[tuple[Callable[..., Restored], SavedModel]]:
     """What restores one checkpoint (a step of a directory, or a path), and what it holds."""
-    path = os.fspath(directory)
-    one = _one_checkpoint(path)
+    one = _one_checkpoint(directory)
     if one is not None:
         if step is not None:
             raise CheckpointExists(
-                f"{path} is one checkpoint, and step={step} asks for a step of a directory: pass the path alone, "
-                "or the directory that holds the steps"
+                f"{os.fspath(directory)} is one checkpoint, and step={step} asks for a step of a directory: pass the path "
+                "alone, or the directory that holds the steps"
             )
         yield partial(ckpt.restore, one.path, options=options), saved_model(one)
         return
     with Checkpointer(directory, read_only=True, options=options) as checkpointer:
         chosen = checkpointer.latest_step() if step is None else step
         if chosen is None:
-            # its error says whether the path exists, and which is like it
-            ckpt.inspect(checkpointer.directory)
-            raise CheckpointNotFound(
-                f"{checkpointer.directory} holds no checkpoint: no step was saved there"
-            )
+            where = checkpointer.directory
+            ckpt.inspect(where)  # its error says whether the path exists, and which is like it
+            raise CheckpointNotFound(f"{where} holds no checkpoint: no step was saved there")
         yield partial(checkpointer.restore, chosen), saved_model(checkpointer.inspect(chosen))
 
 
-def _one_checkpoint(path: str) -> CheckpointInfo | None:
+def _one_checkpoint(path: Path) -> CheckpointInfo | None:
     """What is at a path, if that is one checkpoint and not a directory of steps."""
     try:
         info = ckpt.inspect(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from ckpt_keras import _inside_fit, _monitor, _progress, _tracked
+from ckpt_keras import _inside_fit, _progress, _tracked
 from ckpt_keras._adapter import is_lost, value_of
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._backend import on_jax
@@ -291,9 +291,8 @@ class Fit:
         """Saves, unless only better steps are saved and this one is not better."""
         arguments, progress = self._arguments, self._progress
         progress.since_save = 0
-        metrics = _monitor.numbers(logs_of())
-        value = metrics.get(arguments.monitor)
-        mode = _monitor.direction(arguments.monitor, arguments.mode, self._model)
+        metrics = _numbers(logs_of())
+        value, mode = metrics.get(arguments.monitor), arguments.direction(self._model)
         if arguments.save_best_only and value is None:
             self._warn(
                 f"save_best_only=True needs {arguments.monitor!r}, which is not among the metrics "
@@ -303,7 +302,7 @@ class Fit:
             raise ValueError(
                 f"whether {arguments.monitor!r} should grow or fall is not known: pass mode='min' or mode='max'"
             )
-        better = _monitor.is_better(value, progress.best, mode)
+        better = _is_better(value, progress.best, mode)
         if better:
             progress.best = value
         if better or not arguments.save_best_only:
@@ -336,6 +335,24 @@ class Fit:
         if self._progress.batch:
             self._save({})
         self._model.stop_training = True
+
+
+def _is_better(value: float | None, best: float | None, mode: str | None) -> bool:
+    """Whether a value beats the best one so far; NaN never does, nor one that may be worse."""
+    if value is None or mode is None or value != value:
+        return False
+    if best is None or best != best:
+        return True
+    return value < best if mode == "min" else value > best
+
+
+def _numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """The numbers in the logs, as Python floats."""
+    found: dict[str, float] = {}
+    for name, value in (logs or {}).items():
+        with contextlib.suppress(TypeError, ValueError):  # arrays, dicts of a custom train_step
+            found[str(name)] = float(value)
+    return found
 
 
 def _learning_rate(model: Any) -> float | None:

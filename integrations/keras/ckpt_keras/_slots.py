@@ -111,8 +111,7 @@ def _named(
     """
     variables = list(variables)
     shared = _shared_paths(variables) if shared is None else shared
-    leaves: set[tuple[str, ...]] = set()
-    inner: set[tuple[str, ...]] = set()
+    leaves, inner = set[tuple[str, ...]](), set[tuple[str, ...]]()
     for variable in variables:
         *front, last = str(variable.path).split("/")
         parents: tuple[str, ...] = ()
@@ -179,9 +178,7 @@ def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
 
 def _of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, str]:
     """Id of an optimizer's slot -> its list and its weight: the lists are parallel to that of the weights."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        return _of_slots(inner, weights)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     found: dict[int, str] = {}
     trained = list(getattr(optimizer, "_trainable_variables", ()))
     for role, slots in vars(optimizer).items():
