@@ -16,7 +16,7 @@ from ckpt_core.arguments import answering, check_flags
 from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
 from ckpt_keras._backend import require_jax
 from ckpt_keras._fit import Fit, Past
-from ckpt_keras._inside_fit import go_around, when_over
+from ckpt_keras._inside_fit import go_around
 from ckpt_keras._progress import Progress
 from ckpt_keras._session import Session
 
@@ -169,8 +169,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         """Restores the newest step."""
         fit = self._fit = Fit(self, self._arguments, self._data, self._past)
         self._session = fit.session
-        go_around(fit.inside, self._first, self)
-        when_over(fit.inside, _ending(self, fit.session))
+        go_around(fit.inside, self._first, self, _ending(self, fit.session))
         fit.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

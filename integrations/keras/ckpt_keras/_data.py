@@ -7,6 +7,9 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import keras
+
 from ckpt_core import CheckpointError
 from ckpt_keras._inside_fit import InsideFit
 from ckpt_keras._kept import Kept
@@ -157,7 +160,4 @@ class _Feed:
 
 def _reads_ahead() -> bool:
     """Whether Keras draws the next batch before it trains the current one."""
-    import jax
-    import keras
-
     return jax.default_backend() != "cpu" and keras.distribution.distribution() is None

@@ -198,11 +198,7 @@ def load_model(
     _refuse_other_types("load_model(directory)", directory)
     with _opened(directory, step, options) as (read, saved):
         model = model_from_config(
-            saved.config(options),
-            where=saved.info.path,
-            custom_objects=custom_objects,
-            compile=compile,
-            safe_mode=safe_mode,
+            saved, options, compile=compile, custom_objects=custom_objects, safe_mode=safe_mode
         )
         compiled = getattr(model, "optimizer", None) is not None
         all_of_it = compiled and not saved.weights_only

@@ -11,6 +11,9 @@ import contextlib
 from collections.abc import Generator
 from typing import Any
 
+import jax.numpy as jnp
+import keras
+
 
 class Averages:
     """The averages of a model that ``fit`` trains, and the callback that swaps them, if any."""
@@ -29,8 +32,6 @@ class Averages:
         """Copies averages that share an array with their weight, as at the end of a fit: Keras donates both to the next
         compiled step, and jax refuses to donate an array twice.
         """
-        import jax.numpy as jnp
-
         for weight, average in self._pairs:
             if average._value is weight._value is not None:
                 average.assign(jnp.copy(average.value))
@@ -80,8 +81,6 @@ def _pairs(optimizer: Any) -> list[tuple[Any, Any]]:
 
 
 def _swapper(callbacks: Any) -> Any:
-    import keras
-
     for callback in getattr(callbacks, "callbacks", ()):
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
             return callback

@@ -18,7 +18,7 @@ from ckpt_keras._arguments import Arguments
 from ckpt_keras._backend import on_jax
 from ckpt_keras._data import FitData
 from ckpt_keras._ema import Averages
-from ckpt_keras._progress import Progress, entered_at, process_count
+from ckpt_keras._progress import Progress, entered_at
 from ckpt_keras._session import Session, place_of
 
 logger = logging.getLogger("ckpt_keras")
@@ -50,7 +50,7 @@ class Fit:
         self._entering: Progress | None = None
         self._iterations_before = 0
         self._stopping = False
-        self._metric_values: list[Any] = []
+        self._running_means: list[tuple[Any, Any]] = []  # of an epoch that goes on
         self._host: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -100,13 +100,9 @@ class Fit:
         _tracked.set_states(self._arguments.track, resumed.callbacks)
         if resumed.averages_swapped:
             self._averages.restored(trains=True)
-        if resumed.batch:
-            # The epoch's running means; those after an epoch are of the finished validation.
-            for variable, value in zip(
-                self._model.metrics_variables, self._metric_values, strict=True
-            ):
-                variable.assign(value)
-        self._metric_values = []
+        for variable, value in self._running_means:
+            variable.assign(value)
+        self._running_means = []
 
     def between_batches(self, batch: int) -> None:
         """Saves between two steps, at the beginning of a batch, before other callbacks: ``on_train_batch_end`` would make
@@ -156,7 +152,7 @@ class Fit:
 
     @property
     def _alone(self) -> bool:
-        return self._arguments.host_only or process_count() == 1
+        return self.session.processes == 1
 
     @property
     def _batches_per_epoch(self) -> int | None:
@@ -188,7 +184,7 @@ class Fit:
         if resumed.batch:
             draw = not self._data.given
             _inside_fit.skip_batches(self.inside, self._model, resumed.batch, draw=draw)
-            self._metric_values = [one.value for one in self._model.metrics_variables]
+            self._running_means = [(one, one.value) for one in self._model.metrics_variables]
         self._model._initial_epoch = resumed.epoch or None
 
     def _batch_to_enter(self, resumed: Progress) -> int:

@@ -64,21 +64,17 @@ def look_around(callback: Any) -> InsideFit:
     return InsideFit(weakref.ref(callbacks), epochs, last_epoch)
 
 
-def go_around(inside: InsideFit, first: Any, last: Any) -> None:
-    """Puts one callback before all others and one after them, from the next event on."""
+def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]) -> None:
+    """Puts one callback before all others and one after them, from the next event on. Calls ``over``, which must not refer
+    to what ``fit`` refers to, when ``fit`` is gone, however it ended.
+    """
     callbacks = inside.callbacks
     if callbacks is None:
         return
     others = [other for other in callbacks.callbacks if other not in (first, last)]
     # A new list, because Keras is iterating over the old one right now.
     callbacks.callbacks = [first, *others, last]
-
-
-def when_over(inside: InsideFit, call: Callable[[], None]) -> None:
-    """Calls ``call`` when ``fit`` is gone, however it ended; ``call`` must not refer to what ``fit`` refers to."""
-    callbacks = inside.callbacks
-    if callbacks is not None:
-        weakref.finalize(callbacks, call).atexit = False
+    weakref.finalize(callbacks, over).atexit = False
 
 
 def can_skip(inside: InsideFit) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import keras
+
 import ckpt_core as ckpt
 from ckpt_core import (
     CheckpointCorrupt,
@@ -22,7 +24,6 @@ from ckpt_core import (
 )
 from ckpt_keras._adapter import ADAPTER
 from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of, names_of_owners, saved_beside
-from ckpt_keras._progress import FIT
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
 
 logger = logging.getLogger("ckpt_keras")
@@ -50,11 +51,6 @@ class SavedModel:
     def weights_only(self) -> bool:
         """Whether it lacks optimizer and metrics."""
         return self.groups <= {*WEIGHTS}
-
-    @property
-    def has_progress(self) -> bool:
-        """Whether it holds the position of ``fit``; ``keras.callbacks.OrbaxCheckpoint`` saves none."""
-        return FIT in self.info.items
 
     def only_weights(self) -> list[str]:
         """The ``only=`` that selects weights and random state of the model, and all of the other items."""
@@ -151,11 +147,9 @@ class ConfigItem:
         self._description = description
 
     def get_state(self) -> dict[str, Any]:
-        """The description."""
         return self._description
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Keeps the description; changes no model."""
         self._description = dict(state)
 
 
@@ -163,8 +157,6 @@ def config_item(model: Any) -> ConfigItem:
     """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON. It holds the reason
     instead if Keras cannot serialise the model (a class without ``get_config``, a lambda as loss).
     """
-    import keras
-
     try:
         with warnings.catch_warnings():
             # Keras' Variable.numpy() lacks numpy 2's copy=; the user cannot do anything about it.
@@ -178,16 +170,10 @@ def config_item(model: Any) -> ConfigItem:
 
 
 def model_from_config(
-    item: Mapping[str, Any],
-    *,
-    where: str,
-    custom_objects: Mapping[str, Any] | None,
-    compile: bool,
-    safe_mode: bool,
+    saved: SavedModel, options: Options | None, *, compile: bool, **arguments: Any
 ) -> Any:
-    """A new model from the saved ``config_item``."""
-    import keras
-
+    """A new model from the saved ``config_item``; the arguments are those of ``keras.saving.deserialize_keras_object``."""
+    where, item = saved.info.path, saved.config(options)
     text = item.get("config")
     if not text:
         reason = item.get("reason") or "none was saved"
@@ -201,6 +187,4 @@ def model_from_config(
         raise CheckpointCorrupt(f"{where}: its model configuration is no JSON: {error}") from error
     if not compile:
         config["compile_config"] = None
-    return keras.saving.deserialize_keras_object(
-        config, custom_objects=custom_objects, safe_mode=safe_mode
-    )
+    return keras.saving.deserialize_keras_object(config, **arguments)

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import crc32c
+import keras
 import numpy as np
 
 from ckpt_core import Stateful
@@ -82,8 +83,6 @@ class Kept:
 
     def _attributes(self, *, kept: bool) -> dict[str, Any]:
         """Its attributes that a step holds, or the others, without those of Keras' own class: workers, a queue."""
-        import keras
-
         known = vars(keras.utils.PyDataset())
         own = {name: value for name, value in vars(self._dataset).items() if name not in known}
         return {name: value for name, value in own.items() if _is_kept(value) == kept}

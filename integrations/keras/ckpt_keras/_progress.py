@@ -98,13 +98,6 @@ class OfProcess:
         self.state, self.count = state["state"], int(state["processes"])
 
 
-def process_count() -> int:
-    """The number of processes of this program."""
-    import jax
-
-    return jax.process_count()
-
-
 # ------------------------------------------------------------------------------ random state
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import jax
+
 from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, StructureMismatch
 from ckpt_keras import _tracked
 from ckpt_keras._arguments import Arguments
@@ -24,7 +26,7 @@ from ckpt_keras._items import (
     restore_with,
     save_with,
 )
-from ckpt_keras._progress import FIT, HOST, OfProcess, Progress, process_count
+from ckpt_keras._progress import FIT, HOST, OfProcess, Progress
 
 logger = logging.getLogger("ckpt_keras")
 
@@ -44,7 +46,7 @@ class Session:
         self.closed = False
         self._failure: Exception | None = None
         self._closing = threading.RLock()
-        self._processes = 1 if arguments.host_only else process_count()
+        self.processes = 1 if arguments.host_only else jax.process_count()
         self._place = place_of(arguments.directory)
         before = _RUNNING.get(self._place)
         if before is not None:
@@ -115,14 +117,14 @@ class Session:
         started = time.perf_counter()
         step = self._step(progress)
         weights_only = self._arguments.save_weights_only
-        vars(progress).update({name: {} for name in host} if self._processes > 1 else host)
+        vars(progress).update({name: {} for name in host} if self.processes > 1 else host)
         progress.callbacks = _tracked.states_of(self._arguments.track)
         if not weights_only and self._config is None:
             # Once: Keras needs longer for it than a save takes, and it does not change during fit.
             self._config = config_item(model)
         others: dict[str, Any] = {FIT: progress, **self._arguments.extra}
-        if self._processes > 1:
-            others[HOST] = OfProcess(dict(host), self._processes)
+        if self.processes > 1:
+            others[HOST] = OfProcess(dict(host), self.processes)
         if data.given:
             others["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
         save_with(
@@ -166,23 +168,20 @@ class Session:
             return None
         progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)
         others: dict[str, Any] = {}
-        if saved.has_progress:
+        if FIT in saved.info.items:
             others = {FIT: progress, **self._arguments.extra}
             others |= {HOST: host} if HOST in saved.info.items else {}
             others |= {"data": data.target()} if data.given else {}
         step = self._restore_latest(model, saved, others)
         vars(progress).update(host.state)
-        if HOST in others and host.count != self._processes:
+        if HOST in others and host.count != self.processes:
             logger.warning(
-                "%s: saved by %d processes, and %d run now: the random state of each host, which shuffles data, goes on as that of "
-                "one of them",
-                directory,
-                host.count,
-                self._processes,
+                f"{directory}: saved by {host.count} processes, and {self.processes} run now: the random state of each host, "
+                "which shuffles data, goes on as that of one of them"
             )
             if progress.dataset:
                 progress.dataset["of_other_processes"] = 1
-        if not saved.has_progress:
+        if FIT not in saved.info.items:  # keras.callbacks.OrbaxCheckpoint saves none
             progress = _progress_of_step(step, self._arguments, batches_per_epoch)
         elif data.given:
             data.restored()
@@ -209,7 +208,8 @@ class Session:
                 "another directory for the callback"
             )
             raise
-        assert restored is not None and restored.step is not None
+        assert restored is not None
+        assert restored.step is not None
         return restored.step
 
     def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
