@@ -62,7 +62,7 @@ class KerasAdapter:
         slots = slots_of(obj)
         if _is_layer(obj):
             warn_of_left_out(obj)
-        return nested(slots, [value_of(slot.variable) for slot in slots])
+        return nested((slot.path, value_of(slot.variable)) for slot in slots)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Assigns a state with the structure of ``get_state(obj)``."""
@@ -70,7 +70,7 @@ class KerasAdapter:
             obj.assign(state)
             return
         slots = slots_of(obj)
-        values = [reduce(getitem, slot.path, state) for slot in slots]  # all are there
+        values = [reduce(getitem, slot.path, state) for slot in slots]
         for slot, value in zip(slots, values, strict=True):
             slot.variable.assign(value)
         if _is_layer(obj):
@@ -142,7 +142,6 @@ def named(obj: Any) -> list[Named]:
     root, owners = (), dict[int, tuple[str, ...]]()
     if _is_layer(obj):
         root, owners = (str(obj.name),), owners_of(obj)
-    slots = slots_of(obj)
     return [
         Named(
             slot.text,
@@ -151,7 +150,7 @@ def named(obj: Any) -> list[Named]:
             (*root, *owners.get(id(slot.variable), ())),
         )
         # The order in which the nested tree is saved.
-        for slot in _leaves(nested(slots, slots))
+        for slot in _leaves(nested((slot.path, slot) for slot in slots_of(obj)))
     ]
 
 

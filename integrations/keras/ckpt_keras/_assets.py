@@ -14,6 +14,8 @@ import os
 import tempfile
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ import numpy as np
 from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
 from ckpt_keras._matching import leading, table_of
 from ckpt_keras._names import pair_parts
-from ckpt_keras._slots import counted_in, layers_of
+from ckpt_keras._slots import counted_in, layers_of, nested
 
 ASSETS = "assets"
 """Name of the item, as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
@@ -49,14 +51,11 @@ def owners_of_assets(model: Any) -> list[Owner]:
 
 def assets_of(model: Any) -> dict[str, Any]:
     """The item: the bytes of all assets, nested by place and file; empty if there are none."""
-    tree: dict[str, Any] = {}
-    for owner in owners_of_assets(model):
-        for name, content in _files_of(owner):
-            node = tree
-            for part in (*_parts(owner.place), *name[:-1]):
-                node = node.setdefault(part, {})
-            node[name[-1]] = content
-    return tree
+    return nested(
+        ((*_parts(owner.place), *name), content)
+        for owner in owners_of_assets(model)
+        for name, content in _files_of(owner)
+    )
 
 
 def names_of_owners(model: Any) -> str:
@@ -106,11 +105,8 @@ class AssetsTarget:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Lets every layer load its files."""
         for place, owner in self._homes.items():
-            node: Any = state
-            for part in _parts(place):
-                node = node[part]
             with tempfile.TemporaryDirectory() as directory:
-                _write(node, Path(directory))
+                _write(reduce(getitem, _parts(place), state), Path(directory))
                 owner.obj.load_assets(directory)
 
 

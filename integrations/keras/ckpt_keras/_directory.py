@@ -75,24 +75,15 @@ def save(
     _refuse_other_types("save(directory, model)", directory, model)
     if step is None and metrics is not None:
         raise TypeError("metrics= belongs to a step: pass step= as well")
-    weights_only = _weights_only(what)
-    if step is None:
-        write = partial(_save_one, directory, options)
-    else:
-        write = partial(_save_step, directory, step, options, metrics)
-    return save_with(
-        write,
-        model,
-        config_item(model),
-        weights_only=weights_only,
-        overwrite=overwrite,
-        metadata=metadata,
-    )
-
-
-def _save_one(directory: Path, options: Options | None, **arguments: Any) -> str:
+    arguments: dict[str, Any] = {"overwrite": overwrite, "metadata": metadata}
+    arguments |= {"weights_only": _weights_only(what), "config": config_item(model)}
+    if step is not None:
+        with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
+            write = partial(checkpointer.save, step, metrics=metrics, force=True)
+            save_with(write, model, **arguments)
+            return f"{checkpointer.directory}/{step}"
     try:
-        ckpt.save(directory, options=options, **arguments)
+        save_with(partial(ckpt.save, directory, options=options), model, **arguments)
     except CheckpointExists as error:
         if _one_checkpoint(directory) is None:
             error.add_note(
@@ -100,18 +91,6 @@ def _save_one(directory: Path, options: Options | None, **arguments: Any) -> str
             )
         raise
     return os.path.abspath(os.path.expanduser(directory))
-
-
-def _save_step(
-    directory: Path,
-    step: int,
-    options: Options | None,
-    metrics: Mapping[str, float] | None,
-    **arguments: Any,
-) -> str:
-    with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
-        checkpointer.save(step, metrics=metrics, force=True, **arguments)
-        return f"{checkpointer.directory}/{step}"
 
 
 @answering

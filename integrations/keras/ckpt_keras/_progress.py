@@ -160,8 +160,7 @@ def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, s
         done = done * now.count // before.count
     else:
         others = False
-    done -= done % together
-    done = done if now.count is None else min(done, now.count)
+    done = min(done - done % together, now.count or done)
     if done == saved.batch and not others:
         return done, None
     return done, (

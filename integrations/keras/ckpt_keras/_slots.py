@@ -132,14 +132,14 @@ def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...
     return candidate
 
 
-def nested(slots: Iterable[Slot], values: Iterable[Any]) -> dict[str, Any]:
-    """Nested dictionaries of values by the paths of their slots."""
+def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """Nested dictionaries of values, each of which comes with its path."""
     tree: dict[str, Any] = {}
-    for slot, value in zip(slots, values, strict=True):
+    for (*parents, last), value in values:
         node = tree
-        for part in slot.path[:-1]:
+        for part in parents:
             node = node.setdefault(part, {})
-        node[slot.path[-1]] = value
+        node[last] = value
     return tree
 
 
