@@ -125,11 +125,8 @@ def _refresh_normalization(model: Any) -> None:
     """Updates the copies of its variables with which an adapted Normalization layer computes."""
     import keras
 
-    adapted = [
-        layer
-        for layer in model._flatten_layers()  # no public method finds layers in attributes
-        if isinstance(layer, keras.layers.Normalization)
-    ]
+    every = model._flatten_layers()  # no public method finds layers in attributes
+    adapted = [layer for layer in every if isinstance(layer, keras.layers.Normalization)]
     for layer in adapted:
         layer.finalize_state()
     for name in ("train", "test", "predict") if adapted else ():
@@ -163,10 +160,8 @@ def _leaves(node: Any) -> Iterator[Slot]:
 
 
 def value_of(variable: Any) -> Any:
-    """The array of a variable; on other backends than JAX a copy, because they write in place.
-
-    Raises:
-        CheckpointError: an interrupted training step took it away.
+    """The array of a variable, or CheckpointError if an interrupted step took it away; on other backends than JAX a copy,
+    because they write in place.
     """
     if not on_jax():
         import keras

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core import Options, keep
@@ -36,11 +36,11 @@ class Arguments:
     steps_per_epoch: int
     restore: bool
     host_only: bool
-    save_interval_steps: int | None = None
-    keep_period: int | None = None
-    track: tuple[Any, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    options: Options | None = None
+    save_interval_steps: int | None
+    keep_period: int | None
+    track: tuple[Any, ...]
+    extra: Mapping[str, Any]
+    options: Options | None
 
     def __post_init__(self) -> None:
         """Refuses invalid numbers and combinations of arguments."""

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def import_keras() -> Any:
-    """The ``keras`` package.
-
-    Raises:
-        ModuleNotFoundError: Keras or its backend is not installed; the message says what to do.
-    """
+    """The ``keras`` package; without it or its backend, the ModuleNotFoundError says what to do."""
     try:
         import keras
     except ModuleNotFoundError as error:

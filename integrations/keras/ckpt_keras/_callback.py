@@ -206,7 +206,7 @@ class _First(keras.callbacks.Callback):
         self._owner._running.between_batches(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._owner._running.before_epoch_end()
+        self._owner._running.averages.before_epoch_end()
 
     def on_train_end(self, logs: Any = None) -> None:
         self._owner._running.enter()

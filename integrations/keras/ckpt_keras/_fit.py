@@ -43,8 +43,8 @@ class Fit:
         self.inside = _inside_fit.look_around(callback)
         self._check_neighbours()
         self._learning_rate = _learning_rate(self._model)
-        self._averages = Averages(self._model, self.inside.callbacks)
-        self._averages.unshare()
+        self.averages = Averages(self._model, self.inside.callbacks)
+        self.averages.unshare()
         self._data = FitData(data, self.inside)
         self.session = Session(arguments, self._model)
         self._entering: Progress | None = None
@@ -99,7 +99,7 @@ class Fit:
         _progress.set_random_state(resumed.random_state)
         _tracked.set_states(self._arguments.track, resumed.callbacks)
         if resumed.averages_swapped:
-            self._averages.restored(trains=True)
+            self.averages.restored(trains=True)
         for variable, value in self._running_means:
             variable.assign(value)
         self._running_means = []
@@ -114,10 +114,6 @@ class Fit:
                 self._save_if_wanted(self._metrics_now, f"batch {batch}")
         if self._alone and self.session.checkpointer.should_stop and not self._stopping:
             self._save_and_stop()
-
-    def before_epoch_end(self) -> None:
-        """Runs at the end of an epoch, before all other callbacks."""
-        self._averages.before_epoch_end()
 
     def after_epoch(self, epoch: int, logs: Any) -> None:
         """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
@@ -205,7 +201,7 @@ class Fit:
     def _leave_averages(self) -> None:
         """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
         if self._progress.averages_swapped:
-            self._averages.restored(trains=False)
+            self.averages.restored(trains=False)
             self._progress.averages_swapped = False
             if self._entering is not None:
                 self._entering.averages_swapped = False
@@ -308,9 +304,9 @@ class Fit:
         progress, batches = self._progress, self.inside.batches
         host = self._host if progress.batch else self._host_now()
         progress.batch_size, progress.batches_per_epoch = batches.size, batches.count
-        progress.averages_swapped = self._averages.swapped
+        progress.averages_swapped = self.averages.swapped
         model = self._callback.model
-        with self._averages.as_saved():
+        with self.averages.as_saved():
             self.session.save(model, progress, self._data, metrics, host)
 
     def _host_now(self) -> dict[str, Any]:
@@ -361,10 +357,8 @@ def _learning_rate(model: Any) -> float | None:
 
 @contextlib.contextmanager
 def _refilled(model: Any) -> Generator[None]:
-    """Inside the block variables that an interrupted step left without arrays have some, for a restore to replace.
-
-    Raises:
-        CheckpointError: it did not replace all.
+    """Inside the block variables that an interrupted step left without arrays have some, for a restore to replace;
+    CheckpointError if it does not replace all.
     """
     of_optimizer = getattr(model.optimizer, "variables", ())
     every = (*model.variables, *of_optimizer, *model.metrics_variables) if on_jax() else ()

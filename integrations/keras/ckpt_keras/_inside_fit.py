@@ -1,9 +1,9 @@
 """Finds ``fit``'s list of callbacks and epoch iterator, once per training.
 
-Keras passes a callback neither, and needed they are: to run after all other callbacks, so that a learning rate that they
-change is saved as changed, and to continue in the middle of an epoch. Both are local variables of the functions that call
-the callback, so this module reads their frames. Without them, as in a loop by hand, the callback runs in the order of the
-list, and an interrupted epoch is run from its beginning.
+Keras passes a callback neither. Both are local variables of the functions that call it, so this module reads their frames:
+to run after all other callbacks, so that a learning rate that they change is saved as changed, and to continue in the middle
+of an epoch. Without them, as in a loop by hand, the callback runs in the order of the list, and an interrupted epoch is run
+from its beginning.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class InsideFit:
     """The parts of a running ``fit``; None for parts that were not found, and after ``fit``."""
 
     # only `fit` refers to Keras' CallbackList: its garbage collection shows that `fit` is gone, even after an exception
-    list_of_callbacks: Callable[[], Any] = lambda: None
-    epochs: Any = None  # Keras' epoch iterator
-    last_epoch: int | None = None  # the argument epochs of fit
+    list_of_callbacks: Callable[[], Any]
+    epochs: Any  # Keras' epoch iterator
+    last_epoch: int | None  # the argument epochs of fit
 
     @property
     def callbacks(self) -> Any:
@@ -59,9 +59,8 @@ def look_around(callback: Any) -> InsideFit:
             epochs, last_epoch = known["epoch_iterator"], known.get("epochs")
             break
         frame = frame.f_back
-    if callbacks is None:
-        return InsideFit(epochs=epochs, last_epoch=last_epoch)
-    return InsideFit(weakref.ref(callbacks), epochs, last_epoch)
+    of_fit = (lambda: None) if callbacks is None else weakref.ref(callbacks)
+    return InsideFit(of_fit, epochs, last_epoch)
 
 
 def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]) -> None:
