@@ -153,8 +153,8 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises the error of a failed one."""
         if self._session is not None:
-            if self._fit is None:  # an exception ended the last fit, or it is over
-                self._session.abandon()
+            if self._fit is None:
+                self._session.abandon()  # an exception may have ended the last fit
             self._session.wait_until_finished()
 
     @property

@@ -88,10 +88,8 @@ class Session:
                 self.close()
             except Exception as error:  # that step is lost; earlier ones remain
                 self._failure = error
-                directory = self.checkpointer.directory
-                logger.warning(
-                    "%s: the last save of an interrupted fit failed: %s", directory, error
-                )
+                what = "the last save of an interrupted fit failed"
+                logger.warning("%s: %s: %s", self.checkpointer.directory, what, error)
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises the error of a failed one, once."""

@@ -161,19 +161,17 @@ def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
 
 def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
     """A model and every layer in it, each once, with the names from below the model to the layer."""
-    found: list[tuple[Any, tuple[str, ...]]] = []
-    seen: set[int] = set()
+    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
 
     def walk(layer: Any, owners: tuple[str, ...]) -> None:
-        if id(layer) in seen:
-            return
-        seen.add(id(layer))
-        found.append((layer, owners))
-        for inner in getattr(layer, "_layers", ()):  # no public method finds layers in attributes
-            walk(inner, (*owners, str(inner.name)))
+        if id(layer) not in found:
+            found[id(layer)] = (layer, owners)
+            # No public method finds layers in attributes.
+            for inner in getattr(layer, "_layers", ()):
+                walk(inner, (*owners, str(inner.name)))
 
     walk(model, ())
-    return found
+    return list(found.values())
 
 
 def _of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, str]:
