@@ -1,8 +1,7 @@
-"""Finds out Keras' backend, without importing Keras if the program has not."""
+"""Keras, imported late, and its backend."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 
@@ -28,8 +27,8 @@ def backend() -> str:
 
 
 def on_jax() -> bool:
-    """Whether Keras is imported, and runs on JAX."""
-    return "keras" in sys.modules and backend() == "jax"
+    """Whether Keras runs on JAX."""
+    return backend() == "jax"
 
 
 def require_jax(host_only: bool) -> None:

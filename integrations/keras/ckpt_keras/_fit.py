@@ -320,9 +320,8 @@ class Fit:
 
     def _save_and_stop(self) -> None:
         """The process is to end: saves the current state, and lets ``fit`` return."""
-        logger.warning(
-            "%s: the process is to stop: saving, and ending fit", self._arguments.directory
-        )
+        directory = self._arguments.directory
+        logger.warning("%s: the process is to stop: saving, and ending fit", directory)
         self._stopping = True
         if self._progress.batch:
             self._save({})
