@@ -37,7 +37,16 @@ class KerasAdapter:
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are Keras objects with state."""
         keras: Any = sys.modules.get("keras")
-        return keras is not None and issubclass(cls, _stateful_types(keras))
+        return keras is not None and issubclass(
+            cls,
+            (
+                keras.layers.Layer,
+                keras.optimizers.Optimizer,
+                keras.metrics.Metric,
+                keras.random.SeedGenerator,
+                keras.Variable,
+            ),
+        )
 
     def get_state(self, obj: Any, /) -> Any:
         """The arrays of an object under Keras' names.
@@ -53,7 +62,7 @@ class KerasAdapter:
         slots = slots_of(obj)
         if _is_layer(obj):
             warn_of_left_out(obj)
-        return nested(slots, [value_of(slot.variable) for slot in slots])
+        return nested((slot.path, value_of(slot.variable)) for slot in slots)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Assigns a state with the structure of ``get_state(obj)``."""
@@ -101,31 +110,23 @@ def slots_of(obj: Any) -> Sequence[Slot]:
         return slots_of_object(obj)
     if hasattr(obj, "jax_state_sync"):
         obj.jax_state_sync()  # inside fit the trainer holds the values, not the variables
-    _complete(obj)
-    return slots_of_model(obj)
-
-
-def _complete(model: Any) -> None:
-    if not model.built:
+    if not obj.built:
         raise CheckpointError(
-            f"the Keras model {model.name!r} was not built, so it has no variables to save or "
-            "restore: call it on a batch or build(input_shape), or let OrbaxCheckpointCallback "
-            "restore it inside of fit"
+            f"the Keras model {obj.name!r} was not built, so it has no variables to save or restore: call it on a batch "
+            "or build(input_shape), or let OrbaxCheckpointCallback restore it inside of fit"
         )
-    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(obj, "optimizer", None)
     if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+        optimizer.build(obj.trainable_variables)
+    return slots_of_model(obj)
 
 
 def _refresh_normalization(model: Any) -> None:
     """Updates the copies of its variables with which an adapted Normalization layer computes."""
     import keras
 
-    adapted = [
-        layer
-        for layer in model._flatten_layers()  # no public method finds layers in attributes
-        if isinstance(layer, keras.layers.Normalization)
-    ]
+    every = model._flatten_layers()  # no public method finds layers in attributes
+    adapted = [layer for layer in every if isinstance(layer, keras.layers.Normalization)]
     for layer in adapted:
         layer.finalize_state()
     for name in ("train", "test", "predict") if adapted else ():
@@ -138,16 +139,15 @@ def named(obj: Any) -> list[Named]:
     root, owners = (), dict[int, tuple[str, ...]]()
     if _is_layer(obj):
         root, owners = (str(obj.name),), owners_of(obj)
-    slots = slots_of(obj)
     return [
         Named(
             slot.text,
             tuple(slot.variable.shape),
-            _dtype(slot.variable),
+            str(slot.variable.value.dtype if on_jax() else slot.variable.dtype),
             (*root, *owners.get(id(slot.variable), ())),
         )
         # The order in which the nested tree is saved.
-        for slot in _leaves(nested(slots, slots))
+        for slot in _leaves(nested((slot.path, slot) for slot in slots_of(obj)))
     ]
 
 
@@ -159,15 +159,9 @@ def _leaves(node: Any) -> Iterator[Slot]:
         yield from _leaves(child)
 
 
-def _dtype(variable: Any) -> str:
-    return str(variable.value.dtype) if on_jax() else str(variable.dtype)
-
-
 def value_of(variable: Any) -> Any:
-    """The array of a variable; on other backends than JAX a copy, because they write in place.
-
-    Raises:
-        CheckpointError: an interrupted training step took it away.
+    """The array of a variable, or CheckpointError if an interrupted step took it away; on other backends than JAX a copy,
+    because they write in place.
     """
     if not on_jax():
         import keras
@@ -186,16 +180,6 @@ def is_lost(variable: Any) -> bool:
     """Whether an interrupted training step left a variable of the JAX backend without its array."""
     held = variable._value  # `value` would make up an initial one
     return held is None or (hasattr(held, "is_deleted") and held.is_deleted())
-
-
-def _stateful_types(keras: Any) -> tuple[type, ...]:
-    return (
-        keras.layers.Layer,
-        keras.optimizers.Optimizer,
-        keras.metrics.Metric,
-        keras.random.SeedGenerator,
-        keras.Variable,
-    )
 
 
 def _is_layer(obj: Any) -> bool:

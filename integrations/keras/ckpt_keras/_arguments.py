@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core import Options, keep
 from ckpt_keras._assets import ASSETS
 from ckpt_keras._items import CONFIG, MODEL, OLD_MODEL
-from ckpt_keras._monitor import direction
 from ckpt_keras._progress import FIT, HOST
 
 DEFAULT_MONITOR = "val_loss"
@@ -36,11 +36,11 @@ class Arguments:
     steps_per_epoch: int
     restore: bool
     host_only: bool
-    save_interval_steps: int | None = None
-    keep_period: int | None = None
-    track: tuple[Any, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    options: Options | None = None
+    save_interval_steps: int | None
+    keep_period: int | None
+    track: tuple[Any, ...]
+    extra: Mapping[str, Any]
+    options: Options | None
 
     def __post_init__(self) -> None:
         """Refuses invalid numbers and combinations of arguments."""
@@ -79,13 +79,27 @@ class Arguments:
         policy = keep.latest(self.max_to_keep)
         if self.keep_period is not None:
             policy |= keep.every_steps(self.keep_period)
-        mode = direction(self.monitor, self.mode, model)
+        mode = self.direction(model)
         if mode is None:
             return policy
         best = keep.best(self.monitor, n=1, mode=mode)
         if self.monitor == DEFAULT_MONITOR:  # nobody asked for it, and a fit may not validate
             best = replace(best, ranks_by=frozenset())
         return policy | best
+
+    def direction(self, model: Any) -> str | None:
+        """Which values of the metric are better, ``min`` or ``max``; None if ``auto`` cannot decide."""
+        name = self.monitor.removeprefix("val_")
+        if self.mode != "auto":
+            return self.mode
+        if name == "loss" or name.endswith("_loss"):
+            return "min"
+        for group in getattr(model, "metrics", ()):
+            for metric in getattr(group, "metrics", None) or [group]:
+                known = getattr(metric, "_direction", None)
+                if known is not None and (metric.name == name or name.endswith(f"_{metric.name}")):
+                    return "max" if known == "up" else "min"
+        return "max" if re.search("acc|auc|precision|recall", name) else None
 
 
 def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any) -> tuple[str, str]:

@@ -1,9 +1,8 @@
 """Assets: files that layers keep beside their variables, such as vocabularies.
 
-They are an item of the step, in the form of ``keras.callbacks.OrbaxCheckpoint``: nested
-dictionaries of the files' bytes, under the places where Keras looks for them. A place is a class and
-a number. The names of the layers are therefore saved beside the configuration, and used if they are
-there: two vocabularies whose layers change places are not confused.
+They are an item of the step, as of ``keras.callbacks.OrbaxCheckpoint``: the files' bytes in nested dictionaries, by the
+places where Keras looks for them. A place is a class and a number, so the names of the layers are saved beside the
+configuration: two vocabularies whose layers change places are not confused.
 """
 
 from __future__ import annotations
@@ -15,6 +14,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ import numpy as np
 from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
 from ckpt_keras._matching import leading, table_of
 from ckpt_keras._names import pair_parts
-from ckpt_keras._slots import counted_in, layers_of
+from ckpt_keras._slots import counted_in, layers_of, nested
 
 ASSETS = "assets"
 """Name of the item, as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
@@ -40,22 +42,20 @@ class Owner(NamedTuple):
 
 def owners_of_assets(model: Any) -> list[Owner]:
     """All objects in a model that can have assets, in Keras' order."""
-    if not _can_have_assets(model):
-        return []
-    names = {id(layer): "/".join(owners) for layer, owners in layers_of(model)}
+    layers = layers_of(model)
+    if not any(hasattr(layer, "save_assets") for layer, _ in layers):
+        return []  # Keras' walk visits every attribute of every object
+    names = {id(layer): "/".join(owners) for layer, owners in layers}
     return [Owner(place, names.get(id(obj), place), obj) for obj, place in _walk(model)]
 
 
 def assets_of(model: Any) -> dict[str, Any]:
     """The item: the bytes of all assets, nested by place and file; empty if there are none."""
-    tree: dict[str, Any] = {}
-    for owner in owners_of_assets(model):
-        for name, content in _files_of(owner):
-            node = tree
-            for part in _parts(owner.place, *name[:-1]):
-                node = node.setdefault(part, {})
-            node[name[-1]] = content
-    return tree
+    return nested(
+        ((*_parts(owner.place), *name), content)
+        for owner in owners_of_assets(model)
+        for name, content in _files_of(owner)
+    )
 
 
 def names_of_owners(model: Any) -> str:
@@ -70,13 +70,9 @@ class AssetsTarget:
     """
 
     def __init__(
-        self,
-        model: Any,
-        info: CheckpointInfo,
-        names: str,
-        rename: Mapping[str, str] | None = None,
+        self, model: Any, info: CheckpointInfo, names: str, rename: Mapping[str, str]
     ) -> None:
-        table = table_of(rename or {})
+        table = table_of(rename)
         named: dict[str, str] = json.loads(names) if names else {}
         saved = {place: leading(name, table) for place, name in named.items()}
         self.reads_renames = frozenset(
@@ -95,11 +91,9 @@ class AssetsTarget:
         lost = [place for place in places if place not in self._homes]
         if lost:
             wanted = ", ".join(owner.name for owner in owners.values()) or "none"
+            names_of_lost = [saved.get(place, place) for place in lost]
             raise StructureMismatch(
-                [
-                    Mismatch(saved.get(place, place), "unexpected", "files", None, None, ASSETS)
-                    for place in lost
-                ],
+                [Mismatch(n, "unexpected", "files", None, None, ASSETS) for n in names_of_lost],
                 where=info.path,
                 advice=f"Layers of the model that have assets (files of their own): {wanted}.",
             )
@@ -111,11 +105,8 @@ class AssetsTarget:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Lets every layer load its files."""
         for place, owner in self._homes.items():
-            node: Any = state
-            for part in _parts(place):
-                node = node[part]
             with tempfile.TemporaryDirectory() as directory:
-                _write(node, directory)
+                _write(reduce(getitem, _parts(place), state), Path(directory))
                 owner.obj.load_assets(directory)
 
 
@@ -133,7 +124,7 @@ def warn_of_left_out(model: Any) -> None:
     """Warns that ckpt_core alone does not save the assets of a model."""
     if _saved_beside.get():
         return
-    names = [owner.name for owner in owners_of_assets(model) if any(True for _ in _files_of(owner))]
+    names = [owner.name for owner in owners_of_assets(model) if any(_files_of(owner))]
     if names:
         warnings.warn(
             f"{model.name!r} has assets, which are files and not in its variables ({', '.join(names)}): "
@@ -142,11 +133,6 @@ def warn_of_left_out(model: Any) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _can_have_assets(model: Any) -> bool:
-    # Checked first, because Keras' walk visits every attribute of every object.
-    return any(hasattr(layer, "save_assets") for layer, _ in layers_of(model))
 
 
 def _walk(model: Any) -> list[tuple[Any, str]]:
@@ -187,45 +173,37 @@ def _walk(model: Any) -> list[tuple[Any, str]]:
 
 def _places(leaves: Iterable[tuple[str, ...]], known: set[str]) -> list[str]:
     """The places of the files: for each, the longest known place that contains it."""
-    found: dict[str, None] = {}
     by_parts = {_parts(place): place for place in known}
-    for leaf in leaves:
-        for end in range(len(leaf) - 1, -1, -1):
-            if leaf[:end] in by_parts:
-                found[by_parts[leaf[:end]]] = None
-                break
-        else:
-            found["/".join(leaf[:-1])] = None
-    return list(found)
+
+    def place_of(leaf: tuple[str, ...]) -> str:
+        within = (by_parts.get(leaf[:end]) for end in range(len(leaf) - 1, -1, -1))
+        return next((place for place in within if place is not None), "/".join(leaf[:-1]))
+
+    return list(dict.fromkeys(map(place_of, leaves)))
 
 
 def _unescaped(path: str) -> tuple[str, ...]:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
 
 
-def _parts(place: str, *more: str) -> tuple[str, ...]:
-    return (*(part for part in place.split("/") if part), *more)
+def _parts(place: str) -> tuple[str, ...]:
+    return tuple(filter(None, place.split("/")))
 
 
 def _files_of(owner: Owner) -> Iterator[tuple[tuple[str, ...], np.ndarray[Any, Any]]]:
     """Name and bytes of each file that an object writes."""
     with tempfile.TemporaryDirectory() as directory:
         owner.obj.save_assets(directory)
-        for root, folders, names in os.walk(directory):
-            folders.sort()
-            for name in sorted(names):
-                path = os.path.join(root, name)
-                with open(path, "rb") as file:
-                    content = np.frombuffer(file.read(), np.uint8)
-                yield tuple(os.path.relpath(path, directory).split(os.sep)), content
+        for path in sorted(Path(directory).rglob("*")):
+            if path.is_file():
+                yield path.relative_to(directory).parts, np.frombuffer(path.read_bytes(), np.uint8)
 
 
-def _write(node: Mapping[str, Any], directory: str) -> None:
+def _write(node: Mapping[str, Any], directory: Path) -> None:
     for name, content in node.items():
-        path = os.path.join(directory, os.path.basename(name))
+        path = directory / os.path.basename(name)
         if isinstance(content, Mapping):
-            os.mkdir(path)
+            path.mkdir()
             _write(content, path)
         else:
-            with open(path, "wb") as file:
-                file.write(np.asarray(content, np.uint8).tobytes())
+            path.write_bytes(np.asarray(content, np.uint8).tobytes())

@@ -1,17 +1,12 @@
-"""Finds out Keras' backend, without importing Keras if the program has not."""
+"""Keras, imported late, and its backend."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 
 def import_keras() -> Any:
-    """The ``keras`` package.
-
-    Raises:
-        ModuleNotFoundError: Keras or its backend is not installed; the message says what to do.
-    """
+    """The ``keras`` package; without it or its backend, the ModuleNotFoundError says what to do."""
     try:
         import keras
     except ModuleNotFoundError as error:
@@ -32,8 +27,8 @@ def backend() -> str:
 
 
 def on_jax() -> bool:
-    """Whether Keras is imported, and runs on JAX."""
-    return "keras" in sys.modules and backend() == "jax"
+    """Whether Keras runs on JAX."""
+    return backend() == "jax"
 
 
 def require_jax(host_only: bool) -> None:

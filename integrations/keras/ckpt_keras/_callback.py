@@ -16,7 +16,7 @@ from ckpt_core.arguments import answering, check_flags
 from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
 from ckpt_keras._backend import require_jax
 from ckpt_keras._fit import Fit, Past
-from ckpt_keras._inside_fit import go_around, when_over
+from ckpt_keras._inside_fit import go_around
 from ckpt_keras._progress import Progress
 from ckpt_keras._session import Session
 
@@ -129,7 +129,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         self._past = Past(Progress(unit=self._arguments.unit, best=initial_value_threshold))
         self._first = _First(self)
         self._fit: Fit | None = None
-        self._ended: Session | None = None
+        self._session: Session | None = None  # of the last fit, which an exception may have ended
 
     @property
     def directory(self) -> str:
@@ -152,19 +152,10 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises the error of a failed one."""
-        fit, ended = self._fit, self._ended
-        if fit is not None:
-            fit.session.checkpointer.wait_until_finished()
-        elif ended is not None:  # an exception ended the last fit
-            ended.wait_until_closed()
-
-    def _interrupted(self, session: Session) -> None:
-        """An exception ended ``fit``: keeps only its session, whose last save may still be running."""
-        fit = self._fit
-        if fit is not None and fit.session is session:
-            # In this order, so that a waiting thread finds the save in one of the two attributes.
-            self._ended = session
-            self._fit = None
+        if self._session is not None:
+            if self._fit is None:
+                self._session.abandon()  # an exception may have ended the last fit
+            self._session.wait_until_finished()
 
     @property
     def _running(self) -> Fit:
@@ -176,10 +167,9 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest step."""
-        fit = Fit(self, self._arguments, self._data, self._past)
-        self._fit, self._ended = fit, None
-        go_around(fit.inside, self._first, self)
-        when_over(fit.inside, _ending(self, fit.session))
+        fit = self._fit = Fit(self, self._arguments, self._data, self._past)
+        self._session = fit.session
+        go_around(fit.inside, self._first, self, _ending(self, fit.session))
         fit.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -216,7 +206,7 @@ class _First(keras.callbacks.Callback):
         self._owner._running.between_batches(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._owner._running.before_epoch_end()
+        self._owner._running.averages.before_epoch_end()
 
     def on_train_end(self, logs: Any = None) -> None:
         self._owner._running.enter()
@@ -230,8 +220,8 @@ def _ending(callback: Any, session: Session) -> Callable[[], None]:
 
     def end() -> None:
         owner = held()
-        if owner is not None:
-            owner._interrupted(session)
+        if owner is not None and owner._session is session:
+            owner._fit = None  # which holds the data
         if not session.closed:
             # at interpreter exit no thread starts, and the core waits for saves
             with contextlib.suppress(RuntimeError):

@@ -7,25 +7,25 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import keras
+
 from ckpt_core import CheckpointError
 from ckpt_keras._inside_fit import InsideFit
 from ckpt_keras._kept import Kept
 
 
 class FitData:
-    """The iterator behind one call of ``fit``. Keras makes its own from the dataset, and on an accelerator draws one batch
-    more than it has trained. For a dataset or loader this class therefore gives Keras an iterator, and remembers the state
-    after the last trained batch. A user's iterator is used as it is.
-
-    Raises:
-        CheckpointError: ``fit`` trains from something else, or the position of the data cannot be saved.
+    """The iterator behind one call of ``fit``; CheckpointError if the position of the data cannot be saved. Keras makes its
+    own from a dataset or loader, and on an accelerator draws one batch more than it has trained. So this class gives Keras
+    an iterator, and remembers the state after the last trained batch. A user's iterator is used as it is.
     """
 
     def __init__(self, data: Any, inside: InsideFit) -> None:
         self._given = data
         self.given = data is not None
         self._adapter: Any = inside.adapter
-        self._is_iterator = data is not None and hasattr(type(data), "__next__")
+        self._is_iterator = hasattr(type(data), "__next__")
         self._feed: _Feed | None = None
         self._next_feed: _Feed | None = None
         self._each_epoch = False
@@ -33,10 +33,11 @@ class FitData:
         """What a PyDataset keeps from epoch to epoch."""
         self.shuffles_by_torch = type(self._adapter).__name__ == "TorchDataLoaderAdapter"
         """Whether torch's global random state determines the order of the batches."""
-        _drop_carried_over(self._adapter)
-        if self.given:
-            self._refuse_others()
-        if not self.given or self._is_iterator:
+        self.before_epoch()
+        if not self.given:
+            return
+        self._refuse_others()
+        if self._is_iterator:
             return
         make = self._adapter.get_jax_iterator
         self._make: Callable[[], Iterator[Any]] = lambda: iter(make())
@@ -45,41 +46,45 @@ class FitData:
         self._adapter.get_jax_iterator = self._hand_out
 
     def _refuse_others(self) -> None:
-        kind = type(self._given).__name__
-        packages = {cls.__module__.partition(".")[0] for cls in type(self._given).__mro__}
-        if packages & {"torch", "torchdata"}:
-            raise CheckpointError(
-                "data= takes Grain datasets, loaders and iterators, whose position can be saved; "
-                f"a {kind} of torch has none. Leave data= away: the batches that were trained already are then drawn again and "
-                "dropped, in the order of torch's global random state, which is saved"
+        cls, kind, why = type(self._given), type(self._given).__name__, ""
+        takes = "data= takes Grain datasets, loaders and iterators"
+        again = "Leave data= away: the batches that were trained already are then drawn again and dropped"
+        if {one.__module__.partition(".")[0] for one in cls.__mro__} & {"torch", "torchdata"}:
+            why = (
+                f"{takes}, whose position can be saved; a {kind} of torch has none. {again}, in the order of torch's global "
+                "random state, which is saved"
             )
-        if hasattr(type(self._given), "on_epoch_end"):
-            raise CheckpointError(
-                f"data= takes Grain datasets, loaders and iterators; a {kind} is a PyDataset of Keras. "
-                "Leave data= away: the batches that were trained already are drawn again and dropped, and what the "
-                "dataset changes between epochs is saved"
-            )
-        if self._is_iterator and _reads_ahead():
-            raise CheckpointError(
+        elif hasattr(cls, "on_epoch_end"):
+            why = f"{takes}; a {kind} is a PyDataset of Keras. {again}, and what the dataset changes between epochs is saved"
+        elif self._is_iterator and _reads_ahead():
+            why = (
                 "data= is an iterator, and on this device Keras draws from it before it trains: its position is "
                 "not that of the model. Pass the dataset itself, to fit and as data="
             )
-        if self._is_iterator:
-            return
-        if getattr(self._adapter, "_dataset", None) is not self._given:
-            raise CheckpointError(
+        elif not self._is_iterator and getattr(self._adapter, "_dataset", None) is not self._given:
+            why = (
                 f"data= is a {kind} that fit does not train from: pass the same object "
                 "to both, fit(dataset, callbacks=[OrbaxCheckpointCallback(directory, data=dataset)])"
             )
-        if "get_jax_iterator" in vars(self._adapter):
-            raise CheckpointError(
+        elif not self._is_iterator and "get_jax_iterator" in vars(self._adapter):
+            why = (
                 "two callbacks of one fit have data=, and only one can follow the position: pass data= to the one that "
                 "training is to go on from"
             )
+        if why:
+            raise CheckpointError(why)
 
     def before_epoch(self) -> None:
-        """Drops batches of the last epoch, so that the next one begins with its own."""
-        _drop_carried_over(self._adapter)
+        """Drops batches that a PyDataset's workers made before, in an earlier order. Keras' queue carries them into
+        the next epoch, which then has some samples twice and others not at all; so may a worker that began late.
+        """
+        enqueuer = getattr(self._adapter, "enqueuer", None)
+        if enqueuer is None or self._adapter.num_batches is None or enqueuer.is_running():
+            return
+        for carried in (enqueuer.future_queue, enqueuer.ready_queue):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    carried.get(block=False)
 
     def target(self) -> Any:
         """The iterator to restore into: the one that ``fit`` draws from next."""
@@ -153,22 +158,6 @@ class _Feed:
         return earlier
 
 
-def _drop_carried_over(adapter: Any) -> None:
-    """Drops batches that a PyDataset's workers made before, in an earlier order. Keras' queue carries them into
-    the next epoch, which then has some samples twice and others not at all; so may a worker that began late.
-    """
-    enqueuer = getattr(adapter, "enqueuer", None)
-    if enqueuer is None or adapter.num_batches is None or enqueuer.is_running():
-        return
-    for carried in (enqueuer.future_queue, enqueuer.ready_queue):
-        with contextlib.suppress(queue.Empty):
-            while True:
-                carried.get(block=False)
-
-
 def _reads_ahead() -> bool:
     """Whether Keras draws the next batch before it trains the current one."""
-    import jax
-    import keras
-
     return jax.default_backend() != "cpu" and keras.distribution.distribution() is None

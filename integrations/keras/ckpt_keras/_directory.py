@@ -75,43 +75,22 @@ def save(
     _refuse_other_types("save(directory, model)", directory, model)
     if step is None and metrics is not None:
         raise TypeError("metrics= belongs to a step: pass step= as well")
-    weights_only = _weights_only(what)
-    if step is None:
-        write = partial(_save_one, directory, options)
-    else:
-        write = partial(_save_step, directory, step, options, metrics)
-    return save_with(
-        write,
-        model,
-        config_item(model),
-        weights_only=weights_only,
-        overwrite=overwrite,
-        metadata=metadata,
-    )
-
-
-def _save_one(directory: Path, options: Options | None, **arguments: Any) -> str:
+    arguments: dict[str, Any] = {"overwrite": overwrite, "metadata": metadata}
+    arguments |= {"weights_only": _weights_only(what), "config": config_item(model)}
+    if step is not None:
+        with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
+            write = partial(checkpointer.save, step, metrics=metrics, force=True)
+            save_with(write, model, **arguments)
+            return f"{checkpointer.directory}/{step}"
     try:
-        ckpt.save(directory, options=options, **arguments)
+        save_with(partial(ckpt.save, directory, options=options), model, **arguments)
     except CheckpointExists as error:
-        if _one_checkpoint(os.fspath(directory)) is None:
+        if _one_checkpoint(directory) is None:
             error.add_note(
                 "ckpt_keras: a step of a directory is saved with step=, as in save(directory, model, step=3)"
             )
         raise
     return os.path.abspath(os.path.expanduser(directory))
-
-
-def _save_step(
-    directory: Path,
-    step: int,
-    options: Options | None,
-    metrics: Mapping[str, float] | None,
-    **arguments: Any,
-) -> str:
-    with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
-        checkpointer.save(step, metrics=metrics, force=True, **arguments)
-        return f"{checkpointer.directory}/{step}"
 
 
 @answering
@@ -198,11 +177,7 @@ def load_model(
     _refuse_other_types("load_model(directory)", directory)
     with _opened(directory, step, options) as (read, saved):
         model = model_from_config(
-            saved.config(options),
-            where=saved.info.path,
-            custom_objects=custom_objects,
-            compile=compile,
-            safe_mode=safe_mode,
+            saved, options, compile=compile, custom_objects=custom_objects, safe_mode=safe_mode
         )
         compiled = getattr(model, "optimizer", None) is not None
         all_of_it = compiled and not saved.weights_only
@@ -229,10 +204,10 @@ def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
             f"the path of a directory of checkpoints must be a str or an os.PathLike object, got a "
             f"{type(directory).__name__}: the directory comes first, as in ckpt_keras.{call}"
         )
-    for model in models:
-        if not ADAPTER.accepts(type(model)):
+    for kind in map(type, models):
+        if not ADAPTER.accepts(kind):
             raise TypeError(
-                f"the model must be a Keras model, got a {type(model).__name__}: ckpt_keras.{call}"
+                f"the model must be a Keras model, got a {kind.__name__}: ckpt_keras.{call}"
             )
     path = os.path.expanduser(os.fspath(directory))
     if os.path.isfile(path):
@@ -250,28 +225,25 @@ def _opened(
     directory: Path, step: int | None, options: Options | None
 ) -> Generator[tuple[Callable[..., Restored], SavedModel]]:
     """What restores one checkpoint (a step of a directory, or a path), and what it holds."""
-    path = os.fspath(directory)
-    one = _one_checkpoint(path)
+    one = _one_checkpoint(directory)
     if one is not None:
         if step is not None:
             raise CheckpointExists(
-                f"{path} is one checkpoint, and step={step} asks for a step of a directory: pass the path alone, "
-                "or the directory that holds the steps"
+                f"{os.fspath(directory)} is one checkpoint, and step={step} asks for a step of a directory: pass the path "
+                "alone, or the directory that holds the steps"
             )
         yield partial(ckpt.restore, one.path, options=options), saved_model(one)
         return
     with Checkpointer(directory, read_only=True, options=options) as checkpointer:
         chosen = checkpointer.latest_step() if step is None else step
         if chosen is None:
-            # its error says whether the path exists, and which is like it
-            ckpt.inspect(checkpointer.directory)
-            raise CheckpointNotFound(
-                f"{checkpointer.directory} holds no checkpoint: no step was saved there"
-            )
+            where = checkpointer.directory
+            ckpt.inspect(where)  # its error says whether the path exists, and which is like it
+            raise CheckpointNotFound(f"{where} holds no checkpoint: no step was saved there")
         yield partial(checkpointer.restore, chosen), saved_model(checkpointer.inspect(chosen))
 
 
-def _one_checkpoint(path: str) -> CheckpointInfo | None:
+def _one_checkpoint(path: Path) -> CheckpointInfo | None:
     """What is at a path, if that is one checkpoint and not a directory of steps."""
     try:
         info = ckpt.inspect(path)

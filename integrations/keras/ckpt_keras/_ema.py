@@ -1,9 +1,8 @@
 """Averaged weights (``use_ema``) and ``SwapEMAWeights``, which swaps them with the model's weights.
 
-With ``swap_on_epoch`` the model holds the averages at the end of an epoch, which are the weights that
-a checkpoint should give to its readers, and the optimizer holds the trained weights in place of the
-averages; after the last epoch Keras drops them. A checkpoint holds both, and notes that they are
-swapped.
+With ``swap_on_epoch`` the model holds the averages at the end of an epoch, which readers of a checkpoint should get, and
+the optimizer holds the trained weights in their place; after the last epoch Keras drops those. A checkpoint holds both, and
+notes that they are swapped.
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from typing import Any
+
+import jax.numpy as jnp
+import keras
 
 
 class Averages:
@@ -30,8 +32,6 @@ class Averages:
         """Copies averages that share an array with their weight, as at the end of a fit: Keras donates both to the next
         compiled step, and jax refuses to donate an array twice.
         """
-        import jax.numpy as jnp
-
         for weight, average in self._pairs:
             if average._value is weight._value is not None:
                 average.assign(jnp.copy(average.value))
@@ -65,31 +65,22 @@ class Averages:
             return
         for weight, average in self._pairs:
             trained, averaged = average.value, weight.value
+            average.assign(averaged)
             if trains:
                 weight.assign(trained)
-                average.assign(averaged)
-            else:
-                average.assign(averaged)
         if not trains:
             self.unshare()
 
 
 def _pairs(optimizer: Any) -> list[tuple[Any, Any]]:
-    inner = getattr(optimizer, "inner_optimizer", None)
-    several = (
-        [inner] if inner is not None else getattr(optimizer, "optimizers", None) or [optimizer]
-    )
-    found: list[tuple[Any, Any]] = []
-    for each in several:
-        averages = getattr(each, "_model_variables_moving_average", None)
-        if getattr(each, "use_ema", False) and averages:
-            found += zip(each._trainable_variables, averages, strict=True)
-    return found
+    own = getattr(optimizer, "inner_optimizer", optimizer)
+    averages = getattr(own, "_model_variables_moving_average", None)
+    if not averages or not own.use_ema:
+        return []
+    return list(zip(own._trainable_variables, averages, strict=True))
 
 
 def _swapper(callbacks: Any) -> Any:
-    import keras
-
     for callback in getattr(callbacks, "callbacks", ()):
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
             return callback

@@ -12,13 +12,13 @@ from typing import Any
 
 import keras
 
-from ckpt_keras import _inside_fit, _monitor, _progress, _tracked
+from ckpt_keras import _inside_fit, _progress, _tracked
 from ckpt_keras._adapter import is_lost, value_of
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._backend import on_jax
 from ckpt_keras._data import FitData
 from ckpt_keras._ema import Averages
-from ckpt_keras._progress import Progress, entered_at, process_count
+from ckpt_keras._progress import Progress, entered_at
 from ckpt_keras._session import Session, place_of
 
 logger = logging.getLogger("ckpt_keras")
@@ -43,22 +43,20 @@ class Fit:
         self.inside = _inside_fit.look_around(callback)
         self._check_neighbours()
         self._learning_rate = _learning_rate(self._model)
-        self._averages = Averages(self._model, self.inside.callbacks)
-        self._averages.unshare()
+        self.averages = Averages(self._model, self.inside.callbacks)
+        self.averages.unshare()
         self._data = FitData(data, self.inside)
         self.session = Session(arguments, self._model)
         self._entering: Progress | None = None
-        self._seen = 0
         self._iterations_before = 0
         self._stopping = False
-        self._metric_values: list[Any] = []
+        self._running_means: list[tuple[Any, Any]] = []  # of an epoch that goes on
         self._host: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Restores the newest step, and finds out which of the saved calls of ``fit`` this one is."""
         past, restored = self._past, None
-        if past.interrupted:
-            # Also after a fit that an exception ended: memory then holds a partly trained epoch.
+        if past.interrupted:  # also by an exception: memory then holds a partly trained epoch
             with _refilled(self._model):
                 restored = self.session.restore(self._model, self._data, self._batches_per_epoch)
         past.interrupted = True
@@ -73,10 +71,8 @@ class Fit:
         elif past.finished > 0:
             past.progress = past.progress.next_run()
         elif restored is None:  # an interrupted call may have counted batches
-            before = past.progress
-            past.progress = replace(
-                before, batch=0, batches=before.batches - before.batch, since_save=0
-            )
+            past.progress.batches -= past.progress.batch
+            past.progress.batch = past.progress.since_save = 0
         if self._progress.learning_rate is None:
             self._progress.learning_rate = self._learning_rate
         elif restored is not None:
@@ -90,8 +86,7 @@ class Fit:
         self._data.before_epoch()
         self._host = self._host_now()
         self._progress.epoch = epoch
-        self._seen = self._progress.batch
-        self._iterations_before = self._iterations() - self._seen
+        self._iterations_before = self._iterations() - self._progress.batch
         self._data.trained(self._progress.batches)
 
     def enter(self) -> None:
@@ -104,30 +99,21 @@ class Fit:
         _progress.set_random_state(resumed.random_state)
         _tracked.set_states(self._arguments.track, resumed.callbacks)
         if resumed.averages_swapped:
-            self._averages.restored(trains=True)
-        if resumed.batch:
-            # The epoch's running means; those after an epoch are of the finished validation.
-            for variable, value in zip(
-                self._model.metrics_variables, self._metric_values, strict=True
-            ):
-                variable.assign(value)
-        self._metric_values = []
+            self.averages.restored(trains=True)
+        for variable, value in self._running_means:
+            variable.assign(value)
+        self._running_means = []
 
     def between_batches(self, batch: int) -> None:
-        """Saves between two steps, when no step is running and the trainer holds the state. Runs at the beginning of a
-        batch, before other callbacks: ``on_train_batch_end`` would make Keras wait for every step, and may run in a
-        thread.
+        """Saves between two steps, at the beginning of a batch, before other callbacks: ``on_train_batch_end`` would make
+        Keras wait for every step, and may run in a thread.
         """
-        if batch > self._seen:
+        if batch > self._progress.batch:
             self._count(batch)
             if self._is_due():
                 self._save_if_wanted(self._metrics_now, f"batch {batch}")
         if self._alone and self.session.checkpointer.should_stop and not self._stopping:
             self._save_and_stop()
-
-    def before_epoch_end(self) -> None:
-        """Runs at the end of an epoch, before all other callbacks."""
-        self._averages.before_epoch_end()
 
     def after_epoch(self, epoch: int, logs: Any) -> None:
         """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
@@ -135,18 +121,12 @@ class Fit:
             return
         self._data.kept.ended()
         self._count(self._batches_done())
-        self._seen = 0
         progress, session = self._progress, self.session
         progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._model.stop_training)
         # All processes must ask about the same number: the next epoch.
         preempted = not self._alone and session.checkpointer.reached_preemption(progress.epoch)
-        if (
-            (progress.unit == "epoch" and session.is_wanted(progress))
-            or self._is_due()
-            or preempted
-            or session.took_for_unfinished(progress)
-        ):
+        if self._is_due() or preempted or session.is_wanted(progress):
             self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
         if preempted:
             self._model.stop_training = True
@@ -168,7 +148,7 @@ class Fit:
 
     @property
     def _alone(self) -> bool:
-        return self._arguments.host_only or process_count() == 1
+        return self.session.processes == 1
 
     @property
     def _batches_per_epoch(self) -> int | None:
@@ -200,30 +180,28 @@ class Fit:
         if resumed.batch:
             draw = not self._data.given
             _inside_fit.skip_batches(self.inside, self._model, resumed.batch, draw=draw)
-            self._metric_values = [one.value for one in self._model.metrics_variables]
+            self._running_means = [(one, one.value) for one in self._model.metrics_variables]
         self._model._initial_epoch = resumed.epoch or None
 
     def _batch_to_enter(self, resumed: Progress) -> int:
         """The number of batches to leave out of an epoch that was interrupted."""
+        directory = self._arguments.directory
         if resumed.batch and not _inside_fit.can_skip(self.inside):
-            logger.warning(
-                "%s: this version of Keras cannot enter an epoch in its middle: epoch %d is run from its beginning",
-                self._arguments.directory,
-                resumed.epoch + 1,
-            )
+            again = f"epoch {resumed.epoch + 1} is run from its beginning"
+            logger.warning("%s: Keras cannot enter an epoch in its middle: %s", directory, again)
             return 0
         if not resumed.batch or self._data.given:  # with data=, the position is restored exactly
             return resumed.batch
         together = int(self._model.steps_per_execution)
         done, warning = entered_at(resumed, self.inside.batches, together)
         if warning is not None:
-            self._warn(f"{self._arguments.directory}: {warning}")
+            self._warn(f"{directory}: {warning}")
         return done
 
     def _leave_averages(self) -> None:
         """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
         if self._progress.averages_swapped:
-            self._averages.restored(trains=False)
+            self.averages.restored(trains=False)
             self._progress.averages_swapped = False
             if self._entering is not None:
                 self._entering.averages_swapped = False
@@ -238,21 +216,21 @@ class Fit:
         if last is not None and resumed.epoch >= last:
             self._leave_averages()
             self._warn(
-                f"nothing is trained: {self._arguments.directory} holds a run of {resumed.epoch} epochs, which is "
-                f"restored, and fit(epochs={last}) asks for {last} in all. Pass epochs={resumed.epoch + 1} or more to "
-                "train on, or another directory to begin anew"
+                f"nothing is trained: {self._arguments.directory} holds a run of {resumed.epoch} epochs, which is restored, "
+                f"and fit(epochs={last}) asks for {last} in all. Pass epochs={resumed.epoch + 1} or more to train on, or "
+                "another directory to begin anew"
             )
 
     def _check_neighbours(self) -> None:
         """Raises ValueError if another callback of ``fit`` saves into the same directory."""
         if self.inside.callbacks is None:
             return
-        listed = self.inside.callbacks.callbacks
+        listed, mine = self.inside.callbacks.callbacks, self._arguments.directory
         others = [getattr(one, "_arguments", None) for one in listed if one is not self._callback]
         taken = {place_of(one.directory) for one in others if isinstance(one, Arguments)}
-        if place_of(self._arguments.directory) in taken:
+        if place_of(mine) in taken:
             raise ValueError(
-                f"two callbacks of one fit save into {self._arguments.directory}: give each a directory of its own"
+                f"two callbacks of one fit save into {mine}: give each a directory of its own"
             )
         _tracked.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
 
@@ -271,20 +249,21 @@ class Fit:
 
     def _count(self, batch: int) -> None:
         """Counts the batches of the running epoch up to this one."""
-        new = batch - self._seen
-        self._seen = self._progress.batch = batch
-        self._progress.batches += new
-        self._progress.since_save += new
+        progress = self._progress
+        new = batch - progress.batch
+        progress.batch = batch
+        progress.batches += new
+        progress.since_save += new
 
     def _batches_done(self) -> int:
         """The number of batches of the epoch that has just ended."""
-        most = self._seen + int(self._model.steps_per_execution)
-        known = self._batches_per_epoch
+        seen, known = self._progress.batch, self._batches_per_epoch
+        most = seen + int(self._model.steps_per_execution)
         if known is not None:
-            return max(self._seen, min(most, known))
+            return max(seen, min(most, known))
         # With data of unknown length, fit began a batch that did not exist: ask the optimizer.
         trained = self._iterations() - self._iterations_before
-        return trained if self._seen <= trained <= most else most
+        return trained if seen <= trained <= most else most
 
     def _iterations(self) -> int:
         """Steps of the optimizer; 0 if the number of batches is known anyway."""
@@ -304,9 +283,8 @@ class Fit:
         """Saves, unless only better steps are saved and this one is not better."""
         arguments, progress = self._arguments, self._progress
         progress.since_save = 0
-        metrics = _monitor.numbers(logs_of())
-        value = metrics.get(arguments.monitor)
-        mode = _monitor.direction(arguments.monitor, arguments.mode, self._model)
+        metrics = _numbers(logs_of())
+        value, mode = metrics.get(arguments.monitor), arguments.direction(self._model)
         if arguments.save_best_only and value is None:
             self._warn(
                 f"save_best_only=True needs {arguments.monitor!r}, which is not among the metrics "
@@ -316,7 +294,7 @@ class Fit:
             raise ValueError(
                 f"whether {arguments.monitor!r} should grow or fall is not known: pass mode='min' or mode='max'"
             )
-        better = _monitor.is_better(value, progress.best, mode)
+        better = _is_better(value, progress.best, mode)
         if better:
             progress.best = value
         if better or not arguments.save_best_only:
@@ -326,9 +304,9 @@ class Fit:
         progress, batches = self._progress, self.inside.batches
         host = self._host if progress.batch else self._host_now()
         progress.batch_size, progress.batches_per_epoch = batches.size, batches.count
-        progress.averages_swapped = self._averages.swapped
+        progress.averages_swapped = self.averages.swapped
         model = self._callback.model
-        with self._averages.as_saved():
+        with self.averages.as_saved():
             self.session.save(model, progress, self._data, metrics, host)
 
     def _host_now(self) -> dict[str, Any]:
@@ -342,13 +320,30 @@ class Fit:
 
     def _save_and_stop(self) -> None:
         """The process is to end: saves the current state, and lets ``fit`` return."""
-        logger.warning(
-            "%s: the process is to stop: saving, and ending fit", self._arguments.directory
-        )
+        directory = self._arguments.directory
+        logger.warning("%s: the process is to stop: saving, and ending fit", directory)
         self._stopping = True
         if self._progress.batch:
             self._save({})
         self._model.stop_training = True
+
+
+def _is_better(value: float | None, best: float | None, mode: str | None) -> bool:
+    """Whether a value beats the best one so far; NaN never does, nor one that may be worse."""
+    if value is None or mode is None or value != value:
+        return False
+    if best is None or best != best:
+        return True
+    return value < best if mode == "min" else value > best
+
+
+def _numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """The numbers in the logs, as Python floats."""
+    found: dict[str, float] = {}
+    for name, value in (logs or {}).items():
+        with contextlib.suppress(TypeError, ValueError):  # arrays, dicts of a custom train_step
+            found[str(name)] = float(value)
+    return found
 
 
 def _learning_rate(model: Any) -> float | None:
@@ -361,10 +356,8 @@ def _learning_rate(model: Any) -> float | None:
 
 @contextlib.contextmanager
 def _refilled(model: Any) -> Generator[None]:
-    """Inside the block variables that an interrupted step left without arrays have some, for a restore to replace.
-
-    Raises:
-        CheckpointError: it did not replace all.
+    """Inside the block variables that an interrupted step left without arrays have some, for a restore to replace;
+    CheckpointError if it does not replace all.
     """
     of_optimizer = getattr(model.optimizer, "variables", ())
     every = (*model.variables, *of_optimizer, *model.metrics_variables) if on_jax() else ()

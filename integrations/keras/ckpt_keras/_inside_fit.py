@@ -1,10 +1,9 @@
 """Finds ``fit``'s list of callbacks and epoch iterator, once per training.
 
-Keras passes a callback neither of them, and two features need them: running after all
-other callbacks, so that a learning rate that they change is saved as changed, and continuing
-in the middle of an epoch. Both are local variables of the functions that call the callback, so this
-module reads their frames. If a version of Keras lacks these variables, the callback runs in the order
-of the list, and an interrupted epoch is run from its beginning.
+Keras passes a callback neither. Both are local variables of the functions that call it, so this module reads their frames:
+to run after all other callbacks, so that a learning rate that they change is saved as changed, and to continue in the middle
+of an epoch. Without them, as in a loop by hand, the callback runs in the order of the list, and an interrupted epoch is run
+from its beginning.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ from typing import Any
 
 from ckpt_keras._progress import Batches
 
-_MOST_FRAMES = 16
-
 
 @dataclass(frozen=True)
 class InsideFit:
     """The parts of a running ``fit``; None for parts that were not found, and after ``fit``."""
 
     # only `fit` refers to Keras' CallbackList: its garbage collection shows that `fit` is gone, even after an exception
-    list_of_callbacks: Callable[[], Any] = lambda: None
-    epochs: Any = None  # Keras' epoch iterator
-    last_epoch: int | None = None  # the argument epochs of fit
+    list_of_callbacks: Callable[[], Any]
+    epochs: Any  # Keras' epoch iterator
+    last_epoch: int | None  # the argument epochs of fit
 
     @property
     def callbacks(self) -> Any:
@@ -52,9 +49,7 @@ def look_around(callback: Any) -> InsideFit:
     """The parts of the ``fit`` that is calling ``callback`` right now."""
     callbacks = epochs = last_epoch = None
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            break
+    while frame is not None:
         known = frame.f_locals
         owner = known.get("self")
         members = getattr(owner, "callbacks", None)
@@ -64,26 +59,21 @@ def look_around(callback: Any) -> InsideFit:
             epochs, last_epoch = known["epoch_iterator"], known.get("epochs")
             break
         frame = frame.f_back
-    if callbacks is None:
-        return InsideFit(epochs=epochs, last_epoch=last_epoch)
-    return InsideFit(weakref.ref(callbacks), epochs, last_epoch)
+    of_fit = (lambda: None) if callbacks is None else weakref.ref(callbacks)
+    return InsideFit(of_fit, epochs, last_epoch)
 
 
-def go_around(inside: InsideFit, first: Any, last: Any) -> None:
-    """Puts one callback before all others and one after them, from the next event on."""
+def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]) -> None:
+    """Puts one callback before all others and one after them, from the next event on. Calls ``over``, which must not refer
+    to what ``fit`` refers to, when ``fit`` is gone, however it ended.
+    """
     callbacks = inside.callbacks
     if callbacks is None:
         return
     others = [other for other in callbacks.callbacks if other not in (first, last)]
     # A new list, because Keras is iterating over the old one right now.
     callbacks.callbacks = [first, *others, last]
-
-
-def when_over(inside: InsideFit, call: Callable[[], None]) -> None:
-    """Calls ``call`` when ``fit`` is gone, however it ended; ``call`` must not refer to what ``fit`` refers to."""
-    callbacks = inside.callbacks
-    if callbacks is not None:
-        weakref.finalize(callbacks, call).atexit = False
+    weakref.finalize(callbacks, over).atexit = False
 
 
 def can_skip(inside: InsideFit) -> bool:
@@ -112,10 +102,8 @@ def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> No
                     epochs._current_iterator = None
                     epochs.data_adapter.on_epoch_end()
                     break
-                trains = True
-                yield begin, end, itertools.chain(first, batches)
-            else:
-                yield begin, end, batches
+                trains, batches = True, itertools.chain(first, batches)
+            yield begin, end, batches
         if not trains:
             yield from _nothing_to_train(inside, model, count)
 
@@ -139,5 +127,4 @@ def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any
         model.train_function = train
         for name in names:
             delattr(callbacks, name)
-            if name in kept:
-                setattr(callbacks, name, kept[name])
+        vars(callbacks).update(kept)

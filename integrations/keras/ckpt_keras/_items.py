@@ -1,7 +1,5 @@
-"""The items of a step that belong to a model, in our steps and those of Keras' own callback.
-
-The callback, the manager and the functions without ``fit`` save and restore a model with ``save_with`` and
-``restore_with``; what they are passed is a method of their Checkpointer, or a function of the core.
+"""The items of a step that belong to a model, in our steps and those of Keras' own callback; all that saves and restores
+one does it by ``save_with`` and ``restore_with``.
 """
 
 from __future__ import annotations
@@ -12,6 +10,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import keras
 
 import ckpt_core as ckpt
 from ckpt_core import (
@@ -24,22 +24,17 @@ from ckpt_core import (
 )
 from ckpt_keras._adapter import ADAPTER
 from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of, names_of_owners, saved_beside
-from ckpt_keras._progress import FIT
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
 
 logger = logging.getLogger("ckpt_keras")
 
 Result = TypeVar("Result")
 
-MODEL = "pytree"
-"""The item's name in directories of ``keras.callbacks.OrbaxCheckpoint``, which Keras' own
-``load_model`` and ``load_weights`` look for."""
+MODEL, CONFIG = "pytree", "model_config"
+"""Items of the model's variables and configuration, called as ``keras.callbacks.OrbaxCheckpoint`` and Keras' loaders do."""
 
 OLD_MODEL = "model"
-"""The item's name in older checkpoints of this package."""
-
-CONFIG = "model_config"
-"""The item with the configuration; the name as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
+"""Name of the former in older checkpoints of this package."""
 
 WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 
@@ -56,11 +51,6 @@ class SavedModel:
     def weights_only(self) -> bool:
         """Whether it lacks optimizer and metrics."""
         return self.groups <= {*WEIGHTS}
-
-    @property
-    def has_progress(self) -> bool:
-        """Whether it holds the position of ``fit``; ``keras.callbacks.OrbaxCheckpoint`` saves none."""
-        return FIT in self.info.items
 
     def only_weights(self) -> list[str]:
         """The ``only=`` that selects weights and random state of the model, and all of the other items."""
@@ -108,8 +98,8 @@ def save_with(
     others: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Result:
-    """Calls ``save`` with the items of a model (variables, assets, configuration) and others. Without ``config``, assets
-    are left out, too, as Keras' callback does.
+    """Calls ``save``, of the core or a Checkpointer, with the items of a model (variables, assets, configuration) and
+    others. Without ``config``, assets are left out, too, as Keras' callback does.
     """
     with saved_beside():
         items: dict[str, Any] = {MODEL: model}
@@ -139,7 +129,7 @@ def restore_with(
         targets: dict[str, Any] = {saved.item: model}
         if ASSETS in saved.info.items:
             rename = arguments.get("rename")
-            renames = rename if isinstance(rename, Mapping) else None
+            renames = rename if isinstance(rename, Mapping) else {}
             names = "" if rebuilt else saved.config(options).get(ASSETS, "")
             targets[ASSETS] = AssetsTarget(model, saved.info, names, renames)
         return restore(items={**targets, **(others or {})}, **arguments)
@@ -157,11 +147,9 @@ class ConfigItem:
         self._description = description
 
     def get_state(self) -> dict[str, Any]:
-        """The description."""
         return self._description
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Keeps the description; changes no model."""
         self._description = dict(state)
 
 
@@ -169,8 +157,6 @@ def config_item(model: Any) -> ConfigItem:
     """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON. It holds the reason
     instead if Keras cannot serialise the model (a class without ``get_config``, a lambda as loss).
     """
-    import keras
-
     try:
         with warnings.catch_warnings():
             # Keras' Variable.numpy() lacks numpy 2's copy=; the user cannot do anything about it.
@@ -184,16 +170,10 @@ def config_item(model: Any) -> ConfigItem:
 
 
 def model_from_config(
-    item: Mapping[str, Any],
-    *,
-    where: str,
-    custom_objects: Mapping[str, Any] | None,
-    compile: bool,
-    safe_mode: bool,
+    saved: SavedModel, options: Options | None, *, compile: bool, **arguments: Any
 ) -> Any:
-    """A new model from the saved ``config_item``."""
-    import keras
-
+    """A new model from the saved ``config_item``; the arguments are those of ``keras.saving.deserialize_keras_object``."""
+    where, item = saved.info.path, saved.config(options)
     text = item.get("config")
     if not text:
         reason = item.get("reason") or "none was saved"
@@ -207,6 +187,4 @@ def model_from_config(
         raise CheckpointCorrupt(f"{where}: its model configuration is no JSON: {error}") from error
     if not compile:
         config["compile_config"] = None
-    return keras.saving.deserialize_keras_object(
-        config, custom_objects=custom_objects, safe_mode=safe_mode
-    )
+    return keras.saving.deserialize_keras_object(config, **arguments)

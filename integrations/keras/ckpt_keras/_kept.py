@@ -1,19 +1,17 @@
-"""What a ``keras.utils.PyDataset`` keeps from epoch to epoch.
-
-Saved is what its ``get_state()`` gives, if it has that and ``set_state(state)``; else its own attributes that are generators of
-numpy or Python, or orders of the places 0 to n - 1. A warning names what else changes between epochs.
+"""What a ``keras.utils.PyDataset`` keeps from epoch to epoch: what its ``get_state()`` gives, if it has that and
+``set_state(state)``; else its own attributes that are generators of numpy or Python, or orders of the places 0 to n - 1.
 """
 
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import random
 import warnings
 from typing import Any
 
 import crc32c
+import keras
 import numpy as np
 
 from ckpt_core import Stateful
@@ -21,10 +19,9 @@ from ckpt_core import Stateful
 MOST_BYTES = 16 << 20
 """No step holds a larger order."""
 
-_SAMPLES = 4096
-"""How many elements of an attribute are looked at: one that is shuffled changes in almost all of them."""
+_SAMPLES, _LOOKED_AT_BYTES = 4096, 1 << 20
+"""How much of an attribute is looked at: one that is shuffled changes in almost all of its elements."""
 
-_LOOKED_AT_BYTES = 1 << 20
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -42,10 +39,8 @@ class Kept:
         for name, text in self._prints.items():
             if before.get(name, text) != text and name not in self._warned:
                 self._warned.add(name)
-                self._warn(
-                    f"{name} changes from epoch to epoch, and is neither a generator nor an order of indices, which a step "
-                    "holds"
-                )
+                what = "neither a generator nor an order of indices, which a step holds"
+                self._warn(f"{name} changes from epoch to epoch, and is {what}")
 
     def state(self) -> dict[str, Any]:
         """What to save of the dataset; call it where no epoch is running."""
@@ -53,7 +48,8 @@ class Kept:
             return {}
         if isinstance(self._dataset, Stateful):  # a copy, as the next epoch may change it
             return {"state": copy.deepcopy(self._dataset.get_state())}
-        return {"attributes": {name: _stored(value) for name, value in self._kept().items()}}
+        kept = self._attributes(kept=True)
+        return {"attributes": {name: _stored(value) for name, value in kept.items()}}
 
     def set(self, state: dict[str, Any]) -> None:
         """Sets the result of ``state``, all of it or nothing, and warns of what does not fit."""
@@ -73,37 +69,29 @@ class Kept:
         if "state" in state:
             self._dataset.set_state(state["state"])
             return
-        own, held = self._kept(), state.get("attributes", {})
-        unlike = [
-            name for name in own.keys() | held.keys() if not _fits(held.get(name), own.get(name))
-        ]
+        own, held = self._attributes(kept=True), state.get("attributes", {})
+        names = sorted(own.keys() | held.keys())
+        unlike = ", ".join(name for name in names if not _fits(held.get(name), own.get(name)))
         if not unlike:
             for name, value in held.items():
                 _put(self._dataset, name, own[name], value)
         elif not state.get("of_other_processes"):
             self._warn(
-                f"{', '.join(sorted(unlike))} had another length or kind when the step was saved. All stay as they are"
+                f"{unlike} had another length or kind when the step was saved. All stay as they are"
             )
         self._prints = self._look()
 
-    def _kept(self) -> dict[str, Any]:
-        return {name: value for name, value in self._own().items() if _is_kept(value)}
-
-    def _own(self) -> dict[str, Any]:
-        """Its attributes, without those of Keras' own class: workers, a queue."""
-        import keras
-
-        library = vars(keras.utils.PyDataset())
-        own = {} if self._dataset is None else vars(self._dataset)
-        return {name: value for name, value in own.items() if name not in library}
+    def _attributes(self, *, kept: bool) -> dict[str, Any]:
+        """Its attributes that a step holds, or the others, without those of Keras' own class: workers, a queue."""
+        known = vars(keras.utils.PyDataset())
+        own = {name: value for name, value in vars(self._dataset).items() if name not in known}
+        return {name: value for name, value in own.items() if _is_kept(value) == kept}
 
     def _look(self) -> dict[str, str]:
         """A checksum of a sample of each attribute that no step holds, as far as it can be read."""
         if self._dataset is None or isinstance(self._dataset, Stateful):
             return {}
-        prints = {
-            name: _print_of(value) for name, value in self._own().items() if not _is_kept(value)
-        }
+        prints = {name: _print_of(value) for name, value in self._attributes(kept=False).items()}
         return {name: text for name, text in prints.items() if text}
 
     def _warn(self, what: str) -> None:
@@ -156,23 +144,18 @@ def _put(dataset: Any, name: str, now: Any, saved: Any) -> None:
         setattr(dataset, name, saved)
 
 
-class _Enough(Exception):
-    """So much was looked at."""
-
-
-class _Sum(io.RawIOBase):
-    """A checksum of the beginning of what is written."""
+class _Sum:
+    """A checksum of the beginning of what is written; EOFError when it is complete."""
 
     crc = 0
     left_bytes = _LOOKED_AT_BYTES
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> None:
         view = memoryview(data).cast("B")
         self.crc = crc32c.crc32c(view[: self.left_bytes], self.crc)
         self.left_bytes -= len(view)
         if self.left_bytes <= 0:
-            raise _Enough
-        return len(view)
+            raise EOFError
 
 
 def _print_of(value: Any) -> str:
@@ -183,14 +166,11 @@ def _print_of(value: Any) -> str:
     if is_sequence and len(value) > _SAMPLES:
         value = value[:: len(value) // _SAMPLES]
     into = _Sum()
+    pickler = pickle.Pickler(into, 5, buffer_callback=lambda part: into.write(part.raw()))
+    pickler.fast = True  # equal values are equal, whether they share parts or not
     try:
-        pickler = pickle.Pickler(
-            into, 5, buffer_callback=lambda part: into.write(part.raw()) and None
-        )
-        pickler.fast = True  # equal values are equal, whether they share parts or not
         pickler.dump(value)
-    except _Enough:
-        pass
     except Exception:  # whatever a class of the user's raises
-        return ""
+        if into.left_bytes > 0:
+            return ""
     return f"{into.crc:08x}"

@@ -103,33 +103,29 @@ def _align_weights(saved: Sequence[Named], wanted: Sequence[Named], counted: Set
     now = {inside(entry.path): entry for entry in wanted}
     if len(before) < len(saved) or len(now) < len(wanted):
         return {}  # Keras' own callback saved layers of one name, of which one is frozen
-    if before.keys() == now.keys():
-        pairs = {path: path for path in before}
-    else:
-        old, new = {path: split(path) for path in before}, {path: split(path) for path in now}
-        pairs = _pair_weights(old, new, now, counted)
+    same = before.keys() == now.keys()
+    pairs = {path: path for path in now} if same else _pair_weights(before, now, counted)
     return {before[a]: now[b].path for a, b in pairs.items()}
 
 
-def _pair_weights(
-    old: Mapping[str, Parts], new: Mapping[str, Parts], now: Mapping[str, Named], counted: Set[str]
-) -> Names:
+def _pair_weights(saved: Iterable[str], wanted: Mapping[str, Named], counted: Set[str]) -> Names:
     """Pairs equal paths, and then those that omit different layers: models made in code and from a configuration."""
-    root = next(iter(now.values())).owners[:1] if now else ()
+    old, new = ({path: split(path) for path in side} for side in (saved, wanted))
+    root = next(iter(wanted.values())).owners[:1] if wanted else ()
     first = within_one(old.values())
     named_alike = _without_numbers(first, counted) == _without_numbers(root, counted)
     if named_alike or within_one(new.values()) == root:
         old = {path: _without_root(parts, first) for path, parts in old.items()}
     new = {path: _without_root(parts, root) for path, parts in new.items()}
     pairs = pair_parts(old, new, counted)
-    saved, wanted = comparable(
+    rest, whole = comparable(
         {path: pattern(_owners_first(parts), counted) for path, parts in old.items()},
-        {path: pattern(_whole_path(now[path]), counted) for path in new},
+        {path: pattern(_whole_path(entry), counted) for path, entry in wanted.items()},
     )
     taken = set(pairs.values())
     return pairs | _pair_by_layers(
-        {path: parts for path, parts in saved.items() if path not in pairs},
-        {path: parts for path, parts in wanted.items() if path not in taken},
+        {path: parts for path, parts in rest.items() if path not in pairs},
+        {path: parts for path, parts in whole.items() if path not in taken},
     )
 
 
@@ -143,9 +139,7 @@ def _pair_by_layers(saved: Mapping[str, Pattern], wanted: Mapping[str, Pattern])
     for path, parts in saved.items():
         fewest = min((having.get(part, []) for part in parts), key=len)
         fits = [
-            other
-            for other in fewest
-            if wanted[other][-1] == parts[-1] and embeds(parts, wanted[other])
+            one for one in fewest if wanted[one][-1] == parts[-1] and embeds(parts, wanted[one])
         ]
         if len(fits) == 1:
             found[path] = fits[0]
@@ -241,7 +235,7 @@ def _align_slots(
     """Matches an optimizer: Keras numbers its name, and its slots contain the names of the weights."""
     old, new = {entry.path for entry in saved}, {entry.path for entry in wanted}
     if old == new:
-        return {path: path for path in old}
+        return {}
     before, now = slot_names(old, weights), slot_names(new, weights.values())
     ours, theirs = comparable(
         {path: pattern(slot.parts, counted) for path, slot in before.items()},
@@ -280,24 +274,17 @@ def renamed(rename: Mapping[str, str], saved: Sequence[str]) -> Names:
     # The model's name, if the paths of all weights begin with it (seed generators aside).
     in_one = all(len(part) > 2 or "seed_generator_state" in part for part in parts)
     root = within_one(parts) if in_one else ()
-    names = {path: leading(path, table) for path in saved}
-    inner = {path: _in_collection(path, table, root) for path in saved if names[path] == path}
-    return with_slots(saved, _changed(names | inner))
+    return with_slots(saved, _changed({path: _renamed(path, table, root) for path in saved}))
 
 
 def with_slots(saved: Sequence[str], names: Names) -> Names:
     """New names of weights, and of the optimizer slots that contain their names."""
     weights = {path: names.get(path, path) for path in saved if _is_weight(path)}
-    of_optimizers = [
-        path
-        for path in saved
-        if path not in names and path.partition("/")[0] in (OPTIMIZER, MORE_OPTIMIZERS)
-    ]
-    slots = slot_names(of_optimizers, weights)
-    of_weights = {
-        path: slot.of(weights[slot.weight]) for path, slot in slots.items() if slot.weight
-    }
-    return _changed(names | of_weights)
+    groups = (OPTIMIZER, MORE_OPTIMIZERS)
+    rest = [path for path in saved if path not in names and path.partition("/")[0] in groups]
+    slots = slot_names(rest, weights)
+    renamed = {path: slot.of(weights[slot.weight]) for path, slot in slots.items() if slot.weight}
+    return _changed(names | renamed)
 
 
 def table_of(rename: Mapping[str, str]) -> Table:
@@ -313,12 +300,12 @@ def leading(path: str, table: Table) -> str:
     return path
 
 
-def _in_collection(path: str, table: Table, root: Parts) -> str:
-    """A path with a layer renamed that follows the collection, or the model's name."""
+def _renamed(path: str, table: Table, root: Parts) -> str:
+    """A path with a leading part renamed, or a layer that follows the collection or the model's name."""
     parts = path.split("/")
     start = 2 if parts[0] == MORE_OPTIMIZERS else 1
     in_model = root and root == tuple(parts[start : start + 1])
-    for front in (start, start + 1) if in_model else (start,):
+    for front in (0, start, start + 1) if in_model else (0, start):
         rest = "/".join(parts[front:])
         new = leading(rest, table)
         if new != rest:
@@ -352,8 +339,6 @@ def names_by_order(
 def _may_be(path: str, entry: Named, lost: Set[Parts], counted: Set[str]) -> bool:
     """Whether a saved weight can be this one: all names of layers that were not lost must agree."""
     whole = _whole_path(entry)
-    names = _without_numbers(whole, counted)
-    known = [
-        None if at == 0 or whole[1 : at + 1] in lost else name for at, name in enumerate(names)
-    ]
+    names = enumerate(_without_numbers(whole, counted))
+    known = [None if at == 0 or whole[1 : at + 1] in lost else name for at, name in names]
     return embeds(_without_numbers(_layers(split(inside(path))), counted), known)

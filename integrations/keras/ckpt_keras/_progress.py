@@ -1,8 +1,7 @@
 """The position of training, saved beside the model to resume ``fit``, and where an interrupted epoch goes on.
 
 One process stores what belongs to its host (random state, what its dataset keeps) with the counters of ``fit``. Several
-have an item for it, of which each gets its own back: the global generator of numpy has another seed in
-every process, unless the program seeds it.
+have an item for it, as numpy's global generator has another seed in every process unless the program seeds it.
 """
 
 from __future__ import annotations
@@ -99,29 +98,18 @@ class OfProcess:
         self.state, self.count = state["state"], int(state["processes"])
 
 
-def process_count() -> int:
-    """The number of processes of this program."""
-    import jax
-
-    return jax.process_count()
-
-
 # ------------------------------------------------------------------------------ random state
+
+
+_OF_NUMPY = ("name", "keys", "position", "has_gauss", "gauss")
 
 
 def random_state(*, torch: bool = False) -> dict[str, Any]:
     """The global generators of numpy and Python, and optionally torch, as arrays and numbers."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, gauss_next = random.getstate()
     more = {"torch": np.array(sys.modules["torch"].get_rng_state())} if torch else {}
     return more | {
-        "numpy": {
-            "name": str(name),
-            "keys": np.array(keys),
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "gauss": float(gauss),
-        },
+        "numpy": dict(zip(_OF_NUMPY, np.random.get_state(), strict=True)),
         "python": {
             "version": version,
             "words": np.array(words, np.int64),
@@ -134,15 +122,12 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Sets the generators to a result of ``random_state``."""
     if not state:
         return
-    saved = state["numpy"]
-    np.random.set_state(
-        (saved["name"], saved["keys"], saved["position"], saved["has_gauss"], saved["gauss"])
-    )
+    np.random.set_state(tuple(state["numpy"][name] for name in _OF_NUMPY))
     torch: Any = sys.modules.get("torch")
     if "torch" in state and torch is not None:
         torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
     saved = state["python"]
-    words = tuple(int(word) for word in saved["words"])
+    words = tuple(map(int, saved["words"]))
     random.setstate((int(saved["version"]), words, saved["gauss_next"]))
 
 
@@ -175,8 +160,7 @@ def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, s
         done = done * now.count // before.count
     else:
         others = False
-    done -= done % together
-    done = done if now.count is None else min(done, now.count)
+    done = min(done - done % together, now.count or done)
     if done == saved.batch and not others:
         return done, None
     return done, (

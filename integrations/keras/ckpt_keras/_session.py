@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -11,13 +12,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ckpt_core import (
-    Checkpointer,
-    CheckpointError,
-    CheckpointExists,
-    Restored,
-    StructureMismatch,
-)
+import jax
+
+from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, StructureMismatch
 from ckpt_keras import _tracked
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
@@ -29,16 +26,13 @@ from ckpt_keras._items import (
     restore_with,
     save_with,
 )
-from ckpt_keras._progress import FIT, HOST, OfProcess, Progress, process_count
+from ckpt_keras._progress import FIT, HOST, OfProcess, Progress
 
 logger = logging.getLogger("ckpt_keras")
 
-_PLURAL = {"epoch": "epochs", "batch": "batches"}
-
 _RUNNING: dict[str, Session] = {}
-"""Directory -> session of each fit that has not ended. After Ctrl-C, a fit is not noticed as ended
-while a traceback refers to it (in a notebook, for example), and its last save may still be running:
-the next fit in that directory must find it."""
+"""Directory -> session of each fit that has not ended. After Ctrl-C, a traceback may refer to a fit (in a notebook), and its
+last save may still be running: the next fit in that directory must find it."""
 
 
 class Session:
@@ -52,13 +46,14 @@ class Session:
         self.closed = False
         self._failure: Exception | None = None
         self._closing = threading.RLock()
-        self._processes = 1 if arguments.host_only else process_count()
+        self.processes = 1 if arguments.host_only else jax.process_count()
         self._place = place_of(arguments.directory)
         before = _RUNNING.get(self._place)
         if before is not None:
             before.abandon()
-        if "://" not in self._place:
-            _make(self._place)  # even if nothing will be saved
+        if "://" not in self._place:  # even if nothing will be saved
+            with contextlib.suppress(FileExistsError):  # the Checkpointer looks at what is there
+                os.makedirs(self._place)
         self.checkpointer = Checkpointer(
             arguments.directory,
             keep_policy=arguments.keep_policy(model),
@@ -71,18 +66,17 @@ class Session:
         """Waits for a running save and closes the session; raises the save's error. If Ctrl-C ends the wait, the session
         is still open, and may be closed again.
         """
+        failure = None
         with self._closing:
             try:
                 self.checkpointer.close()
-            except Exception:
-                self._forget()
-                raise
-            self._forget()
-
-    def _forget(self) -> None:
-        self.closed = True
-        if _RUNNING.get(self._place) is self:
-            del _RUNNING[self._place]
+            except Exception as error:
+                failure = error
+            self.closed = True
+            if _RUNNING.get(self._place) is self:
+                del _RUNNING[self._place]
+        if failure is not None:
+            raise failure
 
     def abandon(self) -> None:
         """Closes the session of a fit that an exception ended; logs a failure of its last save."""
@@ -94,15 +88,14 @@ class Session:
                 self.close()
             except Exception as error:  # that step is lost; earlier ones remain
                 self._failure = error
-                directory = self.checkpointer.directory
-                logger.warning(
-                    "%s: the last save of an interrupted fit failed: %s", directory, error
-                )
+                what = "the last save of an interrupted fit failed"
+                logger.warning("%s: %s: %s", self.checkpointer.directory, what, error)
 
-    def wait_until_closed(self) -> None:
-        """Waits until the session of an interrupted fit is closed; raises its last save's error once."""
-        self.abandon()
-        failure, self._failure = self._failure, None
+    def wait_until_finished(self) -> None:
+        """Returns when no save is running; raises the error of a failed one, once."""
+        self.checkpointer.wait_until_finished()
+        with self._closing:  # another thread may be about to keep the error
+            failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
@@ -117,19 +110,19 @@ class Session:
         host: Mapping[str, Any],
     ) -> None:
         """Starts a save of everything, and waits for it unless saves run in the background; raises the error of the
-        previous one. ``host`` are the fields of ``progress`` that belong to this process alone.
+        previous one. ``host``: the fields of ``progress`` that belong to this process alone.
         """
         started = time.perf_counter()
         step = self._step(progress)
         weights_only = self._arguments.save_weights_only
-        vars(progress).update({name: {} for name in host} if self._processes > 1 else host)
+        vars(progress).update({name: {} for name in host} if self.processes > 1 else host)
         progress.callbacks = _tracked.states_of(self._arguments.track)
         if not weights_only and self._config is None:
             # Once: Keras needs longer for it than a save takes, and it does not change during fit.
             self._config = config_item(model)
         others: dict[str, Any] = {FIT: progress, **self._arguments.extra}
-        if self._processes > 1:
-            others[HOST] = OfProcess(dict(host), self._processes)
+        if self.processes > 1:
+            others[HOST] = OfProcess(dict(host), self.processes)
         if data.given:
             others["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
         save_with(
@@ -149,14 +142,11 @@ class Session:
             directory = self.checkpointer.directory
             print(f"\n{progress}: {how} step {step} to {directory} ({blocked:.3f} s)")
 
-    def took_for_unfinished(self, progress: Progress) -> bool:
-        """Whether this state was saved as mid-epoch, although the epoch then turned out to be over."""
-        return progress.batch == 0 and self._unfinished == self._step(progress)
-
     def is_wanted(self, progress: Progress) -> bool:
-        """Whether the step at the end of an epoch is to be saved."""
-        interval = self._arguments.save_interval_steps
-        return interval is None or self._step(progress) % interval == 0
+        """Whether the end of an epoch is a step to save: also if it was saved as mid-epoch, and then was the end."""
+        step, interval = self._step(progress), self._arguments.save_interval_steps
+        by_epoch = progress.unit == "epoch" and (interval is None or step % interval == 0)
+        return by_epoch or step == self._unfinished
 
     def _step(self, progress: Progress) -> int:
         return progress.step(self._arguments.steps_per_epoch)
@@ -176,39 +166,35 @@ class Session:
             return None
         progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)
         others: dict[str, Any] = {}
-        if saved.has_progress:
+        if FIT in saved.info.items:
             others = {FIT: progress, **self._arguments.extra}
             others |= {HOST: host} if HOST in saved.info.items else {}
             others |= {"data": data.target()} if data.given else {}
-        step = self._restore_latest(model, saved, others).step
-        assert step is not None
+        step = self._restore_latest(model, saved, others)
         vars(progress).update(host.state)
-        if HOST in others and host.count != self._processes:
+        if HOST in others and host.count != self.processes:
             logger.warning(
-                "%s: saved by %d processes, and %d run now: the random state of each host, which shuffles data, goes on as that of "
-                "one of them",
-                directory,
-                host.count,
-                self._processes,
+                f"{directory}: saved by {host.count} processes, and {self.processes} run now: the random state of each host, "
+                "which shuffles data, goes on as that of one of them"
             )
             if progress.dataset:
                 progress.dataset["of_other_processes"] = 1
-        if not saved.has_progress:
+        if FIT not in saved.info.items:  # keras.callbacks.OrbaxCheckpoint saves none
             progress = _progress_of_step(step, self._arguments, batches_per_epoch)
         elif data.given:
             data.restored()
         if progress.unit != self._arguments.unit:
+            theirs, ours = ("epochs", "batches")[:: 1 if progress.unit == "epoch" else -1]
             raise CheckpointError(
-                f"{directory}: its steps count {_PLURAL[progress.unit]}, and "
-                f"save_freq={self._arguments.save_freq!r} counts {_PLURAL[self._arguments.unit]}: use the save_freq that it "
-                "was written with, or another directory"
+                f"{directory}: its steps count {theirs}, and save_freq={self._arguments.save_freq!r} counts {ours}: use the "
+                "save_freq that it was written with, or another directory"
             )
         self._stale = frozenset(one for one in steps if one > step)
         self._unfinished = step if progress.batch else None
         self._report(step, progress, saved)
         return progress
 
-    def _restore_latest(self, model: Any, saved: SavedModel, others: dict[str, Any]) -> Restored:
+    def _restore_latest(self, model: Any, saved: SavedModel, others: dict[str, Any]) -> int:
         only = saved.only_weights() if saved.weights_only else None
         options, restore = self._arguments.options, self.checkpointer.restore_latest
         try:
@@ -221,7 +207,8 @@ class Session:
             )
             raise
         assert restored is not None
-        return restored
+        assert restored.step is not None
+        return restored.step
 
     def _report(self, step: int, progress: Progress, saved: SavedModel) -> None:
         if saved.weights_only:
@@ -240,14 +227,6 @@ class Session:
 def place_of(directory: str) -> str:
     """The directory under the one name that all spellings of it have."""
     return directory if "://" in directory else os.path.realpath(os.path.expanduser(directory))
-
-
-def _make(place: str) -> None:
-    """Makes a directory where nothing is; what the system cannot look at is something."""
-    try:
-        os.lstat(place)
-    except FileNotFoundError:
-        os.makedirs(place, exist_ok=True)
 
 
 def _progress_of_step(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:

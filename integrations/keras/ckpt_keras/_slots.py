@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -37,15 +36,12 @@ def slots_of_model(model: Any) -> list[Slot]:
     """The variables of a model or layer by collection, each once, in Keras' order. Optimizers that a model holds as
     attributes beside the compiled one (a GAN's) are found too; Keras' own state tree lacks them.
     """
-    trainable = list(model.trainable_variables)
-    seen = {id(variable) for variable in trainable}
+    seen = set[int]()
+    trainable = _unseen(model.trainable_variables, seen)
     others = _unseen(model.non_trainable_variables, seen)
     found = _weights(trainable, others, owners_of(model))
     weights = {id(slot.variable): slot for slot in found}
-    optimizers = {(MORE_OPTIMIZERS, name): one for name, one in more_optimizers(model).items()}
-    if getattr(model, "optimizer", None) is not None:
-        optimizers = {(OPTIMIZER,): model.optimizer, **optimizers}
-    for prefix, optimizer in optimizers.items():
+    for prefix, optimizer in _optimizers(model).items():
         found += _named(prefix, _unseen(optimizer.variables, seen), _of_slots(optimizer, weights))
     metrics = _unseen(getattr(model, "metrics_variables", ()), seen)
     return [*found, *_named((METRICS,), metrics, _of_metrics(model))]
@@ -63,12 +59,9 @@ def slots_of_object(obj: Any) -> list[Slot]:
 def _weights(
     trainable: list[Any], others: list[Any], owners: Mapping[int, tuple[str, ...]]
 ) -> list[Slot]:
-    # Together, because freezing must not change the name of a weight.
-    shared = _shared_paths([*trainable, *others])
-    suffixes = {
-        id(variable): _beside_path(variable, owners.get(id(variable), ()))
-        for variable in (*trainable, *others)
-    }
+    both = [*trainable, *others]  # together, because freezing must not change the name of a weight
+    shared = _shared_paths(both)
+    suffixes = {id(each): _beside_path(each, owners.get(id(each), ())) for each in both}
     return [
         *_named((TRAINABLE,), trainable, suffixes, shared),
         *_named((NON_TRAINABLE,), others, suffixes, shared),
@@ -86,23 +79,18 @@ def _shared_paths(variables: Iterable[Any]) -> set[str]:
     return {path for path, count in counts.items() if count > 1}
 
 
-def more_optimizers(model: Any) -> dict[str, Any]:
-    """Attribute -> optimizer, for optimizers in attributes other than the compiled one."""
+def _optimizers(model: Any) -> dict[tuple[str, ...], Any]:
+    """Place in the state -> optimizer: the compiled one, and those in other attributes."""
     import keras
 
-    known = {id(one) for one in _compiled_optimizers(model)}
-    return {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer) and id(value) not in known
-    }
-
-
-def _compiled_optimizers(model: Any) -> list[Any]:
-    """The compiled optimizer, and the one that it wraps."""
     compiled = getattr(model, "optimizer", None)
-    both = (compiled, getattr(compiled, "inner_optimizer", None))
-    return [each for each in both if each is not None]
+    known = (compiled, getattr(compiled, "inner_optimizer", None))
+    others = {
+        (MORE_OPTIMIZERS, name): value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and not any(value is one for one in known)
+    }
+    return others if compiled is None else {(OPTIMIZER,): compiled, **others}
 
 
 def _unseen(variables: Iterable[Any], seen: set[int]) -> list[Any]:
@@ -123,8 +111,7 @@ def _named(
     """
     variables = list(variables)
     shared = _shared_paths(variables) if shared is None else shared
-    leaves: set[tuple[str, ...]] = set()
-    inner: set[tuple[str, ...]] = set()
+    leaves, inner = set[tuple[str, ...]](), set[tuple[str, ...]]()
     for variable in variables:
         *front, last = str(variable.path).split("/")
         parents: tuple[str, ...] = ()
@@ -145,14 +132,14 @@ def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...
     return candidate
 
 
-def nested(slots: Iterable[Slot], values: Iterable[Any]) -> dict[str, Any]:
-    """Nested dictionaries of values by the paths of their slots."""
+def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """Nested dictionaries of values, each of which comes with its path."""
     tree: dict[str, Any] = {}
-    for slot, value in zip(slots, values, strict=True):
+    for (*parents, last), value in values:
         node = tree
-        for part in slot.path[:-1]:
+        for part in parents:
             node = node.setdefault(part, {})
-        node[slot.path[-1]] = value
+        node[last] = value
     return tree
 
 
@@ -174,32 +161,27 @@ def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
 
 def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
     """A model and every layer in it, each once, with the names from below the model to the layer."""
-    found: list[tuple[Any, tuple[str, ...]]] = []
-    seen: set[int] = set()
+    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
 
     def walk(layer: Any, owners: tuple[str, ...]) -> None:
-        if id(layer) in seen:
-            return
-        seen.add(id(layer))
-        found.append((layer, owners))
-        for inner in getattr(layer, "_layers", ()):  # no public method finds layers in attributes
-            walk(inner, (*owners, str(inner.name)))
+        if id(layer) not in found:
+            found[id(layer)] = (layer, owners)
+            # No public method finds layers in attributes.
+            for inner in getattr(layer, "_layers", ()):
+                walk(inner, (*owners, str(inner.name)))
 
     walk(model, ())
-    return found
+    return list(found.values())
 
 
 def _of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, str]:
     """Id of an optimizer's slot -> its list and its weight: the lists are parallel to that of the weights."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        return _of_slots(inner, weights)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     found: dict[int, str] = {}
     trained = list(getattr(optimizer, "_trainable_variables", ()))
     for role, slots in vars(optimizer).items():
-        if role in ("_variables", "_trainable_variables") or not isinstance(slots, list):
-            continue
-        if len(slots) != len(trained):
+        is_parallel = isinstance(slots, list) and len(slots) == len(trained)
+        if role in ("_variables", "_trainable_variables") or not is_parallel:
             continue
         for weight, slot in zip(trained, slots, strict=True):
             if id(weight) in weights and slot is not None:
@@ -232,8 +214,9 @@ def counted_in(model: Any) -> frozenset[str]:
     numbered, so ``tower_1`` and ``tower_2`` are as different as ``user`` and ``item``.
     """
     layers = [layer for layer, _ in layers_of(model)]
-    optimizers = [*_compiled_optimizers(model), *more_optimizers(model).values()]
-    objects = [*layers, *optimizers, *(getattr(model, "metrics", None) or ())]
+    optimizers = list(_optimizers(model).values())
+    wrapped = [one.inner_optimizer for one in optimizers if hasattr(one, "inner_optimizer")]
+    objects = [*layers, *optimizers, *wrapped, *(getattr(model, "metrics", None) or ())]
     return _ALWAYS_COUNTED | {base for each in objects for base in _counted_base(each)}
 
 
@@ -270,9 +253,9 @@ def nameless(model: Any) -> frozenset[tuple[str, ...]]:
     """
     found: set[tuple[str, ...]] = set()
     for layer, owners in layers_of(model):
-        with contextlib.suppress(
-            Exception
-        ):  # of a get_config: then no configuration made the layer
+        try:
             if owners and "name" not in layer.get_config():
                 found.add(owners)
+        except Exception:  # of a get_config: then no configuration made the layer
+            pass
     return frozenset(found)

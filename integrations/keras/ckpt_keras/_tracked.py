@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,12 +31,9 @@ def warn_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel
     # No error: a callback that one in the list calls is not in it either.
     for callback in callbacks:
         if not any(callback is one for one in listed):
-            warnings.warn(
-                f"track holds a {type(callback).__name__} that is not in callbacks= of fit, which does not call it: pass the "
-                "same object in both",
-                UserWarning,
-                stacklevel=stacklevel + 1,
-            )
+            what = f"track holds a {type(callback).__name__} that is not in callbacks= of fit"
+            advice = "which does not call it: pass the same object in both"
+            warnings.warn(f"{what}, {advice}", UserWarning, stacklevel=stacklevel + 1)
 
 
 def set_states(callbacks: Sequence[Any], states: dict[str, Any]) -> None:
@@ -50,11 +48,10 @@ def set_states(callbacks: Sequence[Any], states: dict[str, Any]) -> None:
 
 
 def _numbered(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
-    counts: dict[str, int] = {}
-    named: list[tuple[str, Any]] = []
+    counts, named = Counter[str](), list[tuple[str, Any]]()
     for callback in callbacks:
         name = type(callback).__name__
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] += 1
         named.append((name if counts[name] == 1 else f"{name}_{counts[name]}", callback))
     return named
 
@@ -62,24 +59,15 @@ def _numbered(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
 def _state_of(callback: Any) -> Any:
     if isinstance(callback, Stateful):
         return callback.get_state()
-    arguments = _arguments(type(callback))
-    state: dict[str, Any] = {}
-    for name, value in vars(callback).items():
-        if name in arguments or name in ("params", "_model", "validation_data"):
-            continue
-        if callable(value) or _is_keras(value):
-            continue
-        state[name] = _copied(value, f"{type(callback).__name__}.{name}")
-    return state
-
-
-def _arguments(cls: type) -> set[str]:
+    cls, state = type(callback), dict[str, Any]()
     inits = [vars(base)["__init__"] for base in cls.__mro__[:-1] if "__init__" in vars(base)]
-    return {name for init in inits for name in inspect.signature(init).parameters}
-
-
-def _is_keras(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "keras"
+    arguments = {name for init in inits for name in inspect.signature(init).parameters}
+    for name, value in vars(callback).items():
+        of_keras = type(value).__module__.partition(".")[0] == "keras"
+        known = name in arguments or name in ("params", "_model", "validation_data")
+        if not (known or of_keras or callable(value)):
+            state[name] = _copied(value, f"{cls.__name__}.{name}")
+    return state
 
 
 def _copied(value: Any, where: str) -> Any:
