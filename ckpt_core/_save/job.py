@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -135,13 +135,6 @@ class PreparedItem:
     def folder(self) -> str:
         """The item's directory, relative to the checkpoint."""
         return orbax_write.FOLDERS.get(self.name, self.name)
-
-    def landed(self) -> PreparedItem:
-        """The item with its arrays on the host; blocks until they are there."""
-        if self.landing is None:
-            return self
-        arrays, values = self.landing()
-        return replace(self, arrays=arrays, values=values, landing=None)
 
     @property
     def names(self) -> tuple[str, ...]:

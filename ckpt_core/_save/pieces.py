@@ -27,7 +27,7 @@ from ckpt_core._save.job import (
     save_job,
 )
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle
-from ckpt_core._save.prepare import plan_item, prepare_item
+from ckpt_core._save.prepare import landed, plan_item, prepare_item
 from ckpt_core._save.protocol import Save
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import format_path
@@ -308,7 +308,7 @@ class _PieceWrite(Save):
             tree = self._trees[item.name] = PieceTree(item)
             self.items.append(item)
             self._writer(item)
-        arrays = item.landed().arrays
+        arrays = landed(item).arrays
         tree.add(item)
         self.put(item.name, arrays)
 
@@ -335,6 +335,8 @@ class _PieceWrite(Save):
         self.items[:] = [whole.get(item.name, item) for item in self.items]
         with self._workers:
             self._describe()
+            for writer in self._writers.values():
+                writer.start()
             self._settle()
         self.commit()
 

@@ -10,7 +10,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -255,6 +255,14 @@ class _Landing:
                 self.failure = f"{type(error).__name__}: {error}"
                 self.parts.clear()
                 raise
+
+
+def landed(item: PreparedItem) -> PreparedItem:
+    """The item with its arrays on the host; blocks until they are there."""
+    if item.landing is None:
+        return item
+    arrays, values = item.landing()
+    return replace(item, arrays=arrays, values=values, landing=None)
 
 
 def _landed(

@@ -17,7 +17,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import library_versions
 from ckpt_core._save.agreement import agree_to_save, of_process_0
 from ckpt_core._save.job import SaveJob
-from ckpt_core._save.prepare import prepare_items
+from ckpt_core._save.prepare import landed, prepare_items
 from ckpt_core._save.write import Write
 
 Around = Callable[[Callable[[], None]], None]
@@ -124,7 +124,7 @@ class Save(Write):
         try:
             if self.refusal is None:
                 self.operation.phase = "waiting for arrays on their way to the host"
-                self.items[:] = [item.landed() for item in self.items]  # their values are compared
+                self.items[:] = [landed(item) for item in self.items]  # their values are compared
                 offered = offer()
         except Exception as error:
             self.refusal = error  # the other processes wait for this one: it reports the error to them, then raises

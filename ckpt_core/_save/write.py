@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ckpt_core._background.threads import Workers
 from ckpt_core._directory import Attempt
@@ -29,6 +29,7 @@ from ckpt_core._operation import Operation
 from ckpt_core._options import MIB
 from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob
 from ckpt_core._save.plain_items import write_sources
+from ckpt_core._save.prepare import landed
 from ckpt_core._storage import INDEX_FILE, ArrayWriter, Rows, encode_index, joined
 
 _FILES_AT_ONCE = 4
@@ -101,7 +102,7 @@ class Write:
     def write_own(self) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
         self.operation.phase = "waiting for arrays on their way to the host"
-        self.items[:] = [item.landed() for item in self.items]
+        self.items[:] = [landed(item) for item in self.items]
         self.operation.phase = "writing arrays"
         self._began = time.monotonic()
         try:
@@ -119,7 +120,7 @@ class Write:
     def _describe(self) -> None:
         """On process 0: writes the metadata files, which do not depend on array data."""
         if self._processes.index == 0:
-            self._write(dict(metadata_files(self.job, self.fields, self.items)))
+            self._write(metadata_files(self.job, self.fields, self.items))
 
     def _start_item(self, item: PreparedItem) -> int:
         """Starts to write an item's arrays, or writes its files; returns the number of bytes that this process writes."""
@@ -166,7 +167,6 @@ class Write:
             if item.name not in self._writers:
                 continue
             writer = self._writers[item.name]
-            writer.start()
             self._rows[item.name] = writer.rows
             if writer.compresses:  # the index waits for the sizes
                 writer.settle(self._tell_progress)
@@ -293,39 +293,35 @@ def _unseen(attempt: Attempt, name: str, what: str) -> CheckpointError:
 
 def metadata_files(
     job: SaveJob, fields: RecordFields, items: Sequence[PreparedItem]
-) -> Iterator[tuple[str, bytes]]:
+) -> dict[str, bytes]:
     """Name and content of all files that Orbax reads besides the arrays."""
-    handlers: dict[str, str] = {}
+    handlers, found = dict[str, str](), dict[str, bytes]()
     for item in items:
         form = "json" if item.record.form != "tree" else "text_tree" if item.texts else "tree"
         handlers[item.folder] = item.handler or orbax_write.HANDLERS[form]
         if item.record.form == "process":
             note = dump_json({"format": "ckpt process state", "process_count": job.writers.count})
-            yield f"{item.folder}/metadata", note
-            yield f"{item.folder}/data.json", note
+            found |= dict.fromkeys([f"{item.folder}/metadata", f"{item.folder}/data.json"], note)
             continue
         if item.plan is None:
             continue
         for folder in (f"{item.folder}/", *([""] if job.flat else [])):
-            for name, data in item.plan.files:
-                yield folder + name, data
+            found |= {folder + name: data for name, data in item.plan.files}
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))
-                yield (
-                    folder + orbax_write.STRINGS_FILE,
-                    orbax_write.strings_file(item.texts, paths),
-                )
+                texts = orbax_write.strings_file(item.texts, paths)
+                found[folder + orbax_write.STRINGS_FILE] = texts
     stored = [one.state_files for one in items if (one.name, one.record.form) == _OF_METRICS]
     if fields.metrics or stored:
         handlers["metrics"] = orbax_write.HANDLERS["json"]
         numbers = dump_json(dict(fields.metrics))
-        yield "metrics/metrics", stored[0]["data.json"] if stored else numbers
-    yield orbax_write.STEP_METADATA, orbax_write.step_metadata(handlers, fields.metadata)
+        found["metrics/metrics"] = stored[0]["data.json"] if stored else numbers
+    found[orbax_write.STEP_METADATA] = orbax_write.step_metadata(handlers, fields.metadata)
     text = f"Checkpoint commit was successful to {job.target}"
     said = text.encode(errors="surrogateescape")
     if not job.local:  # there Orbax asks for one in each item that it opens by itself
         mark = orbax_write.COMMIT_FILE
         for item in items:
             if item.record.form != "files" or mark in item.record.notes:
-                yield f"{item.folder}/{mark}", said
-    yield orbax_write.COMMIT_FILE, said
+                found[f"{item.folder}/{mark}"] = said
+    return found | {orbax_write.COMMIT_FILE: said}

@@ -123,10 +123,9 @@ class Reader:
         return value
 
     def make(self, where: str, given: Any, kind: type[T], *, but: Iterable[str] = ()) -> T | None:
-        """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit.
-
-        A class may have ``REFUSED``, keys that a file may give as null or false only, with the reason, and ``problems()``,
-        what is wrong with values that fit one by one.
+        """The dataclass of a mapping, which has no keys for the fields ``but``; None, and problems, if it does not fit. A class may
+        have ``REFUSED``, keys that a file may give as null or false only, with the reason, and ``problems()``, what is wrong
+        with values that fit one by one.
         """
         what, before = where or "the suite", len(self.problems)
         if not isinstance(given, dict):
