@@ -167,7 +167,7 @@ def value_of(variable: Any) -> Any:
         import keras
 
         return np.array(keras.ops.convert_to_numpy(variable.value))
-    if is_lost(variable):
+    if variable._value is None:  # a deleted array still tells its shape to a restore
         raise CheckpointError(
             f"{variable.path} has no value: Ctrl-C interrupted a training step, for whose time Keras takes the arrays out of "
             "the model. fit with OrbaxCheckpointCallback goes on from the last checkpoint; if there is none, create and "
