@@ -5,7 +5,6 @@ is made for.
 """
 
 import base64
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -188,26 +187,6 @@ def _keys_of_64_kib() -> bytes:
     )
 
 
-def _groups_in_each_other(path: Path) -> None:
-    import h5py
-
-    with h5py.File(f"{path}.weights.h5", "w") as file:
-        layers = [file.create_group(f"g{number}") for number in range(40)]
-        layers[-1]["v"] = np.zeros(3, np.float32)
-        for above, below in itertools.pairwise(layers):
-            above["a"], above["b"] = below, below
-
-
-def _many_links(path: Path) -> None:
-    import h5py
-
-    with h5py.File(f"{path}.weights.h5", "w", libver="latest") as file:
-        file["v"] = np.zeros(3, np.float32)
-        group = file.create_group("g")
-        for number in range(200_000):
-            group[f"{number}"] = file["v"]
-
-
 COSTS = [
     Cost("packed-declares-itself", _record(_packed), ("load", "verify"), "it has more than"),
     Cost(
@@ -256,13 +235,6 @@ COSTS = [
         "bytes of memory",
     ),
     Cost("orbax-keys", _orbax(_keys_of_64_kib), ("load",), "its keys are too long"),
-    Cost(
-        "hdf5-groups",
-        _groups_in_each_other,
-        ("import",),
-        "holds itself, or stands in the file twice",
-    ),
-    Cost("hdf5-links", _many_links, ("import",), "groups and arrays"),
 ]
 
 
