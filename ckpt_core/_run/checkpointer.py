@@ -351,7 +351,7 @@ class Checkpointer:
         object store, for the ``Options.delete_grace_secs`` of the program that saves. Training that goes back
         behind it, and ``delete``, remove it all the same.
         """
-        return self._run.wait_for_new_step(after, timeout_secs)
+        return self._run.following.wait(after, timeout_secs)
 
     @property
     def should_stop(self) -> bool:

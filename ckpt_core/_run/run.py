@@ -90,7 +90,7 @@ class Run:
         self._persist_decision = (
             None if persist is None else deciding(persist, directory.steps.latest)
         )
-        self._following = Following(directory)
+        self.following = Following(directory)
         self._unread = UnreadValues()
         self._links = Links()
         self._stagings = [Staging(options.max_host_bytes) for _ in self.slots]
@@ -566,10 +566,6 @@ class Run:
 
     # ----------------------------------------------------------------------------------- other
 
-    def wait_for_new_step(self, after: int | None, timeout_secs: float | None) -> int | None:
-        """The newest step in the persistent directory, once it is newer than ``after``; None at the timeout."""
-        return self._following.wait(after, timeout_secs)
-
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""
         return self._retention.explain({*self._trail.damaged})
@@ -577,7 +573,7 @@ class Run:
     def end(self) -> GraceExceeded | None:
         """Waits for running saves and releases the claims; returns an error if the grace period ran out."""
         self.closed = True
-        self._following.end()
+        self.following.end()
         late = wait_for_all(self.slots, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()
