@@ -26,15 +26,10 @@ def fails(descriptor, what, offset, *flags):
 """
 
 
-def failing(
-    monkeypatch: pytest.MonkeyPatch, error: OSError, of: str = "preadv", *, handler: bool = False
-) -> None:
-    """Reads of data files raise: of arrays, or, by ``pread``, of the index that lies in such files.
-
-    In a file of this project's tests it is as if a signal handler raised; in none, as if the system did.
-    """
+def failing(monkeypatch: pytest.MonkeyPatch, error: OSError, of: str = "preadv") -> None:
+    """Reads of data files raise: of arrays, or, by ``pread``, of the index that lies in such files."""
     names: dict[str, Any] = {"os": os, "error": error, "read": getattr(os, of)}
-    exec(compile(_FAILS, __file__ if handler else "<injected>", "exec"), names)
+    exec(compile(_FAILS, "<injected>", "exec"), names)
     monkeypatch.setattr(os, of, names["fails"])
 
 

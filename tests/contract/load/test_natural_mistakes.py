@@ -132,12 +132,6 @@ def test_a_file_of_weights(tmp_path, name):
         ckpt.load(tmp_path / name)
 
 
-def test_what_the_message_says_works(tmp_path):
-    np.savez(tmp_path / "m.npz", w=np.ones(2))
-    convert.import_weights(tmp_path / "m.npz", tmp_path / "m-imported")
-    assert ckpt.load(tmp_path / "m-imported")["w"].tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("name", ["m.eqx", "m.npy"])
 def test_a_file_without_names(tmp_path, name):
     np.save(tmp_path / "m.npy", np.ones(2))
