@@ -72,10 +72,7 @@ def test_rules_and_a_target(tmp_path: Path) -> None:
     tensors = {f"l.{n}.q": np.arange(24.0, dtype=np.float32).reshape(6, 4) + n for n in range(3)}
     np.savez(tmp_path / "a.npz", **tensors, rest=np.ones(2, np.float32))
     cut = ckpt.Rule("l.{n}.q", "layers/q", reshape=((0, 1), 2), transpose=(2, 0, 1), stack=("n",))
-    like = {
-        "layers": {"q": jnp.zeros((3, 4, 2, 3))},
-        "rest": np.zeros(2, np.float32),
-    }
+    like = {"layers": {"q": jnp.zeros((3, 4, 2, 3))}, "rest": np.zeros(2, np.float32)}
     import_weights(tmp_path / "a.npz", tmp_path / "a", rules=[cut], like=like)
     found = ckpt.load(tmp_path / "a")
     by_hand = np.stack([one.reshape(2, 3, 4).transpose(2, 0, 1) for one in tensors.values()])

@@ -56,8 +56,7 @@ def test_an_item_that_was_not_restored(tmp_path):
         ):
             take("opt")
         with pytest.raises(
-            error,
-            match="no item 'model' was restored, but params; opt, params were saved",
+            error, match="no item 'model' was restored, but params; opt, params were saved"
         ):
             take("model")
     assert ckpt.restore(tmp_path / "a", params=STATE, opt=STATE).opt.keys() == STATE.keys()
@@ -116,11 +115,7 @@ def test_an_iterator_around_a_data_iterator(tmp_path, kind):
     assert next(iter(data)) is not None, "nothing was taken from it"
 
 
-FILES = {
-    "m.pt": lambda: b"PK",
-    "m.npz": lambda: b"PK",
-    "a b.msgpack": lambda: b"\x80",
-}
+FILES = {"m.pt": lambda: b"PK", "m.npz": lambda: b"PK", "a b.msgpack": lambda: b"\x80"}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -13,11 +13,7 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import choose_address, networks_of
 from ckpt_core._format.part import Part, contains, runs_of
-from ckpt_core._run.tiers.coverage import (
-    MOST_STATE_BYTES,
-    Holding,
-    share,
-)
+from ckpt_core._run.tiers.coverage import MOST_STATE_BYTES, Holding, share
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     Judgement,
