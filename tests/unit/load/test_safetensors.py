@@ -168,16 +168,13 @@ def test_one_file_of_several_is_not_taken_for_the_model(tmp_path):
 
 def test_a_mounted_bucket_is_read_as_a_bucket(model):
     folder, tensors = model
-    for path in (folder, folder / "1.safetensors"):
-        opened = open_foreign(Location(str(path), False), backend_of(False))
+    for path, open_it in (
+        (folder, foreign.open_folder),
+        (folder / "1.safetensors", foreign.open_file),
+    ):
+        opened = open_it(Location(str(path), False), backend_of(False))
         assert opened is not None
         assert {name for (name,) in opened.items["state"].paths} <= set(tensors)
-
-
-def open_foreign(location: Location, backend: Any) -> Any:
-    if location.path.endswith(foreign.SUFFIXES):
-        return foreign.open_file(location, backend)
-    return foreign.open_folder(location, backend)
 
 
 def test_all_mismatches_at_once(model):
