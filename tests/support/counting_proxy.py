@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from typing import ClassVar
 
-from tests.support.gcs_server import QuickServer
+from tests.support.gcs_server import QuickHandler, QuickServer
 
 _BETWEEN_TWO = {"connection", "keep-alive", "transfer-encoding", "expect"}
 """Headers that one connection is told of, not the request."""

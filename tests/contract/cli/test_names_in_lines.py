@@ -63,9 +63,8 @@ def test_marks_that_steer_a_terminal_or_turn_text_are_spelled_out(
     a, b = tmp_path / "a", tmp_path / "b"
     for path, value in ((a, 1), (b, 2)):
         ckpt.save(path, {name: np.full(2, value)}, metadata={name: name})
-    for command in (
-        *(["show", a, "--leaf"], ["stats", a], ["diff", a, b], ["stats", a, "--only", name + "x"]),
-    ):
+    only = ["stats", a, "--only", name + "x"]
+    for command in (["show", a, "--leaf"], ["stats", a], ["diff", a, b], only):
         _, out, err = call(*command)
         assert "title" in out + err and "\\u200e" in out + err
         assert not set(marks) & set(out + err)

@@ -18,7 +18,7 @@ from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers import coverage
 from ckpt_core._run.tiers.local import LocalTier
 from ckpt_core._run.tiers.save import StepToSave
-from ckpt_core._save import RecordFields, take
+from ckpt_core._save import RecordFields, take_snapshot
 from ckpt_core._verify import verify_part
 from tests.support.counted_service import Service, run_all
 from tests.support.own import Own
@@ -50,7 +50,7 @@ def test_a_lost_process_gets_its_state_from_its_block(tmp_path, monkeypatch, los
         items = {"weights": {"w": np.full(16, 7.0)}, "data": Pipeline(text=text)}
         what = StepToSave(3, items, RecordFields(False), f"{LINEAGE}{1:016x}")
         snapshot, write = tier.prepare(what)
-        take(items, [snapshot])
+        take_snapshot(items, [snapshot])
         write()
         tier.close(0)
         part = Path(tier.directory, "3")
