@@ -10,17 +10,16 @@ import sys
 import threading
 import urllib.parse
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from tests.support.gcs_server import QuickHandler, QuickServer
 
 _BETWEEN_TWO = {"connection", "keep-alive", "transfer-encoding", "expect"}
 """Headers that one connection is told of, not the request."""
 _PAUSE_SECS = 120.0
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet
+class _Handler(QuickHandler):
     host = ""
     counts: ClassVar[collections.Counter[str]] = collections.Counter()
     lock: ClassVar[threading.Lock] = threading.Lock()
@@ -32,14 +31,6 @@ class _Handler(BaseHTTPRequestHandler):
     def finish(self) -> None:
         self.onward.close()
         super().finish()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def handle_expect_100(self) -> bool:
-        met = super().handle_expect_100()
-        self.wfile.flush()
-        return met
 
     def do_GET(self) -> None:
         if self.path == "/counts":
@@ -69,15 +60,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128  # else a burst of connections is refused
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that hung up
-            super().handle_error(request, client_address)
-
-
 def counted(proxy_url: str) -> dict[str, int]:
     """Requests by method, and bytes ``up`` and ``down``, since the last time."""
     with urllib.request.urlopen(f"{proxy_url}/counts", timeout=60) as answer:
@@ -86,7 +68,7 @@ def counted(proxy_url: str) -> dict[str, int]:
 
 def main(url: str) -> None:
     handler = type("Handler", (_Handler,), {"host": urllib.parse.urlsplit(url).netloc})
-    server = _Http(("127.0.0.1", 0), handler)
+    server = QuickServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
     sys.stdin.read()

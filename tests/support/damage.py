@@ -22,7 +22,7 @@ def function(descriptor, what, offset, *flags):
     path = os.readlink(f"/proc/self/fd/{descriptor}")
     if where in path and "/d/" in path:
         met.append(path)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(number, os.strerror(number))
     return real(descriptor, what, offset, *flags)
 """
 """To be compiled as from no file: what a file of these tests raises counts as raised by a signal handler."""
@@ -38,10 +38,12 @@ def function(path, *flags, **more):
 """The same of opening a file."""
 
 
-def failing_reads(patch: pytest.MonkeyPatch, where: Path, of: str = "preadv") -> list[str]:
-    """Reads of data files whose paths contain ``where`` raise EIO; the files that were to be read."""
+def failing_reads(
+    patch: pytest.MonkeyPatch, where: Path, of: str = "preadv", number: int = errno.EIO
+) -> list[str]:
+    """Reads of data files whose paths contain ``where`` raise an error, EIO by default; the files that were to be read."""
     met: list[str] = []
-    names: dict[str, Any] = {"real": getattr(os, of), "os": os, "errno": errno}
+    names: dict[str, Any] = {"real": getattr(os, of), "os": os, "number": number}
     names |= {"where": str(where), "met": met}
     exec(compile(FAILING_READ, "<injected>", "exec"), names)
     patch.setattr(os, of, names["function"])

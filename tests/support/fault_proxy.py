@@ -13,8 +13,10 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
+from http.server import ThreadingHTTPServer
+from typing import Literal
+
+from tests.support.gcs_server import QuickHandler
 
 Fault = int | tuple[int, bytes] | Literal["reset", "truncate", "flip", "stall", "lost"]
 """What becomes of one request:
@@ -79,19 +81,9 @@ def _key(path: str) -> str | None:
     return urllib.parse.unquote(parts[last]) if len(parts) > last and parts[last] else None
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: else each answer waits for an acknowledgement
+class _Handler(QuickHandler):
     proxy: Proxy
     _server: http.client.HTTPConnection | None = None
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def handle_expect_100(self) -> bool:
-        met = super().handle_expect_100()
-        self.wfile.flush()
-        return met
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):  # the client has gone

@@ -63,12 +63,10 @@ class Server:
         return sorted(self.objects)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class QuickHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = (
-        -1
-    )  # head and body in one packet: else each answer waits 40 ms for an acknowledgement
-    state: Server
+    # head and body in one packet: else each answer waits 40 ms for an acknowledgement
+    wbufsize = -1
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -77,6 +75,10 @@ class _Handler(BaseHTTPRequestHandler):
         met = super().handle_expect_100()
         self.wfile.flush()  # else curl waits a second before it sends a large body
         return met
+
+
+class _Handler(QuickHandler):
+    state: Server
 
     def do_GET(self) -> None:
         bucket, name, query = self._parsed("/storage/v1/b/")
@@ -262,7 +264,7 @@ def _folders(names: list[str], prefix: str, delimiter: str) -> tuple[list[str], 
     return own, sorted(found)
 
 
-class _Http(ThreadingHTTPServer):
+class QuickServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # else a burst of connections is refused
 
@@ -276,7 +278,7 @@ def running() -> Iterator[Server]:
     """A server on a free port of 127.0.0.1, ended with the block."""
     state = Server()
     handler = type("Handler", (_Handler,), {"state": state})
-    http = _Http(("127.0.0.1", 0), handler)
+    http = QuickServer(("127.0.0.1", 0), handler)
     state.url = f"http://127.0.0.1:{http.server_address[1]}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

@@ -71,12 +71,20 @@ def test_a_step_by_keyword(tmp_path):
         *(("grace_secs", "30"), ("chunk_bytes", "1MB"), ("timeout_secs", "2"), ("durable", "no")),
         *(("on_event", "x"), ("stop_signals", "SIGTERM"), ("trash_directory", 3)),
         *(("storage_options", 3), ("local_max_to_keep", "2"), ("max_host_bytes", None)),
+        ("persist_policy", 1000),
     ],
 )
 def test_settings_of_another_type(name, value):
     with pytest.raises(TypeError, match=f"Options.{name} ") as caught:
         ckpt.Options(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+def test_settings_of_another_value():
+    with pytest.raises(ValueError, match=r"partners must be None, 'host'"):
+        ckpt.Options(partners="rack")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="local_max_to_keep"):
+        ckpt.Options(local_max_to_keep=0)
 
 
 def test_a_setting_that_is_gone_says_what_does_its_work():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import told
+from tests.contract.advice.said import FAST, told
 
 km = pytest.importorskip("tests.support.keras_models")  # sets the backend
 import ckpt_keras  # noqa: E402
@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
 ]
-FAST = ckpt.Options(durable=False)
 
 
 def model_of(seed: int = 0) -> Any:

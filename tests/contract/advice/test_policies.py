@@ -49,10 +49,7 @@ def test_a_metric_that_no_step_has(tmp_path, caplog):
     with caplog.at_level(logging.WARNING), runs(tmp_path, **best) as run:
         for step in range(3):
             run.save(step, state(step))
-    logged(
-        "by which steps are kept, so none is kept or deleted for it: pass it to save",
-        caplog,
-    )
+    logged("by which steps are kept, so none is kept or deleted for it: pass it to save", caplog)
     assert resumes_unchanged(tmp_path, [0, 1, 2])
     with runs(tmp_path, **best) as run:
         run.restore_latest(state(0))["state"]  # pyright: ignore[reportOptionalSubscript]

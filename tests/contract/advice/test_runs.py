@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import logged, told
+from tests.contract.advice.said import FAST, logged, told
 from tests.support.command_line import Call, make_call  # noqa: F401
-
-FAST = ckpt.Options(durable=False)
 
 
 def state(step: int, run: int = 0) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.advice.said import FAST, save, told
+from tests.support.own import Own
 
 STATE = {"w": np.arange(4.0)}
 OTHER = {"w": np.arange(4.0) + 7}
@@ -59,27 +60,14 @@ class Opaque:
         self.w = np.arange(4.0)
 
 
-class WithState:
-    def __init__(self):
-        self.w = np.zeros(4)
-
-    def get_state(self):
-        return {"w": self.w}
-
-    def set_state(self, state: Any):
-        self.w = state["w"]
-
-
 def test_an_object_that_is_not_known(tmp_path):
     with told("convert it to an array or a plain value, leave it out") as said:
         save(tmp_path / "a", {"one": Opaque()})
     assert "get_state() and set_state()" in said.text
     save(tmp_path / "a", {"one": np.asarray(Opaque().w), "w": STATE["w"]})
     save(tmp_path / "b", STATE)
-    one = WithState()
-    one.w = STATE["w"]
-    save(tmp_path / "c", one=one)
-    again = WithState()
+    save(tmp_path / "c", one=Own(**STATE))
+    again = Own(**OTHER)
     ckpt.restore(tmp_path / "c", one=again)
     assert holds(tmp_path / "a") and holds(tmp_path / "b") and np.array_equal(again.w, STATE["w"])
 
@@ -97,11 +85,11 @@ def test_functions(tmp_path):
 
 def test_a_class_in_the_place_of_its_object(tmp_path):
     with told("a class is code, and no state: pass an object of it, ") as said:
-        save(tmp_path / "a", one=WithState)
+        save(tmp_path / "a", one=Own)
     one = eval(said.between("an object of it, ", ", or").replace("...", ""), globals())
     one.w = STATE["w"]
     save(tmp_path / "a", one=one)
-    again = WithState()
+    again = Own(**OTHER)
     ckpt.restore(tmp_path / "a", one=again)
     assert np.array_equal(again.w, STATE["w"])
 
@@ -155,26 +143,19 @@ def test_a_step_in_quotes(tmp_path):
         assert run.restore(int(said.after("pass ")), OTHER).step == 12
 
 
-class Counter:
+class Counter(Own):
     def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def get_state(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
+        super().__init__(count=count)
 
 
 class Reader(Counter):
     per_process = True
 
 
-class Around(Counter):
+class Around:
     """One that holds another, and sets it itself."""
 
     def __init__(self, inner: Counter) -> None:
-        super().__init__()
         self.inner = inner
 
     def get_state(self) -> Any:
@@ -210,10 +191,11 @@ def test_one_live_object_at_two_places(tmp_path, make):
 
 
 def test_one_live_object_that_may_stand_at_two_places(tmp_path):
-    layer, inner = linear(1), Counter(3)
+    layer, other, inner = linear(1), linear(2), Counter(3)
     save(tmp_path / "a", {"a": layer, "b": layer})  # which shares its arrays
     save(tmp_path / "b", outer=Around(inner), inner=inner)
-    assert ckpt.restore(tmp_path / "a", {"a": layer, "b": layer})["state"]["a"] is layer
+    assert ckpt.restore(tmp_path / "a", {"a": other, "b": other})["state"]["a"] is other
+    assert (other.kernel[...] == layer.kernel[...]).all()
     inner.count = 0
     ckpt.restore(tmp_path / "b", outer=Around(inner), inner=inner)
     assert inner.count == 3

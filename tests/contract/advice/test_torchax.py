@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.advice.said import told
+from tests.contract.advice.said import save, told
 
 torch = pytest.importorskip("torch")
 nets = pytest.importorskip("tests.support.torchax_nets")
 from ckpt_torchax import load_into, to_torch  # noqa: E402
 
 nn = torch.nn
-FAST = ckpt.Options(durable=False)
-
-
-def save(path: Any, *state: Any, **named: Any) -> None:
-    ckpt.save(path, *state, options=FAST, **named)
 
 
 def linear(seed: int = 0) -> Any:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from ckpt_core.bench.libraries import LIBRARIES
+from tests.contract.bench.test_run import no_sync  # noqa: F401 (fixture)
 from tests.support.command_line import LOADED, make_call, start  # noqa: F401 (fixture)
 
 pytest.importorskip("typer")
-
-
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch):
-    """What the rest of a busy machine has to write is none of these tests' business."""
-    monkeypatch.setattr(os, "sync", lambda: None)
 
 
 SUITE = """

@@ -184,11 +184,7 @@ benchmarks:
         ),
         ("Resharding", "{}", {"load", "checkpoint"}),
         ("LoadAndBroadcast", "{}", {"load", "checkpoint"}),
-        (
-            "ReplicaParallelSave",
-            "{num_savings: 2, async_enabled: false}",
-            {"save", "checkpoint"},
-        ),
+        ("ReplicaParallelSave", "{num_savings: 2, async_enabled: false}", {"save", "checkpoint"}),
         (
             "CheckpointerLoop",
             "{train_steps: 5, max_to_keep: 2, trained: a}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support import seams
 from tests.support.command_line import LOADED, make_call  # noqa: F401 (fixture)
 from tests.support.gcs_server import Server
 from tests.support.stores import keys_at, tree
@@ -55,24 +57,17 @@ def test_nothing_is_written_into_a_checkpoint_in_a_store(call, server: Server) -
         assert written and all("run/.ckpt-doctor" in name for name in written)
 
 
-def test_what_cannot_be_written_to(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
+@pytest.mark.parametrize(
+    ("call_of_system", "number", "reported"),
+    [("mkdir", errno.EACCES, "Permission denied"), ("fsync", errno.ENOSPC, "No space")],
+)
+def test_a_probe_that_fails_is_a_problem_and_leaves_nothing(
+    call, tmp_path: Path, monkeypatch: Any, call_of_system: str, number: int, reported: str
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, "mkdir", refuse)
+        patch.setattr(os, call_of_system, seams.fail(OSError, number, os.strerror(number)))
         code, out, _ = call("doctor", tmp_path)
-    assert code == 1 and "problem" in out and "Permission denied" in out
-
-
-def test_the_probe_leaves_nothing_when_it_fails(call, tmp_path: Path, monkeypatch: Any) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        code, out, _ = call("doctor", tmp_path)
-    assert code == 1 and "No space" in out
+    assert code == 1 and "problem" in out and reported in out
     assert os.listdir(tmp_path) == []
 
 

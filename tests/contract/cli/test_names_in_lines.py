@@ -55,12 +55,19 @@ def test_no_name_begins_a_line(call: Call, tmp_path: Path, arguments: list[str])
     _check(out, err, expected=arguments[0] not in ("export", "cp"))
 
 
-def test_marks_that_turn_the_direction_of_text_are_spelled_out(call: Call, tmp_path: Path) -> None:
-    marks = "\u061c\u200e\u200f\u202e\u2066"
-    ckpt.save(tmp_path / "A", {f"x{marks}y": np.ones(3)})
-    for arguments in (["show", "--leaf"], ["stats"]):
-        _, out, _ = call(arguments[0], tmp_path / "A", *arguments[1:])
-        assert not set(marks) & set(out) and "\\u200e" in out
+def test_marks_that_steer_a_terminal_or_turn_text_are_spelled_out(
+    call: Call, tmp_path: Path
+) -> None:
+    marks = "\x1b\x07\r\u061c\u200e\u200f\u202e\u2066"
+    name = f"w\x1b]0;title\x07\x1b[2J{marks}eman"
+    a, b = tmp_path / "a", tmp_path / "b"
+    for path, value in ((a, 1), (b, 2)):
+        ckpt.save(path, {name: np.full(2, value)}, metadata={name: name})
+    only = ["stats", a, "--only", name + "x"]
+    for command in (["show", a, "--leaf"], ["stats", a], ["diff", a, b], only):
+        _, out, err = call(*command)
+        assert "title" in out + err and "\\u200e" in out + err
+        assert not set(marks) & set(out + err)
 
 
 def test_a_newer_step_is_listed_as_newer(call: Call, tmp_path: Path) -> None:

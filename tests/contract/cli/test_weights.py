@@ -48,20 +48,3 @@ def test_show_and_verify_say_what_it_is(call: Call, tmp_path: Path):
     code, out, _ = call("verify", path)
     assert code == 1
     assert "a format without checksums" in out
-
-
-def test_names_do_not_steer_the_terminal(call: Call, tmp_path: Path):
-    name = "w\x1b]0;title\x07\x1b[2J\u202eeman\r"
-    for folder, value in (("a", 1), ("b", 2)):
-        ckpt.save(tmp_path / folder, {name: np.full(2, value)}, metadata={name: name})
-    for command in (
-        *(["show", tmp_path / "a", "--leaf"], ["stats", tmp_path / "a"]),
-        *(
-            ["diff", tmp_path / "a", tmp_path / "b"],
-            ["stats", tmp_path / "a", "--only", name + "x"],
-        ),
-    ):
-        _, out, err = call(*command)
-        reported = out + err
-        assert "title" in reported
-        assert not set("\x1b\x07\u202e\r") & set(reported)

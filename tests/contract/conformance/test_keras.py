@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckpt_core.testing import InPlaceSuite
+from tests.contract.conformance import CasesSuite
 from tests.support import keras_models as km  # chooses the backend before Keras is imported
 
 keras = km.keras
@@ -135,15 +134,7 @@ CASES = {
 }
 
 
-class TestKeras(InPlaceSuite):
+class TestKeras(CasesSuite):
     @pytest.fixture(params=CASES)
     def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
         return CASES[request.param]
-
-    @pytest.fixture
-    def make(self, case: tuple[Any, Any]) -> Callable[[int], Any]:
-        return case[0]
-
-    @pytest.fixture
-    def step(self, case: tuple[Any, Any]) -> Callable[[Any], Any]:
-        return case[1]

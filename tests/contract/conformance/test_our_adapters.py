@@ -17,6 +17,7 @@ from flax import nnx
 from grain import experimental as gx
 
 from ckpt_core.testing import InPlaceSuite, PytreeSuite
+from tests.contract.conformance import CasesSuite
 
 
 class Net(nnx.Module):
@@ -92,18 +93,10 @@ CASES = {
 }
 
 
-class TestNnx(InPlaceSuite):
+class TestNnx(CasesSuite):
     @pytest.fixture(params=CASES)
     def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
         return CASES[request.param]
-
-    @pytest.fixture
-    def make(self, case: tuple[Any, Any]) -> Callable[[int], Any]:
-        return case[0]
-
-    @pytest.fixture
-    def step(self, case: tuple[Any, Any]) -> Callable[[Any], Any]:
-        return case[1]
 
 
 CHAIN = optax.chain(

@@ -15,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from torch import nn
 
 from ckpt_core.testing import InPlaceSuite
+from tests.contract.conformance import CasesSuite
 from tests.support.torchax_nets import batch, net, torch_view, torchax_enabled
 
 
@@ -141,18 +142,10 @@ CASES = {
 }
 
 
-class TestTorch(InPlaceSuite):
+class TestTorch(CasesSuite):
     @pytest.fixture(params=CASES)
     def case(self, request: pytest.FixtureRequest) -> tuple[Any, Any]:
         return CASES[request.param]
-
-    @pytest.fixture
-    def make(self, case: tuple[Any, Any]) -> Callable[[int], Any]:
-        return case[0]
-
-    @pytest.fixture
-    def step(self, case: tuple[Any, Any]) -> Callable[[Any], Any]:
-        return case[1]
 
 
 class TestOptimizer(InPlaceSuite):

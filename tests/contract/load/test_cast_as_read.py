@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
+from tests.support.damage import turn_a_bit
 from tests.support.meshes import explicit_mesh
 from tests.support.units import KIB
 
@@ -87,9 +88,6 @@ def test_on_shards(saved, spec):
 
 def test_damage_is_found(tmp_path):
     ckpt.save(tmp_path / "c", {"w": jnp.asarray(values(np.float32))})
-    (data,) = (tmp_path / "c" / "state" / "ocdbt.process_0" / "d").iterdir()
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    turn_a_bit(tmp_path / "c")
     with pytest.raises(ckpt.CheckpointCorrupt):
         ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True)

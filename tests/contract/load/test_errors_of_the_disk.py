@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.damage import failing_reads
 
 
 @pytest.fixture
@@ -18,31 +19,11 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-_FAILS = """
-def fails(descriptor, what, offset, *flags):
-    if "/d/" in os.readlink(f"/proc/self/fd/{descriptor}") and not flags:
-        raise error
-    return read(descriptor, what, offset, *flags)
-"""
-
-
-def failing(
-    monkeypatch: pytest.MonkeyPatch, error: OSError, of: str = "preadv", *, handler: bool = False
-) -> None:
-    """Reads of data files raise: of arrays, or, by ``pread``, of the index that lies in such files.
-
-    In a file of this project's tests it is as if a signal handler raised; in none, as if the system did.
-    """
-    names: dict[str, Any] = {"os": os, "error": error, "read": getattr(os, of)}
-    exec(compile(_FAILS, __file__ if handler else "<injected>", "exec"), names)
-    monkeypatch.setattr(os, of, names["fails"])
-
-
 @pytest.mark.linux("/proc/self/fd")
 @pytest.mark.parametrize("of", ["preadv", "pread"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES])
 def test_a_read_names_the_file(saved, monkeypatch, number, of):
-    failing(monkeypatch, OSError(number, os.strerror(number)), of)
+    failing_reads(monkeypatch, saved, of, number)
     with pytest.raises(OSError, match=str(saved)) as caught:
         ckpt.load(saved)
     assert caught.value.errno == number and not isinstance(caught.value, ckpt.CheckpointError)
@@ -52,8 +33,8 @@ def test_a_read_names_the_file(saved, monkeypatch, number, of):
 
 @pytest.mark.linux("O_DIRECT")
 def test_a_read_past_the_page_cache_names_it_too(saved, monkeypatch):
-    failing(monkeypatch, OSError(errno.EIO, "gone"))
-    with pytest.raises(OSError, match=rf"gone: '{saved}/.*/d/"):
+    failing_reads(monkeypatch, saved)
+    with pytest.raises(OSError, match=rf"error: '{saved}/.*/d/"):
         ckpt.load(saved, options=ckpt.Options(page_cache=False))
 
 

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import ckpt_core as ckpt
+from tests.contract.advice.test_restoring import Refuses
 from tests.support import keras_models as km
 
 LAYERS, WIDTH = 12, 512
@@ -203,20 +204,12 @@ def test_a_variable_that_holds_a_tree_is_set_as_a_whole(tmp_path):
     assert isinstance(found, Pair) and found.scale == 100.0 and bool((found.values == 100.0).all())
 
 
-class Refuses:
-    def get_state(self) -> Any:
-        return {"at": 1}
-
-    def set_state(self, state: Any) -> None:
-        raise ValueError("not today")
-
-
 @kinds
 def test_what_another_object_refuses_leaves_no_mixture(tmp_path, make):
     """It is set at the end, when most of the model is new and the rest of it is not."""
-    ckpt.save(tmp_path / "step", items={"sampler": Refuses()}, model=make(100.0))
+    ckpt.save(tmp_path / "step", items={"sampler": Refuses(at=1)}, model=make(100.0))
     model = make(0.0)
-    arguments: Any = {"items": {"sampler": Refuses()}, "model": model}
+    arguments: Any = {"items": {"sampler": Refuses(at=0)}, "model": model}
     with pytest.raises(ValueError, match="not today"):
         ckpt.restore(tmp_path / "step", options=options(atomic=True), **arguments)
     assert holds(model, 0.0)

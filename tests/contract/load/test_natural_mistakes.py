@@ -56,8 +56,7 @@ def test_an_item_that_was_not_restored(tmp_path):
         ):
             take("opt")
         with pytest.raises(
-            error,
-            match="no item 'model' was restored, but params; opt, params were saved",
+            error, match="no item 'model' was restored, but params; opt, params were saved"
         ):
             take("model")
     assert ckpt.restore(tmp_path / "a", params=STATE, opt=STATE).opt.keys() == STATE.keys()
@@ -116,11 +115,7 @@ def test_an_iterator_around_a_data_iterator(tmp_path, kind):
     assert next(iter(data)) is not None, "nothing was taken from it"
 
 
-FILES = {
-    "m.pt": lambda: b"PK",
-    "m.npz": lambda: b"PK",
-    "a b.msgpack": lambda: b"\x80",
-}
+FILES = {"m.pt": lambda: b"PK", "m.npz": lambda: b"PK", "a b.msgpack": lambda: b"\x80"}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -130,12 +125,6 @@ def test_a_file_of_weights(tmp_path, name):
         ckpt.CheckpointNotFound, match=r"`ckpt import .*-imported'?`, or ckpt\.convert"
     ):
         ckpt.load(tmp_path / name)
-
-
-def test_what_the_message_says_works(tmp_path):
-    np.savez(tmp_path / "m.npz", w=np.ones(2))
-    convert.import_weights(tmp_path / "m.npz", tmp_path / "m-imported")
-    assert ckpt.load(tmp_path / "m-imported")["w"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["m.eqx", "m.npy"])

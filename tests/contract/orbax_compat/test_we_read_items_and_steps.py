@@ -10,6 +10,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.contract.orbax_compat.test_orbax_reads_steps import grain_iterators
 from tests.support.orbax import make_quiet_orbax, put  # noqa: F401 (fixture)
 from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
     abstract,
@@ -150,15 +151,6 @@ def test_v1_checkpointables(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------- Grain
-
-
-def grain_iterators(grain):
-    dataset = grain.MapDataset.range(100).shuffle(seed=1).batch(4).to_iter_dataset()
-    loader = grain.DataLoader(
-        data_source=range(50),
-        sampler=grain.samplers.IndexSampler(num_records=50, shuffle=True, seed=0),
-    )
-    return iter(dataset), iter(loader)
 
 
 @pytest.mark.parametrize("writer", ["v0", "v1"])

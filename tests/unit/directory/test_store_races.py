@@ -16,6 +16,8 @@ from tests.support import seams
 from tests.support.stores import backend, keys_at, saved, tree, value_at
 
 RECORD, COMMIT = "ckpt.json", "commit_success.txt"
+TOKEN = "2" * 32
+DATA = f"state/d/{TOKEN}.{'3' * 32}"
 
 
 def after_first(patch: Any, name: str, when: Callable[..., bool], then: Callable[[], Any]) -> None:
@@ -34,19 +36,17 @@ def after_first(patch: Any, name: str, when: Callable[..., bool], then: Callable
 
 def test_a_listing_that_missed_the_owner_removes_no_running_attempt(store, monkeypatch):
     """Its pages are not of one moment: the owner may have come after the first, and data before the last."""
-    token = "2" * 32
-    running = backend().begin(store, overwrite=False, durable=True, token=token)
-    data = f"state/d/{token}.{'3' * 32}"
-    keys_at(store).put(data, b"data")
+    running = backend().begin(store, overwrite=False, durable=True, token=TOKEN)
+    keys_at(store).put(DATA, b"data")
     listed = KeyValues.list
     with monkeypatch.context() as patch:
         patch.setattr(
             KeyValues,
             "list",
-            lambda *a: [key for key in listed(*a) if not key.endswith(f"{token}.owner")],
+            lambda *a: [key for key in listed(*a) if not key.endswith(f"{TOKEN}.owner")],
         )
         assert saved(store, 1)
-    assert keys_at(store).get(data) == b"data"
+    assert keys_at(store).get(DATA) == b"data"
     assert keys_at(store).get(f"{running.path.removeprefix(store + '/')}.owner")
 
 
@@ -83,10 +83,6 @@ def test_what_another_tool_is_uploading_is_left_alone(store):
     copy.put(f".attempt.{TOKEN}.state!0checksums!0process_1", b"{}")
     before = copy.list()
     assert backend().clean(store) == [] and copy.list() == before
-
-
-TOKEN = "2" * 32
-DATA = f"state/d/{TOKEN}.{'3' * 32}"
 
 
 def hung(url: str, monkeypatch: Any, *, overwrite: bool = False) -> StoreAttempt:

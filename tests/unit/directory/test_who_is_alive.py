@@ -204,8 +204,7 @@ class Neighbour:
 
 @pytest.fixture
 def neighbour(tmp_path: Path) -> Neighbour:
-    run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
-    with ckpt.Checkpointer(**run) as checkpointer:  # type: ignore[arg-type]
+    with ckpt.Checkpointer(tmp_path / "run", local_directory=tmp_path / "local") as checkpointer:
         checkpointer.save(0, state(0))
     (folder,) = (tmp_path / "local").iterdir()
     return Neighbour(folder)
@@ -240,8 +239,7 @@ def test_steps_of_others_in_a_local_directory(
     neighbour.owned_by(owned_by(sleeper.pid, dead_pid()))
     if old:
         neighbour.age()
-    run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
-    with ckpt.Checkpointer(**run) as checkpointer:  # type: ignore[arg-type]
+    with ckpt.Checkpointer(tmp_path / "run", local_directory=tmp_path / "local") as checkpointer:
         checkpointer.save(1, state(1))
     assert neighbour.path.exists() != goes
 
@@ -249,8 +247,7 @@ def test_steps_of_others_in_a_local_directory(
 def test_a_locked_one_stays_whatever_it_says(tmp_path, neighbour):
     claim = PosixBackend().claim(str(neighbour.path), ".ckpt-owner", b"token\n00000000-1-1\n")
     neighbour.age()
-    run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
-    with ckpt.Checkpointer(**run) as checkpointer:  # type: ignore[arg-type]
+    with ckpt.Checkpointer(tmp_path / "run", local_directory=tmp_path / "local") as checkpointer:
         checkpointer.save(1, state(1))
     assert neighbour.path.exists()
     claim.close()

@@ -174,10 +174,7 @@ def test_an_object_that_the_store_refuses_is_not_missing(server):
             return 412 if len(seen) == number and request.kind == "get" else None
 
         server.fault = fault
-        for call in (
-            lambda: ckpt.load(f"{url}/1"),
-            lambda: reader.restore_latest(state=tree(9)),
-        ):
+        for call in (lambda: ckpt.load(f"{url}/1"), lambda: reader.restore_latest(state=tree(9))):
             seen.clear()
             try:
                 call()

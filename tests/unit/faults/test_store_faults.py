@@ -117,14 +117,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed_at_every_answer(spoiled, compres
     assert noticed > 1
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        503,
-        "reset",
-        "truncate",
-    ],
-)
+@pytest.mark.parametrize("kind", [503, "reset", "truncate"])
 def test_a_store_that_breaks_down_for_good_is_told(spoiled, kind):
     """From some request on no answer is right any more."""
     proxy, url = spoiled

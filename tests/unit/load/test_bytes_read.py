@@ -28,8 +28,8 @@ AN_EIGHTH_OF_ROWS: Region = ((ROWS // 8, ROWS // 4), (0, COLUMNS))
 AN_EIGHTH_OF_COLUMNS: Region = ((0, ROWS), (COLUMNS // 8, COLUMNS // 4))
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@pytest.fixture(name="counted")
+def make_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of every read from a data file."""
     found: list[int] = []
     plain = arrays.os.preadv

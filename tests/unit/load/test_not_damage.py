@@ -20,6 +20,7 @@ import ckpt_core as ckpt
 from ckpt_core._read import extents, wants
 from ckpt_core._storage import bounds
 from tests.contract.faults.crafted.signed import read_record, write_record
+from tests.contract.run.test_not_seen_is_not_absent import raised
 
 STATE = {
     "large": np.arange(300_000, dtype=np.float32),
@@ -83,20 +84,12 @@ def test_what_each_call_meets_arrives_as_it_is(path, monkeypatch, call, owner, n
     state = _failing_at(monkeypatch, owner, name, error)
     for number in range(1, _MOST_CALLS):
         state.update(left=number, came=False)
-        raised = _raised(lambda: CALLS[call](path))
-        right = type(raised) in (type(None), type(error))
-        assert right, f"call {number} of {name}: {type(raised).__name__}: {raised}"
+        found = raised(lambda: CALLS[call](path))
+        right = type(found) in (type(None), type(error))
+        assert right, f"call {number} of {name}: {type(found).__name__}: {found}"
         if not state["came"]:
             return
     pytest.fail(f"more than {_MOST_CALLS} calls of {name}")
-
-
-def _raised(call: Callable[[], Any]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
 
 
 def _steps(directory: Path) -> None:

@@ -215,13 +215,9 @@ def test_a_file_system_without_it(saved, tree, monkeypatch, kernel, refused):
     assert asked and not kernel.past
 
 
-def of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whose files the system does not say what is cached."""
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-
-
 def test_files_of_somebody_else(saved, tree, monkeypatch, kernel):
-    of_somebody_else(monkeypatch)
+    """The system does not say what is cached of them."""
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert_same(ckpt.load(saved, options=PAST), tree)
     assert kernel.asked and kernel.past and not kernel.through
     kernel.past.clear()
@@ -258,14 +254,9 @@ def test_damage_is_found_and_every_file_closed(saved, tree, tmp_path, kernel, da
     assert kernel.past or damage == "truncated"
 
 
-def used(monkeypatch: pytest.MonkeyPatch) -> list[PastCache]:
+def test_by_default_only_a_load_of_much_of_the_memory(saved, monkeypatch):
     made: list[PastCache] = []
     seams.at(monkeypatch, (PastCache, "__init__"), before=lambda made_one: made.append(made_one))
-    return made
-
-
-def test_by_default_only_a_load_of_much_of_the_memory(saved, monkeypatch):
-    made = used(monkeypatch)
     ckpt.load(saved)
     assert not made
     monkeypatch.setattr(pipeline, "memory_bytes", lambda: 16 * 64 * MIB)

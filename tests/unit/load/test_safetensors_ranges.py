@@ -18,7 +18,8 @@ from ckpt_core._options import Options
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import PIECE_BYTES, ReadsOf, Want, fill
 from ckpt_core._saved.opening import open_checkpoint
-from ckpt_core._storage import arrays, new_context
+from ckpt_core._storage import new_context
+from tests.unit.load.test_bytes_read import make_counted  # noqa: F401 (fixture)
 
 ROWS, COLUMNS = 64, 64 * 1024
 VALUES = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
@@ -31,20 +32,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cube = VALUES.reshape(4, 16, COLUMNS)
     safetensors.numpy.save_file({"w": VALUES, "cube": cube, **small}, file)
     return file
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of every read of data; those of headers are cleared by the tests."""
-    found: list[int] = []
-    plain = arrays.os.preadv
-
-    def counting(descriptor: int, buffers: Any, offset: int) -> int:
-        found.append(plain(descriptor, buffers, offset))
-        return found[-1]
-
-    monkeypatch.setattr(arrays.os, "preadv", counting)
-    return found
 
 
 def read(path: Path, name: str, regions: list[Region], counted: list[int]) -> list[Any]:

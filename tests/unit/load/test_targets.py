@@ -251,14 +251,6 @@ def test_ties_of_tensors_within_a_tree_are_none(tmp_path):
     assert torch.equal(weight, torch.ones(3))
 
 
-def test_ties_within_a_tree_are_none(tmp_path):
-    net = linear(3.0)
-    ckpt.save(tmp_path / "b", {"x": net, "y": net})
-    target = linear(1.0)
-    ckpt.restore(tmp_path / "b", state={"x": target, "y": target})
-    assert bool((target.kernel[...] == 3.0).all())
-
-
 def test_shared_immutable_targets_are_fine(tmp_path):
     array, sketch = jnp.zeros(2), {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
     ckpt.save(

@@ -13,11 +13,7 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import choose_address, networks_of
 from ckpt_core._format.part import Part, contains, runs_of
-from ckpt_core._run.tiers.coverage import (
-    MOST_STATE_BYTES,
-    Holding,
-    share,
-)
+from ckpt_core._run.tiers.coverage import MOST_STATE_BYTES, Holding, share
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     Judgement,
@@ -261,12 +257,3 @@ def test_a_damaged_part_is_mended_first():
     assert votes == ["other", "mend", "unread"] and judge_failure(votes) == "mend"
     assert judge_failure([votes[0], votes[2]]) == "unread"
     assert judge_failure([*votes, "raise"]) == "raise"
-
-
-def test_what_options_refuse():
-    with pytest.raises(ValueError, match=r"partners must be None, 'host'"):
-        ckpt.Options(partners="rack")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="local_max_to_keep"):
-        ckpt.Options(local_max_to_keep=0)
-    with pytest.raises(TypeError, match="persist_policy"):
-        ckpt.Options(persist_policy=1000)  # pyright: ignore[reportArgumentType]

@@ -5,7 +5,6 @@ import json
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,10 @@ from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers import coverage
 from ckpt_core._run.tiers.local import LocalTier
 from ckpt_core._run.tiers.save import StepToSave
-from ckpt_core._save import RecordFields, take
+from ckpt_core._save import RecordFields, take_snapshot
 from ckpt_core._verify import verify_part
 from tests.support.counted_service import Service, run_all
+from tests.support.own import Own
 
 COUNT = 24
 LINEAGE = "b" * 16
@@ -29,17 +29,8 @@ RUN = RunFile("run", LINEAGE)
 STATE_BYTES = 16_000  # of all together more than everybody gets
 
 
-class Pipeline:
+class Pipeline(Own):
     per_process = True
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def get_state(self) -> dict[str, str]:
-        return {"text": self.text}
-
-    def set_state(self, state: Any) -> None:
-        self.text = state["text"]
 
 
 @pytest.mark.parametrize("lost", [(5,), (0, 1, 2), (3, 6, 9, 12, 15, 18, 21)])
@@ -56,10 +47,10 @@ def test_a_lost_process_gets_its_state_from_its_block(tmp_path, monkeypatch, los
     def save(processes: Processes) -> list[str]:
         tier = tier_of(processes)
         text = f"{processes.index} " + "x" * STATE_BYTES
-        items = {"weights": {"w": np.full(16, 7.0)}, "data": Pipeline(text)}
+        items = {"weights": {"w": np.full(16, 7.0)}, "data": Pipeline(text=text)}
         what = StepToSave(3, items, RecordFields(False), f"{LINEAGE}{1:016x}")
         snapshot, write = tier.prepare(what)
-        take(items, [snapshot])
+        take_snapshot(items, [snapshot])
         write()
         tier.close(0)
         part = Path(tier.directory, "3")
