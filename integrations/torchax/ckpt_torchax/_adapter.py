@@ -24,6 +24,7 @@ class TorchAdapter:
 
     def __init__(self) -> None:
         self._names: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._scheduled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._orders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def accepts(self, cls: type, /) -> bool:
@@ -62,6 +63,8 @@ class TorchAdapter:
         """Learns the names of an optimizer's parameters from the modules that are saved or restored with it."""
         if isinstance(obj, torch.optim.Optimizer) and (names := _optimizers.names_of(obj, others)):
             self._names[obj] = names
+        if any(getattr(other, "optimizer", None) is obj for other in others.values()):
+            self._scheduled.add(obj)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Sets a state with the structure of ``wanted`` or ``get_state``.
@@ -92,6 +95,8 @@ class TorchAdapter:
         if isinstance(obj, torch.optim.Optimizer):
             names = self._names.get(obj) or _optimizers.names_of(obj, {})
             order = self._orders[obj] = _optimizers.order_of(obj, names, saved)
+            if obj in self._scheduled:
+                _optimizers.warn_of_groups(order)
             return _optimizers.wanted_of_optimizer(obj, saved, order)
         return _verbs(obj)[2](obj, saved)
 

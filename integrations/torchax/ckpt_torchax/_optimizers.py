@@ -99,6 +99,17 @@ def order_of(optimizer: torch.optim.Optimizer, names: Names | None, saved: Any) 
     return Order(range(sum(sizes)), range(len(sizes)))
 
 
+def warn_of_groups(order: Order) -> None:
+    """Warns of an optimizer with a scheduler, which has one rate for each group, by position."""
+    if list(order.groups) != sorted(order.groups):
+        warnings.warn(
+            "the optimizer's groups stand in another order than at the save. They are restored by name, and the state of its "
+            "scheduler by position: the next scheduler.step() gives groups the rates of others. Keep the order of the groups",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any, order: Order) -> Any:
     """The saved structure, with each array on the device or sharding of its parameter."""
     saved_groups = saved["param_groups"]

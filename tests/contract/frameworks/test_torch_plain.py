@@ -278,6 +278,19 @@ def test_an_optimizer_in_one_item_with_its_model_may_be_renamed_or_left_out(step
     assert caught.value.__notes__ == ["ckpt: this is opt of the item"]
 
 
+def test_a_scheduler_goes_by_the_position_of_groups(tmp_path):
+    def make(reverse: bool) -> dict[str, Any]:
+        model = Two(0)
+        optimizer = grouped(model, reverse, False)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+        return {"model": model, "optimizer": optimizer, "schedule": schedule}
+
+    ckpt.save(tmp_path / "a", items=make(False))
+    ckpt.restore(tmp_path / "a", items=make(False))
+    with pytest.warns(UserWarning, match="Keep the order of the groups"):
+        ckpt.restore(tmp_path / "a", items=make(True))
+
+
 def test_optimizers_without_names_or_with_others_go_by_position(tmp_path):
     model = Two(0)
     optimizer = torch.optim.Adam(model.parameters())
