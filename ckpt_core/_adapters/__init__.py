@@ -251,13 +251,13 @@ def notice(objects: Iterable[Any]) -> None:
 
 def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
     """The adapter of each item; calls ``meet`` for objects that are saved or restored in one call, as items or in containers."""
-    found, parts, seen = dict[str, Any](), [*items.items()], set[int]()
+    found, parts, seen = dict[str, Any](), [*items.items()], dict[int, Any]()
     while parts:
         path, value = parts.pop()
         if adapter_for(value) is not None:
             found[path] = value
         elif id(value) not in seen:
-            seen.add(id(value))
+            seen[id(value)] = value  # alive, so that no other gets its id
             inside: dict[Any, Any] = value if isinstance(value, dict) else {}
             if isinstance(value, (list, tuple)):
                 inside = dict(enumerate(value))

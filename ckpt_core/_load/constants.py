@@ -33,12 +33,13 @@ def unread(
     item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
 ) -> Any:
     """What was saved for a path of the target, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with
-    what was recorded beside its state. None inside of the item where no dict was saved, or with ``only=``. ``dicts`` has those,
-    once they were needed, each with the position of its first leaf.
+    what was recorded beside its state. None inside of the item where no dict was saved, and with ``only=`` and
+    ``missing="keep"``. ``dicts`` has those, once they were needed, each with the position of its first leaf.
     """
-    if path and request.only is not None:
+    if path and (request.only is not None or request.rules.missing != "error"):
         return None
     if path and not dicts:
+        dicts[()] = item.root, 0
         first = dict[Path, int]()
         for position, saved in enumerate(item.paths):
             for length in range(1, len(saved)):

@@ -61,8 +61,9 @@ class Sums:
         before, self.finite_count = self.finite_count, self.finite_count + values.size
         share, mean = values.size / self.finite_count, values.mean().item()
         apart = mean - self.average
-        self.squares += _square(values)
-        self.spread += _square(values - mean) + before * share * (apart * apart.conjugate()).real
+        self.squares += _dot(values, values)
+        between = before * share * np.longdouble(abs(apart)) ** 2
+        self.spread += _dot(values - mean, values - mean) + between
         self.average = self.average * (1 - share) + mean * share
 
     def _count_octaves(self, values: Array, sizes: Array) -> None:
@@ -88,12 +89,12 @@ class Sums:
     @property
     def norm(self) -> float:
         """Euclidean, of the finite ones."""
-        return math.sqrt(self.squares)
+        return float(np.sqrt(self.squares))
 
     @property
     def std(self) -> float:
         """Standard deviation of the finite ones; NaN if there is none."""
-        return math.sqrt(self.spread / self.finite_count) if self.finite_count else math.nan
+        return float(np.sqrt(self.spread / self.finite_count)) if self.finite_count else math.nan
 
 
 @dataclass
@@ -144,28 +145,28 @@ class PairSums:
             numbers_a, numbers_b, apart = (one[finite] for one in (numbers_a, numbers_b, distances))
             self.finite_count += apart.size
             self.largest = max(self.largest, float(apart.max()))
-            self.squares += _square(apart)
-            self.squares_a += _square(numbers_a)
-            self.squares_b += _square(numbers_b)
-            self.product += float(np.vdot(numbers_a, numbers_b).real)
+            self.squares += _dot(apart, apart)
+            self.squares_a += _dot(numbers_a, numbers_a)
+            self.squares_b += _dot(numbers_b, numbers_b)
+            self.product += _dot(numbers_a, numbers_b)
 
     @property
     def rms(self) -> float:
         """Root of the mean square of the differences."""
-        return math.sqrt(self.squares / self.finite_count) if self.finite_count else 0.0
+        return float(np.sqrt(self.squares / self.finite_count)) if self.finite_count else 0.0
 
     @property
     def relative(self) -> float:
         """Norm of the difference over that of the first leaf; infinite if that is zero and the difference is not."""
         if self.squares_a == 0:
             return math.inf if self.squares else 0.0
-        return math.sqrt(self.squares) / math.sqrt(self.squares_a)
+        return float(np.sqrt(self.squares) / np.sqrt(self.squares_a))
 
     @property
     def cosine(self) -> float:
         """Cosine of the angle between both; NaN if one of them is zero."""
-        sizes = math.sqrt(self.squares_a) * math.sqrt(self.squares_b)
-        return self.product / sizes if sizes else math.nan
+        sizes = np.sqrt(self.squares_a) * np.sqrt(self.squares_b)
+        return float(self.product / sizes) if sizes else math.nan
 
 
 def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
@@ -180,8 +181,13 @@ def _as_numbers(array: Array) -> Array:
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
-def _square(values: Array) -> float:
-    return float(np.vdot(values, values).real)
+def _dot(a: Array, b: Array) -> Any:
+    """The sum of products, real part; where it leaves the range of floats, in the longest that the machine has."""
+    found = np.vdot(a, b).real
+    if 1e-290 < abs(found) < math.inf or not (a.any() and b.any()):
+        return found
+    long: Any = np.clongdouble if a.dtype.kind == "c" else np.longdouble
+    return np.vdot(a.astype(long), b.astype(long)).real
 
 
 def _distances(a: Array, b: Array, numbers_a: Array, numbers_b: Array) -> Array:

@@ -141,7 +141,7 @@ def rolled_back(trail: Trail, last: int, target: Identity | None) -> Trail:
 
 def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
     """The trail without a step that is gone, so that its number can be saved again. It stands on the one before that is
-    ``there``. If there is no other, it leads no more: until a restore, steps on disk are of another history.
+    ``there``. If there is no other, it may retire no more: until a restore, steps on disk are of another history.
     """
     last = max(
         (one.step for one in trail.entries if one.step < step and one.step in there), default=-1

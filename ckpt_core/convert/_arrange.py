@@ -98,7 +98,7 @@ def _put_together(slot: Slot, source: Source) -> Array:
         taken = values[(*before, slice(first - part.start, last - part.start))]
         row[(*before, slice(first, last))] = taken
     axes = (*range(len(stacked)), *(len(stacked) + axis for axis in view.transpose))
-    return np.ascontiguousarray(joined.reshape(*stacked, *view.reshaped).transpose(axes))
+    return np.ascontiguousarray(joined.reshape((*stacked, *view.reshaped)).transpose(axes))
 
 
 def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:

@@ -54,7 +54,7 @@ def opened(path: str) -> Generator[Source]:
         tree: dict[str, Any] = {}
         for file, where in files.items():
             with _reading(where):
-                _add(tree, stack.enter_context(h5py.File(file, "r")), f"{where}: ")
+                _add(tree, stack.enter_context(h5py.File(file, "r")), where, "")
         yield source_of(tree, _read, metadata)
 
 
@@ -89,23 +89,24 @@ def _shards(path: str) -> list[str]:
     return found
 
 
-def _add(tree: dict[str, Any], group: Any, where: str) -> None:
+def _add(tree: dict[str, Any], group: Any, file: str, path: str) -> None:
     """Adds the datasets below a group to a tree; links to other files or groups are refused."""
-    h5py = library("h5py", where)
+    h5py = library("h5py", file)
     for name in sorted(group, key=_by_number):
-        at = f"{where}/{name}"
+        inside = f"{path}{name}"
+        at = f"{file}: {inside}"
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise UnsupportedLeaf(
-                f"{at} is a link to elsewhere, which is not followed", leaf=at, type_name="link"
+                f"{at} is a link to elsewhere, which is not followed", leaf=inside, type_name="link"
             )
         found = group[name]
         if not isinstance(found, h5py.Group):
             if name in tree:
-                raise CheckpointCorrupt(f"{at} is in two files", file=group.file.filename)
+                raise CheckpointCorrupt(f"{at} is in two files", file=file)
             tree[name] = _slot(found, at)
         else:
             below = tree.get(name, {})
-            _add(below, found, at)
+            _add(below, found, file, f"{inside}/")
             if below:  # a group without weights, such as that of dropout, is nothing
                 tree[name] = below
 

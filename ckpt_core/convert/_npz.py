@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from ckpt_core._directory import placed
-from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.arguments import answering
@@ -116,6 +116,10 @@ def export_npz(
         placed(where) as temporary,
         zipfile.ZipFile(temporary, "w") as archive,
     ):
+        if cut := [one.name for one in found.plan if "\0" in one.name]:
+            raise CheckpointError(
+                f"{cut[0]!r}: an npz cuts names at zero bytes: rename it by rules="
+            )
         for one, array in found.arrays:
             with archive.open(f"{one.name}{_SUFFIX}", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, array, allow_pickle=False)

@@ -66,6 +66,7 @@ class Run:
         self._begun: dict[int, Save] = {}
         self._keep = keep
         self._let_go: set[int] = set()
+        self._marked: set[int] = set()  # on disk, as of the last look
         self._stale = self._unasked = True
         # The caller's listener first: a save whose listener has not returned goes on.
         listeners = [one for one in (options.on_event, self._notice, then) if one is not None]
@@ -121,6 +122,7 @@ class Run:
         try:
             with self._lock:
                 self._let_go.discard(step)
+                self._marked.discard(step)
                 self._begun = {one: of for one, of in self._begun.items() if not of.over.is_set()}
                 self._begun[step] = save
             begun = self.engine.save(
@@ -221,8 +223,10 @@ class Run:
         if self._unasked:
             self._unasked = False
             found = [(step, self.path(step)) for step in there]
-            self._let_go |= only_to_resume(found, also_all=self._keep is not None)
-        gone = self._let_go.union(*(save.let_go for save in running.values()))
+            parts = () if self._keep is None else _parts(self._keep)
+            keeps_none = [getattr(one, "n", 1) == 0 for one in parts]
+            self._marked = only_to_resume(found, also_all=bool(keeps_none) and all(keeps_none))
+        gone = self._let_go.union(self._marked, *(save.let_go for save in running.values()))
         return sorted({*there, *running} - gone)
 
     def newest_step(self) -> int | None:
@@ -244,7 +248,7 @@ class Run:
         there = {one.step for one in facts}
         with self._lock:
             saves = [save.let_go for step, save in self._begun.items() if step in there]
-            return sorted(there - self._let_go.union(*saves))
+            return sorted(there - self._let_go.union(self._marked, *saves))
 
     def described(self) -> list[Step]:
         """The steps that are committed or being saved, oldest first."""

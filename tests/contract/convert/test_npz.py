@@ -142,3 +142,17 @@ def test_a_flipped_bit_and_a_cut_file(tmp_path: Path) -> None:
     with pytest.raises(ckpt.CheckpointCorrupt, match="cut short"):
         import_weights(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_names_that_an_archive_would_cut_short_are_refused(tmp_path: Path) -> None:
+    """Two of them became one array, in silence."""
+    ckpt.save(tmp_path / "one", {"a\0b": jnp.zeros(2), "a\0c": jnp.ones(2)})
+    with pytest.raises(ckpt.CheckpointError, match="zero byte"):
+        export_npz(tmp_path / "one", tmp_path / "a.npz")
+    assert not (tmp_path / "a.npz").exists()
+
+
+def test_a_rule_renames_a_scalar(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", one=np.float32(3))
+    import_weights(tmp_path / "a.npz", tmp_path / "out", rules=[ckpt.Rule("one", "other")])
+    assert float(ckpt.load(tmp_path / "out")["other"]) == 3

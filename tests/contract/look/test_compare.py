@@ -328,3 +328,17 @@ def test_no_number_is_broken_on_a_terminal(call, tmp_path, monkeypatch, columns)
         if command[0] == "diff":
             summary = " ".join(" ".join(lines).split())
             assert summary.endswith("differ, 1 only in A, 2 only in B; 1 container differs")
+
+
+def test_numbers_whose_squares_are_no_floats(call, tmp_path):
+    ckpt.save(
+        tmp_path / "a", {"big": np.array([1e200, 2e200]), "best": np.float64(sys.float_info.max)}
+    )
+    ckpt.save(
+        tmp_path / "b", {"big": np.array([1e200, 4e200]), "best": np.float64(sys.float_info.max)}
+    )
+    by_path = {one["path"]: one for one in stats(call, tmp_path / "a")}
+    assert by_path["best"]["norm"] == sys.float_info.max
+    assert by_path["best"]["std"] == 0
+    (changed,) = diff(call, tmp_path / "a", tmp_path / "b")["leaves"]
+    assert changed["relative"] == pytest.approx(0.8944, abs=1e-4)

@@ -30,6 +30,7 @@ class VocabularyHandler(ocp.CheckpointableHandler[Vocabulary, AbstractVocabulary
 
         async def write():
             path = await directory.await_creation()
+            assert path.name == directory.name
             (path / "inner").mkdir()
             (path / "inner" / "words.json").write_text(json.dumps(words))
 

@@ -191,6 +191,26 @@ def test_readers_without_the_policy_see_what_orbax_keeps(tmp_path, metadata):
     assert newest["all"] == sorted(newest["steps"]) == [2, 4]
     shutil.copytree(tmp_path / "3", tmp_path / "copy" / "3")  # what is alone is shown
     assert ckpt_orbax.utils.checkpoint_steps(tmp_path / "copy") == [3]
+    with ckpt_orbax.CheckpointManager(tmp_path / "copy", options=options) as manager:
+        assert manager.latest_step() == 3
+
+
+def test_a_step_that_is_saved_anew_is_seen_again(tmp_path):
+    options = ckpt_orbax.CheckpointManagerOptions(max_to_keep=1, best_fn=lambda m: m["acc"])
+
+    def save(step, acc):
+        with ckpt_orbax.CheckpointManager(tmp_path, options=options) as manager:
+            args = ckpt_orbax.args.StandardSave({"w": np.ones(2)})
+            manager.save(step, args=args, metrics={"acc": acc})
+
+    save(0, 0.5)
+    save(1, 0.1)
+    reading = ckpt_orbax.CheckpointManagerOptions(read_only=True)
+    with ckpt_orbax.CheckpointManager(tmp_path, options=reading) as evaluator:
+        assert evaluator.all_steps() == [0]
+        save(1, 0.9)
+        evaluator.reload()
+        assert evaluator.all_steps() == [1]
 
 
 @pytest.mark.parametrize("restart", [False, True])

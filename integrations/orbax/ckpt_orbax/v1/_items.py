@@ -73,6 +73,11 @@ class Directory:
     def __init__(self, path: Any) -> None:
         self.path = path
 
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.name
+
     def __truediv__(self, other: Any) -> Directory:
         return Directory(self.path / other)
 
