@@ -135,7 +135,8 @@ class Run:
         running_steps = [one.step for one in self.slots]
         # after `running_steps`: a save that ends in between is in both
         trail = self._apply_outcomes()
-        if not overwrite and step not in running_steps and trail.repeats(step):
+        older = all(one is None or one < step for one in running_steps)
+        if not overwrite and older and trail.repeats(step):
             trail = self._without_removed(trail, step)
         if not overwrite and (trail.repeats(step) or step in running_steps):
             newest = trail.head if running_steps[0] is None else running_steps[0]

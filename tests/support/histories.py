@@ -11,6 +11,7 @@ import itertools
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,22 @@ class Writer:
         """Whether the number is beyond the place to which it went back, or beyond everything."""
         return step > self.end or (self.went_back and step > (-1 if self.at is None else self.at))
 
+    def repeats(self, step: int) -> bool:
+        return step in self.own and not (self.went_back and self.is_ahead(step))
+
+    def forget(self, step: int, there: Iterable[int]) -> None:
+        """A step is gone; it stands on the one before, of those that are there."""
+        gone = {step}
+        if self.at == step:
+            left = {*there} & up_to(self.stood, step).keys()
+            self.at = max(left, default=None)
+            gone = {*range(-1 if self.at is None else self.at, step + 1)} - left
+        if {*self.stood} and {*self.stood} <= gone:  # it stands nowhere now
+            self.looked = False
+        self.stood = {one: value for one, value in self.stood.items() if one not in gone}
+        self.beside.pop(step, None)
+        self.since, self.begun = None, False
+
     def leave(self, last: int) -> None:
         self.stood = up_to(self.stood, last)
         self.beside = up_to(self.beside, last)
@@ -104,6 +121,8 @@ class Model:
             None if there is none.
         local_keep: how many steps stay in the local one.
         keep, period: ``max_to_keep`` and ``keep_period`` of the writer.
+        parents: of a value, number and value of the step that its save continued.
+        ancestors: of how many a restore knows whether they hang together.
     """
 
     every: int | None = None
@@ -113,6 +132,8 @@ class Model:
     disk: Steps = field(default_factory=dict[int, int])
     local: Steps = field(default_factory=dict[int, int])
     writer: Writer = field(default_factory=Writer)
+    parents: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    ancestors: int = 64
 
     @property
     def tiers(self) -> bool:
@@ -123,6 +144,23 @@ class Model:
         """What counts: of one number the newest save."""
         return {**self.disk, **self.local}
 
+    @property
+    def newest(self) -> int | None:
+        """The newest step of the history that hangs together."""
+        return next(filter(self._hangs_together, sorted(self.steps, reverse=True)), None)
+
+    def _hangs_together(self, step: int) -> bool:
+        """Whether no later save went on between a step, or one of its ancestors, and its parent; local steps are not asked."""
+        steps, at = self.steps, step
+        for _ in range(0 if step in self.local else self.ancestors):
+            if at not in steps or (parent := self.parents.get(steps[at])) is None:
+                break
+            between = (v for n, v in steps.items() if parent[0] <= n < at and v in self.parents)
+            if any(value > steps[step] for value in between):
+                return False
+            at = parent[0]
+        return True
+
     def persists(self, step: int, force: bool) -> bool:
         return self.every is None or force or step % self.every == 0
 
@@ -131,11 +169,11 @@ class Model:
     def save(self, step: int, value: int, *, overwrite: bool, force: bool) -> bool:
         """What the call gives; the steps are then as they must be once it has ended."""
         writer = self.writer
-        if (
-            not overwrite
-            and step in writer.own
-            and not (writer.went_back and writer.is_ahead(step))
-        ):
+        beyond = {one for one in writer.own if one >= step}
+        if not overwrite and writer.repeats(step) and beyond.isdisjoint(self.steps):
+            for one in sorted(beyond, reverse=True):  # somebody has removed them all
+                writer.forget(one, self.steps)
+        if not overwrite and writer.repeats(step):
             local_only = self.tiers and step == writer.at and step not in self.disk
             if not (force and local_only):
                 return False
@@ -151,6 +189,9 @@ class Model:
         there = self.steps
         if step in writer.own:
             which = writer.beside if step in writer.beside else writer.stood
+            base = writer.below(step)
+            if base is not None and not any(other > step for other in there):
+                self.parents[value] = base, writer.stood[base]
             which[step] = value
             writer.looked = writer.looked or which is writer.stood
             writer.begun = writer.begun and which is writer.stood  # it looks again after one beside
@@ -196,6 +237,8 @@ class Model:
     def _train_on(self, step: int, value: int, after: int) -> None:
         writer = self.writer
         writer.leave(after)
+        if writer.stood:
+            self.parents[value] = max(writer.stood.items())
         writer.stood[step] = value
         writer.at = step
         writer.since = after if writer.since is None else min(writer.since, after)
@@ -217,8 +260,8 @@ class Model:
                 }
 
     def restore_latest(self) -> tuple[int, int] | None:
-        if self.steps:
-            return self.restore(max(self.steps))
+        if (newest := self.newest) is not None:
+            return self.restore(newest)
         self.writer = Writer(looked=True, since=-1, claimed=True)
         return None
 
@@ -251,16 +294,7 @@ class Model:
             raise Absent
         self.disk.pop(step, None)
         self.local.pop(step, None)
-        writer, gone = self.writer, {step}
-        if writer.at == step:  # then on the one before, of those that retention has left
-            there = self.steps.keys() & up_to(writer.stood, step).keys()
-            writer.at = max(there, default=None)
-            gone = {*range(-1 if writer.at is None else writer.at, step + 1)} - there
-        if {*writer.stood} and {*writer.stood} <= gone:  # it stands nowhere now
-            writer.looked = False
-        writer.stood = {one: value for one, value in writer.stood.items() if one not in gone}
-        writer.beside.pop(step, None)
-        writer.since, writer.begun = None, False
+        self.writer.forget(step, self.steps)
 
     # ---- what others do ----------------------------------------------------------------------
 
@@ -317,7 +351,7 @@ class Run:
         self.scratch = tempfile.mkdtemp(prefix="ckpt-history-", dir=fast_disk())
         self.on_disk = root is None
         self.url = f"{self.scratch}/steps" if root is None else f"{root}/{next(_urls)}/steps"
-        self.model = Model(every, local_keep)
+        self.model = Model(every, local_keep, ancestors=64 if root is None else 1)
         self.value = self.asks = 0
         self.settled = True
         self.prefix = prefix
@@ -467,11 +501,12 @@ class Run:
     def read(self) -> None:
         """A reader that has been open for long looks."""
         self.settle()
-        wanted = max(self.model.steps.items(), default=None)
+        newest = self.model.newest
+        wanted = None if newest is None else (newest, self.model.steps[newest])
         assert _found(self.reader.restore_latest({"value": 0})) == wanted
         assert self.reader.all_steps() == sorted(self.model.steps)
         if wanted is not None and wanted[0] in self.model.disk:
-            newest = max(self.model.disk)
+            newest = max(self.model.disk)  # whatever it continues
             assert self.reader.wait_for_new_step(timeout_secs=0) == newest
             self.reader.wait_for_new_step(newest, timeout_secs=0)  # it wants that one no more
 
@@ -489,7 +524,8 @@ class Run:
         prefix = (None, "other", "run")[self.asks % 3]
         with self.open(read_only=True, step_prefix=prefix) as starting:
             newest = _found(starting.restore_latest({"value": 0}))
-            assert newest == max(steps.items(), default=None)
+            hanging = self.model.newest
+            assert newest == (None if hanging is None else (hanging, steps[hanging]))
             for one in (self.writer, starting):
                 assert one.all_steps() == sorted(steps)
                 assert one.latest_step() == max(steps, default=None)
