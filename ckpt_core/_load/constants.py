@@ -33,8 +33,8 @@ def unread(
     item: SavedItem, dicts: dict[Path, tuple[Node, int]], path: Path, request: Request
 ) -> Any:
     """What was saved for a path of the target, for ``wanted`` of an adapter: a ``SavedLeaf`` for each leaf; of a live object with
-    what was recorded beside its state. None inside of the item where no dict was saved, and with ``only=`` and
-    ``missing="keep"``. ``dicts`` has those, once they were needed, each with the position of its first leaf.
+    what was recorded beside its state. None inside of the item where no dict was saved, or with ``only=`` or
+    ``missing="keep"``. ``dicts`` keeps them, with their first leaves.
     """
     if path and (request.only is not None or request.rules.missing != "error"):
         return None

