@@ -107,10 +107,11 @@ class Write:
         self._began = time.monotonic()
         try:
             with self._workers:
+                described = self._workers.submit(self._describe)
                 written = sum(map(self._start_item, self.items))
                 self.operation.total_bytes = written
-                self._describe()  # meanwhile the workers write the arrays
                 self._settle()
+                described.result()
                 self.operation.done_bytes = written
         finally:
             for array in itertools.chain(*(item.arrays for item in self.items)):

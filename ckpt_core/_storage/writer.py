@@ -16,7 +16,7 @@ import numpy as np
 import zstandard
 
 from ckpt_core._background.threads import Workers
-from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, stored_chunks, whole_chunk
+from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
 from ckpt_core._layout.regions import Region, region_slices
@@ -114,52 +114,53 @@ class ArrayWriter:
         """Begins to write arrays. Those of at most ``copied_bytes`` are copied, and lose their ``pieces``; the values of others must
         not change until ``settle``.
         """
-        known: dict[Any, tuple[int, str | None]] = {}  # id(spec) hashes faster than the spec
+        known: dict[Any, tuple[bytes, str | None]] = {}
         keys, which, checksums = self.rows.keys, self.rows.which, self.checksums
         for array in arrays:
             if self._copied_bytes > self._limit_bytes:
                 self.settle()
-            name, spec, chunk, codec = array.name, array.spec, array.chunk, array.codec
-            copied = codec is None and array.size_bytes <= copied_bytes
+            spec, chunk, codec, size_bytes = array.spec, array.chunk, array.codec, array.size_bytes
+            layout = known.get((id(spec), chunk, codec))  # hashes faster than the spec
+            if layout is None:
+                layout = layout_of(spec.stored_dtype, spec.stored_shape, chunk, codec)
+                known[id(spec), chunk, codec] = layout
+            metadata, only_key = layout
+            small = size_bytes <= copied_bytes
+            in_one = only_key is not None and len(array.pieces) == 1 and size_bytes <= BLOCK_BYTES
+            copied = small and in_one and codec is None
             batch = self._copies if copied else self._views
             # its files hold no other arrays, which may change when it does not
-            spans_files = not copied and array.size_bytes > batch.limit_bytes
+            spans_files = not copied and size_bytes > batch.limit_bytes
             if spans_files:
                 self._start(batch)
-            layout = known.get((id(spec), chunk, codec))
-            if layout is None:
-                layout = known[id(spec), chunk, codec] = self._described_in(batch, array)
-            described, only_key = layout
-            prefix = f"{name}/" if name else ""
+            prefix = f"{array.name}/" if array.name else ""
             if self._first:
+                position = self._described.get(metadata)
+                if position is None:
+                    position = self._add(batch, metadata, len(metadata), False)
+                    self._described[metadata] = position
                 keys.append(f"{prefix}zarr.json")
-                which.append(described)
-            if not copied:
-                self.compresses = self.compresses or codec is not None
-                for key, values, in_chunk in _chunks(array, prefix):
-                    size_bytes = math.prod(chunk) * values.itemsize
-                    if array.size_bytes <= copied_bytes:
-                        values = values.copy()
-                        self._copied_bytes += size_bytes
-                    checksums[key] = ()  # until it is written
-                    keys.append(key)
-                    which.append(self._add(batch, _Chunk(key, values, in_chunk, array), size_bytes))
-                if spans_files:
-                    self._start(batch)
-                continue
-            stored: Iterable[tuple[str, np.ndarray[Any, Any]]]
-            if only_key is not None and len(array.pieces) == 1:
-                stored = ((prefix + only_key, array.pieces[0][1]),)
-            else:
-                stored = stored_chunks(name, array.pieces, chunk)
-            for key, values in stored:
-                data = values.tobytes()
-                small = len(data) <= BLOCK_BYTES
-                checksums[key] = (crc_of(data),) if small else checksum_chunk(values)
+                which.append(position)
+            if copied:
+                data = array.pieces[0][1].tobytes()
+                key = f"{prefix}{only_key}"
+                checksums[key] = (crc_of(data),)
                 keys.append(key)
-                which.append(self._add(batch, data, len(data)))
-                self._copied_bytes += len(data)
-            array.pieces = ()
+                which.append(self._add(batch, data, size_bytes))
+                self._copied_bytes += size_bytes
+                array.pieces = ()
+                continue
+            self.compresses = self.compresses or codec is not None
+            for key, values, in_chunk in _chunks(array, prefix):
+                if small:
+                    values = values.copy()
+                    self._copied_bytes += values.nbytes
+                checksums[key] = ()  # until it is written
+                keys.append(key)
+                chunk_bytes = math.prod(chunk) * values.itemsize
+                which.append(self._add(batch, _Chunk(key, values, in_chunk, array), chunk_bytes))
+            if spans_files:
+                self._start(batch)
 
     def take_over(self, places: Mapping[str, Place]) -> None:
         """Adds chunks that stand in files already: key -> place."""
@@ -195,14 +196,6 @@ class ArrayWriter:
         for job in self._jobs:
             job.result()
         self._jobs, self._copied_bytes = [], 0
-
-    def _described_in(self, batch: _Batch, array: ArrayToWrite) -> tuple[int, str | None]:
-        """Position of the ``zarr.json`` of an array, which is in the batch if it is new; and the key of its chunk if it has only one."""
-        shape, dtype = array.spec.stored_shape, array.spec.stored_dtype
-        metadata, only_key = layout_of(dtype, shape, array.chunk, array.codec)
-        if self._first and metadata not in self._described:
-            self._described[metadata] = self._add(batch, metadata, len(metadata), False)
-        return self._described.get(metadata, -1), only_key
 
     def _add(
         self, batch: _Batch, content: bytes | _Chunk, size_bytes: int, is_chunk: bool = True
