@@ -1,9 +1,9 @@
 """Before anything is written, all processes of a save agree that they save the same.
 
 Each process sends a digest of all that decides what is stored where. The digest of a tree is computed once
-per plan and reused for later saves of the same pytree structure. If all digests are equal, one
-agreement is enough. If not, two more follow: the first process that differs from process 0 sends what it is about to save, so
-that the error can name the first setting or leaf that differs.
+per plan and reused for later saves of the same pytree structure. If all digests are equal, one agreement is enough. If not,
+the first process that differs from process 0 sends what it is about to save, and the error names the first setting or leaf
+that differs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ from ckpt_core._save.job import PreparedItem
 from ckpt_core._save.plan_digest import (
     SETTING,
     Fact,
-    Layout,
-    block_size,
     difference,
     digest_of,
-    dump_block,
-    dump_digests,
-    first_block,
+    dump_facts,
     layout_of,
-    parse_block,
+    parse_facts,
 )
 
 _NAMED = 5
 """A message lists at most this many of the processes that differ."""
-_NOTHING = Layout("", 0)
 _KINDS = {
     "tree": "a tree",
     "process": "one state of each process",
@@ -62,22 +57,19 @@ def agree_to_save(
     try:
         if refusal is None:
             layout = items_layout(items, settings)
-            text = json.dumps([*layout, offer], separators=(",", ":"))
+            text = json.dumps([layout, offer], separators=(",", ":"))
     except Exception as error:
         refusal = error  # the other processes wait for a message from this one: raise after sending
 
     def judge(texts: list[str]) -> str:
-        everyone = [json.loads(one) for one in texts]
-        layouts = [Layout(digest, length) for digest, length, _ in everyone]
+        layouts, offers = zip(*map(json.loads, texts), strict=True)
         if differing := [n for n, layout in enumerate(layouts) if layout != layouts[0]]:
-            size = block_size(layouts[0], layouts[differing[0]])
-            return json.dumps({"differing": differing[:_NAMED], "size": size})
-        offers = [offer for _, _, offer in everyone]
-        return json.dumps({"offer": combine(offers)}, separators=(",", ":"))
+            return json.dumps({"differing": differing[:_NAMED]})
+        return json.dumps({"offer": combine([*offers])}, separators=(",", ":"))
 
     answer = json.loads(together.decide(text, judge, error=refusal))
     if "differing" in answer:
-        text = _how_they_differ(together, items, settings, answer["differing"], answer["size"])
+        text = _how_they_differ(together, items, settings, answer["differing"])
         raise CheckpointError(f"{together.where}: {text}")
     return answer["offer"]
 
@@ -87,41 +79,30 @@ def _how_they_differ(
     items: Sequence[PreparedItem],
     settings: Mapping[str, Any],
     differing: Sequence[int],
-    size: int,
 ) -> str:
-    """The message about the first leaf that differs between process 0 and ``differing[0]``; every process calls it. ``differing[0]``
-    first sends 256 digests of blocks of leaves, then the leaves of the first block that differs: of 100,000 leaves that is about 400.
-    """
+    """The message about the first leaf that differs between process 0 and ``differing[0]``; every process calls it."""
     index, shows = together.processes.index, together.processes.index == differing[0]
-    all_facts = list(items_facts(items, settings)) if shows or index == 0 else []
-    digests = dump_digests(all_facts, size)
+    facts = list(items_facts(items, settings)) if shows or index == 0 else []
 
-    def judge_blocks(texts: list[str]) -> str:
-        return str(first_block(digests, texts[differing[0]]))
-
-    def judge_facts(texts: list[str]) -> str:
-        theirs = parse_block(texts[differing[0]])
-        found = difference(all_facts, size, block, theirs, differing[0])
+    def judge(texts: list[str]) -> str:
+        found = difference(facts, parse_facts(texts[differing[0]]), differing[0])
         return (
-            f"{found.what} on processes {list(differing[:_NAMED])} differs from that on process 0: "
+            f"{found.what} on processes {list(differing)} differs from that on process 0: "
             f"{found.how}: all processes must {found.must}"
         )
 
-    block = int(together.decide(digests if shows else "", judge_blocks))
-    return together.decide(dump_block(all_facts, size, block) if shows else "", judge_facts)
+    return together.decide(dump_facts(facts) if shows else "", judge)
 
 
-def items_layout(items: Sequence[PreparedItem], settings: Mapping[str, Any]) -> Layout:
+def items_layout(items: Sequence[PreparedItem], settings: Mapping[str, Any]) -> str:
     """Digest of all items; equal on all processes that save the same."""
     ordered = sorted(items, key=lambda item: item.name)
-    layouts = [_NOTHING if item.plan is None else item.plan.layout for item in ordered]
-    pairs = zip(ordered, layouts, strict=True)
+    layouts = ["" if item.plan is None else item.plan.layout for item in ordered]
     heads = [
-        _head(item)._replace(chunk=layout.digest, value=digest_of(item.values))
-        for item, layout in pairs
+        _head(item)._replace(chunk=layout, value=digest_of(item.values))
+        for item, layout in zip(ordered, layouts, strict=True)
     ]
-    whole = layout_of([*_settings(settings), *heads])
-    return Layout(whole.digest[:24], whole.length + sum(layout.length for layout in layouts))
+    return layout_of([*_settings(settings), *heads])[:24]
 
 
 def items_facts(items: Sequence[PreparedItem], settings: Mapping[str, Any]) -> Iterator[Fact]:

@@ -24,7 +24,7 @@ from ckpt_core._layout.chunks import chunk_shape
 from ckpt_core._layout.regions import Region, region_size, whole
 from ckpt_core._layout.writers import CutRegion, WriterTurns, cut_region, shared_chunk_bytes
 from ckpt_core._lazy import jax
-from ckpt_core._save.plan_digest import Fact, Layout, Leaf, facts, layout_of
+from ckpt_core._save.plan_digest import Fact, Leaf, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, describe
 from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
@@ -96,7 +96,7 @@ class TreePlan:
         return facts(signature.root, described, self.own)
 
     @functools.cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> str:
         """Digest of all facts but values; computed once for each plan."""
         return layout_of(self.facts())
 

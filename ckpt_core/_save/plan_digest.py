@@ -10,8 +10,10 @@ another's value.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,8 +23,6 @@ from ckpt_core._devices.shardings import where_text
 from ckpt_core._tree import Node, Path, compared_values, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
-_BLOCKS = 256
-"""Facts are cut into at most this many blocks; only the first block that differs is sent."""
 _SHOWN = 160
 """A message shows at most this many characters of each of two differing texts."""
 _WHOLE_TEXT = 80
@@ -144,51 +144,25 @@ class _Facts:
         return known
 
 
-class Layout(NamedTuple):
-    """What processes compare first; if two layouts are equal, all facts are."""
-
-    digest: str  # SHA-256 of all facts
-    length: int  # number of facts
-
-
-def layout_of(all_facts: Iterable[Fact]) -> Layout:
-    """The layout of these facts."""
-    digest, count = hashlib.sha256(), 0
+def layout_of(all_facts: Iterable[Fact]) -> str:
+    """A digest of these facts, which processes compare first: if it is equal, all facts are."""
+    digest = hashlib.sha256()
     for fact in all_facts:
         digest.update(repr(tuple(fact)).encode(errors="surrogatepass"))
-        count += 1
-    return Layout(digest.hexdigest(), count)
+    return digest.hexdigest()
 
 
-def block_size(*layouts: Layout) -> int:
-    """Number of facts in a block, so that the largest layout has at most 256 blocks."""
-    return max(1, -(-max(layout.length for layout in layouts) // _BLOCKS))
-
-
-def dump_digests(all_facts: Sequence[Fact], size: int) -> str:
-    """Digests of the blocks of ``size`` facts, as text for ``first_block``."""
-    blocks = (all_facts[start : start + size] for start in range(0, len(all_facts), size))
-    return " ".join(layout_of(block).digest[:16] for block in blocks)
-
-
-def first_block(one: str, other: str) -> int:
-    """Number of the first block that differs between two texts of ``dump_digests``."""
-    ours, theirs = one.split(), other.split()
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-
-
-def dump_block(all_facts: Sequence[Fact], size: int, block: int) -> str:
-    """The facts of one block as JSON, in which each distinct text occurs once."""
-    chosen = all_facts[block * size : (block + 1) * size]
-    texts = list(dict.fromkeys(text for fact in chosen for text in fact))
+def dump_facts(all_facts: Sequence[Fact]) -> str:
+    """The facts as text, in which each distinct text occurs once; compressed, as there may be 100,000."""
+    texts = list(dict.fromkeys(text for fact in all_facts for text in fact))
     places = {text: place for place, text in enumerate(texts)}
-    return json.dumps([texts, [[places[text] for text in fact] for fact in chosen]])
+    data = json.dumps([texts, [[places[text] for text in fact] for fact in all_facts]])
+    return base64.b85encode(zlib.compress(data.encode())).decode()
 
 
-def parse_block(text: str) -> list[Fact]:
-    """The facts that ``dump_block`` wrote."""
-    texts, chosen = json.loads(text)
+def parse_facts(text: str) -> list[Fact]:
+    """The facts that ``dump_facts`` wrote."""
+    texts, chosen = json.loads(zlib.decompress(base64.b85decode(text)))
     return [Fact(*(texts[place] for place in places)) for places in chosen]
 
 
@@ -200,17 +174,14 @@ class Difference(NamedTuple):
     must: str  # what all processes must do
 
 
-def difference(
-    all_facts: Sequence[Fact], size: int, block: int, theirs: Sequence[Fact], process: int
-) -> Difference:
-    """The first difference between process 0, which calls it, and ``process``, from ``theirs``: the facts in that one's block of ``size`` facts."""
-    ours = all_facts[block * size : (block + 1) * size]
+def difference(ours: Sequence[Fact], theirs: Sequence[Fact], process: int) -> Difference:
+    """The first difference between the facts of process 0, which calls it, and those of ``process``."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
     what, must = _ASPECTS["kind"]
     if mine is None or other is None or mine.path != other.path:
-        return Difference(what, _path_difference(all_facts, mine, theirs, other, process), must)
+        return Difference(what, _path_difference(ours, mine, theirs, other, process), must)
     if mine.kind == SETTING:
         how = f"{mine.value} on process 0, and {other.value} on process {process}"
         return Difference(mine.path, how, "save the same")
@@ -220,18 +191,18 @@ def difference(
             a, b = _shortened(a, b)
             how = f"{mine.path} is {a} on process 0, and {b} on process {process}"
             return Difference(what, how, must)
-    raise AssertionError("the blocks are equal")
+    raise AssertionError("the facts are equal")
 
 
 def _path_difference(
-    all_facts: Sequence[Fact],
+    ours: Sequence[Fact],
     mine: Fact | None,
     theirs: Sequence[Fact],
     other: Fact | None,
     process: int,
 ) -> str:
     """How two pytrees differ in their paths: a leaf on one process only, or another order."""
-    if other is not None and other.path not in {fact.path for fact in all_facts}:
+    if other is not None and other.path not in {fact.path for fact in ours}:
         return f"{other.path} ({other.kind}) is on process {process}, and not on process 0"
     if mine is not None and mine.path not in {fact.path for fact in theirs}:
         return f"{mine.path} ({mine.kind}) is on process 0, and not on process {process}"
