@@ -459,10 +459,12 @@ class Run:
     def fail(self, ahead: int, point: seams.Point) -> None:
         """The disk fails while the writer goes on beyond all that is there, and was."""
         writer = self.model.writer
+        others = {*self.model.steps} - {*writer.own}  # a save retires those between its own
         if (
             writer.went_back
             or not writer.looked
             or (writer.at or 0) < max(self.model.steps, default=0)
+            or max(others, default=-1) > min(writer.own, default=-1)
         ):
             return
         self.settle()
