@@ -13,6 +13,7 @@ from ckpt_core._load import NO_STATE, collect_targets, make_request
 from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
+from ckpt_core._run import going_back
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all, wait_for_others
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy
@@ -383,7 +384,7 @@ class Checkpointer:
             CheckpointNotFound: there is no such step.
             CheckpointError: the step is being read, or another writer has taken the directory over.
         """
-        self._run.delete(step)
+        going_back.delete(self._run, step)
 
     @in_turn
     def rollback_to(self, step: int) -> list[int]:
@@ -392,7 +393,7 @@ class Checkpointer:
         If there is no such step, from the newest one before it; if none is as old, from the beginning. Waits for
         running saves. All processes must call it.
         """
-        return self._run.rollback_to(step)
+        return going_back.rollback_to(self._run, step)
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is running; every save started before is then durable in its tiers.

@@ -44,6 +44,14 @@ class Trail:
     uncertain: frozenset[int] = frozenset()
     # Steps that could not be restored, with their tokens, until they are saved again or restored after all.
     damaged: Mapping[int, str] = field(default_factory=dict[int, str])
+    # With it the tokens of its saves begin; empty until it has begun to save from where it stands.
+    lineage: str = ""
+    saves: int = 0  # of the lineage
+
+    @property
+    def token(self) -> str:
+        """Of its last save."""
+        return f"{self.lineage}{self.saves:016x}"
 
     @property
     def own(self) -> frozenset[int]:
@@ -85,7 +93,9 @@ class Trail:
 
 def restored(trail: Trail, identity: Identity) -> Trail:
     """It stands on a step that it has restored."""
-    return replace(_standing(trail, identity), head=identity.step, may_retire=True, root=None)
+    return replace(
+        _standing(trail, identity), head=identity.step, may_retire=True, root=None, lineage=""
+    )
 
 
 def found_nothing() -> Trail:
@@ -136,7 +146,7 @@ def rolled_back(trail: Trail, last: int, target: Identity | None) -> Trail:
     found = cut(trail, last)
     if target is not None:
         found = _standing(found, target)
-    return replace(found, head=found.end, may_retire=True, root=None)
+    return replace(found, head=found.end, may_retire=True, root=None, lineage="")
 
 
 def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
@@ -157,6 +167,7 @@ def deleted(trail: Trail, step: int, there: Collection[int]) -> Trail:
         root=None,
         uncertain=trail.uncertain - {step},
         damaged={other: token for other, token in trail.damaged.items() if other != step},
+        lineage="",
     )
 
 

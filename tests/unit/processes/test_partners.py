@@ -14,7 +14,7 @@ from ckpt_core._run.tiers import copying
 by = P("data")
 
 def settle(checkpointer):
-    checkpointer._run._local._copier.finish(20)
+    checkpointer._run.local._copier.finish(20)
     meet(f"turn{next(turns)}")
 
 def save(checkpointer, step):

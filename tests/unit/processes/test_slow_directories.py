@@ -33,7 +33,7 @@ with start(by, persist_policy=ckpt.when.continuously(), partners=None) as checkp
         opened.clear()
         for step in range(8):
             save(checkpointer, 1 + 8 * turn + step)
-        told["local"] += sorted(checkpointer._run._local.complete)
+        told["local"] += sorted(checkpointer._run.local.complete)
         told["hung"].append(checkpointer._run.slots[1].running)
         meet(f"goes on {turn}")
         opened.set()
