@@ -1,20 +1,32 @@
-"""The hidden names next to a checkpoint: it is being written, deleted or replaced.
+"""The hidden names next to a checkpoint, which is being written, deleted or replaced: whose they are, and which may go.
 
 A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label
 is the beginning of the checkpoint's name, for people. The digest is of the whole name, for
 comparison: names may be long and may contain dots, so a label or prefix does not identify the
 checkpoint.
+
+A replaced checkpoint may be deleted only when the new one is durable: callers must fsync the
+directory before they delete what ``removable`` returns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpt_core._directory.owner import this_owner
+from ckpt_core._directory.backend import has_sign
+from ckpt_core._directory.files import read_bounded
+from ckpt_core._directory.locks import is_locked
+from ckpt_core._directory.owner import is_dead, lives, this_owner
+from ckpt_core._directory.syscalls import remove
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.untrusted import most_bytes
 
 TEMPORARY = ".ckpt-tmp."
 """A checkpoint that is being written or deleted; readers ignore it."""
@@ -23,10 +35,12 @@ REPLACED = ".ckpt-old."
 KEPT = ".ckpt-kept."
 """An old checkpoint that was replaced, kept because the new one may not be durable."""
 
-_KINDS = (TEMPORARY, REPLACED, KEPT)
+_KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}
+"""In the words of a ``Trace``."""
 _LABEL_BYTES = 64  # some file systems limit names to 143 bytes; the other parts need about 70
 _DIGEST_DIGITS = 16
 _RANDOM_BYTES = 4
+_ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 _OURS = re.compile(rf"[0-9a-f]{{{_DIGEST_DIGITS + 2 * _RANDOM_BYTES}}}")
 
 
@@ -67,12 +81,21 @@ def parse(entry: str) -> Hidden | None:
     return Hidden(entry, kind, label, last[:_DIGEST_DIGITS], owner)
 
 
+def inside(path: str) -> list[str] | None:
+    """What a directory holds: nothing if there is none, None if something else is there. Raises OSError if the system
+    cannot say (EIO, EMFILE): what a replacement put beside it may count, or not.
+    """
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        return None
+
+
 def find(parent: str) -> list[Hidden]:
     """All hidden names in a directory; empty if the directory is missing."""
-    try:
-        entries = os.listdir(parent)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    entries = inside(parent) or ()
     return [found for entry in entries if entry[0] == "." and (found := parse(entry)) is not None]
 
 
@@ -96,3 +119,138 @@ def shortened(name: str, most_bytes: int) -> str:
 def digest(name: str) -> str:
     """The digest in a hidden name that identifies the checkpoint it belongs to."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:_DIGEST_DIGITS]
+
+
+def replaced(path: str) -> str | None:
+    """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
+    if os.path.islink(path) or inside(path) != []:
+        return None
+    parent, name = os.path.split(path)
+    found = [os.path.join(parent, one.entry) for one in of(parent, name) if one.kind == REPLACED]
+    return max(found, key=_validity, default=None)
+
+
+def _validity(path: str) -> tuple[bool, int]:
+    """Sort key for old checkpoints of one name: real checkpoints win, then the latest rename."""
+    try:
+        return has_sign(path), os.lstat(path).st_ctime_ns
+    except OSError:
+        return False, 0
+
+
+def interrupted(parent: str) -> dict[str, str]:
+    """The checkpoints that exist only under the hidden name of an interrupted replacement: name -> path there."""
+    names = {one.name for one in find(parent) if one.kind == REPLACED and one.name is not None}
+    paths = {name: replaced(os.path.join(parent, name)) for name in names}
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def bring_back(parent: str) -> None:
+    """Renames the old checkpoints of interrupted replacements back to their names."""
+    for name, path in interrupted(parent).items():
+        hidden = parse(os.path.basename(path))
+        if hidden is not None and not lives(hidden.owner):
+            with contextlib.suppress(OSError):  # readers find it under the hidden name too
+                os.rename(path, os.path.join(parent, name))
+
+
+def removable(parent: str) -> list[str]:
+    """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
+    found = find(parent)
+    beside: dict[str, str] = {}
+    if any(hidden.kind != TEMPORARY for hidden in found):
+        beside = {digest(entry): entry for entry in inside(parent) or ()}
+    return [hidden.entry for hidden in found if _is_removable(hidden, parent, beside)]
+
+
+def _is_removable(hidden: Hidden, parent: str, beside: Mapping[str, str]) -> bool:
+    if hidden.kind == TEMPORARY:
+        return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
+    name = beside.get(hidden.digest)
+    return name is not None and has_sign(os.path.join(parent, name))
+
+
+def discard(paths: Iterable[str]) -> None:
+    """Deletes directories with hidden names; raises no error of the file system. A ``REPLACED`` or ``KEPT`` one is
+    first renamed to a ``TEMPORARY`` name: if the deletion is interrupted, readers must not take the rest for a
+    checkpoint.
+    """
+    for path in paths:
+        parent, entry = os.path.split(path)
+        hidden = parse(entry)
+        if hidden is None or hidden.kind == TEMPORARY:
+            remove(path)
+            continue
+        gone = make(TEMPORARY, parent, hidden.label)
+        with contextlib.suppress(OSError):  # which keeps it undamaged
+            os.rename(path, gone)
+            remove(gone)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One directory entry that is not a step, but shows the state of a save or a deletion. Its kind is ``unfinished``
+    (running or interrupted), ``replaced`` or ``kept``, ``writer`` (a live process that has claimed the directory), or
+    a value of ``folders``.
+    """
+
+    kind: str
+    name: str  # of the checkpoint (cut and with ``...`` if long), or of the owner file
+    whose: str  # the process in words; empty if unknown
+    since_unix_secs: float  # the oldest modification time found
+
+
+def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[Trace]:
+    """The traces in a local directory of checkpoints; changes nothing. ``owner_file`` is the file that the writer of
+    the directory keeps locked; ``folders`` maps the folders to which checkpoints are moved to their kinds.
+    """
+    return [*_traces(directory, folders), *_writer(directory, owner_file)]
+
+
+def _traces(directory: str, folders: Mapping[str, str]) -> Iterator[Trace]:
+    for name, path, since in _folders_in(directory):
+        hidden = parse(name)
+        if hidden is not None:
+            about = hidden.name or f"{hidden.label}..."
+            whose = _whose(hidden.owner, path) if hidden.kind == TEMPORARY else ""
+            yield Trace(_KINDS[hidden.kind], about, whose, since)
+        elif _ORBAX_TEMPORARY in name:
+            yield Trace("unfinished", name.partition(".")[0], "Orbax", since)
+        elif name in folders:
+            for inner, _, inner_since in _folders_in(path):
+                yield Trace(folders[name], f"{name}/{inner}", "", inner_since)
+
+
+def _folders_in(directory: str) -> Iterator[tuple[str, str, float]]:
+    """Name, path, and the oldest modification time in it, of each directory in one; of those that can be read."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(directory)):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                entries = [os.path.join(path, one) for one in os.listdir(path)]
+                times = [os.stat(path).st_mtime, *(os.lstat(one).st_mtime for one in entries)]
+                yield name, path, min(times)
+
+
+def _writer(directory: str, name: str) -> Iterator[Trace]:
+    path = os.path.join(directory, name)
+    if not is_locked(path):
+        return
+    try:
+        content = read_bounded(directory, name, most_bytes(name)) or b""
+        since = os.stat(path).st_mtime
+    except (OSError, CheckpointCorrupt):  # the writer ended just now, or this is not an owner file
+        return
+    first = content.decode(errors="replace").partition("\n")[0]
+    yield Trace("writer", name, first.strip().partition(" ")[2].partition(", since ")[0], since)
+
+
+def _whose(owner: str, path: str) -> str:
+    pid = owner.split("-")[1] if "-" in owner else ""
+    if not pid.isdigit():
+        return "an unknown process"
+    living = lives(owner)
+    if living is not None:
+        return f"process {pid}" if living else f"process {pid}, which has ended"
+    seems = ", which seems to have ended" if is_dead(owner, path) else ""
+    return f"process {pid} of another machine{seems}"

@@ -1,4 +1,4 @@
-"""Checkpoints in a file system: reading, listing, deleting; ``writing`` has the commit."""
+"""Checkpoints in a file system; ``writing`` has the attempt that writes one, and its commit."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import errno
 import os
 import secrets
 import shlex
-import stat
+import shutil
 from collections.abc import Mapping
 
-from ckpt_core._directory import hidden_names, leftovers
-from ckpt_core._directory.backend import Look
-from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
+from ckpt_core._directory import hidden_names
+from ckpt_core._directory.backend import SIGNS, Backend, Look
+from ckpt_core._directory.files import file_sizes, read_bounded, size_of
 from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_locked, reading
-from ckpt_core._directory.signs import SIGNS as _SIGNS
+from ckpt_core._directory.owner import is_dead
 from ckpt_core._directory.syscalls import (
     ABSENT,
     cannot_write,
     kind_at,
     link_new,
     remove,
-    remove_tree,
     sync_file,
 )
-from ckpt_core._directory.writing import LocalAttempt as LocalAttempt
 from ckpt_core._directory.writing import (
-    Writing,
+    LocalAttempt,
     is_synced,
     make_directories,
-    superseded,
+    refuse_occupied,
+    refuse_path,
+    remove_empty,
     sync_directory,
 )
 from ckpt_core._format.untrusted import most_bytes
@@ -40,16 +40,6 @@ _LOOKS = 5
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 
-def refuse_file(path: str) -> None:
-    """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return  # nothing is there, or who lists it says what is wrong
-    if not stat.S_ISDIR(mode):
-        raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
-
-
 def _is_item(path: str) -> bool:
     """Whether a folder is an item that Orbax has written; one that may not be looked into is none."""
     try:
@@ -58,8 +48,38 @@ def _is_item(path: str) -> bool:
         return False
 
 
-class PosixBackend(Writing):
+class PosixBackend(Backend):
     """Checkpoints as directories; see ``Backend``."""
+
+    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
+        if WINDOWS:
+            raise cannot_write(path)
+        if not path.isascii():
+            refuse_path(path)
+        parent, name = os.path.split(path)
+        beside = hidden_names.of(parent, name)
+        temporary = hidden_names.make(hidden_names.TEMPORARY, parent, name)
+        aside = hidden_names.replaced(path) if beside else None
+        if aside is not None:  # a replacement was interrupted between its two renames
+            os.rename(aside, path)
+        refuse_occupied(path, overwrite=overwrite)
+        created = make_directories(parent, durable)
+        attempt = LocalAttempt(
+            path, temporary, overwrite=overwrite, durable=durable, created=created
+        )
+        try:
+            if beside:
+                attempt.superseded = _clean_named(parent, beside)
+            os.mkdir(temporary)
+        except BaseException as error:
+            remove_empty([temporary, *created])
+            if isinstance(error, OSError) and error.filename == temporary:
+                error.filename = path  # the one that the caller knows
+            raise
+        return attempt
+
+    def join(self, path: str, attempt_path: str, *, durable: bool) -> LocalAttempt:
+        return LocalAttempt(path, attempt_path, overwrite=False, durable=durable, created=[])
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
         return read_bounded(path, name, most_bytes(name) if limit_bytes is None else limit_bytes)
@@ -79,20 +99,11 @@ class PosixBackend(Writing):
         taken = hidden_names.make(hidden_names.TEMPORARY, path, name)
         try:
             os.rename(file, taken)
-            self._drop(taken, file, beginning)
-        except BaseException:  # also of a signal handler, at any moment
-            self._drop(taken, file, beginning)
-            raise
-
-    def _drop(self, taken: str, file: str, beginning: bytes) -> None:
-        """Removes what was renamed, if it is there; puts back what another writer claimed since the first look."""
-        found = self.read(*os.path.split(taken))
-        if found is None:
-            return
-        if not found.startswith(beginning):
-            with contextlib.suppress(FileExistsError):  # unless a third one has claimed it
-                link_new(taken, file)
-        remove(taken)
+            if not (self.read(*os.path.split(taken)) or b"").startswith(beginning):
+                with contextlib.suppress(FileExistsError):  # unless a third one has claimed it
+                    link_new(taken, file)  # of a writer who claimed it since the first look
+        finally:
+            remove(taken)
 
     def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
         """Atomically writes a file and returns it, open and with a shared lock."""
@@ -119,7 +130,7 @@ class PosixBackend(Writing):
         return file
 
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
-        return reading(os.path.join(path, _SIGNS[0]), head)
+        return reading(os.path.join(path, SIGNS[0]), head)
 
     def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         return file_sizes(path)
@@ -134,9 +145,6 @@ class PosixBackend(Writing):
                 raise cannot_write(path)
             remove(file)
             sync_directory(path)
-
-    def children(self, path: str) -> list[str]:
-        return self.look(path).children
 
     def exists(self, path: str) -> bool:
         try:
@@ -157,11 +165,12 @@ class PosixBackend(Writing):
                 found = [
                     one.name
                     for one in inside
-                    if one.name[0] != "." and (one.is_dir() or _is_lost_link(one))
+                    if one.name[0] != "."
+                    and (one.is_dir() or (one.is_symlink() and not os.path.exists(one.path)))
                 ]
                 hidden = frozenset(one.name for one in inside if one.name[0] == ".")
                 if any(name.startswith(hidden_names.REPLACED) for name in hidden):
-                    found += leftovers.vacant_names(path) - set(found)
+                    found += hidden_names.interrupted(path).keys() - set(found)
                 # a listing is not one moment: what is renamed meanwhile may be in it under neither name
                 if os.stat(path).st_mtime_ns == changed:
                     break
@@ -170,7 +179,7 @@ class PosixBackend(Writing):
         return Look(found, lambda name: self.is_checkpoint(f"{path}/{name}"), hidden)
 
     def is_checkpoint(self, path: str) -> bool:
-        record = os.path.join(path, _SIGNS[0])
+        record = os.path.join(path, SIGNS[0])
         for _ in range(_LOOKS):
             if os.path.exists(record):
                 return True
@@ -184,9 +193,9 @@ class PosixBackend(Writing):
                 inside = []
             except PermissionError:  # what cannot be read is not absent, either
                 return True
-            if not inside and leftovers.replaced(path) is not None:
+            if not inside and hidden_names.replaced(path) is not None:
                 return True
-            if any(name in _SIGNS or _is_item(f"{path}/{name}") for name in inside):
+            if any(name in SIGNS or _is_item(f"{path}/{name}") for name in inside):
                 return True
             # The look may have gone into a directory that is replaced, and being deleted: a second one does not.
             if os.path.exists(record):
@@ -210,41 +219,61 @@ class PosixBackend(Writing):
                 kept = hidden_names.shortened(name, _MOST_TRASH_NAME_BYTES)
                 gone = os.path.join(parent, trash, f"{kept}.{secrets.token_hex(4)}")
         try:
-            with deleting(os.path.join(standing, _SIGNS[0])):
+            with deleting(os.path.join(standing, SIGNS[0])):
                 # First delete what this checkpoint replaced, else `replaced` would bring it back.
-                old = superseded(parent, hidden_names.of(parent, name), standing)
+                old = _superseded(parent, hidden_names.of(parent, name), standing)
                 if old:
                     sync_directory(parent)
-                    leftovers.discard(old)
+                    hidden_names.discard(old)
                 os.rename(standing, gone)
             if trash is None:
-                remove_tree(gone)
+                os.unlink(gone) if os.path.islink(gone) else shutil.rmtree(gone)
         except BaseException:
             if trash is None:
                 remove(gone)  # after the rename the deletion is irrevocable: try to finish it
             raise
 
     def garbage(self, path: str) -> list[str]:
-        return leftovers.removable(path)
+        return hidden_names.removable(path)
 
     def clean(self, path: str) -> list[str]:
         if WINDOWS:
             return []
-        leftovers.bring_back(path)
-        entries = leftovers.removable(path)
+        hidden_names.bring_back(path)
+        entries = hidden_names.removable(path)
         if not entries or not is_synced(path):
             return []
-        leftovers.discard(os.path.join(path, entry) for entry in entries)
+        hidden_names.discard(os.path.join(path, entry) for entry in entries)
         return entries
 
     def replaced(self, path: str) -> str | None:
-        if os.path.lexists(os.path.join(path, _SIGNS[0])):  # the common case, without a listing
+        if os.path.lexists(os.path.join(path, SIGNS[0])):  # the common case, without a listing
             return None
-        return leftovers.replaced(path)
+        return hidden_names.replaced(path)
 
 
-def _is_lost_link(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and not os.path.exists(entry.path)
+def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
+    """Deletes what dead attempts left; returns old checkpoints to delete after the commit."""
+    found = [(hidden, os.path.join(parent, hidden.entry)) for hidden in beside]
+    dead = [
+        path
+        for hidden, path in found
+        if hidden.kind == hidden_names.TEMPORARY and is_dead(hidden.owner, path)
+    ]
+    # first the fsync: one of them may be a checkpoint that was replaced by a rename that is not durable yet
+    if dead and is_synced(parent):
+        hidden_names.discard(dead)
+    return _superseded(parent, beside)
+
+
+def _superseded(parent: str, beside: list[hidden_names.Hidden], but: str = "") -> list[str]:
+    """Paths of replaced checkpoints, except ``but``."""
+    paths = [
+        os.path.join(parent, hidden.entry)
+        for hidden in beside
+        if hidden.kind != hidden_names.TEMPORARY
+    ]
+    return [path for path in paths if path != but and os.path.lexists(path)]
 
 
 def why_immovable(path: str) -> str:

@@ -1,95 +1,35 @@
-"""Writes a checkpoint in a file system: under a hidden name, made durable, then renamed."""
+"""One attempt to write a checkpoint in a file system: under a hidden name, made durable, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-from ckpt_core._directory import hidden_names, leftovers
-from ckpt_core._directory.backend import Attempt
-from ckpt_core._directory.bounded_read import read_beginning
+from ckpt_core._directory import hidden_names
+from ckpt_core._directory.backend import SIGNS, Attempt, has_sign, is_meant
+from ckpt_core._directory.files import file_sizes, read_bounded
 from ckpt_core._directory.paths import refuse_lost_link
-from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.syscalls import (
-    cannot_write,
     exchange,
     kind_at,
+    refuse_file,
     remove,
     sync_file,
     unless_absent,
 )
 from ckpt_core._errors import VISIBLE, CheckpointError, CheckpointExists
 from ckpt_core._format.record import FileRecord
-from ckpt_core._platform import FOLDER, WINDOWS, of_tasks
+from ckpt_core._format.untrusted import most_bytes
+from ckpt_core._platform import FOLDER, of_tasks
 
 _BUFFER_BYTES = 256 * 1024
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
-
-
-class Writing:
-    """The half of ``PosixBackend`` that writes checkpoints; see ``Backend``."""
-
-    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
-        if WINDOWS:
-            raise cannot_write(path)
-        if not path.isascii():
-            refuse_path(path)
-        parent, name = os.path.split(path)
-        beside = hidden_names.of(parent, name)
-        temporary = hidden_names.make(hidden_names.TEMPORARY, parent, name)
-        aside = leftovers.replaced(path) if beside else None
-        if aside is not None:  # a replacement was interrupted between its two renames
-            os.rename(aside, path)
-        _refuse_if_occupied(path, overwrite)
-        created = make_directories(parent, durable)
-        attempt = LocalAttempt(
-            path, temporary, overwrite=overwrite, durable=durable, created=created
-        )
-        try:
-            if beside:
-                attempt.superseded = _clean_named(parent, beside)
-            os.mkdir(temporary)
-        except BaseException as error:
-            remove_empty([temporary, *created])
-            if isinstance(error, OSError) and error.filename == temporary:
-                error.filename = path  # the one that the caller knows
-            raise
-        return attempt
-
-    def join(self, path: str, attempt_path: str, *, durable: bool) -> LocalAttempt:
-        return LocalAttempt(path, attempt_path, overwrite=False, durable=durable, created=[])
-
-
-def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
-    """Deletes leftovers of dead attempts; returns old checkpoints to delete after the commit."""
-    found = [(hidden, os.path.join(parent, hidden.entry)) for hidden in beside]
-    dead = [
-        path
-        for hidden, path in found
-        if hidden.kind == hidden_names.TEMPORARY and leftovers.is_dead(hidden.owner, path)
-    ]
-    # One of them may be a replaced checkpoint whose replacing rename is not durable yet: fsync
-    # first.
-    if dead and is_synced(parent):
-        leftovers.discard(dead)
-    return superseded(parent, beside)
-
-
-def superseded(parent: str, beside: list[hidden_names.Hidden], but: str = "") -> list[str]:
-    """Paths of replaced checkpoints, except ``but``."""
-    paths = [
-        os.path.join(parent, hidden.entry)
-        for hidden in beside
-        if hidden.kind != hidden_names.TEMPORARY
-    ]
-    return [path for path in paths if path != but and os.path.lexists(path)]
 
 
 class LocalAttempt(Attempt):
@@ -144,10 +84,7 @@ class LocalAttempt(Attempt):
         return {}
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
-        return {
-            os.path.relpath(file, self.path): os.stat(file).st_size
-            for file in walk_files(self.path)
-        }
+        return file_sizes(self.path)
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         if self._durable:
@@ -178,11 +115,11 @@ class LocalAttempt(Attempt):
         self._created = []
         old = self.superseded if self._replaced is None else [self._replaced, *self.superseded]
         if old:
-            leftovers.discard(old)
+            hidden_names.discard(old)
 
     def _put_in_place(self) -> None:
         """Renames the attempt to its target; a checkpoint there is moved to a hidden name."""
-        if not self._overwrite or not _holds_something(self._target):
+        if not self._overwrite or not hidden_names.inside(self._target):
             self._rename_to_target()
             return
         self._replaced = self.path
@@ -191,7 +128,7 @@ class LocalAttempt(Attempt):
         parent, name = os.path.split(self._target)
         if self.superseded:  # between the two renames, only one old checkpoint may be found
             sync_directory(parent)
-            leftovers.discard(self.superseded)
+            hidden_names.discard(self.superseded)
         aside = self._replaced = hidden_names.make(hidden_names.REPLACED, parent, name)
         try:
             os.rename(self._target, aside)
@@ -262,7 +199,8 @@ def _exists(path: str) -> CheckpointExists:
     )
 
 
-def _refuse_if_occupied(path: str, overwrite: bool) -> None:
+def refuse_occupied(path: str, *, overwrite: bool) -> None:
+    """Raises CheckpointExists if something is at ``path`` that must not or cannot be replaced, or a checkpoint is around it."""
     if overwrite and os.path.islink(path):
         raise CheckpointExists(
             f"{path} is a link to {os.path.realpath(path)}: overwrite=True would replace the link and leave what it leads to "
@@ -276,18 +214,18 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):
         here = os.path.isfile(os.path.join(around, SIGNS[0]))
-        if here and is_meant(functools.partial(read_beginning, around)):
+        if here and _is_meant(around):
             raise CheckpointExists(
                 f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
                 "choose another path"
             )
-    if not _holds_something(path):
+    inside = hidden_names.inside(path)
+    if not inside:
         return
-    inside = os.listdir(path)
     named = [sign for sign in SIGNS if sign in inside]
     # what is replaced is deleted: the name of a file is not enough for that
-    if not named or not is_meant(lambda name: read_beginning(path, name)):
-        steps = [name for name in inside if leftovers.has_sign(os.path.join(path, name))]
+    if not named or not _is_meant(path):
+        steps = [name for name in inside if has_sign(os.path.join(path, name))]
         if steps and not named:
             raise CheckpointExists(
                 f"{path} is a directory that holds no checkpoint itself, but others ({', '.join(sorted(steps)[:5])}): "
@@ -302,6 +240,10 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
         raise _exists(path)
 
 
+def _is_meant(path: str) -> bool:
+    return is_meant(lambda name: read_bounded(path, name, most_bytes(name)))
+
+
 def refuse_path(path: str) -> None:
     """Raises CheckpointError if TensorStore cannot take a path of a file system, since it is not valid UTF-8."""
     if any("\udc80" <= character <= "\udcff" for character in path):
@@ -309,14 +251,6 @@ def refuse_path(path: str) -> None:
             f"{path!r} is no UTF-8, and TensorStore, which reads compressed arrays, takes no other paths: give the "
             "directory another name"
         )
-
-
-def _holds_something(path: str) -> bool:
-    try:
-        with os.scandir(path) as entries:
-            return next(entries, None) is not None
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def make_directories(path: str, durable: bool) -> list[str]:
@@ -332,9 +266,7 @@ def make_directories(path: str, durable: bool) -> list[str]:
                 os.mkdir(directory)
             if kind_at(directory) != "directory":
                 refuse_lost_link(directory)
-                raise NotADirectoryError(
-                    errno.ENOTDIR, "a file is where a directory should be", directory
-                )
+                refuse_file(directory)
             if durable:
                 sync_directory(os.path.dirname(directory))
     except OSError:
@@ -372,9 +304,3 @@ def sync_directory(path: str, *, durable: bool = False) -> None:
             raise OSError(errno.EINVAL, what, path) from error
     finally:
         os.close(descriptor)
-
-
-def walk_files(path: str) -> Iterator[str]:
-    for directory, _, files in os.walk(path, onerror=unless_absent):
-        for name in files:
-            yield os.path.join(directory, name)
