@@ -45,8 +45,10 @@ from ckpt_core._directory.paths import file_system_of as file_system_of
 from ckpt_core._directory.paths import is_local_disk as is_local_disk
 from ckpt_core._directory.paths import mounted_bucket as mounted_bucket
 from ckpt_core._directory.paths import refuse_lost_link as refuse_lost_link
+from ckpt_core._directory.paths import refuse_path as refuse_path
 from ckpt_core._directory.paths import resolve as resolve
 from ckpt_core._directory.posix import PosixBackend as PosixBackend
+from ckpt_core._directory.posix import remove_empty as remove_empty
 from ckpt_core._directory.posix import why_immovable as why_immovable
 from ckpt_core._directory.steps import MAX_STEP as MAX_STEP
 from ckpt_core._directory.steps import StepNames as StepNames
@@ -61,5 +63,3 @@ from ckpt_core._directory.syscalls import kind_at as kind_at
 from ckpt_core._directory.syscalls import refuse_file as refuse_file
 from ckpt_core._directory.syscalls import remove as remove
 from ckpt_core._directory.syscalls import sync_file as sync_file
-from ckpt_core._directory.writing import refuse_path as refuse_path
-from ckpt_core._directory.writing import remove_empty as remove_empty

@@ -1,4 +1,4 @@
-"""The hidden names next to a checkpoint, which is being written, deleted or replaced: whose they are, and which may go.
+"""What stands at the path of a checkpoint, and under hidden names beside it: whose that is, and what may go.
 
 A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label
 is the beginning of the checkpoint's name, for people. The digest is of the whole name, for
@@ -20,13 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpt_core._directory.backend import has_sign
+from ckpt_core._directory.backend import SIGNS, has_sign, is_meant
 from ckpt_core._directory.files import read_bounded
 from ckpt_core._directory.locks import is_locked
 from ckpt_core._directory.owner import is_dead, lives, this_owner
-from ckpt_core._directory.syscalls import remove
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._directory.syscalls import kind_at, remove
+from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.untrusted import most_bytes
+from ckpt_core._platform import of_tasks
 
 TEMPORARY = ".ckpt-tmp."
 """A checkpoint that is being written or deleted; readers ignore it."""
@@ -86,7 +87,8 @@ def inside(path: str) -> list[str] | None:
     cannot say (EIO, EMFILE): what a replacement put beside it may count, or not.
     """
     try:
-        return os.listdir(path)
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries]
     except FileNotFoundError:
         return []
     except NotADirectoryError:
@@ -139,19 +141,10 @@ def _validity(path: str) -> tuple[bool, int]:
 
 
 def interrupted(parent: str) -> dict[str, str]:
-    """The checkpoints that exist only under the hidden name of an interrupted replacement: name -> path there."""
+    """The checkpoints that a replacement which was interrupted keeps under a hidden name only: name -> path there."""
     names = {one.name for one in find(parent) if one.kind == REPLACED and one.name is not None}
     paths = {name: replaced(os.path.join(parent, name)) for name in names}
     return {name: path for name, path in paths.items() if path is not None}
-
-
-def bring_back(parent: str) -> None:
-    """Renames the old checkpoints of interrupted replacements back to their names."""
-    for name, path in interrupted(parent).items():
-        hidden = parse(os.path.basename(path))
-        if hidden is not None and not lives(hidden.owner):
-            with contextlib.suppress(OSError):  # readers find it under the hidden name too
-                os.rename(path, os.path.join(parent, name))
 
 
 def removable(parent: str) -> list[str]:
@@ -185,6 +178,58 @@ def discard(paths: Iterable[str]) -> None:
         with contextlib.suppress(OSError):  # which keeps it undamaged
             os.rename(path, gone)
             remove(gone)
+
+
+def already_there(path: str) -> CheckpointExists:
+    """The error of a save to a place that is taken."""
+    return CheckpointExists(
+        f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
+    )
+
+
+def refuse_occupied(path: str, *, overwrite: bool) -> None:
+    """Raises CheckpointExists if something is at ``path`` that must not or cannot be replaced, or a checkpoint is around it."""
+    if overwrite and os.path.islink(path):
+        raise CheckpointExists(
+            f"{path} is a link to {os.path.realpath(path)}: overwrite=True would replace the link and leave what it leads to "
+            "as it is. Name that, or remove the link"
+        )
+    if os.path.lexists(path) and kind_at(path) != "directory":
+        what = "a file" if os.path.exists(path) else "a link that leads nowhere"
+        raise CheckpointExists(
+            f"{path} is {what}: a checkpoint is a directory; choose another path"
+        )
+    around = path
+    while (around := os.path.dirname(around)) != os.path.dirname(around):
+        here = os.path.isfile(os.path.join(around, SIGNS[0]))
+        if here and _is_meant(around):
+            raise CheckpointExists(
+                f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
+                "choose another path"
+            )
+    names = inside(path)
+    if not names:
+        return
+    named = [sign for sign in SIGNS if sign in names]
+    # what is replaced is deleted: the name of a file is not enough for that
+    if not named or not _is_meant(path):
+        steps = [name for name in names if has_sign(os.path.join(path, name))]
+        if steps and not named:
+            raise CheckpointExists(
+                f"{path} is a directory that holds no checkpoint itself, but others ({', '.join(sorted(steps)[:5])}): "
+                "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
+            )
+        hint = f", whose {named[0]} is another file of that name" if named else ""
+        raise CheckpointExists(
+            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(names)[:5])}){hint}: "
+            "choose another path, or move it away; overwrite=True replaces checkpoints only"
+        )
+    if not overwrite:
+        raise already_there(path)
+
+
+def _is_meant(path: str) -> bool:
+    return is_meant(lambda name: read_bounded(path, name, most_bytes(name)))
 
 
 @dataclass(frozen=True)

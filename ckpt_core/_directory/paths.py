@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import re
 
-from ckpt_core._errors import CheckpointNotFound, RefusedArgument
+from ckpt_core._errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    RefusedArgument,
+)
 from ckpt_core._platform import WINDOWS
 
 _REMOTE = ("memory://", "s3://", "gs://")
@@ -91,6 +95,15 @@ def refuse_lost_link(path: str) -> None:
     if os.path.islink(place) and not os.path.exists(place):
         raise CheckpointNotFound(
             f"{place} is a link to {os.readlink(place)}, which is not there: mount or make that, or remove it"
+        )
+
+
+def refuse_path(path: str) -> None:
+    """Raises CheckpointError if TensorStore cannot take a path of a file system, since it is not valid UTF-8."""
+    if any("\udc80" <= character <= "\udcff" for character in path):
+        raise CheckpointError(
+            f"{path!r} is no UTF-8, and TensorStore, which reads compressed arrays, takes no other paths: give the "
+            "directory another name"
         )
 
 
