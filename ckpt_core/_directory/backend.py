@@ -1,13 +1,58 @@
-"""The interface of both backends, file systems and object stores."""
+"""The interface of both backends, file systems and object stores, and the signs by which both know a checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, Self
 
 from ckpt_core._directory.locks import Claim
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import FileRecord
+
+SIGNS = (
+    "ckpt.json",
+    "_CHECKPOINT_METADATA",
+    "_METADATA",
+    "orbax.checkpoint",
+    "commit_success.txt",
+)
+"""File names that mark a directory as a checkpoint; one of them is enough to read it as one."""
+_KEYS = {
+    "_CHECKPOINT_METADATA": (b'"item_handlers"', b'"init_timestamp_nsecs"', b'"custom_metadata"'),
+    "_METADATA": (b'"tree_metadata"',),
+}
+
+
+def has_sign(path: str) -> bool:
+    """Whether a directory contains one of ``SIGNS``, and so is a checkpoint."""
+    return any(os.path.exists(os.path.join(path, sign)) for sign in SIGNS)
+
+
+def is_meant(read: Callable[[str], bytes | None]) -> bool:
+    """Whether the content of its files shows that a directory is a checkpoint, which may be replaced or deleted:
+    anybody may have a file called ``ckpt.json``. One sound file is enough, since the checkpoint may be damaged.
+    """
+    for name in SIGNS:
+        with contextlib.suppress(CheckpointCorrupt):
+            data = read(name)
+            if data is not None and _fits(name, data):
+                return True
+    return False
+
+
+def _fits(name: str, data: bytes) -> bool:
+    match name:
+        case "ckpt.json":
+            return data.startswith(b'{"crc32c":"') and b'"record":{"format_version":' in data[:64]
+        case "orbax.checkpoint":  # a map of msgpack, to whoever wrote it
+            return bool(data) and (0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF))
+        case "commit_success.txt":
+            return data.startswith(b"Checkpoint commit was successful")
+        case _:
+            return data.lstrip().startswith(b"{") and any(key in data for key in _KEYS[name])
 
 
 class Attempt(Protocol):
@@ -48,20 +93,16 @@ class Attempt(Protocol):
         ...
 
     def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Relative path and size of every file written so far. ``known_bytes`` are the sizes
-        of files that this process did not ``write``, from their writers: an object store is not asked for them.
-        """
+        """Relative path and size of every file written so far. An object store takes those of other processes from ``known_bytes``."""
         ...
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        """Writes the record as the last file and makes all files durable; readers see nothing yet. Files of other
-        processes must be written before.
-        """
+        """Writes the record after all other files, also of other processes, and makes all durable; readers see nothing yet."""
         ...
 
     def commit(self) -> None:
-        """Makes the checkpoint visible to readers, after ``make_durable``; deletes the one that it replaces only when
-        the new one is durable. An error after it became visible undoes nothing, and ``is_visible`` recognizes it.
+        """Makes the durable checkpoint visible to readers, and then deletes the one that it replaces. An error after it
+        became visible undoes nothing, and ``is_visible`` recognizes it.
         """
         ...
 
@@ -114,10 +155,9 @@ class Backend(Protocol):
         ...
 
     def release(self, path: str, name: str, beginning: bytes) -> None:
-        """Deletes a file that ``claim`` wrote, if it still begins so. Does nothing in an object store, where a file
-        cannot be taken away and put back if it turns out to be another writer's.
+        """Deletes a file that ``claim`` wrote, if it still begins so. An object store keeps it, since none could put
+        it back if it turns out to be another writer's.
         """
-        ...
 
     def reading(self, path: str, head: bytes) -> AbstractContextManager[None]:
         """Keeps the checkpoint at ``path`` from being deleted while the block runs. Raises FileNotFoundError if it
@@ -127,8 +167,7 @@ class Backend(Protocol):
 
     def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Relative path and size of every file of a checkpoint; -1 for anything but a regular file. Follows links,
-        but enters each directory once. ``known_bytes`` are sizes that the storage could find only by reading the
-        files.
+        but enters each directory once. An object store, which has to read a file for its size, takes ``known_bytes``.
         """
         ...
 
@@ -138,7 +177,7 @@ class Backend(Protocol):
 
     def children(self, path: str) -> list[str]:
         """Names of subdirectories that may be checkpoints or items; empty if there is no ``path``."""
-        ...
+        return self.look(path).children
 
     def look(self, path: str) -> Look:
         """``children``, which of them are checkpoints, and the hidden files, by one listing."""
@@ -154,7 +193,7 @@ class Backend(Protocol):
 
     def replaced(self, path: str) -> str | None:
         """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
-        ...
+        return None
 
     def delete(self, path: str, trash: str | None = None) -> None:
         """Deletes a checkpoint: first hides it from readers, then deletes its data. With ``trash`` it is moved into

@@ -1,4 +1,4 @@
-"""The files that a caller wants saved: what lies below a path, and copies of it."""
+"""Files of a caller: what lies below a path and is to be saved, files written for it, and the secret of its job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import os
+import secrets
 import stat
 import tempfile
 import weakref
@@ -13,15 +14,20 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
+from ckpt_core._directory import hidden_names
+from ckpt_core._directory.files import read_pieces
 from ckpt_core._directory.owner import lives, this_owner
-from ckpt_core._directory.syscalls import remove, sync_file
+from ckpt_core._directory.syscalls import link_new, remove, sync_file
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._platform import READ
+from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
 
-PIECE_BYTES = 4 * 1024 * 1024
 _RESERVED = (".attempt.", ".ckpt-put.")
 """Beginnings of names that attempts in object stores have, and halves of files in mounted ones."""
 _SCRATCH = "ckpt-files-"
+SECRET_FILE = ".ckpt-secret"
+_MADE_BYTES = 32
+_LEAST_BYTES, _MOST_BYTES = 16, 4096
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True)
@@ -103,23 +109,16 @@ def pieces_of(source: SourceFile) -> Iterator[bytes]:
     """The content, 4 MiB at a time; raises CheckpointError if the file has changed since it was found, or holds more
     than its size.
     """
-    # O_NONBLOCK: a pipe that took the file's place must not be waited for
-    descriptor = os.open(source.path, READ)
-    with open(descriptor, "rb", buffering=0) as file:
-        _refuse_changed(source, os.fstat(file.fileno()))
-        done = 0
-        while done < source.size_bytes:
-            piece = file.read(min(PIECE_BYTES, source.size_bytes - done))
-            if not piece:
-                break
-            done += len(piece)
+    done = 0
+    where = os.path.split(source.path)
+    for piece in read_pieces(*where, source.size_bytes, functools.partial(_refuse_changed, source)):
+        done += len(piece)
+        if done <= source.size_bytes:
             yield piece
-        more = file.read(1)
-        _refuse_changed(source, os.fstat(file.fileno()))
-        if more:  # in /proc and in some mounts, sizes are not the real ones
-            raise CheckpointError(
-                f"{source.path} holds more than the {done} bytes of its size: save a copy of it"
-            )
+    if done > source.size_bytes:  # in /proc and in some mounts, sizes are not the real ones
+        raise CheckpointError(
+            f"{source.path} holds more than the {source.size_bytes} bytes of its size: save a copy of it"
+        )
 
 
 def _refuse_changed(source: SourceFile, status: os.stat_result) -> None:
@@ -198,3 +197,51 @@ def _remove_of_the_dead() -> None:
             owner = entry.name.removeprefix(_SCRATCH).rpartition(".")[0]
             if entry.name.startswith(_SCRATCH) and lives(owner) is False:
                 remove(entry.path)  # or not, if it is somebody else's
+
+
+def read_secret(path: str) -> bytes:
+    """The bytes of a file, if nobody but this user can read or change it. Raises CheckpointError, which says what to
+    do, if others can, or if it is too short to be a secret.
+    """
+    if WINDOWS:
+        raise CheckpointError(
+            f"{path}: on Windows nothing tells who may read a file, so no secret is taken from one"
+        )
+    descriptor = os.open(path, READ | NO_LINK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is no regular file: name one that holds a secret")
+        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+            raise CheckpointError(
+                f"{path} belongs to user {status.st_uid} and has the mode {stat.S_IMODE(status.st_mode):o}, so that "
+                f"others may read the secret in it: it must belong to user {os.geteuid()} (chmod 600 {path})"
+            )
+        found = os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)
+    if len(found) < _LEAST_BYTES:
+        raise CheckpointError(
+            f"{path} has {len(found)} bytes, and a secret has {_LEAST_BYTES} at least: "
+            f"head -c {_MADE_BYTES} /dev/urandom > {path}"
+        )
+    return found
+
+
+def make_secret(directory: str) -> str:
+    """Path of the secret in a directory, which is made if there is none; whole at every moment, and never public."""
+    path = os.path.join(directory, SECRET_FILE)
+    if os.path.lexists(path):
+        return path
+    temporary = hidden_names.make(hidden_names.TEMPORARY, directory, SECRET_FILE)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(_MADE_BYTES))
+            file.flush()
+            sync_file(descriptor)
+        with contextlib.suppress(FileExistsError):  # another one was quicker: its secret stays
+            link_new(temporary, path)
+    finally:
+        remove(temporary)
+    return path

@@ -1,20 +1,33 @@
-"""The hidden names next to a checkpoint: it is being written, deleted or replaced.
+"""What stands at the path of a checkpoint, and under hidden names beside it: whose that is, and what may go.
 
 A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label
 is the beginning of the checkpoint's name, for people. The digest is of the whole name, for
 comparison: names may be long and may contain dots, so a label or prefix does not identify the
 checkpoint.
+
+A replaced checkpoint may be deleted only when the new one is durable: callers must fsync the
+directory before they delete what ``removable`` returns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpt_core._directory.owner import this_owner
+from ckpt_core._directory.backend import SIGNS, has_sign, is_meant
+from ckpt_core._directory.files import read_bounded
+from ckpt_core._directory.locks import is_locked
+from ckpt_core._directory.owner import is_dead, lives, this_owner
+from ckpt_core._directory.syscalls import kind_at, remove
+from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
+from ckpt_core._format.untrusted import most_bytes
+from ckpt_core._platform import of_tasks
 
 TEMPORARY = ".ckpt-tmp."
 """A checkpoint that is being written or deleted; readers ignore it."""
@@ -23,10 +36,12 @@ REPLACED = ".ckpt-old."
 KEPT = ".ckpt-kept."
 """An old checkpoint that was replaced, kept because the new one may not be durable."""
 
-_KINDS = (TEMPORARY, REPLACED, KEPT)
+_KINDS = {TEMPORARY: "unfinished", REPLACED: "replaced", KEPT: "kept"}
+"""In the words of a ``Trace``."""
 _LABEL_BYTES = 64  # some file systems limit names to 143 bytes; the other parts need about 70
 _DIGEST_DIGITS = 16
 _RANDOM_BYTES = 4
+_ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 _OURS = re.compile(rf"[0-9a-f]{{{_DIGEST_DIGITS + 2 * _RANDOM_BYTES}}}")
 
 
@@ -67,12 +82,22 @@ def parse(entry: str) -> Hidden | None:
     return Hidden(entry, kind, label, last[:_DIGEST_DIGITS], owner)
 
 
+def inside(path: str) -> list[str] | None:
+    """What a directory holds: nothing if there is none, None if something else is there. Raises OSError if the system
+    cannot say (EIO, EMFILE): what a replacement put beside it may count, or not.
+    """
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        return None
+
+
 def find(parent: str) -> list[Hidden]:
     """All hidden names in a directory; empty if the directory is missing."""
-    try:
-        entries = os.listdir(parent)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    entries = inside(parent) or ()
     return [found for entry in entries if entry[0] == "." and (found := parse(entry)) is not None]
 
 
@@ -96,3 +121,181 @@ def shortened(name: str, most_bytes: int) -> str:
 def digest(name: str) -> str:
     """The digest in a hidden name that identifies the checkpoint it belongs to."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:_DIGEST_DIGITS]
+
+
+def replaced(path: str) -> str | None:
+    """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
+    if os.path.islink(path) or inside(path) != []:
+        return None
+    parent, name = os.path.split(path)
+    found = [os.path.join(parent, one.entry) for one in of(parent, name) if one.kind == REPLACED]
+    return max(found, key=_validity, default=None)
+
+
+def _validity(path: str) -> tuple[bool, int]:
+    """Sort key for old checkpoints of one name: real checkpoints win, then the latest rename."""
+    try:
+        return has_sign(path), os.lstat(path).st_ctime_ns
+    except OSError:
+        return False, 0
+
+
+def interrupted(parent: str) -> dict[str, str]:
+    """The checkpoints that a replacement which was interrupted keeps under a hidden name only: name -> path there."""
+    names = {one.name for one in find(parent) if one.kind == REPLACED and one.name is not None}
+    paths = {name: replaced(os.path.join(parent, name)) for name in names}
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def removable(parent: str) -> list[str]:
+    """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
+    found = find(parent)
+    beside: dict[str, str] = {}
+    if any(hidden.kind != TEMPORARY for hidden in found):
+        beside = {digest(entry): entry for entry in inside(parent) or ()}
+    return [hidden.entry for hidden in found if _is_removable(hidden, parent, beside)]
+
+
+def _is_removable(hidden: Hidden, parent: str, beside: Mapping[str, str]) -> bool:
+    if hidden.kind == TEMPORARY:
+        return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
+    name = beside.get(hidden.digest)
+    return name is not None and has_sign(os.path.join(parent, name))
+
+
+def discard(paths: Iterable[str]) -> None:
+    """Deletes directories with hidden names; raises no error of the file system. A ``REPLACED`` or ``KEPT`` one is
+    first renamed to a ``TEMPORARY`` name: if the deletion is interrupted, readers must not take the rest for a
+    checkpoint.
+    """
+    for path in paths:
+        parent, entry = os.path.split(path)
+        hidden = parse(entry)
+        if hidden is None or hidden.kind == TEMPORARY:
+            remove(path)
+            continue
+        gone = make(TEMPORARY, parent, hidden.label)
+        with contextlib.suppress(OSError):  # which keeps it undamaged
+            os.rename(path, gone)
+            remove(gone)
+
+
+def already_there(path: str) -> CheckpointExists:
+    """The error of a save to a place that is taken."""
+    return CheckpointExists(
+        f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
+    )
+
+
+def refuse_occupied(path: str, *, overwrite: bool) -> None:
+    """Raises CheckpointExists if something is at ``path`` that must not or cannot be replaced, or a checkpoint is around it."""
+    if overwrite and os.path.islink(path):
+        raise CheckpointExists(
+            f"{path} is a link to {os.path.realpath(path)}: overwrite=True would replace the link and leave what it leads to "
+            "as it is. Name that, or remove the link"
+        )
+    if os.path.lexists(path) and kind_at(path) != "directory":
+        what = "a file" if os.path.exists(path) else "a link that leads nowhere"
+        raise CheckpointExists(
+            f"{path} is {what}: a checkpoint is a directory; choose another path"
+        )
+    around = path
+    while (around := os.path.dirname(around)) != os.path.dirname(around):
+        here = os.path.isfile(os.path.join(around, SIGNS[0]))
+        if here and _is_meant(around):
+            raise CheckpointExists(
+                f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
+                "choose another path"
+            )
+    names = inside(path)
+    if not names:
+        return
+    named = [sign for sign in SIGNS if sign in names]
+    # what is replaced is deleted: the name of a file is not enough for that
+    if not named or not _is_meant(path):
+        steps = [name for name in names if has_sign(os.path.join(path, name))]
+        if steps and not named:
+            raise CheckpointExists(
+                f"{path} is a directory that holds no checkpoint itself, but others ({', '.join(sorted(steps)[:5])}): "
+                "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
+            )
+        hint = f", whose {named[0]} is another file of that name" if named else ""
+        raise CheckpointExists(
+            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(names)[:5])}){hint}: "
+            "choose another path, or move it away; overwrite=True replaces checkpoints only"
+        )
+    if not overwrite:
+        raise already_there(path)
+
+
+def _is_meant(path: str) -> bool:
+    return is_meant(lambda name: read_bounded(path, name, most_bytes(name)))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One directory entry that is not a step, but shows the state of a save or a deletion. Its kind is ``unfinished``
+    (running or interrupted), ``replaced`` or ``kept``, ``writer`` (a live process that has claimed the directory), or
+    a value of ``folders``.
+    """
+
+    kind: str
+    name: str  # of the checkpoint (cut and with ``...`` if long), or of the owner file
+    whose: str  # the process in words; empty if unknown
+    since_unix_secs: float  # the oldest modification time found
+
+
+def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[Trace]:
+    """The traces in a local directory of checkpoints; changes nothing. ``owner_file`` is the file that the writer of
+    the directory keeps locked; ``folders`` maps the folders to which checkpoints are moved to their kinds.
+    """
+    return [*_traces(directory, folders), *_writer(directory, owner_file)]
+
+
+def _traces(directory: str, folders: Mapping[str, str]) -> Iterator[Trace]:
+    for name, path, since in _folders_in(directory):
+        hidden = parse(name)
+        if hidden is not None:
+            about = hidden.name or f"{hidden.label}..."
+            whose = _whose(hidden.owner, path) if hidden.kind == TEMPORARY else ""
+            yield Trace(_KINDS[hidden.kind], about, whose, since)
+        elif _ORBAX_TEMPORARY in name:
+            yield Trace("unfinished", name.partition(".")[0], "Orbax", since)
+        elif name in folders:
+            for inner, _, inner_since in _folders_in(path):
+                yield Trace(folders[name], f"{name}/{inner}", "", inner_since)
+
+
+def _folders_in(directory: str) -> Iterator[tuple[str, str, float]]:
+    """Name, path, and the oldest modification time in it, of each directory in one; of those that can be read."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(directory)):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                entries = [os.path.join(path, one) for one in os.listdir(path)]
+                times = [os.stat(path).st_mtime, *(os.lstat(one).st_mtime for one in entries)]
+                yield name, path, min(times)
+
+
+def _writer(directory: str, name: str) -> Iterator[Trace]:
+    path = os.path.join(directory, name)
+    if not is_locked(path):
+        return
+    try:
+        content = read_bounded(directory, name, most_bytes(name)) or b""
+        since = os.stat(path).st_mtime
+    except (OSError, CheckpointCorrupt):  # the writer ended just now, or this is not an owner file
+        return
+    first = content.decode(errors="replace").partition("\n")[0]
+    yield Trace("writer", name, first.strip().partition(" ")[2].partition(", since ")[0], since)
+
+
+def _whose(owner: str, path: str) -> str:
+    pid = owner.split("-")[1] if "-" in owner else ""
+    if not pid.isdigit():
+        return "an unknown process"
+    living = lives(owner)
+    if living is not None:
+        return f"process {pid}" if living else f"process {pid}, which has ended"
+    seems = ", which seems to have ended" if is_dead(owner, path) else ""
+    return f"process {pid} of another machine{seems}"

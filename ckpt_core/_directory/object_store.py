@@ -22,11 +22,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckpt_core._directory.backend import Look
+from ckpt_core._directory.backend import SIGNS, Backend, Look, is_meant
 from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.owner import introduction, this_owner
 from ckpt_core._directory.paths import mounted_bucket
-from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
@@ -60,7 +59,7 @@ _UNLISTED = re.compile(r"\\|//")
 """What some servers take for ``/``. They list nothing there, so training would begin anew beside its steps."""
 
 
-class ObjectStoreBackend:
+class ObjectStoreBackend(Backend):
     """Checkpoints as prefixes; see ``Backend``. ``open_keys`` opens the key-value view of the objects below a URL."""
 
     def __init__(self, open_keys: Callable[[str], Keys]) -> None:
@@ -147,9 +146,6 @@ class ObjectStoreBackend:
         self.put(path, name, data)
         return Claim(None, False)
 
-    def release(self, path: str, name: str, beginning: bytes) -> None:
-        return None
-
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no locks here; Options.delete_grace_secs protects readers
 
@@ -169,9 +165,6 @@ class ObjectStoreBackend:
     def size(self, path: str, name: str) -> int | None:
         data = self._open(path).get(name)
         return None if data is None else len(data)
-
-    def children(self, path: str) -> list[str]:
-        return self.look(path).children
 
     def look(self, path: str) -> Look:
         inside: dict[str, list[str]] = {}
@@ -240,9 +233,6 @@ class ObjectStoreBackend:
             with log_failures():
                 found += [place + key for key in tidy(keys, only_look=only_look)]
         return found
-
-    def replaced(self, path: str) -> str | None:
-        return None
 
 
 def _refuse_names(path: str, names: re.Pattern[str]) -> None:

@@ -7,16 +7,15 @@ clock ticks.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import re
-import secrets
 import socket
+import tempfile
 import time
 
-from ckpt_core._directory.syscalls import boot_id, remove, unless_absent
+from ckpt_core._directory.syscalls import boot_id, unless_absent
 from ckpt_core._fork import around_forks
 from ckpt_core._platform import WINDOWS
 
@@ -55,12 +54,12 @@ def introduction() -> str:
 
 @functools.cache
 def _host() -> str:
-    parts = [socket.gethostname(), boot_id()]
     try:
-        parts.append(os.readlink("/proc/self/ns/pid"))
+        processes = os.readlink("/proc/self/ns/pid")
     except OSError:
-        parts.append("")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+        processes = ""
+    text = f"{socket.gethostname()}\n{boot_id()}\n{processes}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _start_time(pid: int) -> str | None:
@@ -94,10 +93,8 @@ def lives(owner: str) -> bool | None:
         return True if pid == os.getpid() else None
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # EPERM: the process exists and belongs to another user
-        return True
+    except OSError as error:  # EPERM: the process exists and belongs to another user
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -111,37 +108,10 @@ def is_dead(owner: str, path: str) -> bool:
         return not living
     try:
         newest = max(os.stat(entry).st_mtime for entry in _entries(path))
+        with tempfile.TemporaryFile(dir=os.path.dirname(path), prefix=".ckpt-") as clock:
+            return os.fstat(clock.fileno()).st_mtime - newest > FOREIGN_AGE_SECS
     except OSError:
         return False
-    now = file_system_secs(path)
-    return now is not None and now - newest > FOREIGN_AGE_SECS
-
-
-def file_system_secs(path: str) -> float | None:
-    """The time now by the clock of the file system of ``path``, in Unix seconds; None if nothing can be created
-    there. Leaves the times of ``path`` as they are.
-    """
-    parent = os.path.dirname(path)
-    with contextlib.suppress(OSError, AttributeError):  # a file without a name changes no directory
-        place = path if os.path.isdir(path) else parent
-        return _time_of(os.open(place, os.O_TMPFILE | os.O_RDWR, 0o600))
-    # named as an unfinished save of this process: if it is killed here, the next clean-up deletes it
-    name = os.path.join(parent, f".ckpt-tmp.clock.{this_owner()}.{secrets.token_hex(12)}")
-    try:
-        if os.stat(parent).st_dev != os.stat(path).st_dev:
-            return None
-        return _time_of(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except OSError:
-        return None
-    finally:
-        remove(name)
-
-
-def _time_of(descriptor: int) -> float:
-    try:
-        return os.fstat(descriptor).st_mtime
-    finally:
-        os.close(descriptor)
 
 
 def _entries(path: str) -> list[str]:

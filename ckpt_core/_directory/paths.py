@@ -9,34 +9,29 @@ from __future__ import annotations
 import os
 import re
 
-from ckpt_core._errors import CheckpointNotFound, RefusedArgument
-from ckpt_core._platform import LINUX, WINDOWS
+from ckpt_core._errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    RefusedArgument,
+)
+from ckpt_core._platform import WINDOWS
 
 _REMOTE = ("memory://", "s3://", "gs://")
 _ONE_SLASH = re.compile(r"(memory|s3|gs|gcs|file|https?|hdfs|abfss?|az):/(?!/)")
 MOUNTS = "/proc/self/mountinfo"
-_BUCKETS = frozenset(
-    {
-        "blobfuse",
-        "blobfuse2",
-        "drive",  # Google Drive in Colab
-        "gcsfuse",
-        "geesefs",
-        "goofys",
-        "mount-s3",
-        "mountpoint-s3",
-        "ossfs",
-        "rclone",
-        "s3fs",
-    }
+_BUCKETS = re.compile(
+    r"blobfuse2?|drive|gcsfuse|geesefs|goofys|mount-s3|mountpoint-s3|ossfs|rclone|s3fs"
 )
-"""Programs that mount buckets. Others may well rename (sshfs, glusterfs, juicefs): those are disks to us."""
+"""Programs that mount buckets; ``drive`` is Google Drive in Colab. Others may well rename (sshfs, glusterfs, juicefs): those are
+disks to us."""
 _NAMELESS = "FUSE"
 """For a bucket whose mount does not name the program: Kubernetes' drivers mount as ``fuse BUCKET``."""
+_LOCAL = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|ramfs|overlay|squashfs|erofs")
+"""File systems that no other machine can change; ``overlay`` is that of containers."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 """A space and the like in a mount point, as the kernel writes it."""
 _ENDLESS_BYTES = 2**50
-"""Size of which, and all of it free, gcsfuse and the like report: buckets have no end. No disk is as empty."""
+"""Size that gcsfuse and the like report, all of it free: buckets have no end. No disk is as empty."""
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
@@ -103,80 +98,67 @@ def refuse_lost_link(path: str) -> None:
         )
 
 
-def file_system_of(path: str) -> str:
-    """The type of the file system that holds a path, as the kernel names it; empty where it cannot be known."""
+def refuse_path(path: str) -> None:
+    """Raises CheckpointError if TensorStore cannot take a path of a file system, since it is not valid UTF-8."""
+    if any("\udc80" <= character <= "\udcff" for character in path):
+        raise CheckpointError(
+            f"{path!r} is no UTF-8, and TensorStore, which reads compressed arrays, takes no other paths: give the "
+            "directory another name"
+        )
+
+
+def _mount_of(path: str) -> tuple[str, str]:
+    """Type and source of the mount that a path lies in or will be made in, as the kernel names them
+    (proc_pid_mountinfo(5)); of two at one place, the later hides the earlier. Empty where they cannot be known.
+    """
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-            return mount_type(file.read(), os.path.realpath(path))
+            lines = file.read().splitlines()
+        path = os.path.realpath(path)
     except OSError:
-        return ""
-
-
-def mount_type(mounts: str, path: str) -> str:
-    """The type of the mount that a real path lies in, by the content of ``/proc/self/mountinfo``; of two at one
-    place, the later hides the earlier.
-    """
-    best, found = -1, ""
-    for line in mounts.splitlines():
+        return "", ""
+    longest, found = -1, ("", "")
+    for line in lines:
         fields, _, rest = line.partition(" - ")
         point = _ESCAPE.sub(lambda one: chr(int(one[1], 8)), (fields.split(" ") + [""] * 5)[4])
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= best:
-            best, found = len(point), rest.partition(" ")[0]
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
+            kind, _, source = rest.partition(" ")
+            longest, found = len(point), (kind, source.partition(" ")[0])
     return found
+
+
+def file_system_of(path: str) -> str:
+    """The type of the file system that holds a path, as the kernel names it; empty where it cannot be known."""
+    return _mount_of(path)[0]
+
+
+def is_local_disk(path: str) -> bool:
+    """Whether a path is on a local file system; False if unknown. On a network file system another machine may
+    truncate a file; a process that then touches its memory map of the file is killed (SIGBUS).
+    """
+    return _LOCAL.fullmatch(_mount_of(path)[0]) is not None
 
 
 def mounted_bucket(path: str) -> str | None:
     """The program that mounts the bucket in which an absolute path lies; None for any other file system. The path
     need not exist: what it will be made in decides.
     """
-    if not LINUX:
+    kind, source = _mount_of(path)
+    if not kind.startswith("fuse"):
         return None
-    device = _device(path)
-    if os.major(device):  # a disk; what is no disk has 0
-        return None
-    try:
-        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-            mounts, number = file.read(), f"{os.major(device)}:{os.minor(device)}"
-        program = bucket_program(mounts, number)
-        return None if program == _NAMELESS and not _has_no_end(path) else program
-    except OSError:
-        return None
-
-
-def bucket_program(mounts: str, device: str) -> str | None:
-    """The program that mounts a bucket on a device (``major:minor``), by the content of ``/proc/self/mountinfo``
-    (proc_pid_mountinfo(5)); ``_NAMELESS`` if what mounts there, a bucket or not, names none.
-    """
-    found = None
-    for line in mounts.splitlines():
-        fields, _, rest = line.partition(" - ")
-        kind, _, source = rest.partition(" ")
-        if fields.split(" ")[2:3] != [device] or not kind.startswith("fuse"):
-            continue
-        # s3fs is ``fuse.s3fs s3fs``, rclone ``fuse.rclone remote:bucket``, mountpoint-s3 ``fuse mountpoint-s3``
-        for name in (kind.partition(".")[2], source.partition(" ")[0]):
-            if name in _BUCKETS:
-                return name
-        if kind == "fuse":
-            found = _NAMELESS
-    return found
+    # s3fs is ``fuse.s3fs s3fs``, rclone ``fuse.rclone remote:bucket``, mountpoint-s3 ``fuse mountpoint-s3``
+    for name in (kind.partition(".")[2], source):
+        if _BUCKETS.fullmatch(name):
+            return name
+    return _NAMELESS if kind == "fuse" and _has_no_end(path) else None
 
 
 def _has_no_end(path: str) -> bool:
     """Whether the file system of a path says that it is huge and empty."""
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
-    status = os.statvfs(path)
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return False
     return status.f_blocks * status.f_frsize >= _ENDLESS_BYTES and status.f_bfree == status.f_blocks
-
-
-def _device(path: str) -> int:
-    """The device of a path, or of the first directory above it that exists; 1:0 if none can be seen."""
-    while True:
-        try:
-            return os.stat(path).st_dev
-        except OSError:
-            parent = os.path.dirname(path)
-            if parent == path:
-                return os.makedev(1, 0)
-            path = parent

@@ -1,4 +1,4 @@
-"""Checkpoints in a file system: reading, listing, deleting; ``writing`` has the commit."""
+"""Checkpoints in a file system: written under a hidden name, made durable, then renamed."""
 
 from __future__ import annotations
 
@@ -7,59 +7,74 @@ import errno
 import os
 import secrets
 import shlex
-import stat
-from collections.abc import Mapping
+import shutil
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from ckpt_core._directory import hidden_names, leftovers
-from ckpt_core._directory.backend import Look
-from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
+from ckpt_core._directory import hidden_names
+from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look
+from ckpt_core._directory.files import file_sizes, read_bounded, size_of
+from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
 from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_locked, reading
-from ckpt_core._directory.signs import SIGNS as _SIGNS
+from ckpt_core._directory.owner import is_dead, lives
+from ckpt_core._directory.paths import refuse_lost_link, refuse_path
 from ckpt_core._directory.syscalls import (
     ABSENT,
     cannot_write,
+    exchange,
     kind_at,
     link_new,
+    refuse_file,
     remove,
-    remove_tree,
     sync_file,
+    unless_absent,
 )
-from ckpt_core._directory.writing import LocalAttempt as LocalAttempt
-from ckpt_core._directory.writing import (
-    Writing,
-    is_synced,
-    make_directories,
-    superseded,
-    sync_directory,
-)
+from ckpt_core._errors import VISIBLE
+from ckpt_core._format.record import FileRecord
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._platform import WINDOWS
+from ckpt_core._platform import FOLDER, WINDOWS
 
+_BUFFER_BYTES = 256 * 1024
+_ABORT_TRIES = 100
+_ABORT_PAUSE_SECS = 0.02
 _LOOKS = 5
 """How often a path is looked at that vanished: a checkpoint that is replaced by two renames is gone for a moment each time."""
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 
-def refuse_file(path: str) -> None:
-    """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return  # nothing is there, or who lists it says what is wrong
-    if not stat.S_ISDIR(mode):
-        raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
-
-
-def _is_item(path: str) -> bool:
-    """Whether a folder is an item that Orbax has written; one that may not be looked into is none."""
-    try:
-        return bool(kind_at(f"{path}/_METADATA"))
-    except PermissionError:
-        return False
-
-
-class PosixBackend(Writing):
+class PosixBackend(Backend):
     """Checkpoints as directories; see ``Backend``."""
+
+    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
+        if WINDOWS:
+            raise cannot_write(path)
+        if not path.isascii():
+            refuse_path(path)
+        parent, name = os.path.split(path)
+        beside = hidden_names.of(parent, name)
+        temporary = hidden_names.make(TEMPORARY, parent, name)
+        aside = hidden_names.replaced(path) if beside else None
+        if aside is not None:  # a replacement was interrupted between its two renames
+            os.rename(aside, path)
+        hidden_names.refuse_occupied(path, overwrite=overwrite)
+        created = make_directories(parent, durable)
+        attempt = LocalAttempt(path, temporary, overwrite, durable, created)
+        try:
+            if beside:
+                attempt.superseded = _clean_named(parent, beside)
+            os.mkdir(temporary)
+        except BaseException as error:
+            remove_empty([temporary, *created])
+            if isinstance(error, OSError) and error.filename == temporary:
+                error.filename = path  # the one that the caller knows
+            raise
+        return attempt
+
+    def join(self, path: str, attempt_path: str, *, durable: bool) -> LocalAttempt:
+        return LocalAttempt(path, attempt_path, False, durable, [])
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
         return read_bounded(path, name, most_bytes(name) if limit_bytes is None else limit_bytes)
@@ -76,23 +91,14 @@ class PosixBackend(Writing):
         file = os.path.join(path, name)
         if not (self.read(path, name) or b"").startswith(beginning):
             return
-        taken = hidden_names.make(hidden_names.TEMPORARY, path, name)
+        taken = hidden_names.make(TEMPORARY, path, name)
         try:
             os.rename(file, taken)
-            self._drop(taken, file, beginning)
-        except BaseException:  # also of a signal handler, at any moment
-            self._drop(taken, file, beginning)
-            raise
-
-    def _drop(self, taken: str, file: str, beginning: bytes) -> None:
-        """Removes what was renamed, if it is there; puts back what another writer claimed since the first look."""
-        found = self.read(*os.path.split(taken))
-        if found is None:
-            return
-        if not found.startswith(beginning):
-            with contextlib.suppress(FileExistsError):  # unless a third one has claimed it
-                link_new(taken, file)
-        remove(taken)
+            if not (self.read(*os.path.split(taken)) or b"").startswith(beginning):
+                with contextlib.suppress(FileExistsError):  # unless a third one has claimed it
+                    link_new(taken, file)  # of a writer who claimed it since the first look
+        finally:
+            remove(taken)
 
     def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
         """Atomically writes a file and returns it, open and with a shared lock."""
@@ -100,7 +106,7 @@ class PosixBackend(Writing):
             raise cannot_write(path)
         # Durable, because a later save syncs only the directories that it creates itself.
         make_directories(path, durable=True)
-        temporary = hidden_names.make(hidden_names.TEMPORARY, path, name)
+        temporary = hidden_names.make(TEMPORARY, path, name)
         file: LockFile | None = None
         try:
             # O_RDWR: NFS wants the file open for reading for a shared lock.
@@ -119,7 +125,7 @@ class PosixBackend(Writing):
         return file
 
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
-        return reading(os.path.join(path, _SIGNS[0]), head)
+        return reading(os.path.join(path, SIGNS[0]), head)
 
     def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         return file_sizes(path)
@@ -134,9 +140,6 @@ class PosixBackend(Writing):
                 raise cannot_write(path)
             remove(file)
             sync_directory(path)
-
-    def children(self, path: str) -> list[str]:
-        return self.look(path).children
 
     def exists(self, path: str) -> bool:
         try:
@@ -157,11 +160,12 @@ class PosixBackend(Writing):
                 found = [
                     one.name
                     for one in inside
-                    if one.name[0] != "." and (one.is_dir() or _is_lost_link(one))
+                    if one.name[0] != "."
+                    and (one.is_dir() or (one.is_symlink() and not os.path.exists(one.path)))
                 ]
                 hidden = frozenset(one.name for one in inside if one.name[0] == ".")
-                if any(name.startswith(hidden_names.REPLACED) for name in hidden):
-                    found += leftovers.vacant_names(path) - set(found)
+                if any(name.startswith(REPLACED) for name in hidden):
+                    found += hidden_names.interrupted(path).keys() - set(found)
                 # a listing is not one moment: what is renamed meanwhile may be in it under neither name
                 if os.stat(path).st_mtime_ns == changed:
                     break
@@ -170,29 +174,24 @@ class PosixBackend(Writing):
         return Look(found, lambda name: self.is_checkpoint(f"{path}/{name}"), hidden)
 
     def is_checkpoint(self, path: str) -> bool:
-        record = os.path.join(path, _SIGNS[0])
+        record = os.path.join(path, SIGNS[0])
         for _ in range(_LOOKS):
             if os.path.exists(record):
                 return True
             try:
                 inside = os.listdir(path)
+            except PermissionError:  # what cannot be read is not absent
+                return True
             except (FileNotFoundError, NotADirectoryError):
-                if os.path.islink(
-                    path
-                ):  # to a disk that is not mounted: who opens it gets the error
+                if os.path.islink(path):  # to a disk that is not mounted: opening it says so
                     return True
                 inside = []
-            except PermissionError:  # what cannot be read is not absent, either
+            if any(name in SIGNS or _is_item(f"{path}/{name}") for name in inside):
                 return True
-            if not inside and leftovers.replaced(path) is not None:
+            if inside:  # maybe of a directory that was replaced, and is being deleted: look again
+                return os.path.exists(record)
+            if hidden_names.replaced(path) is not None:
                 return True
-            if any(name in _SIGNS or _is_item(f"{path}/{name}") for name in inside):
-                return True
-            # The look may have gone into a directory that is replaced, and being deleted: a second one does not.
-            if os.path.exists(record):
-                return True
-            if inside:
-                break  # else it is gone, or replaced once more just now
         return False
 
     def delete(self, path: str, trash: str | None = None) -> None:
@@ -202,7 +201,7 @@ class PosixBackend(Writing):
         standing = self.replaced(path) or path
         if os.path.isdir(standing) and not os.access(standing, os.W_OK):
             raise PermissionError(errno.EACCES, why_immovable(standing), standing)
-        gone = hidden_names.make(hidden_names.TEMPORARY, parent, name)
+        gone = hidden_names.make(TEMPORARY, parent, name)
         if trash is not None:
             gone = os.path.join(parent, trash, name)
             os.makedirs(os.path.dirname(gone), exist_ok=True)
@@ -210,41 +209,205 @@ class PosixBackend(Writing):
                 kept = hidden_names.shortened(name, _MOST_TRASH_NAME_BYTES)
                 gone = os.path.join(parent, trash, f"{kept}.{secrets.token_hex(4)}")
         try:
-            with deleting(os.path.join(standing, _SIGNS[0])):
+            with deleting(os.path.join(standing, SIGNS[0])):
                 # First delete what this checkpoint replaced, else `replaced` would bring it back.
-                old = superseded(parent, hidden_names.of(parent, name), standing)
+                beside = hidden_names.of(parent, name)
+                old = [f"{parent}/{one.entry}" for one in beside if one.kind != TEMPORARY]
+                old = [path for path in old if path != standing]
                 if old:
                     sync_directory(parent)
-                    leftovers.discard(old)
+                    hidden_names.discard(old)
                 os.rename(standing, gone)
             if trash is None:
-                remove_tree(gone)
+                os.unlink(gone) if os.path.islink(gone) else shutil.rmtree(gone)
         except BaseException:
             if trash is None:
                 remove(gone)  # after the rename the deletion is irrevocable: try to finish it
             raise
 
     def garbage(self, path: str) -> list[str]:
-        return leftovers.removable(path)
+        return hidden_names.removable(path)
 
     def clean(self, path: str) -> list[str]:
         if WINDOWS:
             return []
-        leftovers.bring_back(path)
-        entries = leftovers.removable(path)
+        for name, aside in hidden_names.interrupted(path).items():
+            hidden = hidden_names.parse(os.path.basename(aside))
+            if hidden is not None and not lives(hidden.owner):
+                with contextlib.suppress(OSError):  # readers find it under the hidden name too
+                    os.rename(aside, os.path.join(path, name))
+        entries = hidden_names.removable(path)
         if not entries or not is_synced(path):
             return []
-        leftovers.discard(os.path.join(path, entry) for entry in entries)
+        hidden_names.discard(os.path.join(path, entry) for entry in entries)
         return entries
 
     def replaced(self, path: str) -> str | None:
-        if os.path.lexists(os.path.join(path, _SIGNS[0])):  # the common case, without a listing
+        if os.path.lexists(os.path.join(path, SIGNS[0])):  # the common case, without a listing
             return None
-        return leftovers.replaced(path)
+        return hidden_names.replaced(path)
 
 
-def _is_lost_link(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and not os.path.exists(entry.path)
+@dataclass
+class LocalAttempt(Attempt):
+    """One attempt; see ``Attempt``."""
+
+    target: str
+    path: str
+    overwrite: bool
+    durable: bool
+    created: list[str]  # directories above it
+    data_prefix: str = ""
+    superseded: list[str] = field(default_factory=list[str])  # to be deleted after the commit
+    making: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # of folders: two threads would both try
+    identity: tuple[int, int] | None = None  # device and inode, set by commit()
+    replaced: str | None = None  # path to which the commit moves the old checkpoint
+
+    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> FileRecord:
+        self.write_data(name, (data,))
+        return FileRecord(len(data), zlib.crc32(data))
+
+    def write_data(self, name: str, parts: Iterable[bytes]) -> None:
+        full = os.path.join(self.path, name)
+        if "/" in name:
+            with self.making:
+                os.makedirs(os.path.dirname(full), exist_ok=True)
+        try:
+            with open(full, "xb", buffering=_BUFFER_BYTES) as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                if self.durable:
+                    sync_file(file.fileno())
+        except OSError as error:
+            if error.errno is not None:  # else it is a signal handler's
+                error.filename = error.filename or full  # neither write nor fsync says it
+            raise
+
+    def read(self, name: str) -> bytes:
+        with open(os.path.join(self.path, name), "rb") as file:
+            return file.read()
+
+    def take(self, name: str) -> bytes:
+        data = self.read(name)
+        os.unlink(os.path.join(self.path, name))
+        return data
+
+    def small_files(self) -> Mapping[str, bytes]:
+        return {}
+
+    def files(self, known_bytes: Mapping[str, int]) -> dict[str, int]:
+        return {
+            os.path.relpath(f"{folder}/{name}", self.path): os.stat(f"{folder}/{name}").st_size
+            for folder, _, names in os.walk(self.path, onerror=unless_absent)
+            for name in names
+        }
+
+    def make_durable(self, record_name: str, record: bytes) -> None:
+        if self.durable:
+            for directory, _, _ in os.walk(self.path, topdown=False, onerror=unless_absent):
+                if directory != self.path:
+                    sync_directory(directory, durable=True)
+        # The record comes last: a directory without it is not a checkpoint.
+        self.write(record_name, record)
+        if self.durable:
+            sync_directory(self.path, durable=True)
+
+    def commit(self) -> None:
+        status = os.lstat(self.path)
+        self.identity = status.st_dev, status.st_ino
+        try:
+            self._put_in_place()
+            if self.durable:
+                sync_directory(os.path.dirname(self.target))
+        except BaseException as error:
+            if not self._stands_at(self.target, unknown=True):
+                raise  # not visible: the caller aborts
+            # The checkpoint is visible: even a failed rename may have been carried out.
+            self._keep_replaced()
+            shown = _visible(error, self.target)
+            if shown is error:
+                raise
+            raise shown from error
+        self.created = []
+        old = self.superseded if self.replaced is None else [self.replaced, *self.superseded]
+        if old:
+            hidden_names.discard(old)
+
+    def _put_in_place(self) -> None:
+        """Renames the attempt to its target; a checkpoint there is moved to a hidden name."""
+        if not self.overwrite or not hidden_names.inside(self.target):
+            self._rename_to_target()
+            return
+        self.replaced = self.path
+        if exchange(self.path, self.target):
+            return
+        parent, name = os.path.split(self.target)
+        if self.superseded:  # between the two renames, only one old checkpoint may be found
+            sync_directory(parent)
+            hidden_names.discard(self.superseded)
+        aside = self.replaced = hidden_names.make(REPLACED, parent, name)
+        try:
+            os.rename(self.target, aside)
+            self._rename_to_target()
+        except BaseException:
+            if not os.path.lexists(self.target):
+                with contextlib.suppress(OSError):  # readers find it under the hidden name too
+                    os.rename(aside, self.target)
+            raise
+
+    def _rename_to_target(self) -> None:
+        try:
+            os.rename(self.path, self.target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise hidden_names.already_there(self.target) from error
+            if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP):
+                error.add_note(
+                    f"if {self.target} is in a mounted bucket, give its gs:// or s3:// URL"
+                )
+            raise
+
+    def _keep_replaced(self) -> None:
+        """Renames the replaced checkpoint to ``KEPT``: the new one may not be durable."""
+        if self.replaced is not None:
+            parent, name = os.path.split(self.target)
+            with contextlib.suppress(OSError):  # it then keeps its current hidden name
+                os.rename(self.replaced, hidden_names.make(KEPT, parent, name))
+
+    def _stands_at(self, path: str, *, unknown: bool) -> bool:
+        """Whether this attempt's directory is at ``path``; ``unknown`` if lstat fails."""
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return unknown
+        return (status.st_dev, status.st_ino) == self.identity
+
+    def abort(self) -> None:
+        if self.identity is not None and not self._stands_at(self.path, unknown=False):
+            return  # already visible; the hidden name is now the replaced checkpoint's, or free
+        # Other threads and processes may still be writing and recreate directories: retry for 2 s.
+        for _ in range(_ABORT_TRIES):
+            remove(self.path)
+            time.sleep(_ABORT_PAUSE_SECS)
+            if not os.path.lexists(self.path):
+                break
+        remove_empty(self.created)
+
+
+def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
+    """Deletes what dead attempts left; returns old checkpoints to delete after the commit."""
+    paths = {os.path.join(parent, one.entry): one for one in beside}
+    saves = {path: one.owner for path, one in paths.items() if one.kind == TEMPORARY}
+    dead = [path for path, owner in saves.items() if is_dead(owner, path)]
+    # first the fsync: one of them may be a checkpoint that was replaced by a rename that is not durable yet
+    if dead and is_synced(parent):
+        hidden_names.discard(dead)
+    return [path for path in paths if path not in saves]
 
 
 def why_immovable(path: str) -> str:
@@ -257,3 +420,77 @@ def why_immovable(path: str) -> str:
         f"{path} belongs to user {os.lstat(path).st_uid}, and this process may not write in it, so it moves and deletes nothing "
         f"there: its owner allows that by chmod -R g+w {shlex.quote(os.path.dirname(path))}"
     )
+
+
+def _is_item(path: str) -> bool:
+    """Whether a folder is an item that Orbax has written; one that may not be looked into is none."""
+    try:
+        return bool(kind_at(f"{path}/_METADATA"))
+    except PermissionError:
+        return False
+
+
+def _visible(error: BaseException, path: str) -> BaseException:
+    """The error of a commit after which the checkpoint is visible, with advice; keeps its type."""
+    advice = (
+        f"the checkpoint is {VISIBLE}: it was renamed, but its directory is not known to be synced, so "
+        "a power cut may still take it back. What it replaced, if anything, is kept beside it. To be "
+        "sure, save it again, with overwrite=True"
+    )
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, f"{os.strerror(error.errno)}: {advice}", path)
+    error.add_note(advice)
+    return error
+
+
+def make_directories(path: str, durable: bool) -> list[str]:
+    """Creates ``path`` and its missing parents; returns the created ones, deepest first."""
+    missing: list[str] = []
+    current = path
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    try:
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            if kind_at(directory) != "directory":
+                refuse_lost_link(directory)
+                refuse_file(directory)
+            if durable:
+                sync_directory(os.path.dirname(directory))
+    except OSError:
+        remove_empty(missing)
+        raise
+    return missing
+
+
+def remove_empty(directories: Iterable[str]) -> None:
+    """Removes those directories that are there and empty."""
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
+def is_synced(path: str) -> bool:
+    """Fsyncs a directory; whether that succeeded."""
+    try:
+        sync_directory(path)
+    except OSError:
+        return False
+    return True
+
+
+def sync_directory(path: str, *, durable: bool = False) -> None:
+    """Fsyncs a directory. Some network file systems cannot, with EINVAL, which only a ``durable`` checkpoint raises."""
+    descriptor = os.open(path, FOLDER)
+    try:
+        sync_file(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        if durable:
+            what = "directories cannot be synced here, so that a power cut could lose a checkpoint: save with Options(durable=False)"
+            raise OSError(errno.EINVAL, what, path) from error
+    finally:
+        os.close(descriptor)

@@ -4,7 +4,6 @@
 |---|---|---|---|
 | swap two directories | renameat2 | renamex_np | none: two renames, and readers find the old one under its hidden name between them |
 | fsync | fsync | F_FULLFSYNC: fsync leaves the data in the drive's own cache | fsync |
-| is the disk local | statfs | not asked: files are read instead of mapped | the same |
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import stat
 from collections.abc import Callable
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._platform import LINUX, MACOS
+from ckpt_core._platform import MACOS
 
 try:
     import fcntl
@@ -30,26 +29,9 @@ _RENAME_EXCHANGE = 2
 """Of renameat2 and, under the name RENAME_SWAP, of renamex_np."""
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
 """What a file system answers that does not know a call."""
-_LOCAL_KINDS = frozenset(
-    {
-        0xEF53,  # ext2, ext3, ext4
-        0x58465342,  # xfs
-        0x9123683E,  # btrfs
-        0x2FC12FC1,  # zfs
-        0xF2F52010,  # f2fs
-        0xCA451A4E,  # bcachefs
-        0x01021994,  # tmpfs
-        0x858458F6,  # ramfs
-        0x794C7630,  # overlay, of containers
-        0x73717368,  # squashfs
-        0xE0F5E1E2,  # erofs
-    }
-)
-"""``f_type`` (statfs(2)) of file systems that no other machine can change."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """What the system says of a path at which nothing is, or can be."""
 _CONTROL_BYTES = 64
-_STATFS_BYTES = 512  # larger than struct statfs on any architecture
 
 
 def kind_at(path: str, *, follow: bool = True) -> str:
@@ -66,6 +48,16 @@ def kind_at(path: str, *, follow: bool = True) -> str:
     except ValueError:  # a zero byte
         return ""
     return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
+def refuse_file(path: str) -> None:
+    """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # nothing is there, or who lists it says what is wrong
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
 
 
 def exchange(one: str, other: str) -> bool:
@@ -159,38 +151,13 @@ def link_new(source: str, target: str) -> None:
         os.rename(source, target)
 
 
-def is_local_disk(path: str) -> bool:
-    """Whether a path is on a local file system; False if unknown. On a network file system another machine may
-    truncate a file; a process that then touches its memory map of the file is killed (SIGBUS).
-    """
-    if not LINUX:
-        return False
-    try:
-        statfs = ctypes.CDLL(None, use_errno=True).statfs
-    except (OSError, AttributeError):
-        return False
-    answer = ctypes.create_string_buffer(_STATFS_BYTES)
-    if statfs(os.fsencode(path), answer) != 0:
-        return False
-    kind = ctypes.c_long.from_buffer(answer).value  # f_type, the first field, is a machine word
-    return kind & 0xFFFFFFFF in _LOCAL_KINDS
-
-
 def remove(path: str) -> None:
-    """Like ``remove_tree``, but deletes as much as possible and raises no error of the file system."""
+    """Deletes as much as possible of a directory tree, or a link itself; raises no error of the file system."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
         return
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def remove_tree(path: str) -> None:
-    """Deletes a directory tree, or a link itself and not its target."""
-    if os.path.islink(path):
-        os.unlink(path)
-        return
-    shutil.rmtree(path)
 
 
 def unless_absent(error: OSError) -> None:

@@ -1,23 +1,27 @@
-"""What measurements mean: a sentence for each thing that is wrong, or that one should know."""
+"""What installed versions and measurements mean: a sentence for each thing that is wrong, or that one should know."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from importlib import metadata
 from typing import Literal
 
 from ckpt_core._directory import Trace
-from ckpt_core._directory.probe import Disk
-from ckpt_core._doctor.probes import Store
-from ckpt_core._doctor.versions import is_older, numbers
+from ckpt_core._doctor.probes import Disk, Store
 from ckpt_core._platform import WINDOWS
 from ckpt_core._words import size
 
+DISTRIBUTION = "ckpt-core"
+_OTHERS = ("jaxlib", "orbax-checkpoint", "safetensors", "equinox", "h5py")
+_FLOOR = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*>=\s*([0-9][0-9.]*)")
+_EXTRAS = re.compile(r"extra == ['\"](flax|keras|torchax|grain)['\"]")
 _LOW_INODES = 10_000
 _SLOW_SYNC_SECS = 0.1
 _SLOW_BYTES_PER_SEC = 50e6
@@ -41,6 +45,44 @@ class Finding:
 
 
 _note, _problem = partial(Finding, "note"), partial(Finding, "problem")
+
+
+def floors() -> dict[str, str]:
+    """Oldest version of each package that this one works with, by its own metadata; empty if it is not installed."""
+    try:
+        asked = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in asked:
+        if ("extra" not in line or _EXTRAS.search(line)) and (floor := _FLOOR.match(line)):
+            found[floor[1].lower().replace("_", "-")] = floor[2]
+    return found
+
+
+def installed() -> dict[str, str]:
+    """Versions of the packages that matter, as far as they are installed."""
+    found: dict[str, str] = {}
+    for name in (DISTRIBUTION, *floors(), *_OTHERS):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, without zeros at the end: ``0.12.0rc1`` is ``(0, 12)``."""
+    leading = re.match(r"[0-9.]*", version)
+    found = [int(part) for part in re.findall("[0-9]+", leading[0] if leading else "")]
+    while found and found[-1] == 0:
+        found.pop()
+    return tuple(found)
+
+
+def is_older(version: str, floor: str) -> bool:
+    """Whether a version is below a floor; ``2`` and ``2.0`` are one version."""
+    return numbers(version) < numbers(floor)
 
 
 def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ckpt_core._directory.paths import file_system_of
+from ckpt_core._directory import file_system_of
 
 MIB = 1 << 20
 _PACKAGES = (

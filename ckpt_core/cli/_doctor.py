@@ -16,7 +16,6 @@ import numpy as np
 
 from ckpt_core import _doctor
 from ckpt_core._directory import resolve, traces
-from ckpt_core._directory.probe import Disk
 from ckpt_core._errors import CheckpointError
 from ckpt_core._load import load
 from ckpt_core._options import MIB
@@ -55,7 +54,7 @@ def doctor(directory: str, *, devices: bool, mib: int, step_bytes: int, as_json:
 
 def _place(
     path: str, local: bool, probe_bytes: int, step_bytes: int
-) -> tuple[Disk | _doctor.Store | None, list[_doctor.Finding]]:
+) -> tuple[_doctor.Disk | _doctor.Store | None, list[_doctor.Finding]]:
     """What was measured where checkpoints are; None if it cannot be written to."""
     try:
         if local:
@@ -65,7 +64,7 @@ def _place(
         about = "disk" if path.startswith(ROOTS) else "store"
         return None, [_doctor.Finding("problem", about, f"{path}: {error}")]
     here = isinstance(place, _doctor.Store) or os.path.isdir(path)
-    if isinstance(place, Disk):
+    if isinstance(place, _doctor.Disk):
         found = [*_doctor.of_disk(place, step_bytes), *_doctor.of_missing(path, place.directory)]
         found += [] if WINDOWS else _tried(place.directory)
         there = traces(path, OWNER_FILE, {}) if here else []
@@ -94,7 +93,7 @@ def _tried(directory: str) -> list[_doctor.Finding]:
 
 def _print(
     facts: dict[str, Any],
-    place: Disk | _doctor.Store | None,
+    place: _doctor.Disk | _doctor.Store | None,
     findings: list[_doctor.Finding],
     step_bytes: int,
 ) -> None:
@@ -113,7 +112,7 @@ def _print(
     if place is not None:
         write, read = size(place.write_bytes_per_sec), size(place.read_bytes_per_sec)
         speed = f"one file written at {write}/s, read at {read}/s"
-    if isinstance(place, Disk):
+    if isinstance(place, _doctor.Disk):
         room = "unknown"
         if place.free_bytes is not None:
             steps = place.free_bytes // step_bytes

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from ckpt_core import _doctor
-from ckpt_core._directory.probe import Disk
-from ckpt_core._doctor.versions import is_older
+from ckpt_core._doctor.findings import is_older
 
-GOOD = Disk(
+GOOD = _doctor.Disk(
     directory="/data",
     file_system="ext4",
     mounted_by=None,

@@ -74,7 +74,7 @@ class Killed(BaseException):
 
 
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("writing", "posix"):  # wherever it is called
+    for module in ("posix",):
         monkeypatch.setattr(
             f"ckpt_core._directory.{module}.exchange", lambda one, other: False, raising=False
         )
@@ -103,7 +103,7 @@ def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch)
 @pytest.fixture
 def dead_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Owners of this test's killed processes are known to have ended."""
-    for module in ("owner", "leftovers"):
+    for module in ("owner", "hidden_names", "posix"):
         monkeypatch.setattr(
             f"ckpt_core._directory.{module}.lives", lambda owner: owner != DEAD, raising=False
         )

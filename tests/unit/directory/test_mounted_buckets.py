@@ -20,11 +20,10 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import object_store, paths
 from ckpt_core._directory.mounted_files import MountedFiles
-from ckpt_core._directory.paths import bucket_program, resolve
+from ckpt_core._directory.paths import mounted_bucket, resolve
 from tests.support.paths import ROOT
 from tests.support.stores import tree, value_at
 
-DEVICE = os.makedev(0, 99)
 MOUNTED = """\
 25 30 0:23 / /proc rw,nosuid shared:14 - proc proc rw
 30 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -47,11 +46,12 @@ MOUNTED = """\
         ("tmpfs rclone", None),
     ],
 )
-def test_which_mounts_are_buckets(what, program):
-    mounted = MOUNTED.format(where="/mnt/a\\040b", what=what)
-    assert bucket_program(mounted, "0:99") == program
-    assert bucket_program(mounted, "0:98") is None
-    assert bucket_program("", "0:99") is None
+def test_which_mounts_are_buckets(what, program, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MOUNTS", str(tmp_path / "mountinfo"))
+    assert mounted_bucket("/mnt/a b/run") is None
+    (tmp_path / "mountinfo").write_text(MOUNTED.format(where="/mnt/a\\040b", what=what))
+    assert mounted_bucket("/mnt/a b/run") == program
+    assert mounted_bucket("/mnt/a bc") is None
 
 
 @pytest.mark.linux("/proc says which mounts are buckets")
@@ -80,13 +80,8 @@ def make_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     where.mkdir()
     table = tmp_path / "mountinfo"
     table.write_text(MOUNTED.format(where=where, what="fuse.gcsfuse my-bucket"))
-    real_device, real_replace, real_rename = paths._device, os.replace, os.rename
+    real_replace, real_rename = os.replace, os.rename
     monkeypatch.setattr(paths, "MOUNTS", str(table))
-    monkeypatch.setattr(
-        paths,
-        "_device",
-        lambda path: DEVICE if Path(path).is_relative_to(where) else real_device(path),
-    )
 
     def files_only(real: Any) -> Any:
         def rename(source: Any, target: Any, **arguments: Any) -> None:

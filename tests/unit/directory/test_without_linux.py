@@ -32,7 +32,7 @@ def state(value):
 told["taken away"] = [
     owner._start_time(os.getpid()) is None,
     paths.file_system_of("/") == "",
-    not syscalls.is_local_disk("/"),
+    not paths.is_local_disk("/"),
     not hasattr(os, "O_TMPFILE") and not hasattr(os, "posix_fadvise"),
     not syscalls.exchange(root, root),
 ]

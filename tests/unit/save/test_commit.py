@@ -62,7 +62,7 @@ class Operations:
         )
         swap = self._watched(syscalls.exchange, lambda one, other: f"exchange {other}")
         patch.setattr(
-            "ckpt_core._directory.writing.exchange", swap if exchange else lambda one, other: False
+            "ckpt_core._directory.posix.exchange", swap if exchange else lambda one, other: False
         )
 
     def _watched(self, call: Any, describe: Callable[..., str], of: str = "") -> Any:

@@ -1,12 +1,14 @@
-"""Safe reads of untrusted paths: files that are too large, pipes, devices, dangling links."""
+"""Files of checkpoints: reads that no huge file, pipe, device or dangling link can trap, and hard links to known files."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._platform import READ, WINDOWS
@@ -26,11 +28,13 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(path):
             what = f"is a link to {os.readlink(path)}, which is not there"
-            raise _corrupt(path, name, what) from None
+            raise CheckpointCorrupt(f"{path} {what}", file=name) from None
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _corrupt(path, name, "is a link that leads in a circle") from error
+            raise CheckpointCorrupt(
+                f"{path} is a link that leads in a circle", file=name
+            ) from error
         if WINDOWS and os.path.isdir(path):  # which nothing opens there
             return None
         if error.errno in (errno.ENXIO, errno.ENODEV) and not stat.S_ISREG(os.stat(path).st_mode):
@@ -56,45 +60,32 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
     finally:
         os.close(descriptor)
     if size > most_bytes:
-        what = f"has {size} bytes, and can have {most_bytes} at most"
-        raise _corrupt(path, name, f"{what}: it is damaged, and not read")
+        what = f"has {size} bytes, and can have {most_bytes} at most: it is damaged, and not read"
+        raise CheckpointCorrupt(f"{path} {what}", file=name)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read_beginning(directory: str, name: str, most_bytes: int = 2**20) -> bytes | None:
-    """The first bytes of a regular file; None if there is none."""
-    path = os.path.join(directory, name)
-    try:
-        descriptor = os.open(path, READ)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, *_LEADS_NOWHERE):
-            return None
-        if WINDOWS and os.path.isdir(path):
-            return None
-        raise
-    try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return os.read(descriptor, most_bytes) if regular else None
-    except OSError as error:
-        name_file(error, path)
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
-    """The bytes of a file that should have this size, 4 MiB at a time; one more if it is longer. Raises
-    FileNotFoundError, or CheckpointCorrupt for anything but a regular file.
+def read_pieces(
+    directory: str,
+    name: str,
+    size_bytes: int,
+    check: Callable[[os.stat_result], None] = lambda status: None,
+) -> Iterator[bytes]:
+    """The bytes of a file that should have this size, 4 MiB at a time; one more if it is longer. ``check`` gets the status of
+    the open file, first and last. Raises FileNotFoundError, or CheckpointCorrupt for anything but a regular file.
     """
     path = os.path.join(directory, name)
     descriptor = os.open(path, READ)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        check(status)
+        if not stat.S_ISREG(status.st_mode):
             raise _special(path, name)
         left = size_bytes + 1
         while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
             left -= len(piece)
             yield piece
+        check(os.fstat(descriptor))
     except OSError as error:
         name_file(error, path)
         raise
@@ -103,7 +94,8 @@ def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
 
 
 def _special(path: str, name: str) -> CheckpointCorrupt:
-    return _corrupt(path, name, "is no regular file (a pipe, a device or a socket)")
+    what = "is no regular file (a pipe, a device or a socket)"
+    return CheckpointCorrupt(f"{path} {what}", file=name)
 
 
 def size_of(path: str) -> int | None:
@@ -163,14 +155,10 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _corrupt(path: str, name: str, what: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(f"{path} {what}", file=name)
-
-
 def crc32_of(path: str, ranges: Iterable[tuple[int, int]]) -> int:
     """CRC-32 of ranges of a file, each ``(start, stop)``; reads 4 MiB at a time."""
     crc = 0
-    with open(os.fspath(path), "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         for start, stop in ranges:
             file.seek(start)
             while start < stop:
@@ -184,3 +172,75 @@ def crc32_of(path: str, ranges: Iterable[tuple[int, int]]) -> int:
                 crc = zlib.crc32(data, crc)
                 start += len(data)
     return crc
+
+
+class FileIdentity(NamedTuple):
+    """Identifies an unchanged file: device, inode, size and modification time."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+
+
+def identify(directory: str, names: Iterable[str]) -> dict[str, FileIdentity]:
+    """The identity of each file, by its path relative to ``directory``."""
+    return {name: _identity(os.path.join(directory, name)) for name in names}
+
+
+def link_files(
+    source: str, target: str, names: Mapping[str, str], known: Mapping[str, FileIdentity]
+) -> None:
+    """Hard-links files of ``source`` into ``target``: all of them or, on an error, none. ``names`` maps relative
+    paths there to new ones. Raises OSError if the file system has no hard links, or a file is missing or no longer
+    the ``known`` one (ESTALE).
+    """
+    try:
+        for folder in sorted({os.path.dirname(name) for name in names.values()}):
+            os.makedirs(os.path.join(target, folder), exist_ok=True)
+        for name, new in names.items():
+            linked = os.path.join(target, new)
+            os.link(os.path.join(source, name), linked, follow_symlinks=False)
+            # after linking: of the linked file, even if its name was given to another one
+            if _identity(linked) != known.get(name):
+                raise OSError(errno.ESTALE, "not the file that was written any more", name)
+    except OSError:
+        for top in {new.partition("/")[0] for new in names.values()}:
+            shutil.rmtree(os.path.join(target, top), ignore_errors=True)
+        raise
+
+
+def link_same(source: str, target: str, known: FileIdentity, pieces: Iterable[bytes]) -> bool:
+    """Hard-links ``source`` to ``target`` if it is still the known file and holds these ``pieces``, as ``read_pieces`` gives
+    them. Nothing stays at ``target`` if it is not, or if the file system has no hard links.
+    """
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        return False
+    same = False
+    try:
+        same = _identity(target) == known and _holds(target, known.size_bytes, pieces)
+    finally:
+        if not same:
+            os.unlink(target)
+    return same
+
+
+def _holds(path: str, size_bytes: int, pieces: Iterable[bytes]) -> bool:
+    there = read_pieces(*os.path.split(path), size_bytes)
+    for piece in pieces:
+        try:
+            if next(there, b"") != piece:
+                return False
+        except OSError:  # the disk does not give the old file: the save writes a new one
+            return False
+    return True
+
+
+def _identity(path: str) -> FileIdentity:
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
