@@ -45,19 +45,14 @@ class Copier:
         self._now: tuple[int, str] = (-1, "")
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
-        self._moved = time.monotonic()
-        self._works = False  # its thread waits for its own disk, not for another process
+        # since when its thread waits for another process; None while it waits for its own disk
+        self._waits_since: float | None = None
 
     @property
     def report(self) -> list[Any]:
         """What ``judge_copies`` gets of this process."""
         state = self._state
         return [state, *self._now] if state in ("busy", "done") else [state, -1, ""]
-
-    @property
-    def step(self) -> int | None:
-        """The step that is being copied, or was copied last; None if there is none."""
-        return self._now[0] if self._state in ("busy", "done") else None
 
     @property
     def busy(self) -> bool:
@@ -67,7 +62,7 @@ class Copier:
     def copy(self, step: int, token: str) -> None:
         """Begins to copy a step that all processes have committed; ends copying another one."""
         self._cancelled.set()
-        self._now, self._state, self._moved = (step, token), "busy", time.monotonic()
+        self._now, self._state, self._waits_since = (step, token), "busy", time.monotonic()
         self._cancelled = cancelled = threading.Event()
         try:
             work, given = self._work, (step, token, cancelled)
@@ -102,30 +97,25 @@ class Copier:
         connection = self._peers.connect(key.writer)
 
         def pieces(position: int) -> Iterator[bytes]:
-            self._moves(works=False)
-            for piece in connection.pieces(*key, position):
+            self._waits_since = time.monotonic()
+            for piece in connection.pieces(key, position):
                 may_go_on()
-                self._moves(works=True)
+                self._waits_since = None
                 yield piece
-                self._moves(works=False)
-            self._moves(works=True)
+                self._waits_since = time.monotonic()
+            self._waits_since = None
 
         try:
             target = self._target(key.writer, key.step, may_go_on)
-            if (
-                self._peers.offers.path(key) != target.path
-            ):  # else it was copied before the last restart
+            if self._peers.offers.path(key) != target.path:  # else copied before the last restart
                 bring(key, pieces, target)
                 self._peers.offers.put(key, target.path)
         finally:
-            self._moves(works=False)
+            self._waits_since = time.monotonic()
             with contextlib.suppress(ConnectionError):
                 connection.close()  # it may have stopped midway through a file
-                connection.say_done(*key)
+                connection.say_done(key)
             connection.close()
-
-    def _moves(self, *, works: bool) -> None:
-        self._moved, self._works = time.monotonic(), works
 
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed, or after 20 s."""
@@ -141,12 +131,12 @@ class Copier:
         partner is connected for: it may write it meanwhile.
         """
         server, deadline = self._peers.server, time.monotonic() + timeout_secs
-        while self.step is not None and time.monotonic() < deadline:
-            if self._works:  # to write and verify a large part takes a while
-                self._moved = time.monotonic()
-            moved = max(self._moved, server.last_used if server is not None else 0.0)
+        while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
+            # to write and verify a large part takes a while
+            moved = now if self._waits_since is None else self._waits_since
+            moved = max(moved, server.last_used if server is not None else 0.0)
             fetched = server is None or server.was_done(Key(*self._now, self._peers.index))
-            if (fetched and self._state != "busy") or time.monotonic() - moved > _STALLED_SECS:
+            if (fetched and not self.busy) or now - moved > _STALLED_SECS:
                 return
             time.sleep(_LOOK_SECS)
 
@@ -159,9 +149,9 @@ class Copier:
         try:
             deadline = time.monotonic() + timeout_secs
             self.finish(timeout_secs)
-            newest = max(steps, default=-1)
-            if self.step is not None and newest >= 0 and (newest, steps[newest]) != self._now:
-                self.copy(newest, steps[newest])
+            newest = max(steps.items(), default=self._now)
+            if self._state in ("busy", "done") and newest != self._now:
+                self.copy(*newest)
                 self.finish(deadline - time.monotonic())
         except BaseException:  # an interrupt: its thread must not go on
             self._cancelled.set()

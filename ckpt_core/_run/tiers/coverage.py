@@ -2,47 +2,42 @@
 
 Two processes hold the same if they hold the same regions of all distributed arrays, and equal values
 of all else: numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
-belongs to one process, but it is small: if all states together are, every process writes all of
-them, as in the persistent directory, and they make no difference. Of many processes each writes those of a block: of eight
-that hold the same, taken from all over the job, so that they are on as many hosts. What is sent does not grow with
-the square of their number, and a process's part is of use for the seven others.
+belongs to one process, but it is small: processes that hold the same form blocks of eight at most, each writes the states of
+its whole block, and they make no difference. A block is spread over the job, so that its processes are on as many hosts.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from ckpt_core._format.part import Runs, progressions, runs_of
-from ckpt_core._options import KIB, MIB
+from ckpt_core._options import KIB
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite
 
 MOST_STATE_BYTES = 64 * KIB
-"""Maximum size of a process's pipeline states that are sent to the other processes."""
-MOST_STATE_BYTES_IN_ALL = 256 * KIB
-"""Maximum size of the states of all processes together, or of a block, since every process there gets them."""
-_MOST_SENT_BYTES = 16 * MIB
-"""Maximum number of bytes in which all processes get all states."""
+"""Maximum size of a process's pipeline states that are sent to the other processes of its block."""
 BLOCK = 8
-"""Number of processes that get each other's states where all would be too much."""
+"""Maximum number of processes that get each other's pipeline states."""
 
 States = dict[str, dict[str, str]]
-"""Item -> file name -> content."""
+"""Of data pipelines: item -> file name -> content."""
+Sent = Literal["none", "sent", "large"]
+"""A process has no states of data pipelines, sends them to others, or does not, as they are too large."""
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What one process holds, as it tells the others before a save."""
+    """What one process holds."""
 
     digest: str  # 22 letters, equal on processes that hold the same, apart from states
-    states: States | None  # of its data pipelines; None if they are too large to be sent
+    states: States  # of its data pipelines; empty if it has none, or ``sent`` is ``"large"``
+    sent: Sent = "none"
 
 
 def holding_of(items: Sequence[PreparedItem]) -> Holding:
@@ -61,9 +56,11 @@ def holding_of(items: Sequence[PreparedItem]) -> Holding:
                 digest.update(repr(part).encode(errors="surrogatepass"))
             if item.plan is not None:
                 digest.update(item.plan.coverage.encode())
-    sizes = [len(text) for files in states.values() for text in files.values()]
-    sent = None if sum(sizes) > MOST_STATE_BYTES else states
-    return Holding(base64.b64encode(digest.digest()[:16]).decode().rstrip("="), sent)
+    size_bytes = sum(len(text) for files in states.values() for text in files.values())
+    same = base64.b64encode(digest.digest()[:16]).decode().rstrip("=")
+    if size_bytes > MOST_STATE_BYTES:
+        return Holding(same, {}, "large")
+    return Holding(same, states, "sent" if states else "none")
 
 
 def _values(item: PreparedItem) -> list[Any]:
@@ -87,102 +84,29 @@ def _digest(array: ArrayToWrite) -> str:
     return found.hexdigest()
 
 
-@dataclass(frozen=True)
-class Shares:
-    """What the processes of a save hold, as process 0 finds it."""
-
-    groups: list[int]  # for each process the number of its group, which holds the same
-    states: States  # of all processes, to be written by each; empty if each writes its own, or those of its block
-    # for each group what its processes write; empty if all write all states, or each its own
-    blocks: list[States] = field(default_factory=list[States])
-
-    def rows(self) -> list[str]:
-        """For each process the number of a row after these, which has the processes of its group: see ``serves_of``."""
-        members: dict[int, list[int]] = {}
-        for index, group in enumerate(self.groups):
-            members.setdefault(group, []).append(index)
-        count = len(self.groups)
-        return [str(count + group) for group in self.groups] + [
-            json.dumps(progressions(members[group]), separators=(",", ":"))
-            for group in sorted(members)
-        ]
+def groups_of(everyone: Sequence[tuple[str, Sent]]) -> list[list[int]]:
+    """On process 0: the groups of processes that hold the same, from the digest of each and what it sends of its states."""
+    kinds = {sent for _, sent in everyone}
+    if "large" in kinds:
+        return [[index] for index in range(len(everyone))]
+    same: dict[str, list[int]] = {}
+    for index, (digest, _) in enumerate(everyone):
+        same.setdefault(digest, []).append(index)
+    if "sent" not in kinds:
+        return [*same.values()]
+    strides = ((some, -(-len(some) // BLOCK)) for some in same.values())
+    return [some[first::stride] for some, stride in strides for first in range(stride)]
 
 
-def group_of(index: int, count: int, row: Callable[[int], str]) -> int:
-    """The group of process ``index`` of ``count``, from ``Shares.rows``."""
-    return int(row(index)) - count
-
-
-def serves_of(index: int, row: Callable[[int], str]) -> Runs:
-    """The processes that hold what process ``index`` holds, from ``Shares.rows``."""
-    found = json.loads(row(int(row(index))))
-    return runs_of(sorted(one for steps in found for one in range(*steps)))
-
-
-def with_states(items: Sequence[PreparedItem], states: States) -> list[PreparedItem]:
+def with_states(items: Sequence[PreparedItem], states: Sequence[States]) -> list[PreparedItem]:
     """The items of a save, with these pipeline states of other processes."""
-    return [
-        replace(item, others=_encoded(states[item.name], item.state_files))
-        if item.name in states
-        else item
-        for item in items
-    ]
 
+    def others_of(item: PreparedItem) -> dict[str, bytes]:
+        return {
+            name: text.encode(errors="surrogateescape")
+            for one in states
+            for name, text in one.get(item.name, {}).items()
+            if name not in item.state_files
+        }
 
-def _encoded(files: Mapping[str, str], own: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {
-        name: text.encode(errors="surrogateescape")
-        for name, text in files.items()
-        if name not in own
-    }
-
-
-def share(everyone: Sequence[Holding]) -> Shares:
-    """On process 0: the shares, from what each process holds."""
-    known = [one.states for one in everyone if one.states is not None]
-    if len(known) < len(everyone):
-        return Shares(_numbered([(one.digest, n) for n, one in enumerate(everyone)]), {})
-    if not any(known):
-        return Shares(_numbered([one.digest for one in everyone]), {})
-    sizes = [
-        sum(map(len, (text for files in one.values() for text in files.values()))) for one in known
-    ]
-    if sum(sizes) <= min(MOST_STATE_BYTES_IN_ALL, _MOST_SENT_BYTES // len(sizes)):
-        return Shares(_numbered([one.digest for one in everyone]), _merged(known))
-    groups = _in_blocks([one.digest for one in everyone])
-    members: dict[int, list[int]] = {}
-    for n, group in enumerate(groups):
-        members.setdefault(group, []).append(n)
-    if max(sum(sizes[n] for n in block) for block in members.values()) > MOST_STATE_BYTES_IN_ALL:
-        return Shares(_numbered([(one.digest, n) for n, one in enumerate(everyone)]), {})
-    blocks = [
-        _merged([known[n] for n in block]) if len(block) > 1 else {} for block in members.values()
-    ]
-    return Shares(groups, {}, blocks)
-
-
-def _in_blocks(digests: Sequence[str]) -> list[int]:
-    """For each process the number of its block: of ``BLOCK`` processes at most that hold the same, spread over the job."""
-    holders: dict[str, list[int]] = {}
-    for n, digest in enumerate(digests):
-        holders.setdefault(digest, []).append(n)
-    keys: list[Any] = [None] * len(digests)
-    for digest, same in holders.items():
-        blocks = -(-len(same) // BLOCK)
-        for position, n in enumerate(same):
-            keys[n] = digest, position % blocks
-    return _numbered(keys)
-
-
-def _numbered(keys: Sequence[Any]) -> list[int]:
-    """For each key the number of those before it that differ: equal keys have the same."""
-    numbers: dict[Any, int] = {}
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
-
-
-def _merged(known: Sequence[States]) -> States:
-    states: States = {}
-    for one in known:
-        for name, files in one.items():
-            states.setdefault(name, {}).update(files)
-    return states
+    return [replace(item, others=others_of(item)) for item in items]

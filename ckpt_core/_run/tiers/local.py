@@ -30,10 +30,9 @@ from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.fetch import Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
-from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
-from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_they_meet
-from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
-from ckpt_core._run.tiers.tables import Table
+from ckpt_core._run.tiers.judge import Judgement, LocalParts, Unread, judge
+from ckpt_core._run.tiers.peers import Offers, Table, exchange_addresses, heard_when_they_meet
+from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave
 from ckpt_core._run.tiers.verdict import (
     State,
     cause_of,
@@ -104,9 +103,7 @@ class LocalTier:
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
         self._judged = Table(processes, f"{peers.folder}/judged")
-        self._tables = Tables(
-            Table(processes, f"{peers.folder}/groups"), Table(processes, f"{peers.folder}/states")
-        )
+        self._groups = Table(processes, f"{peers.folder}/groups")
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
@@ -256,8 +253,8 @@ class LocalTier:
             [*self._folders.others.items()],
         )
         together = self._processes.round(call, self._options.timeout_secs)
-        answer = together.decide(seen.dump(self._processes.index), self._judge)
-        found = parse_judgement(answer, self._processes.index, self._judged.row)
+        answer = together.decide(seen.dump(), self._judge)
+        found = Judgement.parse(answer, self._processes.index, self._judged.row)
         partial, self._partial, self._lost = self._partial, found.partial, found.lost
         self._unread, self._others = found.unread, found.others
         for step, absent in sorted(found.partial.items()):
@@ -281,7 +278,7 @@ class LocalTier:
 
     def _judge(self, values: list[str]) -> str:
         """On process 0: which steps are whole, from what all see."""
-        everyone = [LocalParts.parse(text, index) for index, text in enumerate(values)]
+        everyone = [LocalParts.parse(text) for text in values]
         machines, serving = zip(*self._peers.hosts, strict=True)
         found = judge(everyone, machines, serving)
         return found.dump(len(everyone), self._judged.publish)
@@ -329,7 +326,8 @@ class LocalTier:
             folders.lease,
             committed,
             lambda: self._copier.report,
-            self._tables,
+            self._groups,
+            self._peers.folder,
             replaced_first,
         )
 

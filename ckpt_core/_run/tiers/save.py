@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._format.part import Part
+from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
 from ckpt_core._run.lease import Lease
-from ckpt_core._run.tiers.coverage import (
-    Holding,
-    group_of,
-    holding_of,
-    serves_of,
-    share,
-    with_states,
-)
-from ckpt_core._run.tiers.judge import CopyState, judge_copies
-from ckpt_core._run.tiers.tables import Table
+from ckpt_core._run.tiers.coverage import Holding, groups_of, holding_of, with_states
+from ckpt_core._run.tiers.judge import judge_copies
+from ckpt_core._run.tiers.peers import Table
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.protocol import Save
-
-_COPY_STATES: tuple[CopyState, ...] = ("off", "idle", "busy", "done")
 
 
 class NotReplaced(CheckpointError):
@@ -58,42 +48,21 @@ class Saved:
     protected: tuple[int, str] | None = None
 
 
-class Tables(NamedTuple):
-    """What process 0 publishes at a local save, for those that it concerns."""
-
-    groups: Table  # which processes hold the same; most saves have that of the save before
-    states: Table  # of the pipelines of each group of processes
-
-
 def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> list[Any]:
-    """What one of several processes offers in agreement 1, in about 100 bytes, besides its pipeline states.
-    ``copied`` is its report for ``judge_copies``.
+    """What one of several processes offers in agreement 1, in about 120 bytes. ``copied`` is its report for ``judge_copies``."""
+    return [token, held.digest, held.sent, copied]
+
+
+def combine_offers(offers: Sequence[Sequence[Any]], groups: Table) -> list[Any]:
+    """On process 0: the answer to what all offered in agreement 1, the same to all: the token that all have, where each finds
+    its group, and what ``judge_copies`` says.
     """
-    state, *step = copied
-    states = [held.states] if held.states != {} else []
-    return [token, step, held.digest, _COPY_STATES.index(state), *states]
-
-
-def combine_offers(offers: Sequence[Sequence[Any]], tables: Tables) -> dict[str, Any]:
-    """On process 0: the answer to what all offered in agreement 1; the same to all, and short."""
-    holdings: list[Holding] = []
-    copied: list[Any] = []
-    for _, step, digest, state, *states in offers:
-        holdings.append(Holding(digest, states[0] if states else {}))
-        copied.append([_COPY_STATES[state], *step])
-    shares = share(holdings)
-    tokens = [token for token, *_ in offers]
-    answer = {
-        "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
-        "groups": tables.groups.publish(shares.rows()),
-        "states": shares.states,
-        "blocks": tables.states.publish(
-            [json.dumps(block) if block else "" for block in shares.blocks]
-        ),
-    }
-    answer |= judge_copies(copied)
-    answer["protected"] = answer["protected"] is not None  # then it is what each process has sent
-    return {name: value for name, value in answer.items() if value}
+    rows = [""] * len(offers)
+    for group in groups_of([(digest, sent) for _, digest, sent, _ in offers]):
+        text = dump_runs(runs_of(group))
+        for index in group:
+            rows[index] = text
+    return [offers[0][0], groups.publish(rows), *judge_copies([copied for *_, copied in offers])]
 
 
 class LocalSave(Save):
@@ -107,8 +76,9 @@ class LocalSave(Save):
         lease: Lease,
         # after its commit, before the last agreement: live processes still hold their claims
         committed: Callable[[Saved], None],
-        copied: Callable[[], Any],  # its report for ``judge_copies``
-        tables: Tables,
+        copied: Callable[[], list[Any]],  # its report for ``judge_copies``
+        groups: Table,  # which processes hold the same; most saves have that of the save before
+        folder: str,  # at the coordination service: where processes put what others get
         # called once the files are written; blocks until another tier has replaced its copy of the step, else raises NotReplaced
         replaced_first: Callable[[], None] | None = None,
     ) -> None:
@@ -116,7 +86,8 @@ class LocalSave(Save):
         self._lease = lease
         self._committed = committed
         self._copied = copied
-        self._tables = tables
+        self._groups = groups
+        self._folder = folder
         self._replaced_first = replaced_first
         self.saved = Saved(self.token)  # what all agreed on
         self.may_have_replaced = False  # a process may have put the step in an older one's place
@@ -143,25 +114,31 @@ class LocalSave(Save):
 
     def _agree_to_start(self) -> Saved:
         """What all processes agree on, before anything is written."""
-        job, token, copied = self.job, self.token, list[Any]()
+        job, copied, held = self.job, list[Any](), list[Holding]()
+        index, processes = job.processes.index, job.processes
 
-        def offer() -> list[Any]:
-            copied[:] = self._copied()  # once the arrays are on the host
-            return offer_of(token, holding_of(self.items), copied)
+        def states_of(process: int) -> str:  # the key at the coordination service
+            return f"{self._folder}/{process}/states"
+
+        def offer() -> list[Any]:  # once the arrays are on the host
+            copied[:], held[:] = self._copied(), [holding_of(self.items)]
+            if held[0].states:
+                processes.put(states_of(index), json.dumps(held[0].states))
+            return offer_of(self.token, held[0], copied)
 
         settings = {
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        tables, index, count = self._tables, job.processes.index, job.processes.count
-        answer = self.agree(settings, offer, lambda offers: combine_offers(offers, tables))
-        states = answer.get("states", {})
-        groups = functools.partial(tables.groups.row, answer["groups"])
-        if blocks := answer.get("blocks"):
-            states = json.loads(tables.states.row(blocks, group_of(index, count, groups)) or "{}")
-        self.items = with_states(self.items, states)
-        serves = serves_of(index, groups)
-        part = Part(index, count, serves)
-        token = answer.get("token", token)
-        protected = (copied[1], copied[2]) if "protected" in answer else None
-        return Saved(token, part, "copies" in answer, protected)
+        answer = self.agree(settings, offer, lambda offers: combine_offers(offers, self._groups))
+        token, groups, copies, protected = answer
+        part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
+        if held[0].states:
+            group = (n for first, last in part.serves for n in range(first, last + 1))
+            texts = [processes.get(states_of(process)) for process in group if process != index]
+            if None in texts:
+                raise CheckpointError(
+                    "states of data pipelines are gone from the coordination service"
+                )
+            self.items = with_states(self.items, [json.loads(text or "") for text in texts])
+        return Saved(token, part, copies, (copied[1], copied[2]) if protected else None)

@@ -26,7 +26,7 @@ from tests.support.own import Own
 COUNT = 24
 LINEAGE = "b" * 16
 RUN = RunFile("run", LINEAGE)
-STATE_BYTES = 16_000  # of all together more than everybody gets
+STATE_BYTES = 16_000
 
 
 class Pipeline(Own):
@@ -35,7 +35,7 @@ class Pipeline(Own):
 
 @pytest.mark.parametrize("lost", [(5,), (0, 1, 2), (3, 6, 9, 12, 15, 18, 21)])
 def test_a_lost_process_gets_its_state_from_its_block(tmp_path, monkeypatch, lost):
-    assert STATE_BYTES * COUNT > coverage.MOST_STATE_BYTES_IN_ALL > STATE_BYTES * coverage.BLOCK
+    assert COUNT == 3 * coverage.BLOCK and STATE_BYTES < coverage.MOST_STATE_BYTES
     options = ckpt.Options(timeout_secs=120, durable=False)
     directory = open_run_directory(tmp_path / "persistent", StepNames(), options, False)
     (tmp_path / "persistent").mkdir()
