@@ -249,7 +249,7 @@ class LocalTier:
         seen = LocalParts(
             [place.seen for place in places],
             not self._read_only,
-            self._folders.all_unread(),
+            [*self._folders.unread.values()],
             [*self._folders.others.items()],
         )
         together = self._processes.round(call, self._options.timeout_secs)
