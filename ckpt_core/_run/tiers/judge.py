@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -104,6 +104,12 @@ class Judgement:
     unread: dict[int, Unread] = field(default_factory=dict[int, Unread])
     # Steps that other numbers of processes saved, and how many: no process has a part of its own.
     others: dict[int, int] = field(default_factory=dict[int, int])
+
+    def without(self, gone: Callable[[int], bool]) -> Judgement:
+        """The same, without what is said of steps that were deleted."""
+        unread = {step: one for step, one in self.unread.items() if not gone(step)}
+        others = {step: count for step, count in self.others.items() if not gone(step)}
+        return replace(self, unread=unread, others=others)
 
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
         """As text for ``parse``: the same for all processes, and short. ``publish`` gives the name under which each process gets

@@ -178,9 +178,11 @@ class Table:
 
     def row(self, table: str) -> str:
         """This process's row of the table with the name that the answer had; empty if it has none."""
+        if not table:
+            return ""
         if table != self._read[0]:
             key = f"{self._name}/{table}/{self._processes.index}"
-            self._read = table, (table and self._processes.get(key)) or ""
+            self._read = table, self._processes.get(key) or ""
         return self._read[1]
 
 

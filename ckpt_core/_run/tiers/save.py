@@ -6,14 +6,16 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ckpt_core._errors import CheckpointError
+from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
-from ckpt_core._run.lease import Lease
+from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.coverage import Holding, groups_of, holding_of, with_states
+from ckpt_core._run.tiers.folders import Folders
 from ckpt_core._run.tiers.judge import judge_copies
-from ckpt_core._run.tiers.peers import Table
+from ckpt_core._run.tiers.peers import Peers, Table
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.protocol import Save
 
@@ -35,17 +37,6 @@ class StepToSave:
     decided: threading.Event = field(default_factory=threading.Event)
     # The save of each tier calls it after its last read of the snapshot.
     release: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What all processes agreed on in a save."""
-
-    token: str
-    part: Part | None = None  # of this process; None if it is the only one
-    copies: bool = False  # whether the partners copy the step now
-    # Step and token that the partners have whole copies of.
-    protected: tuple[int, str] | None = None
 
 
 def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> list[Any]:
@@ -73,29 +64,26 @@ class LocalSave(Save):
     def __init__(
         self,
         job: SaveJob,
-        lease: Lease,
-        # after its commit, before the last agreement: live processes still hold their claims
-        committed: Callable[[Saved], None],
-        copied: Callable[[], list[Any]],  # its report for ``judge_copies``
+        folders: Folders,
+        peers: Peers,
+        copier: Copier,
         groups: Table,  # which processes hold the same; most saves have that of the save before
-        folder: str,  # at the coordination service: where processes put what others get
         # called once the files are written; blocks until another tier has replaced its copy of the step, else raises NotReplaced
         replaced_first: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(job, call="save locally")
-        self._lease = lease
-        self._committed = committed
-        self._copied = copied
+        self._folders, self._lease = folders, folders.lease
+        self._peers = peers
+        self._copier = copier
         self._groups = groups
-        self._folder = folder
         self._replaced_first = replaced_first
-        self.saved = Saved(self.token)  # what all agreed on
+        self.copies = False  # whether the partners copy the step now, as all agreed
+        self.protected: tuple[int, str] | None = None  # that the partners have whole copies of
         self.may_have_replaced = False  # a process may have put the step in an older one's place
 
     def start(self) -> None:
         if self.job.processes.count > 1:
-            self.saved = self._agree_to_start()
-            self.token, self.part = self.saved.token, self.saved.part
+            self._agree_to_start()
 
     def write_part(self) -> str:
         self._lease.claim()
@@ -110,18 +98,29 @@ class LocalSave(Save):
     def commit(self) -> None:
         self.may_have_replaced = True
         self.attempt.commit()
-        self._committed(self.saved)
+        if self.part is not None:  # before any process hears that all have committed
+            key = Key(cast(int, self.job.step), self.token, self.part.writer)
+            self._peers.offers.put(key, self.job.target)
+        # before the last agreement: live processes still hold their claims
+        self._folders.discard_leftovers(of_others=False)
 
-    def _agree_to_start(self) -> Saved:
-        """What all processes agree on, before anything is written."""
+    def is_replaced_elsewhere(self) -> bool:
+        """After a failure: whether another tier has the new save of the step."""
+        try:
+            return self._replaced_first is not None and self._replaced_first() is None
+        except NotReplaced:
+            return False
+
+    def _agree_to_start(self) -> None:
+        """All processes agree on token, groups and copies, before anything is written."""
         job, copied, held = self.job, list[Any](), list[Holding]()
         index, processes = job.processes.index, job.processes
 
         def states_of(process: int) -> str:  # the key at the coordination service
-            return f"{self._folder}/{process}/states"
+            return f"{self._peers.folder}/{process}/states"
 
         def offer() -> list[Any]:  # once the arrays are on the host
-            copied[:], held[:] = self._copied(), [holding_of(self.items)]
+            copied[:], held[:] = self._copier.report, [holding_of(self.items)]
             if held[0].states:
                 processes.put(states_of(index), json.dumps(held[0].states))
             return offer_of(self.token, held[0], copied)
@@ -131,8 +130,9 @@ class LocalSave(Save):
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
         answer = self.agree(settings, offer, lambda offers: combine_offers(offers, self._groups))
-        token, groups, copies, protected = answer
-        part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
+        self.token, groups, self.copies, protected = answer
+        self.protected = (copied[1], copied[2]) if protected else None
+        self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
         if held[0].states:
             group = (n for first, last in part.serves for n in range(first, last + 1))
             texts = [processes.get(states_of(process)) for process in group if process != index]
@@ -141,4 +141,3 @@ class LocalSave(Save):
                     "states of data pipelines are gone from the coordination service"
                 )
             self.items = with_states(self.items, [json.loads(text or "") for text in texts])
-        return Saved(token, part, copies, (copied[1], copied[2]) if protected else None)
