@@ -36,8 +36,7 @@ from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
-from ckpt_core._run.tiers.judge import Seen, Unread
-from ckpt_core._run.tiers.verdict import is_unread
+from ckpt_core._run.tiers.judge import Seen, Unread, is_unread
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 FOLDER = re.compile(r"process_(\d+)-of-(\d+)")

@@ -26,22 +26,23 @@ from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
-from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.ended import name_other_runs
-from ckpt_core._run.tiers.fetch import Mender
+from ckpt_core._run.tiers.fetch import Copier, Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
-from ckpt_core._run.tiers.judge import Judgement, LocalParts, judge
-from ckpt_core._run.tiers.peers import Offers, Table, exchange_addresses, heard_when_they_meet
-from ckpt_core._run.tiers.save import LocalSave, StepToSave
-from ckpt_core._run.tiers.verdict import (
+from ckpt_core._run.tiers.judge import (
+    Judgement,
+    LocalParts,
     State,
     cause_of,
     damage_of,
+    judge,
     judge_failure,
     misfit_of,
     unread_of,
     vote,
 )
+from ckpt_core._run.tiers.peers import Offers, Table, exchange_addresses, heard_when_they_meet
+from ckpt_core._run.tiers.save import LocalSave, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt_core._processes.wire import Said
-from ckpt_core._run.tiers.coverage import BLOCK, Holding
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     LocalParts,
@@ -19,7 +18,7 @@ from ckpt_core._run.tiers.judge import (
     judge,
 )
 from ckpt_core._run.tiers.peers import Table
-from ckpt_core._run.tiers.save import combine_offers, offer_of
+from ckpt_core._run.tiers.save import BLOCK, Holding, combine_offers, offer_of
 from tests.support.counted_service import Keys
 
 HOST_PROCESSES = 4

@@ -13,19 +13,21 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import choose_address, routes_of
 from ckpt_core._format.part import Part, contains, dump_runs, parse_runs, runs_of
-from ckpt_core._run.tiers.coverage import groups_of
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     Judgement,
     LocalParts,
     Seen,
     Source,
+    State,
     all_partners,
     choose_partner,
     judge,
     judge_copies,
+    judge_failure,
+    vote,
 )
-from ckpt_core._run.tiers.verdict import State, judge_failure, vote
+from ckpt_core._run.tiers.save import groups_of
 
 
 @pytest.mark.parametrize(
