@@ -5,7 +5,9 @@ Runs of process indices are pairs of the first and the last one: ``[[0, 3], [6, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +66,9 @@ def runs_of(indices: Iterable[int]) -> Runs:
     return tuple((first, last) for first, last in runs)
 
 
-def progressions(indices: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Ascending indices as arguments of ``range``: of a mesh, the processes of a group are at equal distances."""
+def dump_runs(runs: Runs) -> str:
+    """Runs as arguments of ``range``, in JSON: of a mesh, the processes of a group are at equal distances."""
+    indices = [index for first, last in runs for index in range(first, last + 1)]
     found: list[tuple[int, int, int]] = []
     at = 0
     while at < len(indices):
@@ -76,4 +79,10 @@ def progressions(indices: Sequence[int]) -> list[tuple[int, int, int]]:
                 end += 1
         found.append((indices[at], indices[end - 1] + 1, step))
         at = end
-    return found
+    return json.dumps(found, separators=(",", ":"))
+
+
+@functools.lru_cache
+def parse_runs(text: str) -> Runs:
+    """What ``dump_runs`` gave."""
+    return runs_of(sorted(index for steps in json.loads(text) for index in range(*steps)))

@@ -21,11 +21,11 @@ from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.policies.keep import StepFacts
 from ckpt_core._run.steps import Listing, RunDirectory, facts_of, stray_text
+from ckpt_core._run.tiers.judge import Misfit, Stray
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.local import open_local as open_local
 from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
-from ckpt_core._run.tiers.verdict import Misfit, Stray
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 T = TypeVar("T")
@@ -48,12 +48,16 @@ class Tiers:
         self._changes_files = self._first and directory.local and not directory.read_only
         self._local = local
 
+    def _local_steps(self) -> Mapping[int, str]:
+        """The complete local steps, as a reader sees them now, with the tokens of their saves."""
+        if self._local is None:
+            return {}
+        self._local.refresh()
+        return self._local.complete
+
     def all(self) -> list[int]:
         """Every step that is complete in at least one tier, ascending."""
-        if self._local is None:
-            return self._persistent.all()
-        self._local.refresh()
-        return sorted({*self._persistent.all(), *self._local.complete})
+        return sorted({*self._local_steps(), *self._persistent.all()})
 
     def have(self, steps: Collection[int]) -> bool:
         """Whether all of these steps are there; False if that cannot be known."""
@@ -74,10 +78,7 @@ class Tiers:
 
     def latest(self) -> int | None:
         """The newest step that is complete in at least one tier, or None."""
-        if self._local is not None:
-            self._local.refresh()
-        local = () if self._local is None else self._local.complete
-        newest = self._persistent.latest()
+        local, newest = self._local_steps(), self._persistent.latest()
         return max([*local, *(() if newest is None else (newest,))], default=None)
 
     def newest(self) -> int | None:
@@ -91,28 +92,23 @@ class Tiers:
         """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows. That reads
         the record of a step which is in both tiers, so it is asked of the newest one alone.
         """
-        if self._local is not None:
-            self._local.refresh()
-        listing = self._persistent.look()
+        local, listing = self._local_steps(), self._persistent.look()
         if self._local is None and listing.run.name and self._changes_files:
             logger.warning(
                 "%s: this run had local directories, which may hold newer steps: pass local_directory= again, or they "
                 "count no more after the next save",
                 self.directory,
             )
-        local = {} if self._local is None else self._local.complete
-        persistent = listing.committed()
+        persistent = {*listing.committed()}
         steps = sorted({*persistent, *local})
         if self._local is not None:
             self._local.refuse_older(max(steps, default=-1))
             self.refuse_lost_run()
-
-        def local_first(step: int) -> bool | None:
-            if step in local and step in persistent:
-                return self.prefers_local(step, listing) if step == steps[-1] else None
-            return step in local
-
-        return [(step, local_first(step)) for step in steps]
+        both = persistent & local.keys()
+        found = [(step, None if step in both else step in local) for step in steps]
+        if both and max(both) == steps[-1]:
+            found[-1] = steps[-1], self.prefers_local(steps[-1], listing)
+        return found
 
     def prefers_local(self, step: int, listing: Listing | None = None) -> bool:
         """Whether the local copy of a step counts: the persistent one, if any, is no newer save."""
@@ -123,12 +119,12 @@ class Tiers:
 
     def facts(self) -> list[StepFacts]:
         """The metrics of every step, but for those that are damaged, or gone; OSError or NewerFormat if one cannot be read now."""
+        local = self._local_steps()
         if self._local is not None:
-            self._local.refresh()
             for step in {*self._local.standing, MAX_STEP}:
                 self.refuse_unread(step)
         found = {one.step: one for one in self._persistent.all_facts()}
-        for step in () if self._local is None else sorted(self._local.complete):
+        for step in sorted(local):
             with contextlib.suppress(CheckpointCorrupt, CheckpointNotFound):
                 found[step] = facts_of(step, self.open(step))
         return [found[step] for step in sorted(found)]
@@ -137,22 +133,18 @@ class Tiers:
         """A step with its metadata read; from the persistent directory, unless the local copy is a newer save.
         CheckpointNotFound lists steps of both tiers.
         """
-        step = check_step(step)
-        if self._local is not None:
-            self._local.refresh()
-        if self._local is None or step not in self._local.complete:
-            beside = () if self._local is None else self._local.complete
+        step, local = check_step(step), self._local_steps()
+        if self._local is None or step not in local:
             try:
-                return self._persistent.open(step, beside=beside)
+                return self._persistent.open(step, beside=local)
             except CheckpointNotFound:
                 if self._local is not None:
                     self._local.refuse_unread(step)
                 raise
         listing = self._persistent.look()
         names = listing.directories(step)
-        if names and self._persistent.token(names[0]) == self._local.complete[step]:
-            return self._persistent.open(step, listing)
-        if self.prefers_local(step, listing):
+        same = names and self._persistent.token(names[0]) == local[step]
+        if not same and self.prefers_local(step, listing):
             return self._local.opening(step)()
         return self._persistent.open(step, listing)
 
@@ -186,20 +178,20 @@ class Tiers:
         """
         failed: CheckpointError | OSError | None = None
         if self._local is not None and local_first:
-            token = self._local.complete[step]
             found = self._local.restore(step, targets, request)
-            if isinstance(found, RestoredStep):
-                return found, token
+            if isinstance(found, tuple):
+                return found
             failed = found
-        opened, told = list[tuple[Checkpoint, Listing]](), list[str]()
+        opened = list[tuple[Checkpoint, Listing, str]]()
 
         def opening() -> Checkpoint:
             beside = () if self._local is None else self._local.complete
             listing = self._persistent.look()
             found = self._persistent.open(step, listing, beside)
-            opened.append((found, listing))
+            stray = ""
             if self._first and isinstance(found, NativeCheckpoint) and found.record.parent:
-                told.append(self._stray(step, found.record, listing, by_number))
+                stray = self._stray(step, found.record, listing, by_number)
+            opened.append((found, listing, stray))
             return found
 
         try:
@@ -220,16 +212,15 @@ class Tiers:
                 raise
             if self._local is None or step not in self._local.complete:
                 raise
-            token = self._local.complete[step]  # an older save, but whole
-            found = self._local.restore(step, targets, request)
-            if isinstance(found, RestoredStep):
-                return found, token
+            found = self._local.restore(step, targets, request)  # an older save, but whole
+            if isinstance(found, tuple):
+                return found
             if counts_as(found, OSError, self._alone):
                 raise found  # noqa: B904
             raise
-        if told and told[-1]:
-            _warn(told[-1], _FROM_RESTORE)
-        ours, listing = opened[-1]
+        ours, listing, stray = opened[-1]
+        if stray:
+            _warn(stray, _FROM_RESTORE)
         writable = self._changes_files and os.access(self.directory, os.W_OK)
         for one in sorted(listing.names) if writable else ():
             if one >= step:  # the next save moves what is newer
@@ -265,9 +256,10 @@ class Tiers:
         """
         for look in range(_LOOKS):
             candidates, misfit, stray = list_steps(), None, None
-            newest = max((step for step, _ in candidates), default=-1)
-            if strict_latest and (newer := self._of_another_number(newest)):
-                raise CheckpointError(newer)
+            if strict_latest and self._local is not None:
+                newest = max((step for step, _ in candidates), default=-1)
+                if newer := self._local.newer_of_another_number(newest):
+                    raise CheckpointError(newer)
             failures: list[tuple[int, CheckpointError]] = []
             try:
                 for step, local_first in reversed(candidates):
@@ -320,12 +312,10 @@ class Tiers:
             "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"
         )
 
-    def _of_another_number(self, step: int) -> str:
-        return "" if self._local is None else self._local.newer_of_another_number(step)
-
     def _say_newer(self, step: int, misfit: Misfit | None) -> None:
         """Warns of a newer local step than the restored one, if it is of another number of processes or other shardings."""
-        if found := self._of_another_number(step) or (misfit and str(misfit)):
+        found = "" if self._local is None else self._local.newer_of_another_number(step)
+        if found := found or (misfit and str(misfit)):
             restored = "no step" if step < 0 else f"step {step}"
             _warn(f"{restored} is restored, and not the newest: {found}", _FROM_LATEST)
 

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ckpt_core._directory import (
@@ -25,10 +25,10 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
 from ckpt_core._run.run_file import RUN_FILE
-from ckpt_core._run.tiers.folders import hash_of
+from ckpt_core._run.tiers.folders import COPIES, FOLDER, hash_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
-_PROCESS = re.compile(r"process_\d+-of-\d+")
+_OF_STEPS = re.compile(rf"{FOLDER.pattern}(/{COPIES.pattern})?")
 _LEVELS = 3
 """Folders of processes, of steps and copies, and of copied steps."""
 
@@ -56,16 +56,6 @@ def runs_in(root: str) -> list[LocalRun]:
     return sorted((run for run in found if run is not None), key=lambda run: run.used_unix_secs)
 
 
-def runs_at(root: str, ending: str) -> list[LocalRun]:
-    """The runs with steps in a local directory whose folders' names end so; without what cannot be read."""
-    found: list[LocalRun] = []
-    with contextlib.suppress(OSError):
-        for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):
-            run = _run_at(f"{root}/{name}", False) if name.rpartition("-")[2] == ending else None
-            found += [run] if run is not None and run.steps else []
-    return found
-
-
 def remove_run(run: LocalRun) -> bool:
     """Removes what a run left; returns whether all of it is gone. If somebody uses the run again, nothing is removed. Each
     folder of a process is hidden first, so that nobody meets half of a step.
@@ -91,66 +81,49 @@ def remove_run(run: LocalRun) -> bool:
 
 
 def _run_at(path: str, locks_work: bool) -> LocalRun | None:
-    """What is in one folder; None if it is gone, or no folder."""
+    """What is in one folder; None if it is gone, or no folder. Its writer may live, and change it meanwhile."""
     try:
-        about = os.lstat(path)
+        top = os.lstat(path)
     except FileNotFoundError:
         return None
-    if not stat.S_ISDIR(about.st_mode):  # what a link leads to lies in another directory
+    if not stat.S_ISDIR(top.st_mode):  # what a link leads to lies in another directory
         return None
-    found = _Found(path, about.st_mtime)
-    folders = [] if found.unread else _folders(path)
+    sizes = dict[tuple[int, int], int]()  # steps share unchanged files by hard links
+    steps, used_unix_secs, missed = set[int | None](), top.st_mtime, list[OSError]()
+    for inside, about in _below(path, missed.append):
+        *above, name = inside.split("/")
+        if not stat.S_ISDIR(about.st_mode):
+            sizes[about.st_dev, about.st_ino] = about.st_size
+        elif len(above) < _LEVELS:
+            used_unix_secs = max(used_unix_secs, about.st_mtime)
+            if above and _OF_STEPS.fullmatch("/".join(above)):
+                steps.add(StepNames().parse(name))
+    unread = any(not isinstance(error, FileNotFoundError) for error in missed)
+    folders, persistent = [] if unread else _folders(path), ""
+    for folder in folders:
+        with contextlib.suppress(CheckpointError, OSError):
+            persistent = persistent or persistent_of(folder, PosixBackend())
+    unused = not unread and not is_locked(path)
     return LocalRun(
         path,
-        next(filter(None, map(_persistent_of, folders)), ""),
+        persistent,
         len(folders),
-        tuple(sorted(found.steps)),
-        sum(found.files.values()),
-        found.used_unix_secs,
-        found.unread
-        or is_locked(path)
-        or not all(_is_unused(folder, locks_work) for folder in folders),
-        about.st_uid == os.getuid() if hasattr(os, "getuid") else True,
+        tuple(sorted(step for step in steps if step is not None)),
+        sum(sizes.values()),
+        used_unix_secs,
+        not (unused and all(_is_unused(folder, locks_work) for folder in folders)),
+        top.st_uid == os.getuid() if hasattr(os, "getuid") else True,
     )
 
 
-class _Found:
-    """What is below the folder of a run; its writer may live, and change it meanwhile."""
-
-    def __init__(self, path: str, changed_unix_secs: float) -> None:
-        # sizes by device and inode: steps share unchanged files by hard links
-        self.files: dict[tuple[int, int], int] = {}
-        self.steps: set[int] = set()
-        # of the newest change of a step's folder, or one above
-        self.used_unix_secs = changed_unix_secs
-        self.unread = False  # True if something could not be looked at
-        for top, directories, files in os.walk(path, onerror=self._missed):
-            inside = top[len(path) + 1 :].split("/") if top != path else []
-            for name in files:
-                if about := self._about(f"{top}/{name}"):
-                    self.files[about.st_dev, about.st_ino] = about.st_size
-            if len(inside) < _LEVELS:
-                changed = (self._about(f"{top}/{name}") for name in directories)
-                times = (about.st_mtime for about in changed if about)
-                self.used_unix_secs = max(self.used_unix_secs, *times, 0.0)
-            if inside and _PROCESS.fullmatch(inside[0]) and _holds_steps(inside):
-                numbers = map(StepNames().parse, directories)
-                self.steps.update(number for number in numbers if number is not None)
-
-    def _missed(self, error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            self.unread = True
-
-    def _about(self, path: str) -> os.stat_result | None:
-        try:
-            return os.lstat(path)
-        except OSError as error:
-            self._missed(error)
-            return None
-
-
-def _holds_steps(inside: Sequence[str]) -> bool:
-    return len(inside) == 1 or (len(inside) == 2 and inside[1].startswith("partner-of_"))
+def _below(path: str, missed: Callable[[OSError], object]) -> Iterator[tuple[str, os.stat_result]]:
+    """All that is below a folder, by relative path; calls ``missed`` for what cannot be looked at."""
+    for top, directories, files in os.walk(path, onerror=missed):
+        for one in (f"{top}/{name}" for name in (*directories, *files)):
+            try:
+                yield one[len(path) + 1 :], os.lstat(one)
+            except OSError as error:
+                missed(error)
 
 
 def _is_unused(folder: str, locks_work: bool) -> bool:
@@ -161,26 +134,25 @@ def _is_unused(folder: str, locks_work: bool) -> bool:
         return False
 
 
-def _persistent_of(folder: str) -> str:
-    try:
-        return persistent_of(folder, PosixBackend())
-    except (CheckpointError, OSError):
-        return ""
-
-
 def _folders(path: str) -> list[str]:
     """The folders of processes in that of a run."""
     with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
         names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
-        return [f"{path}/{name}" for name in names if _PROCESS.fullmatch(name)]
+        return [f"{path}/{name}" for name in names if FOLDER.fullmatch(name)]
     return []
 
 
 def name_other_runs(root: str, run_name: str, directory: str) -> None:
-    """Logs the steps in a local directory that do not count, though of this ``directory``: its run file names another run."""
-    for run in runs_at(root, hash_of(directory)):
-        folder = os.path.basename(run.path)
-        if not folder.startswith(f"{run_name}-"):
+    """Logs the steps in a local directory that do not count, though of this ``directory``: its run file names another run. Passes
+    over what cannot be read.
+    """
+    found, ending = list[LocalRun | None](), f"-{hash_of(directory)}"
+    with contextlib.suppress(OSError):
+        for name in sorted(filter(_RUN.fullmatch, os.listdir(root))):
+            if name.endswith(ending) and name != f"{run_name}{ending}":
+                found.append(_run_at(f"{root}/{name}", False))
+    for run in found:
+        if run is not None and run.steps:
             logger.warning(
                 "%s: steps %s of an earlier run in %s, which do not count: the %s there is gone or new, as when the directory was "
                 "begun anew, or restored without hidden files. If training is to go on from them, put that file "
@@ -190,5 +162,5 @@ def name_other_runs(root: str, run_name: str, directory: str) -> None:
                 directory,
                 RUN_FILE,
                 shlex.quote(root),
-                folder,
+                os.path.basename(run.path),
             )

@@ -5,27 +5,31 @@ A copy is equal to the original to the byte, ckpt.json included, and appears by 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._exchange import BLOCK_BYTES, Key, Lacking, open_plain
 from ckpt_core._format.part import contains
-from ckpt_core._format.record import RECORD_FILE, Record, load_record
+from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
 from ckpt_core._options import MIB
-from ckpt_core._run.tiers.judge import Source, StepHere
+from ckpt_core._run.tiers.judge import CopyState, Source, State, WholeStep, cause_of
 from ckpt_core._run.tiers.peers import Peers
-from ckpt_core._run.tiers.verdict import State, cause_of
 from ckpt_core._verify import verify_part
 
 _VERIFY_BYTES = 256 * MIB
 """Maximum host memory in which a part is verified, if no chunk is larger."""
+_LOOK_SECS = 0.2
+_STALLED_SECS = 10.0
+"""``finish`` gives up if no byte moves, here or to a partner, for this time."""
 Pieces = Callable[[int], Iterator[bytes]]
 """The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
 
@@ -40,8 +44,8 @@ class Target(NamedTuple):
     may_commit: Callable[[], None]
 
 
-def bring(key: Key, pieces: Pieces, target: Target) -> Record:
-    """Brings a part and verifies it; returns its record. If anything is wrong, nothing remains of it. Raises
+def bring(key: Key, pieces: Pieces, target: Target) -> None:
+    """Brings a part and verifies it. If anything is wrong, nothing remains of it. Raises
     CheckpointCorrupt if it is damaged, or another one; ConnectionError if it could not be fetched.
     """
     head = b"".join(_bounded(pieces(0), most_bytes(RECORD_FILE), RECORD_FILE))
@@ -65,22 +69,13 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
             raise CheckpointCorrupt(str(problem), file=problem.file, leaf=problem.leaf)
         target.may_commit()
         attempt.commit()
-    return record
-
-
-class Fetched(NamedTuple):
-    """A part that was brought here."""
-
-    record: Record
-    source: Source
-    failures: list[str]  # what the sources before answered
 
 
 def fetch_first(
     save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
-) -> Fetched:
-    """Brings a part from the first of its sources that gives it, another process or another folder of this one.
-    CheckpointCorrupt says what each answered, if none has the part whole. OSError: it could not be written here, or one
+) -> tuple[Source, list[str]]:
+    """Brings a part from the first of its sources that gives it, another process or another folder of this one; also
+    returns what the sources before answered. CheckpointCorrupt says what each answered, if none has the part whole. OSError: it could not be written here, or one
     source could not be asked or could not read it.
     """
     failures: list[str] = []
@@ -88,7 +83,7 @@ def fetch_first(
     unasked: Exception | None = None  # why one that may have it could not be asked
     for source in sources:
         try:
-            record = _bring_from(source, Key(*save, source.writer), peers, target)
+            _bring_from(source, Key(*save, source.writer), peers, target)
         except (CheckpointError, OSError) as error:
             failures.append(f"from process {source.process}: {error}")
             if isinstance(error, ConnectionError):  # nothing of this machine
@@ -100,7 +95,7 @@ def fetch_first(
                 if cause == "room":  # nor would there be for what another source gives
                     break
         else:
-            return Fetched(record, source, failures)
+            return source, failures
     text = f"{what}: {'; '.join(failures)}"
     if refused is not None:
         raise OSError(refused.errno, text) from refused
@@ -109,17 +104,15 @@ def fetch_first(
     raise CheckpointCorrupt(text)
 
 
-def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> Record:
+def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
     if source.process == peers.index:
         offered = peers.offers.find(key)
         if offered is None:
             raise Lacking("it was here and is gone")
-        return bring(key, pieces_of_directory(offered.path, offered.names), target)
-    connection = peers.connect(source.process)
-    try:
-        return bring(key, lambda position: connection.pieces(*key, position), target)
-    finally:
-        connection.close()
+        bring(key, pieces_of_directory(offered.path, offered.names), target)
+        return
+    with contextlib.closing(peers.connect(source.process)) as connection:
+        bring(key, lambda position: connection.pieces(key, position), target)
 
 
 def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[bytes]:
@@ -152,73 +145,202 @@ class Mender:
     def __init__(self, peers: Peers, target: Callable[[int], Target]) -> None:
         self._peers = peers
         self._target = target
-        self._missing: dict[int, StepHere] = {}
-        self._damaged: dict[tuple[int, str], str] = {}
-        self._unread: dict[tuple[int, str], str] = {}
+        self._missing: dict[int, tuple[str, Sequence[Source]]] = {}  # step -> token, sources
+        # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
+        self._useless: dict[tuple[int, str], tuple[State, str]] = {}
         self._lock = threading.Lock()
 
-    def note(self, steps: Mapping[int, StepHere]) -> None:
+    def note(self, steps: Mapping[int, WholeStep]) -> None:
         """Takes over what all agreed on."""
-        self._missing = {step: whole for step, whole in steps.items() if whole.sources}
+        self._missing = {
+            step: (whole.token, whole.sources[self._peers.index])
+            for step, whole in steps.items()
+            if self._peers.index in whole.sources
+        }
 
     def state(self, step: int, token: str | None, path: str, max_host_bytes: int) -> State:
         """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
         ``try_again``, a damaged one until another copy replaces it.
         """
-        found = self._damaged
+        found: State = "damaged"
         try:
             report = verify_part(path, max_host_bytes)
             problem = "" if report.ok else str(report.problems[0])
         except Exception as error:  # whatever it is: the other processes wait for the answer
-            found, problem = self._unread, str(error) or type(error).__name__
+            found, problem = "unread", str(error) or type(error).__name__
         if problem and token is not None:
-            found[step, token] = problem
-        if not problem:
-            return "whole"
-        return "damaged" if found is self._damaged else "unread"
+            self._useless[step, token] = found, problem
+        return found if problem else "whole"
 
     def excludes(self, step: int, token: str) -> bool:
         """Whether this process's own part of a save was found damaged, or could not be read."""
-        return (step, token) in self._damaged or (step, token) in self._unread
+        return (step, token) in self._useless
 
     def why_unread(self, step: int, token: str) -> str:
         """Why this process's own part could not be read; empty if that was not tried, or worked."""
-        return self._unread.get((step, token), "")
+        state, why = self._useless.get((step, token), ("whole", ""))
+        return why if state == "unread" else ""
 
     def try_again(self) -> None:
         """What could not be read may be readable now."""
-        self._unread.clear()
+        self._useless = {one: why for one, why in self._useless.items() if why[0] != "unread"}
 
     def mend(self, step: int) -> None:
         """Gets this process's part of a whole step, if it lacks it; blocks meanwhile. Raises CheckpointNotFound if it may not
         be brought here, else what ``fetch_first`` does.
         """
-        if step not in self._missing:
-            return
         with self._lock:
             if step not in self._missing:
                 return
-            whole = self._missing[step]
-            token, save = whole.token, (step, whole.token)
+            token, sources = self._missing[step]
             mine, target = self._peers.index, self._target(step)
             lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
-            fetched = fetch_first(save, whole.sources, self._peers, target, lost)
-            for writer in (fetched.source.writer, mine):  # its partner asks for the latter
-                self._peers.offers.put(Key(*save, writer), target.path)
-            self._log(step, token, fetched, target.path)
+            source, failures = fetch_first((step, token), sources, self._peers, target, lost)
+            for writer in (source.writer, mine):  # its partner asks for the latter
+                self._peers.offers.put(Key(step, token, writer), target.path)
+            state, why = self._useless.pop((step, token), ("", ""))
+            was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
+            there = f"process {source.process}"
+            logger.warning(
+                "%s: this process's part of the step %s; it was fetched from %s and verified%s",
+                target.path,
+                was.get(state, "was missing"),
+                "another folder of this host" if source.process == mine else there,
+                f", after failures {'; '.join(failures)}" if failures else "",
+            )
             del self._missing[step]
 
-    def _log(self, step: int, token: str, fetched: Fetched, path: str) -> None:
-        damage, unread = (found.pop((step, token), "") for found in (self._damaged, self._unread))
-        lost = f"was damaged ({damage})" if damage else "was missing"
-        lost = f"could not be read ({unread})" if unread else lost
-        where = "another folder of this host"
-        if fetched.source.process != self._peers.index:
-            where = f"process {fetched.source.process}"
-        logger.warning(
-            "%s: this process's part of the step %s; it was fetched from %s and verified%s",
-            path,
-            lost,
-            where,
-            f", after failures {'; '.join(fetched.failures)}" if fetched.failures else "",
-        )
+
+class _Cancelled(CheckpointError):
+    """The copy is not wanted any more."""
+
+
+class Copier:
+    """Fetches the parts of the processes that have this one as partner, one step at a time; others can fetch them here."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        # of process, step, and what raises if it is not wanted any more
+        target: Callable[[int, int, Callable[[], None]], Target],
+    ) -> None:
+        self.sources: Sequence[int] = peers.sources
+        self.active = peers.copies
+        self._peers = peers
+        self._target = target
+        self._state: CopyState = "idle" if self.active else "off"
+        self._now: tuple[int, str] = (-1, "")
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+        # since when its thread waits for another process; None while it waits for its own disk
+        self._waits_since: float | None = None
+
+    @property
+    def report(self) -> list[Any]:
+        """What ``judge_copies`` gets of this process."""
+        state = self._state
+        return [state, *self._now] if state in ("busy", "done") else [state, -1, ""]
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are being made."""
+        return self._state == "busy"
+
+    def copy(self, step: int, token: str) -> None:
+        """Begins to copy a step that all processes have committed; ends copying another one."""
+        self._cancelled.set()
+        self._now, self._state, self._waits_since = (step, token), "busy", time.monotonic()
+        self._cancelled = cancelled = threading.Event()
+        try:
+            work, given = self._work, (step, token, cancelled)
+            self._thread = threading.Thread(None, work, "ckpt-partner", given, daemon=True)
+            self._thread.start()
+        except RuntimeError:  # the interpreter is about to end
+            self._thread, self._state = None, "idle"
+
+    def _work(self, step: int, token: str, cancelled: threading.Event) -> None:
+        done = True
+        for source in self.sources:
+            try:
+                self._copy(Key(step, token, source), cancelled)
+            except _Cancelled:
+                done = False
+            except Exception as error:
+                done = False
+                logger.warning(
+                    "step %d: no copy of the part of process %d was made here: %s",
+                    step,
+                    source,
+                    error,
+                )
+        if not cancelled.is_set():  # else another step may be copied already
+            self._state = "done" if done else "idle"
+
+    def _copy(self, key: Key, cancelled: threading.Event) -> None:
+        def may_go_on() -> None:
+            if cancelled.is_set():
+                raise _Cancelled(f"the copy of step {key.step} is not wanted any more")
+
+        connection = self._peers.connect(key.writer)
+
+        def pieces(position: int) -> Iterator[bytes]:
+            self._waits_since = time.monotonic()
+            for piece in connection.pieces(key, position):
+                may_go_on()
+                self._waits_since = None
+                yield piece
+                self._waits_since = time.monotonic()
+            self._waits_since = None
+
+        try:
+            target = self._target(key.writer, key.step, may_go_on)
+            if self._peers.offers.path(key) != target.path:  # else copied before the last restart
+                bring(key, pieces, target)
+                self._peers.offers.put(key, target.path)
+        finally:
+            self._waits_since = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                connection.close()  # it may have stopped midway through a file
+                connection.say_done(key)
+            connection.close()
+
+    def cancel(self) -> None:
+        """Stops copying; returns when nothing more is committed, or after 20 s."""
+        self._cancelled.set()
+        if self._thread is not None:
+            self._thread.join(2 * _STALLED_SECS)
+        if self._state != "off":
+            self._state = "idle"
+
+    def finish(self, timeout_secs: float) -> None:
+        """Blocks until the copies of the last step are made, here and of this process's part; gives up when nothing moves any
+        more, or at the timeout. A part that is being written or verified here counts as moving, and so does one that a
+        partner is connected for: it may write it meanwhile.
+        """
+        server, deadline = self._peers.server, time.monotonic() + timeout_secs
+        while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
+            # to write and verify a large part takes a while
+            moved = now if self._waits_since is None else self._waits_since
+            moved = max(moved, server.last_used if server is not None else 0.0)
+            fetched = server is None or server.was_done(Key(*self._now, self._peers.index))
+            if (fetched and not self.busy) or now - moved > _STALLED_SECS:
+                return
+            time.sleep(_LOOK_SECS)
+
+    def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
+        """Finishes; also copies the newest of ``steps`` (with their tokens), if copies of an earlier one were still being
+        made then. The timeout is for all of it.
+        """
+        if not self.active:
+            return
+        try:
+            deadline = time.monotonic() + timeout_secs
+            self.finish(timeout_secs)
+            newest = max(steps.items(), default=self._now)
+            if self._state in ("busy", "done") and newest != self._now:
+                self.copy(*newest)
+                self.finish(deadline - time.monotonic())
+        except BaseException:  # an interrupt: its thread must not go on
+            self._cancelled.set()
+            raise
+        self.cancel()

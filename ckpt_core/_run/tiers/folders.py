@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ckpt_core._directory import (
     MAX_STEP,
@@ -38,18 +36,13 @@ from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
-from ckpt_core._run.tiers.judge import Seen, Unread
-from ckpt_core._run.tiers.verdict import is_unread
-from ckpt_core._saved import NativeCheckpoint
+from ckpt_core._run.tiers.judge import Seen, Unread, is_unread
+from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
-T = TypeVar("T")
-
-_FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
-_COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
+FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
+COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
 _USE_TRIES, _USE_PAUSE_SECS = 50, 0.02
 _MOST_TEXT = 500
-_Unread = dict[int, tuple[str, Exception]]
-"""Step -> the directory that could not be read, and why."""
 _MOST_FOLDERS = 64
 """Maximum number of folders of other processes in which a process looks."""
 
@@ -85,18 +78,11 @@ def hash_of(persistent: str) -> str:
     return hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A part of a step, and where it is."""
 
     seen: Seen  # what the other processes get to know of it
-    path: str  # its directory
     opened: NativeCheckpoint  # with its ckpt.json read
-
-    @property
-    def key(self) -> Key:
-        """Identifies its content."""
-        return Key(self.seen.step, self.seen.token, self.seen.writer)
 
 
 class Folders:
@@ -117,9 +103,9 @@ class Folders:
         self.own = Steps(self.path, True, self.backend, names)  # of each a part
         self._persistent = persistent
         self.lease = self._lease(self.path)
-        # Steps that the last look could not read, though nothing says that they are damaged; MAX_STEP if a folder could not be listed.
-        self.unread: _Unread = {}
-        self.unread_beside: _Unread = {}  # parts and copies in other folders
+        # What the last look could not read, though nothing says that it is damaged; MAX_STEP if a folder could not be listed.
+        self.unread: dict[int, Unread] = {}
+        self._unread_own: dict[int, Unread] = {}  # without parts and copies in other folders
         self.others: dict[int, int] = {}  # step -> the other number of processes that saved it
         self._root = root
         self._index = index
@@ -135,44 +121,48 @@ class Folders:
         those of another number of processes are only noted.
         """
         mine = os.path.basename(self.path)
-        found: list[Place] = []
-        self.unread, self.unread_beside, self.others = {}, {}, {}
-        try:
-            beside = self._beside()
-        except OSError as error:
-            self._note_unread(self.unread, self._root, error)
-            beside = []
-        others = sorted(beside, key=lambda name: (_numbers(name)[1] != self._count, name))
+        own, beside, found = dict[int, Unread](), dict[int, Unread](), list[Place]()
+        self.others, others = {}, list[str]()
+        with self._noting(own, self._root):
+            others = self._beside()
+        others.sort(key=lambda name: _numbers(name)[1] != self._count)
         for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
-            path = f"{self._root}/{folder}"
-            unread = self.unread if folder == mine else self.unread_beside
-            try:
+            unread, path = own if folder == mine else beside, f"{self._root}/{folder}"
+            with self._noting(unread, path, of_others=folder != mine):
                 for steps in self._steps_in(path):
                     found += self._parts_in(steps, unread, run)
-            except OSError as error:
-                self._note_unread(unread, path, error)
+        self.unread, self._unread_own = beside | own, own
         return found
 
-    def _note_unread(self, unread: _Unread, path: str, error: OSError) -> None:
-        """What lies in a folder is not known; that of another user is not meant for this process."""
-        if unread is self.unread or error.errno not in (errno.EACCES, errno.EPERM):
-            unread[MAX_STEP] = path, error
-        logger.warning("%s cannot be read: %s", path, error)
-
-    def all_unread(self) -> list[Unread]:
-        """The steps that the last look could not read, here and beside it."""
-        found: list[Unread] = []
-        for step, (path, error) in {**self.unread_beside, **self.unread}.items():
+    @contextlib.contextmanager
+    def _noting(
+        self,
+        unread: dict[int, Unread],
+        path: str,
+        step: int = MAX_STEP,
+        *,
+        of_others: bool = False,
+    ) -> Generator[None]:
+        """If the block cannot read a path, it ends; that is logged and, if nothing says that the step there is damaged, noted in
+        ``unread``. What is ``of_others`` and of another user is not meant for this process.
+        """
+        try:
+            yield
+        except CheckpointNotFound:
+            pass  # deleted meanwhile
+        except (CheckpointError, OSError) as error:
+            logger.warning("%s cannot be read: %s", path, error)
             number = error.errno if isinstance(error, OSError) else None
-            why = str(error) if path in str(error) else f"{path}: {error}"
-            found.append(Unread(step, number or 0, why[:_MOST_TEXT], self._index))
-        return found
+            forbidden = of_others and number in (errno.EACCES, errno.EPERM)
+            if (step == MAX_STEP or is_unread(error)) and not forbidden:
+                why = str(error) if path in str(error) else f"{path}: {error}"
+                unread[step] = Unread(step, number or 0, why[:_MOST_TEXT], self._index)
 
-    def _parts_in(self, steps: Steps, unread: _Unread, run: RunFile) -> Iterator[Place]:
+    def _parts_in(self, steps: Steps, unread: dict[int, Unread], run: RunFile) -> Iterator[Place]:
         """The parts in one folder that count; logs the others, and notes those that could not be read."""
         mine = steps is self.own
         alone = Part.own(*_numbers(os.path.basename(steps.directory)))  # one process notes no part
-        for step, opened in _opened_in(steps, unread):
+        for step, opened in self._opened_in(steps, unread):
             record = opened.record
             part, order = record.part or alone, run.order(step, record.token)
             if order is None or not part.writer < part.count == alone.count:
@@ -182,13 +172,27 @@ class Folders:
                 continue
             own, continues = mine and contains(part.serves, self._index), record.parent is not None
             seen = Seen(step, record.token, order, part.writer, part.serves, own, continues)
-            yield Place(seen, opened.path, opened)
+            yield Place(seen, opened)
+
+    def _opened_in(
+        self, steps: Steps, unread: dict[int, Unread]
+    ) -> Iterator[tuple[int, NativeCheckpoint]]:
+        """The checkpoints in one folder that can be read, by step."""
+        listing = steps.look()
+        for step, among in listing.names.items():
+            names, found = list[str](), list[Checkpoint]()
+            with self._noting(unread, f"{steps.directory}/{among[0]}", step):
+                names = listing.directories(step)
+            for name in names:
+                with self._noting(unread, f"{steps.directory}/{name}", step):
+                    found.append(steps.opened(name))
+            yield from ((step, one) for one in found if isinstance(one, NativeCheckpoint))
 
     def _beside(self) -> list[str]:
         """Names of the folders of other processes, also of other numbers of them."""
         mine = os.path.basename(self.path)
         names = self.backend.children(self._root)
-        return sorted(name for name in names if _FOLDER.fullmatch(name) and name != mine)
+        return sorted(name for name in names if FOLDER.fullmatch(name) and name != mine)
 
     def _of_other_numbers(self) -> list[str]:
         """Folders beside this one that another number of processes left."""
@@ -201,14 +205,14 @@ class Folders:
         return [parts, *self._copies_in(folder)]
 
     def _copies_in(self, folder: str) -> list[Steps]:
-        names = sorted(filter(_COPIES.fullmatch, self.backend.children(folder)))
+        names = sorted(filter(COPIES.fullmatch, self.backend.children(folder)))
         return [self._steps(f"{folder}/{name}") for name in names]
 
     def _copies(self) -> list[Steps]:
-        """All copies here, also of processes whose partner this one was earlier."""
-        if self._count == 1:
-            return []
-        return [*_if_listed(functools.partial(self._copies_in, self.path), self.path)]
+        """All copies here to be deleted, also of processes whose partner this one was earlier."""
+        with _undeleted(self.path):
+            return self._copies_in(self.path) if self._count > 1 else []
+        return []
 
     def _steps(self, folder: str) -> Steps:
         return Steps(folder, True, self.backend, self.own.names)
@@ -287,13 +291,16 @@ class Folders:
 
     def delete(self, unwanted: Callable[[int], bool]) -> None:
         """Deletes the unwanted steps: own parts, copies, and those of other numbers of processes."""
-        others = [
-            one
-            for folder in _if_listed(self._of_other_numbers, self._root)
-            for one in _if_listed(functools.partial(self._steps_in, folder), folder)
-        ]
-        for steps in (self.own, *self._copies(), *others):
+        for steps in (self.own, *self._copies()):
             self._delete_in(steps, lambda step, _: unwanted(step))
+        self._delete_of_other_numbers(unwanted)
+
+    def _delete_of_other_numbers(self, unwanted: Callable[[int], bool]) -> None:
+        with _undeleted(self._root):
+            for folder in self._of_other_numbers():
+                with _undeleted(folder):
+                    for steps in self._steps_in(folder):
+                        self._delete_in(steps, lambda step, _: unwanted(step))
 
     def discard(self, step: int) -> None:
         """Deletes this process's part of a step."""
@@ -311,18 +318,16 @@ class Folders:
                 with contextlib.suppress(OSError):  # another time
                     self.backend.delete(copies.directory)
         number = self.own.names.parse(os.path.basename(saved))
-        stays = {*kept, *self.unread}
+        stays = {*kept, *self._unread_own}
         self._delete_in(
             self.own, lambda step, path: step not in stays or (step == number and path != saved)
         )
 
     def _delete_in(self, steps: Steps, unwanted: Callable[[int, str], bool]) -> None:
         """Deletes the steps in one folder that are unwanted, by number and path; a failure is only logged."""
-        try:
+        found = list[tuple[int, list[str]]]()
+        with _undeleted(steps.directory):
             found = sorted(steps.look().names.items())
-        except OSError as error:
-            _note_undeleted(steps.directory, error)
-            return
         for step, names in found:
             for path in (f"{steps.directory}/{name}" for name in names):
                 if not unwanted(step, path):
@@ -341,23 +346,15 @@ class Folders:
         ones take part in this save and hold the locks of their owner files. ``of_others``: those of other numbers of
         processes, with steps that count until all have committed a newer one; otherwise those of this number.
         """
-        try:
-            self._discard_unowned(of_others)  # first: who deletes steps makes a folder look used
-            for folder in self._of_other_numbers() if of_others else ():
-                for steps in self._steps_in(folder):
-                    self._delete_in(steps, lambda _, __: True)
-        except OSError as error:
-            logger.warning("could not delete leftovers next to %s: %s", self.path, error)
-
-    def _discard_unowned(self, of_others: bool) -> None:
         locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
-        for name in self._beside():
-            if (_numbers(name)[1] != self._count) != of_others:
-                continue
-            path = f"{self._root}/{name}"
-            if is_abandoned(path, self.backend, locks_work):
-                with contextlib.suppress(OSError):  # other processes of this host may delete it too
-                    self.backend.delete(path)
+        with _undeleted(self._root):  # first: who deletes steps makes a folder look used
+            for name in self._beside():
+                path, other = f"{self._root}/{name}", _numbers(name)[1] != self._count
+                if other is of_others and is_abandoned(path, self.backend, locks_work):
+                    with contextlib.suppress(OSError):  # others of this host may delete it, too
+                        self.backend.delete(path)
+        if of_others:
+            self._delete_of_other_numbers(lambda _: True)
 
 
 def _use(root: str) -> LockFile | None:
@@ -372,44 +369,13 @@ def _use(root: str) -> LockFile | None:
     return None
 
 
-def _if_listed(what: Callable[[], Sequence[T]], where: str) -> Sequence[T]:
-    """What is found in a folder to be deleted; nothing if it cannot be listed, as one process alone must not raise."""
+@contextlib.contextmanager
+def _undeleted(where: str) -> Generator[None]:
+    """If what is to be deleted in a folder cannot be listed, the block ends; that is logged, as one process alone must not raise."""
     try:
-        return what()
+        yield
     except OSError as error:
-        _note_undeleted(where, error)
-        return ()
-
-
-def _note_undeleted(where: str, error: OSError) -> None:
-    logger.warning("could not delete what is in %s: %s", where, error)
-
-
-def _opened_in(steps: Steps, unread: _Unread) -> Iterator[tuple[int, NativeCheckpoint]]:
-    """The readable checkpoints in one folder, by step; logs the others, and adds to ``unread`` what may be sound."""
-    listing = steps.look()
-
-    def note(step: int, name: str, error: CheckpointError | OSError) -> None:
-        logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
-        if is_unread(error):
-            unread[step] = f"{steps.directory}/{name}", error
-
-    for step, among in listing.names.items():
-        names = list[str]()
-        try:
-            names = listing.directories(step)
-        except OSError as error:
-            note(step, among[0], error)
-        for name in names:
-            try:
-                opened = steps.opened(name)
-            except CheckpointNotFound:
-                continue  # deleted meanwhile
-            except (CheckpointError, OSError) as error:
-                note(step, name, error)
-                continue
-            if isinstance(opened, NativeCheckpoint):
-                yield step, opened
+        logger.warning("could not delete what is in %s: %s", where, error)
 
 
 def _copies_of(index: int, count: int) -> str:
@@ -428,8 +394,7 @@ def offered_of(places: Iterable[Place], index: int) -> dict[Key, str]:
     offered in the place of that which it lost.
     """
     found: dict[Key, str] = {}
-    for place in places:
-        found.setdefault(place.key, place.path)
-        if place.seen.own:
-            found.setdefault(place.key._replace(writer=index), place.path)
+    for seen, opened in places:
+        for writer in (seen.writer, index) if seen.own else (seen.writer,):
+            found.setdefault(Key(seen.step, seen.token, writer), opened.path)
     return found

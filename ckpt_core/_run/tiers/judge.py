@@ -1,6 +1,6 @@
 """What the processes decide about local steps, from what each of them says: pure functions.
 
-Which steps are whole, and which process keeps copies of whose parts.
+Which steps are whole, which process keeps copies of whose parts, and what all do after a restore that failed.
 
 A step is whole if every process has its own part of it with one token, or can get one that is as
 good as its own. The token identifies the save that wrote the part, so parts of two saves with the
@@ -10,14 +10,21 @@ used: it is only named.
 
 from __future__ import annotations
 
+import errno
 import json
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from ckpt_core._format.part import Runs, contains, progressions, runs_of
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    NewerFormat,
+    is_of_target,
+)
+from ckpt_core._format.part import Runs, contains, dump_runs, parse_runs
 from ckpt_core._run.run_file import Order
 
 _NAMED = 5
@@ -35,9 +42,7 @@ class Seen(NamedTuple):
 
     step: int
     token: str
-    order: (
-        Order  # of one step number, the save with the greatest order counts; see ``RunFile.order``
-    )
+    order: Order  # of one step number, the save with the greatest order counts: ``RunFile.order``
     writer: int  # index of the process that wrote it
     serves: Runs  # the processes for which it is as good as their own
     own: bool  # it serves the process that sees it, and lies where that one has its own parts
@@ -61,11 +66,36 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LocalParts:
+    """What one process tells the others."""
+
+    parts: Sequence[Seen]
+    mends: bool  # whether it would write parts that it lacks; not if it is read-only
+    unread: Sequence[Unread] = ()
+    others: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
+
+    def dump(self) -> str:
+        """As text for ``parse``."""
+        parts = [(*part[:4], dump_runs(part.serves), *part[5:]) for part in self.parts]
+        return _dumps([parts, self.mends, self.unread, self.others])
+
+    @staticmethod
+    def parse(text: str) -> LocalParts:
+        """What ``dump`` gave."""
+        parts, mends, unread, others = json.loads(text)
+        seen = [
+            Seen(step, token, (position, count), writer, parse_runs(serves), *rest)
+            for step, token, (position, count), writer, serves, *rest in parts
+        ]
+        return LocalParts(seen, mends, [Unread(*one) for one in unread], others)
+
+
+@dataclass(frozen=True)
 class WholeStep:
     """A step that every process has or can get."""
 
     token: str
-    # Process that lacks its part -> up to 3 places, the best first.
+    # Process that lacks its part -> up to 3 places, the best first; as one process knows it, of that one alone.
     sources: dict[int, list[Source]]
     twice: bool = False  # each part is in two places, so that the step survives the loss of one
 
@@ -79,120 +109,48 @@ class Judgement:
     partial: dict[int, list[int]]
     # The newest partial one that continued another step: the run had steps, and not only a first save that never ended.
     lost: int | None = None
-    unread: list[Unread] = field(default_factory=list[Unread])
+    unread: dict[int, Unread] = field(default_factory=dict[int, Unread])
     # Steps that other numbers of processes saved, and how many: no process has a part of its own.
     others: dict[int, int] = field(default_factory=dict[int, int])
 
+    def without(self, gone: Callable[[int], bool]) -> Judgement:
+        """The same, without what is said of steps that were deleted."""
+        unread = {step: one for step, one in self.unread.items() if not gone(step)}
+        others = {step: count for step, count in self.others.items() if not gone(step)}
+        return replace(self, unread=unread, others=others)
+
     def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
-        """As text for ``parse_judgement``: the same for all processes, and short. ``publish`` gives the name under which each
-        process gets those of the rows that it needs.
+        """As text for ``parse``: the same for all processes, and short. ``publish`` gives the name under which each process gets
+        its row, the sources that concern it.
         """
-        sources: list[list[Any]] = [[] for _ in range(count)]
-        steps: list[Any] = []
+        rows: list[list[Any]] = [[] for _ in range(count)]
         for step, whole in self.steps.items():
-            steps.append([step, whole.token, whole.twice])
             for process, found in whole.sources.items():
-                sources[process].append([step, found])
-        rows = publish([_dumps(mine) if mine else "" for mine in sources])
+                rows[process].append([step, found])
+        table = publish([_dumps(row) if row else "" for row in rows])
+        steps = [[step, whole.token, whole.twice] for step, whole in self.steps.items()]
         partial, others = [*self.partial.items()], [*self.others.items()]
-        return _dumps([rows, steps, partial, self.lost, self.unread, others])
+        return _dumps([table, steps, partial, self.lost, [*self.unread.values()], others])
 
-
-@dataclass(frozen=True)
-class StepHere:
-    """A whole step, as one process knows it."""
-
-    token: str
-    # From where this process may get its part, the best first; empty if it has it.
-    sources: Sequence[Source]
-    twice: bool  # see ``WholeStep``
-
-
-@dataclass(frozen=True)
-class LocalSteps:
-    """A judgement, as one process knows it."""
-
-    steps: dict[int, StepHere]
-    partial: dict[int, list[int]]
-    lost: int | None
-    unread: dict[int, Unread]
-    others: dict[int, int]
-
-
-def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> LocalSteps:
-    """What ``Judgement.dump`` gave, for process ``index``; ``row`` reads a published row, by the name of all and its number."""
-    table, steps, partial, lost, unread, others = json.loads(text)
-    lacking = dict(json.loads(row(table, index) or "[]"))
-    here = {
-        step: StepHere(token, [Source(*one) for one in lacking.get(step, ())], twice)
-        for step, token, twice in steps
-    }
-    not_read = {one[0]: Unread(*one) for one in unread}
-    return LocalSteps(here, dict(partial), lost, not_read, dict(others))
+    @staticmethod
+    def parse(text: str, index: int, row: Callable[[str], str]) -> Judgement:
+        """What ``dump`` gave, for process ``index``; ``row`` reads its published row, by the name of all."""
+        table, steps, partial, lost, unread, others = json.loads(text)
+        lacking = dict(json.loads(row(table) or "[]"))
+        here = {
+            step: WholeStep(
+                token,
+                {index: [Source(*one) for one in lacking[step]]} if step in lacking else {},
+                twice,
+            )
+            for step, token, twice in steps
+        }
+        not_read = {one[0]: Unread(*one) for one in unread}
+        return Judgement(here, dict(partial), lost, not_read, dict(others))
 
 
 def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _order(value: Sequence[Any]) -> Order:
-    position, count = value
-    return position, count
-
-
-@dataclass(frozen=True)
-class LocalParts:
-    """What one process tells the others."""
-
-    parts: Sequence[Seen]
-    mends: bool  # whether it would write parts that it lacks; not if it is read-only
-    unread: Sequence[Unread] = ()
-    others: Sequence[tuple[int, int]] = ()  # steps of other numbers of processes, and how many
-
-    def dump(self, index: int) -> str:
-        """As text for ``judge``, the same for processes that see the like each in its place: relative to ``index``."""
-        parts = [
-            part._replace(writer=part.writer - index, serves=_packed(part.serves, index))
-            for part in self.parts
-        ]
-        return _dumps([parts, self.mends, self.unread, self.others])
-
-    @staticmethod
-    def parse(text: str, index: int) -> LocalParts:
-        """What ``dump`` gave."""
-        parts, mends, unread, others = json.loads(text)
-
-        def seen(
-            step: int,
-            token: str,
-            order: Sequence[Any],
-            distance: int,
-            serves: Any,
-            *rest: Any,
-        ) -> Seen:
-            serves = _unpacked(serves, index)
-            return Seen(step, token, _order(order), distance + index, serves, *rest)
-
-        some = [seen(*part) for part in parts]
-        others = [(step, count) for step, count in others]
-        return LocalParts(some, mends, [Unread(*one) for one in unread], others)
-
-
-def _packed(runs: Runs, index: int) -> Any:
-    """One process alone by its distance; many runs of one process each as arguments of ``range``: of a mesh, 128 are one."""
-    if len(runs) == 1 and runs[0][0] == runs[0][1]:
-        return runs[0][0] - index
-    if len(runs) < 4 or any(first != last for first, last in runs):
-        return runs
-    return [list(steps) for steps in progressions([first for first, _ in runs])]
-
-
-def _unpacked(packed: Any, index: int) -> Runs:
-    if isinstance(packed, int):
-        return ((packed + index, packed + index),)
-    if len(packed[0]) == 3:
-        return runs_of(sorted(one for steps in packed for one in range(*steps)))
-    return tuple((first, last) for first, last in packed)
 
 
 def judge(
@@ -204,124 +162,69 @@ def judge(
     saves: dict[int, dict[str, _Parts]] = {}
     for process, one in enumerate(everyone):
         for seen in one.parts:
-            made = saves.setdefault(seen.step, {})
-            made.setdefault(seen.token, _Parts(seen.order)).add(process, seen)
+            saves.setdefault(seen.step, {}).setdefault(seen.token, []).append((process, seen))
+    mends = [one.mends for one in everyone]
     steps: dict[int, WholeStep] = {}
     partial: dict[int, list[int]] = {}
     for step, made in sorted(saves.items()):
-        for token in sorted(made, key=lambda token: (made[token].order, token), reverse=True):
-            search = _Search(everyone, machines, serving, made[token])
-            sources = search.sources()
+        newest = {token: max(seen.order for _, seen in parts) for token, parts in made.items()}
+        for token in sorted(made, key=lambda token: (newest[token], token), reverse=True):
+            sources = _sources(made[token], mends, machines, serving)
             absent = [process for process, found in sources.items() if not found]
             if not absent:
-                steps[step] = WholeStep(token, sources, search.twice())
+                steps[step] = WholeStep(token, sources, _is_twice(made[token], machines))
                 partial.pop(step, None)
                 break
             partial.setdefault(step, absent[:_NAMED])
     seen = [part for one in everyone for part in one.parts if part.step in partial]
     lost = max((part.step for part in seen if part.continues), default=None)
     unread = {one.step: one for one in sorted(chain.from_iterable(one.unread for one in everyone))}
-    others = dict(sorted({*chain.from_iterable(one.others for one in everyone)}))
-    others = {step: count for step, count in others.items() if step not in steps}
-    return Judgement(steps, partial, lost, [*unread.values()], others)
+    others = {step: count for one in everyone for step, count in one.others if step not in steps}
+    return Judgement(steps, partial, lost, unread, dict(sorted(others.items())))
 
 
-class _Parts:
-    """The parts of one save: process that sees them -> what it sees."""
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self.seen: dict[int, list[Seen]] = {}
-
-    def add(self, process: int, seen: Seen) -> None:
-        self.order = max(self.order, seen.order)
-        self.seen.setdefault(process, []).append(seen)
+_Parts = list[tuple[int, Seen]]
+"""The parts of one save, each with the process that sees it."""
 
 
-class _Givers:
-    """The processes that have one part, on each machine and on all; who asks takes them in turn, so that load spreads."""
+def _sources(
+    parts: _Parts, mends: Sequence[bool], machines: Sequence[str], serving: Sequence[bool]
+) -> dict[int, list[Source]]:
+    """For each process that lacks its part, its sources; an empty list if there are none. Those on its machine come first, and
+    processes take them in turn, so that load spreads.
+    """
+    here, givers = dict[int, list[Source]](), dict[Runs, list[Source]]()
+    lacking = {*range(len(mends))}
+    for process, seen in parts:
+        source = Source(process, seen.writer)
+        if serving[process]:
+            givers.setdefault(seen.serves, []).append(source)
+        if contains(seen.serves, process):
+            here.setdefault(process, []).append(source)
+            lacking -= {process} if seen.own else set()
+    # one elsewhere, should those in other folders of its own be damaged
+    found = {process: here.get(process, [])[: _SOURCES - 1] for process in sorted(lacking)}
+    for serves, sources in givers.items() if lacking else ():
+        for process in filter(lacking.__contains__, _indices(serves)):
+            turn = process % len(sources)
+            others = [one for one in sources[turn:] + sources[:turn] if one.process != process]
+            others.sort(key=lambda one: machines[one.process] != machines[process])
+            found[process] += others[:_SOURCES]
+    return {process: some[:_SOURCES] if mends[process] else [] for process, some in found.items()}
 
-    def __init__(self, sources: Sequence[Source], machines: Sequence[str]) -> None:
-        self._all = deque(sources)
-        self._near: dict[str, deque[Source]] = {}
-        for source in sources:
-            self._near.setdefault(machines[source.process], deque()).append(source)
 
-    def add_to(self, found: list[Source], own: Collection[Source], machine: str) -> None:
-        """Adds some until there are 3, those of a machine first; none of a process's own."""
-        for among in (self._near.get(machine, self._all), self._all):
-            for _ in range(min(len(among), _SOURCES + len(own))):
-                if len(found) >= _SOURCES:
-                    return
-                source = among[0]
-                among.rotate(-1)
-                if source not in found and source not in own:
-                    found.append(source)
-
-
-class _Search:
-    """Finds sources of one save's parts for the processes that lack theirs."""
-
-    def __init__(
-        self,
-        everyone: Sequence[LocalParts],
-        machines: Sequence[str],
-        serving: Sequence[bool],
-        parts: _Parts,
-    ) -> None:
-        self._everyone = everyone
-        self._machines = machines
-        self._parts = parts.seen
-        self._offers: dict[Runs, list[Source]] = {}
-        for process, some in self._parts.items():
-            if serving[process] or len(everyone) == 1:
-                for seen in some:
-                    self._offers.setdefault(seen.serves, []).append(Source(process, seen.writer))
-
-    def sources(self) -> dict[int, list[Source]]:
-        """For each process that lacks its part, its sources; an empty list if there are none."""
-        lacking = {
-            process: list[_Givers]()
-            for process in range(len(self._everyone))
-            if not any(
-                seen.own and contains(seen.serves, process) for seen in self._parts.get(process, ())
-            )
-        }
-        if not lacking:
-            return {}
-        for serves, sources in self._offers.items():
-            givers = _Givers(sources, self._machines)
-            for process in _indices(serves):
-                if process in lacking:
-                    lacking[process].append(givers)
-        return {process: self._of(process, givers) for process, givers in lacking.items()}
-
-    def twice(self) -> bool:
-        """Whether each process's part is on two machines; if there is one, with two processes."""
-        places = self._machines if len(set(self._machines)) > 1 else range(len(self._machines))
-        found: dict[Runs, set[object]] = {}
-        for process, some in self._parts.items():
-            for seen in some:
-                if len(of_these := found.setdefault(seen.serves, set())) < 2:
-                    of_these.add(places[process])
-        held: list[set[object]] = [set() for _ in places]
-        for serves, some in found.items():
-            for process in _indices(serves):
-                held[process] |= some
-        return all(len(some) > 1 for some in held)
-
-    def _of(self, process: int, givers: Sequence[_Givers]) -> list[Source]:
-        if not self._everyone[process].mends:
-            return []
-        own = {
-            Source(process, seen.writer): contains(seen.serves, process)
-            for seen in self._parts.get(process, ())
-        }
-        found = [source for source, serves in own.items() if serves]
-        found = found[: _SOURCES - 1]  # one elsewhere, should those be damaged
-        for some in givers:
-            some.add_to(found, own, self._machines[process])
-        return found
+def _is_twice(parts: _Parts, machines: Sequence[str]) -> bool:
+    """Whether each process's part is on two machines; if there is one, with two processes."""
+    places = machines if len(set(machines)) > 1 else range(len(machines))
+    found: dict[Runs, set[object]] = {}
+    for process, seen in parts:
+        if len(among := found.setdefault(seen.serves, set())) < 2:
+            among.add(places[process])
+    held: list[set[object]] = [set() for _ in places]
+    for serves, some in found.items():
+        for process in _indices(serves):
+            held[process] |= some
+    return all(len(some) > 1 for some in held)
 
 
 def _indices(runs: Runs) -> Iterator[int]:
@@ -383,14 +286,123 @@ CopyState = Literal["off", "idle", "busy", "done"]
 """Of the copies that one process makes: of which step, see ``judge_copies``."""
 
 
-def judge_copies(reports: Sequence[Any]) -> dict[str, Any]:
-    """On process 0, before a save, from ``[state, step, token]`` of each process: ``copies``, whether the step to be saved is
-    copied, and ``protected``, step and token that all have copied, or None. All copy the same steps, so that there is one
-    with a copy of every part. While any process still copies, none begins with another step.
+def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
+    """On process 0, before a save, from ``[state, step, token]`` of each process: whether the step to be saved is copied, and
+    whether all have copied the step that each reports. All copy the same steps, so that there is one with a copy of every
+    part. While any process still copies, none begins with another step.
     """
-    states = [state for state, _, _ in reports]
-    same = all(one == reports[0] for one in reports)
-    return {
-        "copies": not {"off", "busy"} & set(states),
-        "protected": reports[0][1:] if same and states[0] == "done" else None,
-    }
+    states = {state for state, _, _ in reports}
+    return not {"off", "busy"} & states, states == {"done"} and len({*map(tuple, reports)}) == 1
+
+
+# -------------------------------------------------------------- after a restore that failed
+
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_OF_THE_MACHINE = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM}
+    | {errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.ENOTCONN}
+)
+_OF_THE_FILES = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+)
+Cause = Literal["room", "machine", "disk", ""]
+
+
+def cause_of(error: BaseException) -> Cause:
+    """What an error of the system says of this machine: ``"room"`` (nothing can be written here), ``"machine"`` (too few
+    descriptors, no memory, no permission, a file system that does not answer: no other copy would help) or ``"disk"`` (a disk
+    does not give what it holds: another copy may help). Only ``""`` may say something of what was saved: no error of the
+    system, or one that tells what lies there (no file, a directory).
+    """
+    if not isinstance(error, OSError) or error.errno is None or error.errno in _OF_THE_FILES:
+        return ""
+    if error.errno in _NO_ROOM:
+        return "room"
+    return "machine" if error.errno in _OF_THE_MACHINE else "disk"
+
+
+def is_unread(error: BaseException) -> bool:
+    """Whether what was saved could not be looked at, which is no damage of it."""
+    return isinstance(error, NewerFormat) or bool(cause_of(error))
+
+
+class Misfit(CheckpointError):
+    """A local step is whole, and does not hold what the wanted shardings need."""
+
+
+class Stray(CheckpointError):
+    """A step that is not of the history which the steps before it tell, as in a copy of a run that went back."""
+
+
+State = Literal["whole", "damaged", "unread"]
+"""Of a part: every byte is as it was saved; some is not; not all could be read, and nothing is known of the rest."""
+
+
+def vote(error: Exception, there: bool, state: Callable[[], State] = lambda: "whole") -> str:
+    """One process's vote for ``judge_failure`` after a failed restore: ``"mend"`` (its part is damaged or gone: a copy may
+    help), ``"unread"`` (it could not be read: the same, but without a copy the step is not damaged), ``"other"`` (try another
+    copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain). ``there``: the step is in this process's
+    directory. ``state`` verifies the part; called only if the error may come from it.
+    """
+    if is_of_target(error):
+        return "raise"  # it says nothing about the directory
+    cause = cause_of(error)
+    if cause in ("room", "machine"):
+        return "raise"
+    if cause == "disk":
+        state()
+        return "unread"
+    if isinstance(error, CheckpointNotFound):
+        return "" if there else "mend"  # there: only an item is missing
+    if isinstance(error, (CheckpointCorrupt, OSError)):
+        # a whole one: the damage is that of another process, or other shardings are wanted
+        found: State = state() if there else "damaged"
+        return {"whole": "other", "damaged": "mend", "unread": "unread"}[found]
+    if type(error) is CheckpointError:
+        return ""  # most likely the report of another process's failure
+    return "raise"  # the code is wrong, not the directory
+
+
+def judge_failure(votes: Sequence[str]) -> str:
+    """``"mend"``, ``"unread"``, ``"other"`` or ``"raise"``: what all processes do."""
+    if "raise" in votes:
+        return "raise"
+    return next((verdict for verdict in ("mend", "unread", "other") if verdict in votes), "raise")
+
+
+def unread_of(step: int, why: object, error: Exception) -> CheckpointError | OSError:
+    """The error of a restore for which a disk did not give a part, where nothing says that it is damaged."""
+    text = (
+        f"step {step} cannot be read from the local directories, which says nothing about what was saved, so training "
+        f"does not go back to an older one by accident: {why}. Start again when it can be read; to go back, "
+        "restore an older step by its number: restore(step, ...)"
+    )
+    number = error.errno if isinstance(error, OSError) else None
+    unread = CheckpointError(text) if number is None else OSError(number, text)
+    unread.__cause__ = error
+    return unread
+
+
+def damage_of(directory: str, step: int, error: Exception) -> CheckpointCorrupt:
+    """What is raised if no other tier has a step that could not be restored because of ``error``."""
+    named = error if isinstance(error, CheckpointCorrupt) else None
+    damage = CheckpointCorrupt(
+        f"{directory}: step {step}: {error}",
+        file=named and named.file,
+        leaf=named and named.leaf,
+    )
+    damage.__cause__ = error
+    return damage
+
+
+def misfit_of(directory: str, step: int, error: Exception) -> Misfit:
+    """The same where all parts are whole, but do not have what this restore wants."""
+    misfit = Misfit(
+        f"{directory}: step {step} is not damaged, but the local directories do not have it for these "
+        f"shardings: {error}. From them each process restores what its own devices held at the save, and none does so "
+        "alone (as_numpy=True). Restore with the shardings of the save; for others, save it to the "
+        "persistent directory before: save(..., force=True)"
+    )
+    misfit.__cause__ = error
+    return misfit

@@ -6,6 +6,7 @@ import os
 import shlex
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpt_core import _load
@@ -20,29 +21,28 @@ from ckpt_core._errors import (
     is_visible,
     mark_agreed,
 )
-from ckpt_core._exchange import Key
 from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
-from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.ended import name_other_runs
-from ckpt_core._run.tiers.fetch import Mender
+from ckpt_core._run.tiers.fetch import Copier, Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
-from ckpt_core._run.tiers.judge import LocalParts, Unread, judge, parse_judgement
-from ckpt_core._run.tiers.peers import Offers, exchange_addresses, heard_when_they_meet
-from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
-from ckpt_core._run.tiers.tables import Table
-from ckpt_core._run.tiers.verdict import (
+from ckpt_core._run.tiers.judge import (
+    Judgement,
+    LocalParts,
     State,
     cause_of,
     damage_of,
+    judge,
     judge_failure,
     misfit_of,
     unread_of,
     vote,
 )
+from ckpt_core._run.tiers.peers import Offers, Table, exchange_addresses, heard_when_they_meet
+from ckpt_core._run.tiers.save import LocalSave, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
 
@@ -96,17 +96,12 @@ class LocalTier:
         self._run = run
         self._complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
-        self._partial: Mapping[int, object] = {}
-        self._lost: int | None = None
-        self._unread: dict[int, Unread] = {}
-        self._others: Mapping[int, int] = {}  # steps of other numbers of processes, and how many
+        self._found = Judgement({}, {})  # by the last look
         self._has_saved = False
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
         self._judged = Table(processes, f"{peers.folder}/judged")
-        self._tables = Tables(
-            Table(processes, f"{peers.folder}/groups"), Table(processes, f"{peers.folder}/states")
-        )
+        self._groups = Table(processes, f"{peers.folder}/groups")
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
@@ -127,11 +122,11 @@ class LocalTier:
     @property
     def standing(self) -> set[int]:
         """The complete steps, and those that could not be read: no save begins in their place."""
-        return {*self._complete, *self._unread} - {MAX_STEP}
+        return {*self._complete, *self._found.unread} - {MAX_STEP}
 
     def refuse_older(self, newest: int) -> None:
         """Raises what kept a process from reading a local step that is newer than ``newest``, if anything did."""
-        if (unread := max(self._unread, default=-1)) > newest:
+        if (unread := max(self._found.unread, default=-1)) > newest:
             raise self._of_unread(
                 unread,
                 "and training does not go back to an older one by accident",
@@ -141,19 +136,19 @@ class LocalTier:
     def refuse_unread(self, step: int) -> None:
         """Raises why a step that is in no other place cannot be read from the local directories, if something is known."""
         for unread in (step, MAX_STEP):
-            if unread in self._unread:
+            if unread in self._found.unread:
                 so = "which says nothing about what was saved"
                 raise self._of_unread(unread, so, "so does a new process")
-        if step in self._others:
+        if step in self._found.others:
             raise CheckpointError(self._of_another_number(step))
 
     def newer_of_another_number(self, step: int) -> str:
         """What is to be said of the newest local step that another number of processes saved, if it is newer than this one."""
-        newest = max(self._others, default=-1)
+        newest = max(self._found.others, default=-1)
         return self._of_another_number(newest) if newest > step else ""
 
     def _of_another_number(self, step: int) -> str:
-        saved, now = self._others[step], self._processes.count
+        saved, now = self._found.others[step], self._processes.count
         return (
             f"{saved} process{'es' * (saved > 1)} saved the local step {step} in {self._run_folder} and {now} "
             f"run{'s' * (now == 1)} now; local steps are for as many as saved them. To go on from it, "
@@ -161,25 +156,27 @@ class LocalTier:
         )
 
     def _of_unread(self, step: int, so: str, advice: str) -> OSError | NewerFormat:
-        _, number, why, process = self._unread[step]
+        _, number, why, process = self._found.unread[step]
         what = "the local steps" if step == MAX_STEP else f"the local step {step}"
         text = f"process {process}: {what} cannot be read, {so}: {why}. restore_latest() looks again; {advice}"
         return OSError(number, text) if number else NewerFormat(text)
 
     def refuse_lost_run(self, newest: Callable[[], int | None]) -> None:
         """Raises CheckpointCorrupt if no tier has a step though the run had some; or what kept a process from reading local ones."""
-        if self._read_only or (self._lost is None and not self._unread and not self._others):
+        if self._read_only or (
+            self._found.lost is None and not self._found.unread and not self._found.others
+        ):
             return
-        if MAX_STEP not in self._unread and newest() is not None:
+        if MAX_STEP not in self._found.unread and newest() is not None:
             return
         self.refuse_older(-1)
         if why := self.newer_of_another_number(-1):
             why = f"{why}. There"
         else:
-            assert self._lost is not None
+            assert self._found.lost is not None
             why = (
-                f"{self.directory}: step {self._lost} is not whole in the local directories: parts of processes "
-                f"{self._partial[self._lost]} are not here. Start the run where they are. There"
+                f"{self.directory}: step {self._found.lost} is not whole in the local directories: parts of processes "
+                f"{self._found.partial[self._found.lost]} are not here. Start the run where they are. There"
             )
         raise CheckpointCorrupt(
             f"{why} is no other step, and training does not start from scratch by accident; to begin anew, remove what "
@@ -221,8 +218,7 @@ class LocalTier:
                 str(left)[1:-1],
             )
         self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
-        self._unread = {step: one for step, one in self._unread.items() if not gone(step)}
-        self._others = {step: count for step, count in self._others.items() if not gone(step)}
+        self._found = self._found.without(gone)
         self._copier.cancel()
         self._folders.delete(gone)
         self._peers.offers.keep(lambda key: not gone(key.step))
@@ -252,14 +248,13 @@ class LocalTier:
         seen = LocalParts(
             [place.seen for place in places],
             not self._read_only,
-            self._folders.all_unread(),
+            [*self._folders.unread.values()],
             [*self._folders.others.items()],
         )
         together = self._processes.round(call, self._options.timeout_secs)
-        answer = together.decide(seen.dump(self._processes.index), self._judge)
-        found = parse_judgement(answer, self._processes.index, self._judged.row)
-        partial, self._partial, self._lost = self._partial, found.partial, found.lost
-        self._unread, self._others = found.unread, found.others
+        answer = together.decide(seen.dump(), self._judge)
+        found = Judgement.parse(answer, self._processes.index, self._judged.row)
+        partial, self._found = self._found.partial, found
         for step, absent in sorted(found.partial.items()):
             if self.reads_alone and partial.get(step) == absent:
                 continue  # said before
@@ -281,7 +276,7 @@ class LocalTier:
 
     def _judge(self, values: list[str]) -> str:
         """On process 0: which steps are whole, from what all see."""
-        everyone = [LocalParts.parse(text, index) for index, text in enumerate(values)]
+        everyone = [LocalParts.parse(text) for text in values]
         machines, serving = zip(*self._peers.hosts, strict=True)
         found = judge(everyone, machines, serving)
         return found.dump(len(everyone), self._judged.publish)
@@ -319,19 +314,7 @@ class LocalTier:
             parent=what.parent,
         )
 
-        def committed(saved: Saved) -> None:
-            if saved.part is not None:  # before any process hears that all have committed
-                self._peers.offers.put(Key(what.step, saved.token, saved.part.writer), path)
-            folders.discard_leftovers(of_others=False)
-
-        save = LocalSave(
-            job,
-            folders.lease,
-            committed,
-            lambda: self._copier.report,
-            self._tables,
-            replaced_first,
-        )
+        save = LocalSave(job, folders, self._peers, self._copier, self._groups, replaced_first)
 
         def save_and_retain() -> None:
             lies_there = what.step not in self._complete and folders.backend.exists(path)
@@ -346,56 +329,55 @@ class LocalTier:
             except BaseException as error:
                 alone = self._processes.count == 1
                 stands = not save.may_have_replaced or (alone and not is_visible(error))
-                if before is not None and stands and not _is_replaced(replaced_first):
+                if before is not None and stands and not save.is_replaced_elsewhere():
                     self._complete = {**self._complete, what.step: before}
                 raise
-            self._others = {}  # steps of another number of processes: no more needed after a save
+            # steps of another number of processes are not needed any more after a save
+            self._found = replace(self._found, others={})
             if folders.is_mine():
                 if not self._has_saved:
                     folders.discard_leftovers(of_others=True)
-                self._retain(what.step, save.saved, path)
+                self._retain(save, what.step)
             self._has_saved = True
 
         return save, save_and_retain
 
-    def _retain(self, step: int, saved: Saved, path: str) -> None:
+    def _retain(self, save: LocalSave, step: int) -> None:
         """Keeps the newest complete steps and the saved one; deletes this process's other parts. With partners it also keeps
         the newest step that all partners have copied, and the one that they copy now: once a host loses its part, a step is
-        only of use with that copy.
+        only of use with that copy. Begins to copy the saved one, if all agreed to.
         """
-        complete = {**self._complete, step: saved.token}
+        complete = {**self._complete, step: save.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
-        if saved.part is not None:
-            kept |= self._needed(step, saved) & set(complete)
+        if self._copier.active:
+            if save.protected and save.protected in self._complete.items():  # not saved once more
+                self._protected = save.protected[0]
+            elif self._protected not in self._complete:
+                self._protected = max(self._complete, default=None)
+            if save.copies:
+                self._copied = step
+                self._copier.copy(step, save.token)
+            kept |= complete.keys() & {self._protected, self._copied}
+        if save.part is not None:
             self._peers.offers.keep(lambda key: key.step in kept)
-        self._complete = {step: complete[step] for step in kept}
-        self._folders.retain(kept, path, self._copier.sources if self._copier.active else ())
-
-    def _needed(self, step: int, saved: Saved) -> set[int]:
-        """The steps that stay for the sake of copies; begins to copy the saved one, if all agreed to."""
-        if not self._copier.active:
-            return set()
-        if saved.protected and saved.protected in self._complete.items():  # not saved once more
-            self._protected = saved.protected[0]
-        elif self._protected not in self._complete:
-            self._protected = max(self._complete, default=None)
-        if saved.copies:
-            self._copied = step
-            self._copier.copy(step, saved.token)
-        return {one for one in (self._protected, self._copied) if one is not None}
+        self._complete = {one: complete[one] for one in kept}
+        sources = self._copier.sources if self._copier.active else ()
+        self._folders.retain(kept, save.job.target, sources)
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
-    ) -> RestoredStep | CheckpointError | OSError:
-        """Restores a step from the local directories; see ``read``."""
+    ) -> tuple[RestoredStep, str] | CheckpointError | OSError:
+        """Restores a step from the local directories, see ``read``; also gives the token of its save."""
 
         def restored(opening: _load.Opening) -> RestoredStep:
             return _load.restore_checkpoint(opening, targets, request, step)
 
+        token = self._complete.get(step, "")
         found = self.read(step, restored)
-        if isinstance(found, RestoredStep):
-            self._copy_again(step)
-        return found
+        if not isinstance(found, RestoredStep):
+            return found
+        self._copy_again(step)
+        return found, token
 
     def read(
         self, step: int, load: Callable[[_load.Opening], T], first: _load.Opening | None = None
@@ -487,11 +469,3 @@ class LocalTier:
         finally:
             self._peers.withdraw()
             self._folders.close()
-
-
-def _is_replaced(replaced_first: Callable[[], None] | None) -> bool:
-    """Whether another tier has the new save of a step; see ``LocalSave``."""
-    try:
-        return replaced_first is not None and replaced_first() is None
-    except NotReplaced:
-        return False

@@ -27,20 +27,18 @@ from ckpt_core._exchange import (
     IDLE_SECS,
     Connection,
     Key,
-    Networks,
     Offered,
     Peer,
     Server,
     choose_address,
-    networks_of,
     route_to,
+    routes_of,
 )
 from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, Round, coordinator_host
 from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
-from ckpt_core._run.tiers.tables import Table
 
 _CALL = "open local steps"
 _SECRET_BYTES = 32
@@ -152,21 +150,40 @@ class Peers:
                 _ended.append((self.processes, self.folder))
 
 
-@dataclass(frozen=True)
-class _Opening:
-    """What process 0 answers to the networks of all, the same to each."""
+class Table:
+    """Rows of which each concerns one process, published by process 0 at the coordination service. The answer of an agreement goes
+    to every process: with a row for each in it, bytes would grow with the square of their number.
+    """
 
-    nonce: str  # of this meeting
-    private: bool  # whether process 0 has the secret of a file
-    networks: Networks
+    def __init__(self, processes: Processes, name: str) -> None:
+        self._processes = processes
+        self._name = name
+        self._number, self._rows = 0, list[str]()  # of the newest table, on process 0
+        self._read = ("", "")  # the newest table, and the row of it that this process has read
 
-    def dump(self) -> str:
-        return json.dumps([self.nonce, self.private, self.networks.one, self.networks.elsewhere])
+    def publish(self, rows: list[str]) -> str:
+        """On process 0, while it decides: the name of the table for the answer; empty if all rows are. Equal rows are not
+        published again. The table before is deleted: each process has read its row before it sends a value for this decision.
+        """
+        if not any(rows):
+            return ""
+        if rows != self._rows:
+            for process, row in enumerate(rows):
+                if row:
+                    self._processes.put(f"{self._name}/{self._number + 1}/{process}", row)
+            self._processes.drop(f"{self._name}/{self._number}")
+            self._number, self._rows = self._number + 1, rows
+            self._read = str(self._number), rows[0]
+        return str(self._number)
 
-    @staticmethod
-    def parse(text: str) -> _Opening:
-        nonce, private, one, elsewhere = json.loads(text)
-        return _Opening(nonce, private, Networks(one, tuple((a, b) for a, b in elsewhere)))
+    def row(self, table: str) -> str:
+        """This process's row of the table with the name that the answer had; empty if it has none."""
+        if not table:
+            return ""
+        if table != self._read[0]:
+            key = f"{self._name}/{table}/{self._processes.index}"
+            self._read = table, self._processes.get(key) or ""
+        return self._read[1]
 
 
 @contextlib.contextmanager
@@ -202,19 +219,18 @@ def exchange_addresses(
             whose.drop(folder)
         parsed = [text.split(" ") for text in texts]
         machines.extend(machine for machine, _, _ in parsed)
-        networks = networks_of([(network, route or None) for _, network, route in parsed])
-        return _Opening(secrets.token_hex(_SECRET_BYTES), private is not None, networks).dump()
+        routes = routes_of([(network, route or None) for _, network, route in parsed])
+        return json.dumps([secrets.token_hex(_SECRET_BYTES), private is not None, routes])
 
     mine = f"{machine} {network} {route or ''}"
-    opening = _Opening.parse(together.decide(mine, answer_all))
-    if private is None and opening.private:  # process 0 has made one meanwhile
+    nonce, has_file, routes = json.loads(together.decide(mine, answer_all))
+    if private is None and has_file:  # process 0 has made one meanwhile
         private, why, refused = _private(options, directory)
-    nonce = opening.nonce
     secret = nonce if private is None else _derived(private, "fetch", nonce)
     if private is None and processes.index == 0 and not refused:
         logger.warning("local directories: %s. %s", why, _OPEN)
     proof = "" if private is None else _derived(private, "proof", nonce)
-    server, address = _serve(choose_address(network, route, opening.networks), secret, offers)
+    server, address = _serve(choose_address(network, route, routes), secret, offers)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
     peers = Peers(processes, offers, secret, server, f"peers/{nonce[:16]}", idle_secs)
     try:
@@ -307,7 +323,7 @@ def _introduce(
         logger.warning(
             "Options.partners is set here, but not on processes %s: no copies are made", without
         )
-    sources = tuple(json.loads(table.row(rows, processes.index))) if rows else ()
+    sources = tuple(json.loads(table.row(rows))) if rows else ()
     return replace(peers, hosts=tuple(hosts), copies=bool(rows), sources=sources)
 
 

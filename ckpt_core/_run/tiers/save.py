@@ -1,31 +1,45 @@
-"""Saves into local directories: each process writes the shards it holds, and all commit or none."""
+"""Saves into local directories: each process writes the shards it holds, and all commit or none.
+
+The part of a step that one process wrote is of use for another if both hold the same: the same regions of all distributed
+arrays, and equal values of all else, numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
+belongs to one process, but it is small: processes that hold the same form blocks of eight at most, and each writes the
+states of its whole block. A block is spread over the job, so that its processes are on as many hosts.
+"""
 
 from __future__ import annotations
 
-import functools
+import base64
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import numpy as np
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._format.part import Part
-from ckpt_core._run.lease import Lease
-from ckpt_core._run.tiers.coverage import (
-    Holding,
-    group_of,
-    holding_of,
-    serves_of,
-    share,
-    with_states,
-)
-from ckpt_core._run.tiers.judge import CopyState, judge_copies
-from ckpt_core._run.tiers.tables import Table
+from ckpt_core._exchange import Key
+from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
+from ckpt_core._options import KIB
+from ckpt_core._run.tiers.fetch import Copier
+from ckpt_core._run.tiers.folders import Folders
+from ckpt_core._run.tiers.judge import judge_copies
+from ckpt_core._run.tiers.peers import Peers, Table
 from ckpt_core._save import RecordFields, SaveJob
+from ckpt_core._save.job import PreparedItem
 from ckpt_core._save.protocol import Save
+from ckpt_core._storage import ArrayToWrite
 
-_COPY_STATES: tuple[CopyState, ...] = ("off", "idle", "busy", "done")
+MOST_STATE_BYTES = 64 * KIB
+"""Maximum size of a process's pipeline states that are sent to the other processes of its block."""
+BLOCK = 8
+"""Maximum number of processes that get each other's pipeline states."""
+
+States = dict[str, dict[str, str]]
+"""Of data pipelines: item -> file name -> content."""
+Sent = Literal["none", "sent", "large"]
+"""A process has no states of data pipelines, sends them to others, or does not, as they are too large."""
 
 
 class NotReplaced(CheckpointError):
@@ -48,52 +62,101 @@ class StepToSave:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What all processes agreed on in a save."""
+class Holding:
+    """What one process holds."""
 
-    token: str
-    part: Part | None = None  # of this process; None if it is the only one
-    copies: bool = False  # whether the partners copy the step now
-    # Step and token that the partners have whole copies of.
-    protected: tuple[int, str] | None = None
+    digest: str  # 22 letters, equal on processes that hold the same, apart from states
+    states: States  # of its data pipelines; empty if it has none, or ``sent`` is ``"large"``
+    sent: Sent = "none"
 
 
-class Tables(NamedTuple):
-    """What process 0 publishes at a local save, for those that it concerns."""
+def holding_of(items: Sequence[PreparedItem]) -> Holding:
+    """What this process holds, from items whose arrays are on the host."""
+    digest = hashlib.sha256()
+    states: States = {}
+    for item in sorted(items, key=lambda item: item.name):
+        digest.update(repr((item.name, item.record.form)).encode(errors="surrogatepass"))
+        if item.record.form == "process":
+            states[item.name] = {
+                name: data.decode(errors="surrogateescape")
+                for name, data in item.state_files.items()
+            }
+        else:
+            for part in _values(item):
+                digest.update(repr(part).encode(errors="surrogatepass"))
+            if item.plan is not None:
+                digest.update(item.plan.coverage.encode())
+    size_bytes = sum(len(text) for files in states.values() for text in files.values())
+    same = base64.b64encode(digest.digest()[:16]).decode().rstrip("=")
+    if size_bytes > MOST_STATE_BYTES:
+        return Holding(same, {}, "large")
+    return Holding(same, states, "sent" if states else "none")
 
-    groups: Table  # which processes hold the same; most saves have that of the save before
-    states: Table  # of the pipelines of each group of processes
+
+def _values(item: PreparedItem) -> list[Any]:
+    """What distinguishes an item here from the same item of another process, apart from regions."""
+    found: list[Any] = [sorted(item.texts.items())]
+    found += [
+        (name, hashlib.sha256(data).hexdigest()) for name, data in sorted(item.state_files.items())
+    ]
+    found += [(source.name, source.size_bytes) for source in item.sources]
+    if item.plan is not None:
+        unshared = item.plan.unshared
+        found += [(a.name, _digest(a)) for a in item.arrays if a.name in unshared]
+    return found
+
+
+def _digest(array: ArrayToWrite) -> str:
+    # not a checksum of 32 bits: values taken for equal by chance would be restored on another process
+    found = hashlib.sha256()
+    for _, values in array.pieces:
+        found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def groups_of(everyone: Sequence[tuple[str, Sent]]) -> list[list[int]]:
+    """On process 0: the groups of processes that hold the same, from the digest of each and what it sends of its states."""
+    kinds = {sent for _, sent in everyone}
+    if "large" in kinds:
+        return [[index] for index in range(len(everyone))]
+    same: dict[str, list[int]] = {}
+    for index, (digest, _) in enumerate(everyone):
+        same.setdefault(digest, []).append(index)
+    if "sent" not in kinds:
+        return [*same.values()]
+    strides = ((some, -(-len(some) // BLOCK)) for some in same.values())
+    return [some[first::stride] for some, stride in strides for first in range(stride)]
+
+
+def with_states(items: Sequence[PreparedItem], states: Sequence[States]) -> list[PreparedItem]:
+    """The items of a save, with these pipeline states of other processes."""
+
+    def others_of(item: PreparedItem) -> dict[str, bytes]:
+        return {
+            name: text.encode(errors="surrogateescape")
+            for one in states
+            for name, text in one.get(item.name, {}).items()
+            if name not in item.state_files
+        }
+
+    return [replace(item, others=others_of(item)) for item in items]
 
 
 def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> list[Any]:
-    """What one of several processes offers in agreement 1, in about 100 bytes, besides its pipeline states.
-    ``copied`` is its report for ``judge_copies``.
+    """What one of several processes offers in agreement 1, in about 120 bytes. ``copied`` is its report for ``judge_copies``."""
+    return [token, held.digest, held.sent, copied]
+
+
+def combine_offers(offers: Sequence[Sequence[Any]], groups: Table) -> list[Any]:
+    """On process 0: the answer to what all offered in agreement 1, the same to all: the token that all have, where each finds
+    its group, and what ``judge_copies`` says.
     """
-    state, *step = copied
-    states = [held.states] if held.states != {} else []
-    return [token, step, held.digest, _COPY_STATES.index(state), *states]
-
-
-def combine_offers(offers: Sequence[Sequence[Any]], tables: Tables) -> dict[str, Any]:
-    """On process 0: the answer to what all offered in agreement 1; the same to all, and short."""
-    holdings: list[Holding] = []
-    copied: list[Any] = []
-    for _, step, digest, state, *states in offers:
-        holdings.append(Holding(digest, states[0] if states else {}))
-        copied.append([_COPY_STATES[state], *step])
-    shares = share(holdings)
-    tokens = [token for token, *_ in offers]
-    answer = {
-        "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
-        "groups": tables.groups.publish(shares.rows()),
-        "states": shares.states,
-        "blocks": tables.states.publish(
-            [json.dumps(block) if block else "" for block in shares.blocks]
-        ),
-    }
-    answer |= judge_copies(copied)
-    answer["protected"] = answer["protected"] is not None  # then it is what each process has sent
-    return {name: value for name, value in answer.items() if value}
+    rows = [""] * len(offers)
+    for group in groups_of([(digest, sent) for _, digest, sent, _ in offers]):
+        text = dump_runs(runs_of(group))
+        for index in group:
+            rows[index] = text
+    return [offers[0][0], groups.publish(rows), *judge_copies([copied for *_, copied in offers])]
 
 
 class LocalSave(Save):
@@ -104,27 +167,26 @@ class LocalSave(Save):
     def __init__(
         self,
         job: SaveJob,
-        lease: Lease,
-        # after its commit, before the last agreement: live processes still hold their claims
-        committed: Callable[[Saved], None],
-        copied: Callable[[], Any],  # its report for ``judge_copies``
-        tables: Tables,
+        folders: Folders,
+        peers: Peers,
+        copier: Copier,
+        groups: Table,  # which processes hold the same; most saves have that of the save before
         # called once the files are written; blocks until another tier has replaced its copy of the step, else raises NotReplaced
         replaced_first: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(job, call="save locally")
-        self._lease = lease
-        self._committed = committed
-        self._copied = copied
-        self._tables = tables
+        self._folders, self._lease = folders, folders.lease
+        self._peers = peers
+        self._copier = copier
+        self._groups = groups
         self._replaced_first = replaced_first
-        self.saved = Saved(self.token)  # what all agreed on
+        self.copies = False  # whether the partners copy the step now, as all agreed
+        self.protected: tuple[int, str] | None = None  # that the partners have whole copies of
         self.may_have_replaced = False  # a process may have put the step in an older one's place
 
     def start(self) -> None:
         if self.job.processes.count > 1:
-            self.saved = self._agree_to_start()
-            self.token, self.part = self.saved.token, self.saved.part
+            self._agree_to_start()
 
     def write_part(self) -> str:
         self._lease.claim()
@@ -139,29 +201,46 @@ class LocalSave(Save):
     def commit(self) -> None:
         self.may_have_replaced = True
         self.attempt.commit()
-        self._committed(self.saved)
+        if self.part is not None:  # before any process hears that all have committed
+            key = Key(cast(int, self.job.step), self.token, self.part.writer)
+            self._peers.offers.put(key, self.job.target)
+        # before the last agreement: live processes still hold their claims
+        self._folders.discard_leftovers(of_others=False)
 
-    def _agree_to_start(self) -> Saved:
-        """What all processes agree on, before anything is written."""
-        job, token, copied = self.job, self.token, list[Any]()
+    def is_replaced_elsewhere(self) -> bool:
+        """After a failure: whether another tier has the new save of the step."""
+        try:
+            return self._replaced_first is not None and self._replaced_first() is None
+        except NotReplaced:
+            return False
 
-        def offer() -> list[Any]:
-            copied[:] = self._copied()  # once the arrays are on the host
-            return offer_of(token, holding_of(self.items), copied)
+    def _agree_to_start(self) -> None:
+        """All processes agree on token, groups and copies, before anything is written."""
+        job, copied, held = self.job, list[Any](), list[Holding]()
+        index, processes = job.processes.index, job.processes
+
+        def states_of(process: int) -> str:  # the key at the coordination service
+            return f"{self._peers.folder}/{process}/states"
+
+        def offer() -> list[Any]:  # once the arrays are on the host
+            copied[:], held[:] = self._copier.report, [holding_of(self.items)]
+            if held[0].states:
+                processes.put(states_of(index), json.dumps(held[0].states))
+            return offer_of(self.token, held[0], copied)
 
         settings = {
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        tables, index, count = self._tables, job.processes.index, job.processes.count
-        answer = self.agree(settings, offer, lambda offers: combine_offers(offers, tables))
-        states = answer.get("states", {})
-        groups = functools.partial(tables.groups.row, answer["groups"])
-        if blocks := answer.get("blocks"):
-            states = json.loads(tables.states.row(blocks, group_of(index, count, groups)) or "{}")
-        self.items = with_states(self.items, states)
-        serves = serves_of(index, groups)
-        part = Part(index, count, serves)
-        token = answer.get("token", token)
-        protected = (copied[1], copied[2]) if "protected" in answer else None
-        return Saved(token, part, "copies" in answer, protected)
+        answer = self.agree(settings, offer, lambda offers: combine_offers(offers, self._groups))
+        self.token, groups, self.copies, protected = answer
+        self.protected = (copied[1], copied[2]) if protected else None
+        self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
+        if held[0].states:
+            group = (n for first, last in part.serves for n in range(first, last + 1))
+            texts = [processes.get(states_of(process)) for process in group if process != index]
+            if None in texts:
+                raise CheckpointError(
+                    "states of data pipelines are gone from the coordination service"
+                )
+            self.items = with_states(self.items, [json.loads(text or "") for text in texts])

@@ -1,7 +1,7 @@
 """Counts what the coordination service would carry at openings and saves of thousands of processes.
 
 Runs the code that process 0 decides with, on what each of so many processes would send it, and counts the bytes of values,
-answers and tables. Nothing is sent. Sizes without those of keys and of the transport.
+answers, tables and states. Nothing is sent. Sizes without those of keys and of the transport.
 """
 
 import json
@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt_core._processes.wire import Said
-from ckpt_core._run.tiers.coverage import Holding
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     LocalParts,
@@ -18,8 +17,8 @@ from ckpt_core._run.tiers.judge import (
     inverted,
     judge,
 )
-from ckpt_core._run.tiers.save import Tables, combine_offers, offer_of
-from ckpt_core._run.tiers.tables import Table
+from ckpt_core._run.tiers.peers import Table
+from ckpt_core._run.tiers.save import BLOCK, Holding, combine_offers, offer_of
 from tests.support.counted_service import Keys
 
 HOST_PROCESSES = 4
@@ -35,18 +34,18 @@ class Traffic:
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self.to_zero = self.from_zero = self.of_one = self.at_once = self.rounds = 0
-        self.keys = Keys()
-        self.tables = Tables(Table(self.keys, "groups"), Table(self.keys, "states"))
+        self.keys: Any = Keys()
+        self.table = Table(self.keys, "rows")
 
-    def agree(self, values: Sequence[str], decide: Callable[[Tables], str], call: str) -> None:
-        """One agreement of what each process sends; each reads one block of the rows that are published."""
+    def agree(self, values: Sequence[str], decide: Callable[[Table], str], call: str) -> None:
+        """One agreement of what each process sends; each reads its row, where rows are published."""
         self.rounds += 1
         before = len(self.keys.values)
-        answer = decide(self.tables)
+        answer = decide(self.table)
         sent = sum(len(Said(call, value).dump()) for value in values)
-        blocks = list(self.keys.values.values())[before:]
-        block = sum(map(len, blocks)) // len(blocks) if blocks else 0
-        each = len(Said(call, answer).dump()) + block
+        rows = list(self.keys.values.values())[before:]
+        row = sum(map(len, rows)) // len(rows) if rows else 0
+        each = len(Said(call, answer).dump()) + row
         self.to_zero += sent
         self.at_once = max(self.at_once, sent)
         self.of_one = max(self.of_one, each)
@@ -60,16 +59,16 @@ def opening(processes: int, moved: bool) -> Traffic:
     network = [f"{machine} {machine} 10.128.200.1" for machine in machines]
     traffic.agree(
         network,
-        lambda _: json.dumps([DIGEST, True, False, [[machines[0], "10.128.0.1"]] * 2]),
+        lambda _: json.dumps([DIGEST, True, {one: "10.128.0.1" for one in machines[:5:4]}]),
         OPENING,
     )
     serving = [json.dumps([True, "host", "", DIGEST, ""])] * processes
 
     partners: list[ChosenPartner] = ["host"] * processes
 
-    def introduce(tables: Tables) -> str:
+    def introduce(table: Table) -> str:
         rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
-        return json.dumps(["", [], tables.groups.publish(rows)])
+        return json.dumps(["", [], table.publish(rows)])
 
     traffic.agree(serving, introduce, OPENING)
 
@@ -78,11 +77,11 @@ def opening(processes: int, moved: bool) -> Traffic:
         return Seen(step, TOKEN, (0, step), at, ((at, at),), not moved)
 
     seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
-    texts = [one.dump(n) for n, one in enumerate(seen)]
+    texts = [one.dump() for one in seen]
 
-    def look(tables: Tables) -> str:
-        everyone = [LocalParts.parse(text, n) for n, text in enumerate(texts)]
-        return judge(everyone, machines, [True] * processes).dump(processes, tables.groups.publish)
+    def look(table: Table) -> str:
+        everyone = [LocalParts.parse(text) for text in texts]
+        return judge(everyone, machines, [True] * processes).dump(processes, table.publish)
 
     traffic.agree(texts, look, LOOKING)
     return traffic
@@ -100,17 +99,20 @@ def saving(processes: int, state_bytes: int) -> tuple[Traffic, Traffic]:
     def offers_of(step: int) -> list[Any]:
         offers: list[Any] = []
         for n in range(processes):
-            state = {"data": {f"{n}.json": f"{step:0{state_bytes}d}"}} if state_bytes else {}
-            held = Holding(SHORT[:-4] + f"{n % columns:04x}", state)
+            held = Holding(SHORT[:-4] + f"{n % columns:04x}", {}, "sent" if state_bytes else "none")
             offers.append(offer_of(TOKEN, held, ["done", 7, TOKEN]))
         return offers
 
     first, later = Traffic(processes), Traffic(processes)
-    later.keys, later.tables = first.keys, first.tables  # of the save before
+    later.keys, later.table = first.keys, first.table  # of the save before
+    state = len(json.dumps({"data": {"1000.json": "x" * state_bytes}})) if state_bytes else 0
     for step, traffic in enumerate((first, later)):
         offers = offers_of(step)
         texts = [_start(offer) for offer in offers]
-        traffic.agree(texts, lambda tables, offers=offers: _started(offers, tables), SAVING)
+        traffic.agree(texts, lambda table, offers=offers: _started(offers, table), SAVING)
+        traffic.to_zero += processes * state
+        traffic.of_one += (BLOCK - 1) * state
+        traffic.from_zero += processes * (BLOCK - 1) * state
         for _ in ("written", "committed"):
             traffic.agree([""] * processes, lambda _: "", SAVING)
     return first, later
@@ -132,5 +134,5 @@ def _start(offer: Any) -> str:
     return json.dumps([DIGEST[:24], 960, offer], separators=(",", ":"))
 
 
-def _started(offers: list[Any], tables: Tables) -> str:
-    return json.dumps({"offer": combine_offers(offers, tables)}, separators=(",", ":"))
+def _started(offers: list[Any], table: Table) -> str:
+    return json.dumps({"offer": combine_offers(offers, table)}, separators=(",", ":"))

@@ -46,7 +46,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
 def fetched(server: Server, position: Any, key: Key = KEY, secret: str = SECRET) -> bytes:
     connection = Connection(Peer("127.0.0.1", server.port), secret)
     try:
-        return b"".join(connection.pieces(*key, position))
+        return b"".join(connection.pieces(key, position))
     finally:
         connection.close()
 
@@ -164,7 +164,7 @@ def test_a_peer_that_hangs_is_given_up(answers):
         thread.start()
         began = time.monotonic()
         with pytest.raises(ConnectionError, match="timed out"):
-            list(connection.pieces(*KEY, 0))
+            list(connection.pieces(KEY, 0))
         assert time.monotonic() - began < 5
         connection.close()
         thread.join()
@@ -176,7 +176,7 @@ def test_a_file_that_becomes_shorter_is_noticed(served):
     with (part / "data").open("r+b") as file:
         file.truncate(256 * 5000 * 40)  # sparse, larger than what sockets hold
     connection = Connection(Peer("127.0.0.1", server.port), SECRET)
-    pieces = connection.pieces(*KEY, 1)
+    pieces = connection.pieces(KEY, 1)
     next(pieces)
     os.truncate(part / "data", 100)
     with pytest.raises(ConnectionError, match=r"before the end|IncompleteRead|reset"):

@@ -91,7 +91,7 @@ def _met(
 
 def _fetch(connection: Connection) -> bytes:
     try:
-        return b"".join(connection.pieces(*KEY, 0))
+        return b"".join(connection.pieces(KEY, 0))
     finally:
         connection.close()
 

@@ -11,22 +11,23 @@ from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._exchange import choose_address, networks_of
-from ckpt_core._format.part import Part, contains, runs_of
-from ckpt_core._run.tiers.coverage import MOST_STATE_BYTES, Holding, share
+from ckpt_core._exchange import choose_address, routes_of
+from ckpt_core._format.part import Part, contains, dump_runs, parse_runs, runs_of
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     Judgement,
     LocalParts,
     Seen,
     Source,
+    State,
     all_partners,
     choose_partner,
     judge,
     judge_copies,
-    parse_judgement,
+    judge_failure,
+    vote,
 )
-from ckpt_core._run.tiers.verdict import State, judge_failure, vote
+from ckpt_core._run.tiers.save import groups_of
 
 
 @pytest.mark.parametrize(
@@ -50,10 +51,7 @@ def judged(
     serving: list[bool] | None = None,
     mends: bool = True,
 ) -> Judgement:
-    told = [
-        LocalParts.parse(LocalParts(parts, mends).dump(index), index)
-        for index, parts in enumerate(everyone)
-    ]
+    told = [LocalParts.parse(LocalParts(parts, mends).dump()) for parts in everyone]
     names = machines or [str(n) for n in range(len(everyone))]
     found = judge(told, names, serving or [True] * len(everyone))
     _every_process_hears(found, len(everyone))
@@ -70,12 +68,12 @@ def _every_process_hears(found: Judgement, count: int) -> None:
 
     text = found.dump(count, publish)
     for index in range(count):
-        here = parse_judgement(text, index, lambda _, number: rows[number])
+        here = Judgement.parse(text, index, lambda _, index=index: rows[index])
         assert here.partial == found.partial and list(here.steps) == list(found.steps)
         for step, whole in found.steps.items():
             mine = here.steps[step]
             assert (mine.token, mine.twice) == (whole.token, whole.twice)
-            assert list(mine.sources) == whole.sources.get(index, [])
+            assert mine.sources == {n: some for n, some in whole.sources.items() if n == index}
 
 
 @st.composite
@@ -191,31 +189,31 @@ def test_who_keeps_copies_of_whose_parts():
 
 def test_all_copy_the_same_steps():
     idle, busy, done = ["idle", -1, ""], ["busy", 4, "t"], ["done", 4, "t"]
-    assert judge_copies([idle, idle]) == {"copies": True, "protected": None}
-    assert judge_copies([done, busy]) == {"copies": False, "protected": None}
-    assert judge_copies([done, done]) == {"copies": True, "protected": [4, "t"]}
-    assert judge_copies([done, idle]) == {"copies": True, "protected": None}
-    assert judge_copies([["off", -1, ""]] * 2) == {"copies": False, "protected": None}
+    assert judge_copies([idle, idle]) == (True, False)
+    assert judge_copies([done, busy]) == (False, False)
+    assert judge_copies([done, done]) == (True, True)
+    assert judge_copies([done, idle]) == (True, False)
+    assert judge_copies([["off", -1, ""]] * 2) == (False, False)
 
 
 def test_who_holds_the_same():
-    def groups(*told: Holding) -> tuple[list[int], dict[str, Any]]:
-        shares = share(told)
-        return shares.groups, shares.states
-
-    assert groups(Holding("a", {}), Holding("b", {}), Holding("a", {})) == ([0, 1, 0], {})
-    states = [{"data": {f"{n}.json": "x" * n}} for n in range(2)]
-    together = {"data": {"0.json": "", "1.json": "x"}}
-    assert groups(*[Holding("a", one) for one in states]) == ([0, 0], together)
+    assert groups_of([("a", "none"), ("b", "none"), ("a", "none")]) == [[0, 2], [1]]
+    assert groups_of([("a", "sent")] * 2) == [[0, 1]]
     # states that are too large stay with their process, so that nobody can stand in for it
-    assert groups(Holding("a", states[0]), Holding("a", None)) == ([0, 1], {})
-    large = [{"data": {f"{n}": "x" * MOST_STATE_BYTES}} for n in range(9)]
-    assert groups(*[Holding("a", one) for one in large]) == (list(range(9)), {})
+    assert groups_of([("a", "sent"), ("a", "large")]) == [[0], [1]]
+    blocks = groups_of([("a", "sent")] * 20 + [("b", "sent")])
+    assert blocks == [[*range(first, 20, 3)] for first in range(3)] + [[20]]
+
+
+@given(st.sets(st.integers(0, 99)))
+def test_groups_are_sent_as_they_are(indices):
+    runs = runs_of(sorted(indices))
+    assert parse_runs(dump_runs(runs)) == runs
 
 
 def test_at_which_address_a_process_serves():
     def address(everyone: list[tuple[str, str | None]], index: int) -> str | None:
-        return choose_address(*everyone[index], networks_of(everyone))
+        return choose_address(*everyone[index], routes_of(everyone))
 
     far: list[tuple[str, str | None]] = [("a", "10.0.0.1"), ("b", "10.0.0.2")]
     assert address(far, 0) == "10.0.0.1" and address(far, 1) == "10.0.0.2"
@@ -224,7 +222,7 @@ def test_at_which_address_a_process_serves():
     # the coordinator's own host may know itself by loopback only: it takes its way to another one
     assert address([("a", "127.0.0.1"), ("b", "127.0.0.2")], 0) is None
     mixed: list[tuple[str, str | None]] = [("a", "127.0.0.1"), ("a", "127.0.0.1"), *far, far[1]]
-    assert networks_of(mixed).elsewhere == (("a", "10.0.0.1"), ("b", "10.0.0.2"))
+    assert routes_of(mixed) == {"a": "10.0.0.1", "b": "10.0.0.2"}
 
 
 @pytest.mark.parametrize(

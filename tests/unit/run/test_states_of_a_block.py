@@ -15,9 +15,8 @@ from ckpt_core._format.record import load_record
 from ckpt_core._processes import Processes
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import open_run_directory
-from ckpt_core._run.tiers import coverage
 from ckpt_core._run.tiers.local import LocalTier
-from ckpt_core._run.tiers.save import StepToSave
+from ckpt_core._run.tiers.save import BLOCK, MOST_STATE_BYTES, StepToSave
 from ckpt_core._save import RecordFields, take_snapshot
 from ckpt_core._verify import verify_part
 from tests.support.counted_service import Service, run_all
@@ -26,7 +25,7 @@ from tests.support.own import Own
 COUNT = 24
 LINEAGE = "b" * 16
 RUN = RunFile("run", LINEAGE)
-STATE_BYTES = 16_000  # of all together more than everybody gets
+STATE_BYTES = 16_000
 
 
 class Pipeline(Own):
@@ -35,7 +34,7 @@ class Pipeline(Own):
 
 @pytest.mark.parametrize("lost", [(5,), (0, 1, 2), (3, 6, 9, 12, 15, 18, 21)])
 def test_a_lost_process_gets_its_state_from_its_block(tmp_path, monkeypatch, lost):
-    assert STATE_BYTES * COUNT > coverage.MOST_STATE_BYTES_IN_ALL > STATE_BYTES * coverage.BLOCK
+    assert COUNT == 3 * BLOCK and STATE_BYTES < MOST_STATE_BYTES
     options = ckpt.Options(timeout_secs=120, durable=False)
     directory = open_run_directory(tmp_path / "persistent", StepNames(), options, False)
     (tmp_path / "persistent").mkdir()

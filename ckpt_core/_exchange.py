@@ -1,0 +1,352 @@
+"""Files of local checkpoints from one process to another: HTTP on the job's own network.
+
+The only module that opens sockets. Nothing is pushed: the process that needs files fetches them. A request names a part
+of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``; with ``done`` instead, the process that makes
+copies of the part says that it has ended. A server gives what its ``ServedParts`` lists, to who knows the secret of the
+job: path and file names come from there alone, so no request can reach another file.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import hmac
+import http.client
+import io
+import ipaddress
+import os
+import re
+import socket
+import socketserver
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Literal, NamedTuple, cast
+
+from ckpt_core._options import MIB
+from ckpt_core._platform import NO_LINK, READ
+
+BLOCK_BYTES = 4 * MIB
+IDLE_SECS = 30.0
+"""Maximum time in which a connection moves no byte, on either side."""
+_MOST_REASON = 100
+"""Maximum length of what is repeated of a refusal."""
+_MOST_CONNECTIONS = 32
+"""Further ones are refused, and their processes try another source, or later."""
+_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
+_NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
+"""Errors of ``open_plain`` that say that a file is not there, or is none; others, that it cannot be read now."""
+_POLL_SECS = 0.5
+_REMEMBERED = 16
+_SEND_BYTES = 8 * MIB
+_LOOPBACK = "127.0.0.1"
+_DISCARD_PORT = 9
+
+
+# ------------------------------------------------------------------------------------- addresses
+
+
+def route_to(host: str) -> str | None:
+    """Address of this process on the network by which it reaches ``host``; None if unknown. Sends nothing: a UDP
+    socket that is connected knows its route.
+    """
+    try:
+        found = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, target = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError, IndexError):
+        return None
+
+
+def routes_of(everyone: Sequence[tuple[str, str | None]]) -> dict[str, str] | None:
+    """On process 0, from the network namespace of each process and its route to the coordinator: at most two namespaces, each
+    with its first route that is not loopback; None if all processes are in one namespace.
+    """
+    routes: dict[str, str] = {}
+    for network, address in everyone:
+        if len(routes) < 2 and address is not None and not _is_loopback(address):
+            routes.setdefault(network, address)
+    return routes if len({network for network, _ in everyone}) > 1 else None
+
+
+def choose_address(network: str, mine: str | None, routes: Mapping[str, str] | None) -> str | None:
+    """The address at which a process listens; None if it has none that others could reach. In one network namespace
+    that is loopback. Otherwise it is ``mine``, the route to the coordinator; where that is loopback, as on the
+    coordinator's own host, the route to a process in another namespace.
+    """
+    if routes is None:
+        return _LOOPBACK
+    if mine is not None and not _is_loopback(mine):
+        return mine
+    there = next((address for other, address in routes.items() if other != network), None)
+    return None if there is None else route_to(there)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+# ---------------------------------------------------------------------------------------- client
+
+
+class Key(NamedTuple):
+    """Identifies a part of a step: one that its writer wrote, or that is as good as that."""
+
+    step: int
+    token: str  # of the save
+    writer: int  # index of the process that wrote the part
+
+
+class Peer(NamedTuple):
+    """Where a process serves its parts."""
+
+    address: str
+    port: int  # 0 if it serves nothing
+
+
+class Lacking(ConnectionError):
+    """The peer was reached, and does not have the part: asked once more, it would say so again."""
+
+
+def _authorization(secret: str) -> str:
+    """The header by which a request shows that it comes from this job."""
+    return f"Bearer {secret}"
+
+
+class Connection:
+    """A connection to a peer, from which files are fetched one after the other. It fails if no byte comes for ``idle_secs``."""
+
+    def __init__(self, peer: Peer, secret: str, idle_secs: float = IDLE_SECS) -> None:
+        self._used = time.monotonic()
+        self._where = f"{peer.address}:{peer.port}"
+        self._headers = {"Authorization": _authorization(secret)}
+        self._http = http.client.HTTPConnection(peer.address, peer.port, timeout=idle_secs)
+
+    def say_done(self, key: Key) -> None:
+        """Tells the peer that this process needs no more of a part; raises as ``pieces``."""
+        for _ in self.pieces(key, "done"):
+            break  # there is nothing to be said
+
+    def pieces(self, key: Key, position: int | Literal["done"]) -> Iterator[bytes]:
+        """The content of one file, block by block. Raises Lacking if the peer does not have the file, ConnectionError
+        if it does not answer, cannot read the file, or stopped midway.
+        """
+        step, token, writer = key
+        try:
+            if time.monotonic() - self._used > IDLE_SECS / 2:
+                self._http.close()  # what came was being written: the peer may have hung up meanwhile
+            self._http.request("GET", f"/{step}/{token}/{writer}/{position}", headers=self._headers)
+            answer = self._http.getresponse()
+            if answer.status != HTTPStatus.OK:
+                answer.close()  # whatever else it says
+                self._http.close()
+                text = (
+                    f"{self._where} refused file {position} of the part of process {writer} of step {step}: "
+                    f"{answer.status} {ascii(answer.reason[:_MOST_REASON])[1:-1]}"
+                )
+                lacks = answer.status == HTTPStatus.NOT_FOUND
+                raise Lacking(text) if lacks else ConnectionError(text)
+            missing = answer.length or 0
+            while missing:
+                data = answer.read(min(BLOCK_BYTES, missing))
+                if not data:
+                    raise ConnectionError(
+                        f"{self._where} stopped {missing} bytes before the end of a file"
+                    )
+                missing -= len(data)
+                self._used = time.monotonic()
+                yield data
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, ConnectionError) and str(error).startswith(self._where):
+                raise
+            raise ConnectionError(f"{self._where}: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Closes it."""
+        self._http.close()
+
+
+# ---------------------------------------------------------------------------------------- server
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The files of one part; a request names one by its position in ``names``."""
+
+    path: str
+    names: tuple[str, ...]  # relative to ``path``
+
+
+def open_plain(path: str) -> io.FileIO:
+    """Opens a file for reading; neither follows a link nor waits at a pipe. Raises OSError for anything but a regular
+    file.
+    """
+    descriptor = os.open(path, READ | NO_LINK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return io.FileIO(descriptor)
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "no regular file", path)
+
+
+ServedParts = Callable[[Key], Offered | None]
+"""Looks a part up; None if this process does not have it, OSError if it cannot tell. Called from any thread."""
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Serves parts until ``close``, in daemon threads, at a free ``port`` of an IP address. Every request must carry
+    the secret.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = _MOST_CONNECTIONS
+
+    def __init__(self, address: str, secret: str, served: ServedParts) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.authorized = _authorization(secret).encode()
+        self.served = served
+        self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
+        self._last_used = time.monotonic()
+        self._open = dict[Any, bool]()  # connection -> whether it showed the secret
+        self._lock = threading.Lock()
+        self._ended = False
+        super().__init__((address, 0), _Handler)
+        self.port: int = self.server_address[1]
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(_POLL_SECS,), name="ckpt-exchange", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread for it
+            self.server_close()
+            raise
+
+    @property
+    def last_used(self) -> float:
+        """When, by the monotonic clock, a process of the job was last connected: now, if one is. One that moves no
+        byte is cut off after ``IDLE_SECS``.
+        """
+        with self._lock:
+            return time.monotonic() if any(self._open.values()) else self._last_used
+
+    def was_done(self, key: Key) -> bool:
+        """Whether a process said that it needs a part no longer; of a few recent parts."""
+        return key in self.done
+
+    def close(self) -> None:
+        """Ends all transfers and closes the port; may be called again."""
+        with self._lock:
+            ended, self._ended = self._ended, True
+            for connection in self._open:
+                _wake(connection)
+        if not ended:
+            _wake(self.socket)  # else serve_forever would look at the end only after its poll
+            self.shutdown()
+            self.server_close()
+        self._thread.join(2 * IDLE_SECS)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        with self._lock:
+            if self._ended or len(self._open) >= _MOST_CONNECTIONS:
+                return False
+            self._open[request] = False
+        return True
+
+    def use(self, request: Any) -> None:
+        """Notes that a connection is one of the job."""
+        with self._lock:
+            self._open[request] = True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            if self._open.pop(request, False):
+                self._last_used = time.monotonic()
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no error here; the default prints a traceback."""
+
+
+def _wake(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it is closed already
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "ckpt", ""
+    timeout = IDLE_SECS
+    # head and body of an answer are two writes: the second would wait for what acknowledges the first, 40 ms
+    disable_nagle_algorithm = True
+    _found: tuple[Key, Offered | None] | None = None  # the part that was asked for last
+
+    def do_GET(self) -> None:
+        """Answers one request."""
+        server = cast(Server, self.server)
+        given = self.headers.get("Authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(given, server.authorized):
+            self._refuse(HTTPStatus.FORBIDDEN)
+            return
+        server.use(self.connection)
+        asked = _PATH.fullmatch(self.path)
+        if asked is None:
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        key = Key(int(asked[1]), asked[2], int(asked[3]))
+        if asked[4] == "done":
+            server.done.append(key)
+            self._answer(HTTPStatus.OK, 0)
+            return
+        try:
+            if self._found is None or self._found[0] != key:
+                self._found = key, server.served(key)
+            file = _open_offered(self._found[1], int(asked[4]))
+        except OSError as error:  # a file that its disk does not give says nothing about the part
+            if error.errno in _NO_FILE:  # deleted in the meantime, as a rule
+                self._refuse(HTTPStatus.NOT_FOUND)
+            else:
+                why = f"It cannot read it: {error.strerror}"
+                self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
+            return
+        with file:
+            self._send(file)
+
+    def _send(self, file: Any) -> None:
+        size_bytes = os.fstat(file.fileno()).st_size
+        self._answer(HTTPStatus.OK, size_bytes)
+        sent = 0
+        while sent < size_bytes:
+            count = self.connection.sendfile(file, sent, min(_SEND_BYTES, size_bytes - sent))
+            if count == 0:  # the file became shorter: the receiver sees that bytes are missing
+                self.close_connection = True
+                return
+            sent += count
+
+    def _refuse(self, status: HTTPStatus, reason: str | None = None) -> None:
+        self.close_connection = True
+        self._answer(status, 0, reason)
+
+    def _answer(self, status: HTTPStatus, size_bytes: int, reason: str | None = None) -> None:
+        self.send_response(status, reason)
+        self.send_header("Content-Length", str(size_bytes))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The default writes a line to stderr for every request."""
+
+
+def _open_offered(offered: Offered | None, position: int) -> io.FileIO:
+    """One file of a part; FileNotFoundError if there is no such part, or none so far."""
+    if offered is None or position >= len(offered.names):
+        raise FileNotFoundError(errno.ENOENT, "not offered")
+    return open_plain(os.path.join(offered.path, offered.names[position]))
