@@ -29,7 +29,6 @@ from ckpt_core._layout.pieces import pieces
 from ckpt_core._layout.ranges import coalesce
 from ckpt_core._layout.regions import Region, region_slices, whole
 from ckpt_core._options import KIB, MIB, Options
-from ckpt_core._read.compressed import Decoder
 from ckpt_core._read.wants import (
     PIECE_BYTES,
     Array,
@@ -51,6 +50,7 @@ from ckpt_core._storage import (
     PastCache,
     StoreContext,
     StoreFiles,
+    decode_chunk,
     most_chunk_bytes,
     most_stored_bytes,
     read_index,
@@ -103,7 +103,7 @@ class StoredTensors:
         # Wanted bytes at most this far apart are read at once: in a store, each request takes its time.
         self.gap_bytes = 32 * KIB if location.local else MIB
         self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
-        self.codecs = [None] * len(item.specs)
+        self.codecs: list[str | None] = [None] * len(item.specs)
         self.files = (
             DataFiles(location, item.sizes_bytes, is_local_disk, past_cache)
             if location.local
@@ -140,7 +140,6 @@ class StoredChunks:
         self._checkpoint = checkpoint
         self._item = item
         self.chunks, self.codecs = item.chunks, item.codecs
-        self._context = context
         self._verify = options.checksums
         self._location = checkpoint.location / item.directory
         self.files = (
@@ -237,11 +236,6 @@ class StoredChunks:
             file=full,
             leaf=where,
         )
-
-    @functools.cached_property
-    def decoder(self) -> Decoder:
-        """Decodes the compressed chunks."""
-        return Decoder(self._checkpoint, self._item, self.index, self._context)
 
 
 class ExtentReader:
@@ -390,10 +384,8 @@ class ExtentReader:
         """
         stored, chunk = self._stored, self._stored.chunks[leaf]
         key, extent, block_bytes, crcs = found
-        if stored.codecs[leaf] is not None:
-            assert isinstance(stored, StoredChunks)
-            # made here, on one thread, and not by the jobs
-            yield functools.partial(self._decode, stored.decoder, leaf, found, shares)
+        if (codec := stored.codecs[leaf]) is not None:
+            yield functools.partial(self._decode, codec, leaf, found, shares)
             return
         dtype = self._specs[leaf].numpy_dtype
         if not block_bytes:
@@ -470,18 +462,17 @@ class ExtentReader:
         for block, crc in zip(blocks, crcs, strict=True):
             yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
 
-    def _decode(self, decoder: Decoder, leaf: int, found: Chunk, shares: list[Share]) -> None:
-        """Job: TensorStore decodes a compressed chunk, then its blocks are verified and copied."""
-
-        def head(size: int) -> bytes:
-            data = np.zeros(min(size, found.extent.size_bytes), np.uint8)
-            self._read(leaf, found.extent, None, 0, data)
-            return data.tobytes()
-
-        chunk, dtype = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype
-        direct = is_all(shares, chunk, dtype)
-        values = shares[0][1] if direct else aligned(chunk, dtype)
-        decoder.decode(leaf, found.key, head, values)
+    def _decode(self, codec: str, leaf: int, found: Chunk, shares: list[Share]) -> None:
+        """Job: reads and decodes a compressed chunk, then verifies and copies its blocks."""
+        chunk, spec, extent = self._stored.chunks[leaf], self._specs[leaf], found.extent
+        stored = np.empty(extent.size_bytes, np.uint8)
+        self._read(leaf, extent, None, 0, stored)
+        direct = is_all(shares, chunk, spec.numpy_dtype)
+        values = shares[0][1] if direct else aligned(chunk, spec.numpy_dtype)
+        try:
+            decode_chunk(stored.data, found.key, spec.stored_dtype, codec, values)
+        except CheckpointCorrupt as error:
+            raise self._stored.corrupt(leaf, f"chunk {found.key}: {error}", extent.file) from error
         data = values.reshape(-1).view(np.uint8)
         for block, crc in self._blocks(leaf, found):
             self._check(leaf, None, data[block], crc)
