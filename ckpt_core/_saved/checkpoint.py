@@ -261,3 +261,10 @@ def naming(checkpoint: Checkpoint, path: Path) -> Generator[None]:
         where = format_path(path)
         message = f"{checkpoint.path}: leaf {where}: {error}"
         raise CheckpointCorrupt(message, file=error.file, leaf=where) from error
+
+
+def with_path(error: BaseException, path: str) -> BaseException:
+    """The error; for a CheckpointCorrupt that does not name the checkpoint's path, one that does."""
+    if not isinstance(error, CheckpointCorrupt) or path in str(error):
+        return error
+    return CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf)
