@@ -231,7 +231,7 @@ _WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
 def _advice_for(
     mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: dict[str, str]
 ) -> str:
-    """The arguments that would allow the differences, less those that the caller passed already; ``renames`` may be what is meant."""
+    """The arguments that would allow the differences, but for those already passed; ``renames`` may be what is meant."""
     kinds = {entry.kind for entry in mismatches}
     hints: list[str] = []
     missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
