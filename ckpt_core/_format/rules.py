@@ -18,7 +18,6 @@ from ckpt_core.arguments import an
 PLACE = re.compile(r"\{(\w+)\}")
 """A place in a name, that stands for any text without the separator."""
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
-_Region = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class View:
     @property
     def tensor(self) -> tuple[int, ...]:
         """Shape of the tensor."""
-        return tuple(stop for _, stop in self.merged([(0, size) for size in self.reshaped]))
+        return tuple(math.prod(self.reshaped[axis] for axis in group) for group in self.groups)
 
     @property
     def leaf(self) -> tuple[int, ...]:
@@ -190,22 +189,6 @@ class View:
     def back(self) -> list[int]:
         """For each dimension of the reshaped tensor, that of the leaf."""
         return sorted(range(len(self.transpose)), key=self.transpose.__getitem__)
-
-    def hull(self, region: _Region) -> tuple[tuple[int, int], ...]:
-        """A region of the reshaped tensor, with all of the inner dimensions that a dimension was cut into."""
-        found: list[tuple[int, int]] = []
-        for first, *inner in self.groups:
-            found += [region[first], *((0, self.reshaped[axis]) for axis in inner)]
-        return tuple(found)
-
-    def merged(self, hull: _Region) -> tuple[tuple[int, int], ...]:
-        """A region of the reshaped tensor with all inner dimensions, as a region of the tensor."""
-        found: list[tuple[int, int]] = []
-        for first, *inner in self.groups:
-            size = math.prod(self.reshaped[axis] for axis in inner)
-            start, stop = hull[first]
-            found.append((start * size, stop * size))
-        return tuple(found)
 
 
 def unchanged(shape: tuple[int, ...]) -> View:

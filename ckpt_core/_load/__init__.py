@@ -14,7 +14,8 @@ from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.live_objects import detached
-from ckpt_core._load.loading import Opening, report_of, run
+from ckpt_core._load.loading import Opening, run
+from ckpt_core._load.plans import report_of
 from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request

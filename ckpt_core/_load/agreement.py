@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ckpt_core._devices.shardings import where_text
 from ckpt_core._format.part import runs_of
 from ckpt_core._load.plans import ItemPlan
-from ckpt_core._options import Options
-from ckpt_core._processes import NotTogether, Processes, Round, this_run
-from ckpt_core._read import Broadcast, Lockstep, Reading, read_leaves
+from ckpt_core._load.request import Request
+from ckpt_core._processes import NotTogether, Processes
+from ckpt_core._read import Reading, read_and_send, read_leaves
 from ckpt_core._saved import Checkpoint, replaced
 
 _SETS = "sets"
 
 
 class LoadAgreement:
-    """The agreements of one load between all processes; does nothing if only one takes part. The load is a block of it: if the
-    block fails, the other processes get the error where they wait next. Processes agree once after reading. A restore without
-    ``atomic_restore`` also agrees after planning, so that none changes an object while another cannot match the checkpoint. So
-    does a load that sends arrays between processes: who makes another call would never join a collective. If any process sets
-    live objects, they agree last that all have: else one would train from a step that another did not get.
+    """The agreements of one load between several processes. The load is a block of it: if the block fails, the other processes get
+    the error where they wait next. Processes agree once after reading. A restore without ``atomic_restore`` also agrees after
+    planning, so that none changes an object while another cannot match the checkpoint. So does a load that sends arrays between
+    processes: who makes another call would never join a collective. If any process sets live objects, they agree last that all
+    have: else one would train from a step that another did not get.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        call: str,  # shown to a process that does something else at that moment
-        together: Round | None,  # taken on the caller's thread; None: it is taken here
-        alone: bool,  # only this process loads, however many run (``as_numpy=True``)
-        alike: bool,  # as for ``identity_of``
-    ) -> None:
-        self._options, self._alike = options, alike
+    def __init__(self, request: Request, processes: Processes, step: int | None) -> None:
+        options, call = request.options, "load"
+        if request.restores:
+            call = "restore with atomic_restore" if options.atomic_restore else "restore"
         self._plans_first = call == "restore" or options.broadcast
-        # every process counts rounds; if one took a round alone, it would be one ahead from then on
-        processes = Processes(0, 1) if alone else this_run()
         call = f"{call} with broadcast" if options.broadcast else call
-        self._round = together or processes.round(call, options.timeout_secs)
-        self.several = processes.count > 1
+        self._round = request.together or processes.round(call, options.timeout_secs)
+        self._broadcast = options.broadcast
+        self._alike = step is not None  # as for ``identity_of``
         self._identity = ""
         self._sets = False  # whether any process sets live objects; known after the first agreement
         self._waits = False  # whether the others wait for this process once more
 
     def __enter__(self) -> None:
-        self._waits = self.several
+        self._waits = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
@@ -60,34 +54,27 @@ class LoadAgreement:
                 if raised is not error:
                     raise
 
-    def planned(
-        self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]
-    ) -> contextlib.AbstractContextManager[Reading]:
-        """Waits, if need be, until all processes have planned; gives the block in which leaves are read its function."""
-        if not self.several:
-            return contextlib.nullcontext(read_leaves)
-        sets = any(plan.live_objects for plan in plans)
+    def planned(self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]) -> Reading:
+        """Waits, if need be, until all processes have planned; returns the function that reads leaves."""
+        sets = any(plan.live for plan in plans)
         self._identity = identity_of(checkpoint.path, checkpoint.attempt, plans, self._alike, sets)
         if self._plans_first:
-            self._agree()
-        return self._in_step() if self._options.broadcast else contextlib.nullcontext(read_leaves)
-
-    @contextlib.contextmanager
-    def _in_step(self) -> Generator[Reading]:
-        with Lockstep(self._round) as lockstep:
-            yield Broadcast(lockstep)
+            self._sets = self._agree(self._identity, _judged) == _SETS
+        if not self._broadcast:
+            return read_leaves
+        return functools.partial(read_and_send, self._agree, self._round.processes.index)
 
     def read(self, sets_objects: bool) -> None:
         """Waits until all processes have read; if any then ``sets_objects``, the rest of the block is waited for, too."""
-        if self.several:
-            self._agree()
-            self._waits = self._sets and sets_objects
+        self._sets = self._agree(self._identity, _judged) == _SETS
+        self._waits = self._sets and sets_objects
 
-    def _agree(self) -> None:
-        """Waits until all processes are here, and load the same."""
-        self._waits = False
-        self._sets = self._round.decide(self._identity, _judged) == _SETS
+    def _agree(self, text: str, judge: Callable[[list[str]], str]) -> str:
+        """Waits until all processes are here; returns what ``judge`` makes of their texts on process 0."""
+        self._waits = False  # if this raises, the others raise, too
+        answer = self._round.decide(text, judge)
         self._waits = True
+        return answer
 
 
 def _judged(texts: list[str]) -> str:

@@ -46,7 +46,10 @@ def under_rules(
     }
     position = {str(path[0]): number for number, path in enumerate(item.paths)}
     bounds, left = bind(rules, position)
-    made: list[_Made] = [_as_it_is(name, position[name], item.specs) for name in left]
+    made: list[_Made] = []
+    for name in left:
+        spec = item.specs[position[name]]
+        made.append((name, spec, Recipe.of(position[name], spec.shape)))
     problems: list[Mismatch] = []
     for bound in bounds:
         found = _problems(bound, item, position) or _without_shape(bound, shapes, item)
@@ -72,11 +75,6 @@ def under_rules(
         base=item,
         recipes=[recipe for _, _, recipe in made],
     )
-
-
-def _as_it_is(name: str, leaf: int, specs: Sequence[LeafSpec]) -> _Made:
-    spec = specs[leaf]
-    return name, spec, Recipe((Source(leaf, (), 0),), 0, unchanged(spec.shape))
 
 
 def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> list[Mismatch]:

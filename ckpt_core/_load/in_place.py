@@ -6,14 +6,13 @@ complete in memory together. All other objects are set at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ckpt_core._errors import SET, CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._options import MIB
-from ckpt_core._tree import Path
 
 _BATCH_BYTES = 128 * MIB
 
@@ -38,7 +37,7 @@ class InPlace:
 
     def begin(self, plan: ItemPlan) -> None:
         """Sets an item's object before arrays are read, if it is a data pipeline."""
-        if plan.live is not None and plan.live.early:
+        if plan.is_pipeline:
             self._set.append(plan.name)
             self._setting = True
             self._early[plan.item.name] = plan.make([])
@@ -46,25 +45,20 @@ class InPlace:
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
         """Takes the array that was read for position ``result``; sets all waiting arrays once they reach the limit."""
-        live = plan.live
-        if live is None or live.set_parts is None or not isinstance(value, jax.Array):
+        if plan.set_parts is None or not isinstance(value, jax.Array):
             return
         self._waiting[result] = value
         self._waiting_bytes += size_bytes
         # at least 1/16 of the limit at a time: setting some leaves walks through the whole object
         room_bytes = max(self._limit_bytes - self._late_bytes, self._limit_bytes // 16)
-        if self._waiting_bytes >= room_bytes:
-            self._set_waiting(plan, live.set_parts)
-
-    def _set_waiting(
-        self, plan: ItemPlan, set_parts: Callable[[Mapping[Path, Any]], list[Any]]
-    ) -> None:
+        if self._waiting_bytes < room_bytes:
+            return
         name, first = plan.item.name, plan.item.name not in self._begun
         self._new += self._waiting.values()
         self._begun[name] = plan
         parts = {plan.paths[result]: value for result, value in self._waiting.items()}
         self._setting = True
-        held = set_parts(parts)
+        held = plan.set_parts(parts)
         self._setting = False
         self._new += held
         if held:
@@ -86,7 +80,7 @@ class InPlace:
             if plan.item.name in self._early:
                 values.append(self._early[plan.item.name])
                 continue
-            if plan.live is not None and plan.item.name not in self._begun:
+            if plan.live and plan.item.name not in self._begun:
                 self._set.append(plan.name)
             self._setting = True
             values.append(plan.make(read))
@@ -139,5 +133,4 @@ class InPlace:
 
 def _arrays(plan: ItemPlan) -> list[Any]:
     """The jax arrays that the item's objects hold at present."""
-    leaves = () if plan.live is None else plan.live.leaves()
-    return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    return [leaf for leaf in plan.leaves_now() if isinstance(leaf, jax.Array)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,20 +17,19 @@ from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants, functions
 from ckpt_core._load.derived import under_rules
-from ckpt_core._load.live_objects import Copies, live_object, live_tree
-from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
-from ckpt_core._load.plans import (
-    ItemPlan,
-    Make,
+from ckpt_core._load.live_objects import copier
+from ckpt_core._load.non_tree import (
     as_json,
     as_numpy_state,
-    constant,
-    renamed_dicts,
-    then,
+    plan_non_tree,
+    refuse_other_form,
+    wants_plain_values,
 )
+from ckpt_core._load.plans import ItemPlan, Make, constant, pruned, renamed_dicts
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import (
+    PYTHON_NUMBERS,
     SavedLeaf,
     Target,
     check_room,
@@ -46,9 +44,7 @@ from ckpt_core._results import LeafInfo
 from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import (
-    LEAF,
     FlatTree,
-    Key,
     Node,
     Path,
     code_and_constants,
@@ -105,30 +101,26 @@ def plan_item(
     """
     if isinstance(like, Files | Json | SavedFiles | type):
         if wants_plain_values(saved, like):
-            plan = _plan_as_saved(saved, replace(request, only=None))
-            plan.make = then(plan.make, as_json)
-            return plan
+            return _plan_as_saved(saved, replace(request, only=None)).then(as_json)
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
         return ItemPlan(saved, constant(...))
-    copies = None
+    adapter, copy = None if like is NOT_SAVED else _adapters.adapter_for(like), None
     if not request.restores and like is not NOT_SAVED:
-        copies = Copies(like, saved.name)
-        if _adapters.adapter_for(like) is not None:
-            like, copies = copies(like), None
+        copy = copier(like, saved.name)
+        if adapter is not None:
+            like, copy = copy(like), None
     if saved.form == "numpy_key":
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
-        plan = _plan_as_saved(with_specs(checkpoint, tree, context), replace(request, dtype=""))
-        plan.make = then(plan.make, as_numpy_state)
-        return plan
+        tree = with_specs(checkpoint, tree, context)
+        return _plan_as_saved(tree, replace(request, dtype="")).then(as_numpy_state)
     if saved.form != "tree":
-        return plan_non_tree(checkpoint, saved, like, context)
+        return plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf
     item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if like is NOT_SAVED:
         return _plan_as_saved(item, request)
-    adapter = _adapters.adapter_for(like)
     if adapter is not None and _adapters.is_per_process(adapter):
         kind = type(like).__name__
         mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
@@ -142,7 +134,7 @@ def plan_item(
     live: list[tuple[Any, bool]] = []
     dicts = dict[Path, tuple[Node, int]]()
     expand = _adapters.expander(
-        lambda path: constants.unread(item, dicts, path, request), stand_in=copies, live=live
+        lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
     )
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)
@@ -168,13 +160,35 @@ def _plan_strict(
         item = under_rules(where, item, request.name_rules, flat.paths, wanted)
     found = _matched(item, flat, wanted, like, request, live, places)
     at_once = not request.restores or request.options.atomic_restore
-    set_parts = None if at_once else _adapters.setter_of_parts(like)
-    # an object that is set in parts frees each old array when the new one is set
-    placed = request.sharding is not None or set_parts is not None
-    targets = {} if found.mismatches else _targets(item, flat, wanted, found, request, placed)
-    target = live_tree(like, live, set_parts) if live else None
-    make = functools.partial(unflatten, flat.root)
-    return ItemPlan(item, make, target, found.source, given, targets, found, flat.paths)
+    set_parts = _adapters.setter_of_parts(like) if live and not at_once else None
+    targets = dict[int, Target]()
+    if not found.mismatches:
+        results, entries = list[int](), list[tuple[int, LeafSpec, Any]]()
+        for result, position in enumerate(found.source):
+            if position is None or (saved := item.specs[position]).kind in TEXT_KINDS:
+                continue
+            spec = wanted[result] or saved
+            if spec.kind in PYTHON_NUMBERS:
+                spec = kind_of_result(saved, spec)
+            results.append(result)
+            entries.append((position, spec, flat.leaves[result]))
+        made = like_targets(item, entries, request.sharding)
+        targets = dict(zip(results, made, strict=True))
+        if request.sharding is None and set_parts is None:  # else each frees an old array
+            leaves = zip(entries, made, strict=True)
+            check_room(item, [(at, target, leaf) for (at, _, leaf), target in leaves])
+    return ItemPlan(
+        item,
+        functools.partial(unflatten, flat.root),
+        found.source,
+        given,
+        targets,
+        found,
+        flat.paths,
+        live,
+        set_parts=set_parts,
+        leaves_now=lambda: flatten(like, expand=_adapters.expander()).leaves if live else (),
+    )
 
 
 def _matched(
@@ -216,51 +230,6 @@ def _matched(
     return found
 
 
-def _targets(
-    item: SavedItem,
-    flat: FlatTree,
-    wanted: list[LeafSpec | None],
-    found: Match,
-    request: Request,
-    placed: bool,
-) -> dict[int, Target]:
-    """The target of each leaf to read, by position in the result; a wanted spec of None is as it was saved. With ``placed`` the
-    free memory of the default device need not be checked: the caller passed ``sharding=``, or new arrays replace old ones one
-    by one.
-    """
-    entries: list[tuple[int, LeafSpec, Any]] = []
-    results = [result for result, position in enumerate(found.source) if position is not None]
-    for result in results:
-        position, asked = found.source[result], wanted[result]
-        assert position is not None
-        saved = item.specs[position]
-        spec = saved if asked is None else kind_of_result(saved, asked)
-        entries.append((position, spec, flat.leaves[result]))
-    made = like_targets(item, entries)
-    if request.sharding is not None:
-        made = _with_sharding(item, entries, made, request)
-    leaves = zip(entries, made, strict=True)
-    check_room(item, [(at, target, leaf) for (at, _, leaf), target in leaves], placed)
-    return dict(zip(results, made, strict=True))
-
-
-def _with_sharding(
-    item: SavedItem,
-    entries: list[tuple[int, LeafSpec, Any]],
-    made: list[Target],
-    request: Request,
-) -> list[Target]:
-    """The targets, with shardings and regions replaced by those that ``sharding=`` asks for."""
-    positions = [position for position, spec, _ in entries if spec.kind in ("jax", "key")]
-    plain = plain_targets(item, positions, request)
-    return [
-        Target(target.spec, plain[position].sharding, plain[position].regions)
-        if position in plain
-        else target
-        for (position, _, _), target in zip(entries, made, strict=True)
-    ]
-
-
 def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     """The plan without a target: all leaves, or those that ``only=`` selects, as saved."""
     selected = None if request.only is None else _selection(request.only, item.name, None)
@@ -269,11 +238,11 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
         positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
     targets = plain_targets(item, arrays, request)
-    placed = request.sharding is not None or request.as_numpy
-    check_room(item, [(at, target, None) for at, target in targets.items()], placed)
+    if request.sharding is None and not request.as_numpy:
+        check_room(item, [(at, target, None) for at, target in targets.items()])
     root = item.root
     if selected is not None:
-        root = _pruned(root, set(positions)) or Node("dict")
+        root = pruned(root, set(positions)) or Node("dict")
     elif request.rules.rename is None and code_and_constants(root):
         functions.refuse_missing(item, root)
     by_result = {
@@ -286,7 +255,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     if renamed is not None:
         names = renamed_names(item, renamed, request.renames)
         make = functools.partial(renamed_dicts, [names[at] for at in positions])
-    return ItemPlan(item, make, None, positions, [None] * len(positions), by_result)
+    return ItemPlan(item, make, positions, [None] * len(positions), by_result)
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
@@ -318,7 +287,12 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
             and tuple(leaf.shape) == spec.shape
         ):
             (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
-    plan.make, plan.live = live_object(adapter, like, item.root)
+
+    def make(leaves: list[Any]) -> Any:
+        adapter.set_state(like, unflatten(item.root, leaves, resolve=importable_type))
+        return like
+
+    plan.make, plan.live = make, [(like, False)]
     return plan
 
 
@@ -449,38 +423,3 @@ def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> Non
             UserWarning,
             stacklevel=2,
         )
-
-
-def _pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> Node | None:
-    """The structure with only the leaves at positions in ``keep``; None if none is left. ``counter`` gives the next position."""
-    counter, count = counter or itertools.count(), len(node.children)
-    if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
-        # all children are leaves: select them by set operations, not by a step for each leaf
-        own = list(itertools.islice(counter, count))
-        if keep.isdisjoint(own):
-            return None
-        here = sorted(keep.intersection(own))
-        return _remaining(node, [(node.keys[position - own[0]], LEAF) for position in here])
-    if node.kind == "leaf":
-        return node if next(counter) in keep else None
-    if node.kind == "expanded":
-        return _pruned(node.children[0], keep, counter)
-    if not node.children:
-        return node if node.kind == "none" else None
-    left: list[tuple[Key, Node]] = []
-    for key, child in zip(node.keys, node.children, strict=True):
-        kept = _pruned(child, keep, counter)
-        if kept is not None:
-            left.append((key, kept))
-    return _remaining(node, left)
-
-
-def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
-    """The container with the children that are left; None if none of them has a leaf."""
-    if len(left) == len(node.children) and not functions.wraps_any(node):
-        return replace(node, children=tuple(child for _, child in left), make=None)
-    if not any(child.kind != "none" for _, child in left):
-        return None
-    # a sequence with gaps becomes a dict, in which the old positions are the keys
-    kind = node.kind if node.kind in ("dict", "ordered") else "dict"
-    return Node(kind, tuple(key for key, _ in left), tuple(child for _, child in left))

@@ -23,9 +23,7 @@ from ckpt_core._format import process_state
 from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
 from ckpt_core._lazy import jax
-from ckpt_core._load.live_objects import pipeline
 from ckpt_core._load.plans import ItemPlan, constant
-from ckpt_core._load.request import NOT_SAVED
 from ckpt_core._load.targets import as_jax
 from ckpt_core._read import read_special
 from ckpt_core._saved import (
@@ -43,17 +41,22 @@ _FORMS = {"tree": "a tree of arrays", "files": "files", "json": "plain values"}
 
 
 def plan_non_tree(
-    checkpoint: Checkpoint, saved: SavedItem, like: Any, context: StoreContext
+    checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any, context: StoreContext
 ) -> ItemPlan:
     """The plan of an item that is no pytree. Its value is read here, before any array is read."""
-    adapter: Any = None if like is NOT_SAVED else _adapters.adapter_for(like)
     if saved.form == "process":
         state = _process_state(checkpoint, saved, adapter, like)
         if adapter is None:
             return ItemPlan(saved, constant(state))
+
+        def make(_: list[Any]) -> Any:
+            adapter.set_state(like, state)
+            return like
+
         if isinstance(adapter, _adapters.verbs.ChecksState):
             adapter.check_state(like, state)
-        return ItemPlan(saved, *pipeline(adapter, like, state))
+
+        return ItemPlan(saved, make, live=[(like, False)], is_pipeline=True)
     if saved.form == "files":
         return ItemPlan(saved, constant(saved_files(checkpoint, saved)))
     if saved.form == "json":
@@ -88,6 +91,18 @@ def refuse_other_form(checkpoint: Checkpoint, saved: SavedItem, like: Any) -> No
             "(root)", "kind", _FORMS.get(saved.form, saved.form), _FORMS[form], None, saved.name
         )
         raise StructureMismatch([mismatch], where=checkpoint.path)
+
+
+def as_json(value: Any) -> Any:
+    """A tree of plain values, as JSON would give it back."""
+    if isinstance(value, dict):
+        return {key: as_json(part) for key, part in value.items()}
+    return list(map(as_json, value)) if isinstance(value, list | tuple) else value
+
+
+def as_numpy_state(value: Any) -> Any:
+    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
+    return value if isinstance(value, dict) else tuple(value)
 
 
 def json_value(checkpoint: Checkpoint, saved: SavedItem) -> Any:

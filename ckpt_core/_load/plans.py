@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_core._load.targets import Target
-from ckpt_core._saved import SavedItem
-from ckpt_core._tree import Path
+from ckpt_core._load import functions
+from ckpt_core._load.targets import Target, is_resharded
+from ckpt_core._results import RestoreReport
+from ckpt_core._saved import OrbaxItem, SavedItem
+from ckpt_core._tree import LEAF, Key, Node, Path, format_path
 from ckpt_core._tree.match import Match
 
 Make = Callable[[list[Any]], Any]
 """A function from the leaves of the result, in order, to the value of the item."""
-
-
-@dataclass(frozen=True)
-class LiveTarget:
-    """The live objects in a target, which ``ItemPlan.make`` sets."""
-
-    objects: Sequence[tuple[Any, bool]]  # each with whether one target may contain it twice
-    early: bool = False  # a data pipeline: set first and without leaves, so that it prefetches
-    # Of one object that can be set in parts: sets values by path, and returns the arrays that it then holds.
-    set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None = None
-    leaves: Callable[[], Sequence[Any]] = list  # that the objects hold now, if set in parts
 
 
 @dataclass
@@ -34,32 +26,33 @@ class ItemPlan:
 
     item: SavedItem  # with the spec of every leaf
     make: Make  # builds the item's value from the result, and sets the objects of ``live``
-    live: LiveTarget | None = None
     positions: Sequence[int | None] = ()  # in the item; None: not read, the target's is kept
     kept: list[Any] = field(default_factory=list[Any])  # of the target, also those that are read
-    targets: dict[int, Target] = field(default_factory=dict[int, Target])  # of leaves that are read
+    targets: dict[int, Target] = field(default_factory=dict[int, Target])  # of arrays that are read
     match: Match | None = None  # for the report; None without a target
     paths: Sequence[Path] = ()  # of the target's leaves, for patterns; empty without a target
+    live: Sequence[
+        tuple[Any, bool]
+    ] = ()  # objects in the target, with whether one may stand there twice
+    is_pipeline: bool = False  # set first and without leaves, so that it prefetches
+    # Of one object that can be set in parts: sets values by path, and returns the arrays that it then holds.
+    set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None = None
+    leaves_now: Callable[[], Sequence[Any]] = list  # of such an object
 
     @property
     def name(self) -> str:
         """Name of the item, for messages."""
         return self.item.name or "the target"
 
-    @property
-    def live_objects(self) -> Sequence[tuple[Any, bool]]:
-        """The live objects that it sets, each with whether one target may contain it twice."""
-        return () if self.live is None else self.live.objects
+    def then(self, convert: Callable[[Any], Any]) -> ItemPlan:
+        """The plan of the same item, of which the value is converted."""
+        make = self.make
+        return replace(self, make=lambda leaves: convert(make(leaves)))
 
 
 def constant(value: Any) -> Make:
     """Makes a value that is known before any array is read."""
     return lambda _: value
-
-
-def then(make: Make, convert: Callable[[Any], Any]) -> Make:
-    """What ``make`` makes, converted."""
-    return lambda leaves: convert(make(leaves))
 
 
 def renamed_dicts(paths: Sequence[str], leaves: list[Any]) -> dict[str, Any]:
@@ -78,13 +71,84 @@ def renamed_dicts(paths: Sequence[str], leaves: list[Any]) -> dict[str, Any]:
     return root
 
 
-def as_json(value: Any) -> Any:
-    """A tree of plain values, as JSON would give it back."""
-    if isinstance(value, dict):
-        return {key: as_json(part) for key, part in value.items()}
-    return list(map(as_json, value)) if isinstance(value, list | tuple) else value
+def pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> Node | None:
+    """The structure with only the leaves at positions in ``keep``; None if none is left. ``counter`` gives the next position."""
+    counter, count = counter or itertools.count(), len(node.children)
+    if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
+        # all children are leaves: select them by set operations, not by a step for each leaf
+        own = list(itertools.islice(counter, count))
+        if keep.isdisjoint(own):
+            return None
+        here = sorted(keep.intersection(own))
+        return _remaining(node, [(node.keys[position - own[0]], LEAF) for position in here])
+    if node.kind == "leaf":
+        return node if next(counter) in keep else None
+    if node.kind == "expanded":
+        return pruned(node.children[0], keep, counter)
+    if not node.children:
+        return node if node.kind == "none" else None
+    left: list[tuple[Key, Node]] = []
+    for key, child in zip(node.keys, node.children, strict=True):
+        kept = pruned(child, keep, counter)
+        if kept is not None:
+            left.append((key, kept))
+    return _remaining(node, left)
 
 
-def as_numpy_state(value: Any) -> Any:
-    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
-    return value if isinstance(value, dict) else tuple(value)
+def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
+    """The container with the children that are left; None if none of them has a leaf."""
+    if len(left) == len(node.children) and not functions.wraps_any(node):
+        return replace(node, children=tuple(child for _, child in left), make=None)
+    if not any(child.kind != "none" for _, child in left):
+        return None
+    # a sequence with gaps becomes a dict, in which the old positions are the keys
+    kind = node.kind if node.kind in ("dict", "ordered") else "dict"
+    return Node(kind, tuple(key for key, _ in left), tuple(child for _, child in left))
+
+
+def report_of(plans: Sequence[ItemPlan]) -> RestoreReport:
+    """The report, from the executed plans; each path begins with the name of its item."""
+
+    def of(paths: Callable[[ItemPlan], Iterable[str]]) -> tuple[str, ...]:
+        return tuple(
+            f"{plan.item.name}/{path}" if plan.item.name else path
+            for plan in plans
+            for path in paths(plan)
+        )
+
+    def matched(name: str) -> tuple[str, ...]:
+        return of(lambda plan: getattr(plan.match, name, ()))
+
+    return RestoreReport(
+        loaded=of(
+            lambda plan: (
+                format_path(plan.item.paths[at]) for at in plan.positions if at is not None
+            )
+        ),
+        missing=matched("missing"),
+        unexpected=matched("unexpected"),
+        cast=matched("cast"),
+        resharded=of(_resharded),
+    )
+
+
+_ON_DEVICES = frozenset({"jax", "key"})
+
+
+def _resharded(plan: ItemPlan) -> Iterator[str]:
+    """Paths of the leaves whose sharding differs from the one that they were saved with."""
+    item = plan.item
+    # by id of saved and of target sharding: many leaves share both, so they are compared once
+    moved: dict[tuple[int, int], bool] = {}
+    for result, target in plan.targets.items():
+        position = plan.positions[result]
+        assert position is not None
+        described = item.shardings[position]
+        on_devices = {target.spec.kind, item.specs[position].kind} <= _ON_DEVICES
+        if not on_devices or (not described and isinstance(item, OrbaxItem)):
+            continue  # Orbax may have recorded no sharding
+        pair = (id(described), id(target.sharding))
+        if pair not in moved:
+            moved[pair] = is_resharded(described, target.sharding)
+        if moved[pair]:
+            yield format_path(item.paths[position])

@@ -32,7 +32,7 @@ def under_wanted_paths(
         names = renamed_names(item, rules.rename, request.renames)
         paths = _paths_of_names(names, flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
-    elif request.renames and (known := adapter_of_renames(live)) is not None:
+    elif request.renames and (known := _adapter_of_renames(live)) is not None:
         renamed: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
         rules = replace(rules, rename=lambda path: renamed.get(path, path))
     if isinstance(item, OrbaxItem):
@@ -98,7 +98,7 @@ def _paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
     return paths
 
 
-def idle_renames(
+def _idle_renames(
     checkpoint: Checkpoint, rules: MatchRules, plans: Sequence[ItemPlan]
 ) -> list[Idle]:
     """The entries of a ``rename=`` dict that match no path in any item of the checkpoint."""
@@ -118,49 +118,44 @@ def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
     """Whether the target, or its adapter, understands an entry that is no prefix of a saved path. The adapter for Keras, for
     one, has names in the middle of paths.
     """
-    live = plan.live_objects
+    live = plan.live
     if any(entry.old in getattr(obj, "reads_renames", ()) for obj, _ in live):
         return True
-    adapter = adapter_of_renames(live)
+    adapter = _adapter_of_renames(live)
     if adapter is None:
         return False
     return bool(adapter.renamed({entry.old: entry.new}, list(map(format_path, plan.item.paths))))
 
 
-def refuse_idle(opened: Checkpoint, idle: list[Idle]) -> None:
-    """Raises StructureMismatch that lists the entries which match no saved path. An entry with a new name that was saved is
-    accepted: a program that loads checkpoints from before and after a renaming passes the same ``rename=`` for both.
+def refuse_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], rules: MatchRules) -> None:
+    """Raises StructureMismatch with all differences and the arguments that would allow them; or with the entries of ``rename=``
+    that match no saved path. An entry with a new name that was saved is accepted: a program that loads checkpoints from before
+    and after a renaming passes the same ``rename=`` for both.
     """
+    mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
+    idle = _idle_renames(checkpoint, rules, plans)
+    if mismatches:
+        advice = _advice_for(mismatches, rules, idle, _proposed(mismatches, plans, rules))
+        raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
     wrong = [
-        Mismatch(entry.old, "rename", None, entry.new, entry.nearest)
-        for entry in idle
-        if not entry.done
+        Mismatch(one.old, "rename", None, one.new, one.nearest) for one in idle if not one.done
     ]
     if wrong:
         advice = "An entry of rename= must be a saved path, or the beginning of one up to a slash."
-        raise StructureMismatch(wrong, where=opened.path, advice=advice)
-
-
-def advice_on(idle: list[Idle]) -> str:
-    """The sentence about such entries in an error that lists other differences."""
-    listed = ", ".join(
-        f"{entry.old!r}" + (f" (nearest name: {entry.nearest})" if entry.nearest else "")
-        for entry in idle
-    )
-    return f"No saved path begins with these entries of rename=: {listed}."
+        raise StructureMismatch(wrong, where=checkpoint.path, advice=advice)
 
 
 _MOST_PROPOSED = 6
 
 
-def proposed(
+def _proposed(
     mismatches: Sequence[Mismatch], plans: Sequence[ItemPlan], rules: MatchRules
 ) -> dict[str, str]:
     """Entries of ``rename=`` for leaves that have another name in the target, and the same shape and dtype; none if they are
     many. They move no other leaf of any item. There are none beside entries of the caller, or where an adapter reads them in a
     way of its own.
     """
-    if rules.rename or any(adapter_of_renames(plan.live_objects) is not None for plan in plans):
+    if rules.rename or any(_adapter_of_renames(plan.live) is not None for plan in plans):
         return {}
     wanted = {(one.item, one.path): one for one in mismatches if one.kind == "missing"}
     moves: dict[tuple[str | None, str], str] = {}
@@ -189,7 +184,7 @@ def _without_common_end(old: str, new: str) -> tuple[str, str]:
     return "/".join(olds), "/".join(news)
 
 
-def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
+def _adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
     """The adapter of these live objects, if they share one that has ``renamed``; else None."""
     adapters: dict[int, Any] = {}
     for obj, _ in live:
@@ -233,10 +228,10 @@ _WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
 """Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""
 
 
-def advice_for(
+def _advice_for(
     mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle], renames: dict[str, str]
 ) -> str:
-    """The arguments that would allow the differences, less those that the caller passed already; ``renames`` may be what is meant."""
+    """The arguments that would allow the differences, but for those already passed; ``renames`` may be what is meant."""
     kinds = {entry.kind for entry in mismatches}
     hints: list[str] = []
     missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
@@ -262,7 +257,11 @@ def advice_for(
             "No argument changes a shape: change the target, or load what fits with only= and convert the rest."
         )
     if idle:
-        lines.append(advice_on(idle))
+        listed = ", ".join(
+            f"{entry.old!r}" + (f" (nearest name: {entry.nearest})" if entry.nearest else "")
+            for entry in idle
+        )
+        lines.append(f"No saved path begins with these entries of rename=: {listed}.")
     lines += dict.fromkeys(text for one in mismatches if (text := _on_key(one)))
     if any("64[" in str(one.saved) and "64[" not in str(one.wanted) for one in of_numbers):
         flags: Any = jax.config  # its attributes have no types

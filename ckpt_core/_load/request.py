@@ -84,7 +84,7 @@ def make_request(
     static: str = "error",
 ) -> Request:
     """The request of a load or restore, from the caller's arguments; ``like`` is that of a load. Raises ValueError if
-    ``missing``, ``unexpected`` or ``static`` is no known word, and TypeError for other wrong arguments, or two that cannot be combined.
+    ``missing``, ``unexpected`` or ``static`` is no known word, and TypeError for arguments that are wrong or cannot be combined.
     """
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
@@ -137,7 +137,7 @@ def make_request(
 
 
 def _dtype_of_all(cast: Any, missing: str, unexpected: str) -> str:
-    """The dtype that ``cast=`` of a load without a target names; TypeError for arguments that mean something beside a target only."""
+    """The dtype that ``cast=`` of a load without a target names; TypeError for arguments that need a target."""
     flag = is_flag(cast)
     if (flag and cast) or (missing, unexpected) != ("error", "error"):
         raise TypeError(

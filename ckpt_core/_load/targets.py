@@ -31,6 +31,11 @@ class Target:
     spec: LeafSpec  # of the result
     sharding: Any  # None: uncommitted on the default device, or no jax array
     regions: list[Region]  # of the stored array, which this process reads
+    # To which readers cast block by block, to save memory; None if they must not.
+    dtype: np.dtype[Any] | None
+    may_map: (
+        bool  # whether the result may be a mapped file: a jax array must share no memory with one
+    )
 
 
 class SavedLeaf:
@@ -50,23 +55,18 @@ def wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
     """
     if isinstance(leaf, SavedLeaf) or leaf is ...:
         return None
-    if is_deleted(leaf):  # it still tells shape and dtype
-        weak: bool = getattr(leaf, "weak_type", False)
-        leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
     try:
         return describe(leaf, path)
     except UnsupportedLeaf as error:
+        if is_deleted(leaf):  # it still tells shape and dtype
+            weak: bool = getattr(leaf, "weak_type", False)
+            return describe(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak), path)
+        text = f"{with_article(error.type_name or '')} cannot be a target, as no checkpoint holds one: give an array, "
+        text += "a jax.ShapeDtypeStruct or a plain value of what was saved there, or load without a target"
         if isinstance(leaf, jax.core.Tracer):
-            raise UnsupportedLeaf(
-                f"{error.leaf}: it is being traced: load outside of jit and grad",
-                leaf=error.leaf,
-                type_name=error.type_name,
-            ) from None
+            text = "it is being traced: load outside of jit and grad"
         raise UnsupportedLeaf(
-            f"{error.leaf}: {with_article(error.type_name or '')} cannot be a target, as no checkpoint holds one: give an array, "
-            "a jax.ShapeDtypeStruct or a plain value of what was saved there, or load without a target",
-            leaf=error.leaf,
-            type_name=error.type_name,
+            f"{error.leaf}: {text}", leaf=error.leaf, type_name=error.type_name
         ) from None
 
 
@@ -108,17 +108,17 @@ def plain_targets(item: SavedItem, positions: Sequence[int], request: Request) -
 
 def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
     """The sharding that ``sharding=`` asks for; else the saved one, if the devices allow it."""
-    described = item.shardings[position]
     if sharding is None:
-        # an array on one device comes back there, if as many processes run: the others hold no part of it
-        elsewhere = item.run_processes == jax.process_count()
-        return shardings.rebuild_sharding(described, elsewhere=elsewhere)
+        return _saved_sharding(item, position)
     if isinstance(sharding, jax.sharding.Mesh):
-        return shardings.rebuild_sharding(described, sharding) or jax.sharding.NamedSharding(
-            sharding, jax.sharding.PartitionSpec()
-        )
+        saved = shardings.rebuild_sharding(item.shardings[position], sharding)
+        return saved or jax.sharding.NamedSharding(sharding, jax.sharding.PartitionSpec())
     if isinstance(sharding, jax.sharding.Sharding):
-        return _fitting(sharding, item.specs[position])
+        named = isinstance(sharding, jax.sharding.NamedSharding)
+        if named and len(sharding.spec) > len(item.specs[position].shape):
+            # passed for a whole pytree, of which this leaf has fewer dimensions
+            return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        return sharding
     if callable(sharding):
         return sharding(format_path(item.paths[position]), item.specs[position])
     return _at_path(sharding, item.paths[position])
@@ -143,23 +143,16 @@ def _at_path(tree: Any, path: Path) -> Any:
     return node
 
 
-def _fitting(sharding: jax.sharding.Sharding, spec: LeafSpec) -> jax.sharding.Sharding:
-    """``sharding`` for this leaf; replicated if the PartitionSpec has more entries than dimensions. So one sharding can be
-    passed for a whole pytree.
-    """
-    if isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.spec) > len(spec.shape):
-        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    return sharding
-
-
 def _target(
     item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_numpy: bool
 ) -> Target:
     saved = item.specs[position]
     if spec.kind == "jax" and spec.dtype in _SIXTY_FOUR:
         refuse_narrowing(spec.dtype, item.paths[position])
+    dtype = None if spec.dtype == saved.dtype else _dtype_while_read(saved, spec)
     if as_numpy or spec.kind not in ("jax", "key"):
-        return Target(spec, None, [whole(saved.stored_shape)])
+        maps = as_numpy and dtype is None and saved.kind in ("jax", "numpy") and saved.detail != ">"
+        return Target(spec, None, [whole(saved.stored_shape)], dtype, maps)
     try:
         regions = shardings.local_regions(sharding, saved.shape)
     except ValueError as error:  # the mesh does not divide a dimension evenly
@@ -169,7 +162,7 @@ def _target(
     if spec.kind == "key":
         words = saved.stored_shape[-1]
         regions = [(*region, (0, words)) for region in regions]
-    return Target(spec, sharding, regions)
+    return Target(spec, sharding, regions, dtype, False)
 
 
 def refuse_narrowing(dtype: str, path: Path | str) -> None:
@@ -184,8 +177,12 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
         )
 
 
-def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -> list[Target]:
-    """Targets for the leaves of ``like``, from each leaf's position in the item, wanted spec, and live or abstract leaf."""
+def like_targets(
+    item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]], sharding: Any = None
+) -> list[Target]:
+    """Targets for the leaves of ``like``, from each leaf's position in the item, wanted spec, and live or abstract leaf; with
+    ``sharding=`` if that was passed.
+    """
     arrays = (jax.Array, jax.ShapeDtypeStruct)
     asked = [
         shardings.wanted_sharding(leaf) if isinstance(leaf, arrays) else None
@@ -194,23 +191,26 @@ def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -
     named = (one for one in asked if isinstance(one, jax.sharding.NamedSharding))
     mesh = next((one.mesh for one in named if one.mesh.size > 1), None)
     targets: list[Target] = []
-    for (position, spec, leaf), sharding in zip(wanted, asked, strict=True):
+    for (position, spec, leaf), own in zip(wanted, asked, strict=True):
+        chosen = own
         if spec.kind not in ("jax", "key"):
-            sharding = None
-        elif sharding is None and not isinstance(leaf, jax.Array):
-            sharding = _default_sharding(item, position, mesh)
-        targets.append(_target(item, position, spec, sharding, False))
+            chosen = None
+        elif sharding is not None:
+            chosen = _chosen(item, position, sharding)
+        elif own is None and not isinstance(leaf, jax.Array):
+            chosen = _saved_sharding(item, position, mesh)
+        targets.append(_target(item, position, spec, chosen, False))
     return targets
 
 
-_PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
+PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
 
 
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
     """Kind, dtype and shape of the loaded leaf; a saved array stays an array. A new state may hold a Python number where the
     trained one has an array. If the array became a Python number, later steps would compute in another dtype.
     """
-    if wanted.kind not in _PYTHON_NUMBERS or saved.kind in _PYTHON_NUMBERS:
+    if wanted.kind not in PYTHON_NUMBERS or saved.kind in PYTHON_NUMBERS:
         return wanted
     if saved.kind not in _NUMBERS:
         return wanted
@@ -231,28 +231,25 @@ def _family(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def _default_sharding(item: SavedItem, position: int, mesh: Any) -> Any:
-    """The sharding of an abstract leaf that has none: the saved one if that is on the mesh of the other leaves, else replicated
-    over their mesh. Arrays of one state must not be on different meshes.
+def _saved_sharding(item: SavedItem, position: int, mesh: Any = None) -> Any:
+    """The saved sharding, if the devices allow it. For an abstract leaf beside others on a ``mesh``, it must be on that, or the
+    leaf is replicated over it: arrays of one state must not be on different meshes.
     """
     described = item.shardings[position]
+    # an array on one device comes back there, if as many processes run: the others hold no part of it
     elsewhere = item.run_processes == jax.process_count()
     saved = shardings.rebuild_sharding(described, elsewhere=elsewhere)
-    if mesh is None or described is None:
-        return saved
-    if isinstance(saved, jax.sharding.NamedSharding) and saved.mesh == mesh:
+    on_mesh = isinstance(saved, jax.sharding.NamedSharding) and saved.mesh == mesh
+    if mesh is None or described is None or on_mesh:
         return saved
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]], explicit: bool) -> None:
+def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]]) -> None:
     """Raises CheckpointError, before anything is read, if arrays exceed the free memory of the default device, or if several
     processes run and nothing says which holds what. ``placed`` has the position in the item, the target, and the replaced leaf
     or None. An array without a sharding is each process's own copy of one value, if it was saved as one or replaces one.
-    Nothing is checked if it is ``explicit`` where arrays go, or if new arrays replace old ones one by one.
     """
-    if explicit:
-        return
     unplaced = [
         (position, target.spec, leaf)
         for position, target, leaf in placed
@@ -285,10 +282,8 @@ def _refuse_nowhere(item: SavedItem, positions: Sequence[int]) -> None:
             )
 
 
-def dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
-    """The dtype that readers cast to block by block, to save memory; None if they must not cast. Only casts between float
-    dtypes are done while reading: ``value_of`` checks on the whole array that a cast of integers changes no value.
-    """
+def _dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
+    """``Target.dtype``: only floats are cast while reading, as ``value_of`` checks that a cast of integers changes no value."""
     if saved.kind not in ("jax", "numpy") or spec.kind not in ("jax", "numpy"):
         return None
     if not spec.dtype or spec.dtype == saved.dtype or saved.stored_dtype != saved.dtype:

@@ -1,7 +1,6 @@
 """Stored arrays into host memory, verified: reads ahead, by the readers of ``extents``, ``derived`` and ``orbax``."""
 
-from ckpt_core._read.broadcast import Broadcast as Broadcast
-from ckpt_core._read.broadcast import Lockstep as Lockstep
+from ckpt_core._read.broadcast import read_and_send as read_and_send
 from ckpt_core._read.orbax import read_special as read_special
 from ckpt_core._read.orbax import with_specs as with_specs
 from ckpt_core._read.pipeline import read_leaves as read_leaves

@@ -1,9 +1,8 @@
 """Loads with ``broadcast=True``: of the processes that hold a region, one reads it and sends it.
 
-Leaves are read in rounds of at most 64 MiB for each process. In each round every process reads its
-share, all agree that every read succeeded, and then replicated regions are exchanged over the
-devices. Every process computes the same rounds, since they depend only on shapes, shardings and
-``max_host_bytes``; the processes compare digests of these before the first round.
+Leaves are read in rounds of at most 64 MiB for each process. In each round every process reads its share, all agree that every
+read succeeded, and then replicated regions are exchanged over the devices. All compute the same rounds, from shapes, shardings
+and ``max_host_bytes``; they compare digests of these before the first round.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,7 +26,6 @@ from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
 from ckpt_core._layout.writers import WriterTurns
 from ckpt_core._lazy import jax
 from ckpt_core._options import MIB, Options
-from ckpt_core._processes import Round
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import Array, Want, aligned
 from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
@@ -69,179 +68,143 @@ def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
     return _Layout(mine, max(each.values()), seen.hexdigest())
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """One leaf, or a slab of it: the same rows of each of its regions."""
 
-    want: int  # position in the list of wants
+    want: Want
+    layout: _Layout | None
     rows: tuple[int, int] | None  # first and last (exclusive), relative to the region; None: all
     last: bool  # it completes the leaf
     size_bytes: int  # the most that any process holds of it
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A replicated part of an array, which one process reads and sends to the other holders."""
 
     step: int  # position in the round
-    region: Region  # that it is part of
-    part: Region  # the rows of the region to read; all of it if it is read whole
+    part: Region  # the rows of a region that are read; all of it if it is read whole
     reader: int  # index of the process that reads it
     size_bytes: int
+    dtype: np.dtype[Any]
 
 
-class _Room(NamedTuple):
-    """Memory for one exchange between the processes that hold the same regions."""
-
-    filled: Array  # bytes of all pieces in order; zeros where another process reads the piece
-    outs: list[Array | None]  # for each piece the buffer that receives it; None if it was read here
-
-
-class Broadcast:
-    """Reads leaves like ``pipeline.read_leaves``, but each replicated region on one process only. Every process of the load
-    must call it, with the same leaves and shardings.
+def read_and_send(
+    agree: Callable[[str, Callable[[list[str]], str]], str],
+    process: int,
+    checkpoint: Checkpoint,
+    item: SavedItem,
+    wants: Sequence[Want],
+    options: Options,
+    context: StoreContext,
+    watch: Callable[[int], None] | None = None,
+) -> Generator[tuple[Want, dict[Region, Array]]]:
+    """What ``read_leaves`` yields, but each replicated region is read by one process only, which verifies and sends it. Every
+    process of the load must call it, with the same leaves and shardings. ``agree`` waits for all of them, so that none waits in
+    a collective for one that failed; ``process`` is the index of this one. Raises CheckpointCorrupt if any process read damaged
+    data, and CheckpointError if processes load different leaves or shardings, or an exchange failed.
     """
-
-    def __init__(self, lockstep: Lockstep) -> None:
-        self._lockstep = lockstep
-        self._index = lockstep.processes.index
-
-    def __call__(
-        self,
-        checkpoint: Checkpoint,
-        item: SavedItem,
-        wants: Sequence[Want],
-        options: Options,
-        context: StoreContext,
-        watch: Callable[[int], None] | None = None,
-    ) -> Generator[tuple[Want, dict[Region, Array]]]:
-        """The stored arrays of every wanted leaf, in order, verified by the process that read them. Raises CheckpointCorrupt if
-        this or another process read damaged data, and CheckpointError if processes load different leaves or shardings, or an
-        exchange failed.
-        """
-        layouts = [
-            _layout(want.sharding, item.specs[want.leaf].shape, self._index) for want in wants
-        ]
-        limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
-        steps = _steps(item, wants, layouts, limit_bytes)
-        self._lockstep.agree(_digest(item, wants, layouts, limit_bytes))
-        shares = WriterTurns()
-        rounds = [
-            (one, self._pieces(item, wants, layouts, one, shares))
-            for one in _rounds(steps, limit_bytes)
-        ]
-        own = [
-            want for one, (shared, alone) in rounds for want in self._own(wants, one, shared, alone)
-        ]
-        with contextlib.closing(
-            read_leaves(checkpoint, item, own, options, context, watch)
-        ) as source:
-            parts: dict[Region, Array] = {}
-            for one, (shared, _) in rounds:
-                read = [next(source)[1] for _ in one]
-                rooms = {
-                    holders: self._room(item, wants, one, pieces, read)
-                    for holders, pieces in shared.items()
-                }
-                self._lockstep.agree("read")
-                self._receive(shared, rooms, read)
-                for step, found in zip(one, read, strict=True):
-                    want = wants[step.want]
-                    if step.rows is None:
-                        yield want, found
-                        continue
-                    _put_rows(item, want, step.rows, found, parts)
-                    if step.last:
-                        yield want, parts
-                        parts = {}
-
-    def _pieces(
-        self,
-        item: SavedItem,
-        wants: Sequence[Want],
-        layouts: Sequence[_Layout | None],
-        steps: Sequence[_Step],
-        shares: WriterTurns,
-    ) -> tuple[dict[tuple[int, ...], list[_Piece]], list[list[Region]]]:
-        """What this process needs in a round: the replicated pieces, by the processes that hold them; and for each step the
-        parts that only this process holds. ``shares`` assigns readers so that all read about the same number of bytes.
-        """
-        shared: dict[tuple[int, ...], list[_Piece]] = {}
-        alone: list[list[Region]] = []
-        for number, step in enumerate(steps):
-            want, layout = wants[step.want], layouts[step.want]
-            spec = item.specs[want.leaf]
-            alone.append([])
-            for region in want.regions:
-                holders = () if layout is None else layout.holders[region[: len(spec.shape)]]
-                part = _rows_of(region, step.rows)
-                size_bytes = spec.numpy_dtype.itemsize * math.prod(region_shape(part))
-                if len(holders) < 2 or not size_bytes:
-                    alone[-1].append(part)
+    limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
+    layouts = [_layout(want.sharding, item.specs[want.leaf].shape, process) for want in wants]
+    agree(_digest(item, wants, layouts, limit_bytes), _same_for_all)
+    turns = WriterTurns()  # so that all read about the same number of bytes
+    rounds = [
+        (steps, *_pieces(item, steps, turns))
+        for steps in _rounds(_steps(item, wants, layouts, limit_bytes), limit_bytes)
+    ]
+    own: list[Want] = []
+    for steps, shared, alone in rounds:
+        for piece in itertools.chain.from_iterable(shared.values()):
+            if piece.reader == process:
+                alone[piece.step].append(piece.part)
+        own += [Want(step.want.leaf, parts) for step, parts in zip(steps, alone, strict=True)]
+    with contextlib.closing(read_leaves(checkpoint, item, own, options, context, watch)) as source:
+        parts: dict[Region, Array] = {}
+        for steps, shared, _ in rounds:
+            read = [next(source)[1] for _ in steps]
+            # all memory before the processes agree: none waits in a collective for one that has too little
+            rooms = {holders: _room(pieces, read, process) for holders, pieces in shared.items()}
+            agree("read", _same_for_all)
+            # sorted: if two groups share processes, these all run the two collectives in one order
+            for holders in sorted(shared):
+                _receive(shared[holders], *rooms[holders], holders, read)
+            for step, found in zip(steps, read, strict=True):
+                if step.rows is None:
+                    yield step.want, found
                     continue
-                reader = shares.writer(holders, size_bytes)
-                piece = _Piece(number, region, part, reader, size_bytes)
-                shared.setdefault(holders, []).append(piece)
-        return shared, alone
+                _put_rows(item, step.want, step.rows, found, parts)
+                if step.last:
+                    yield step.want, parts
+                    parts = {}
 
-    def _own(
-        self,
-        wants: Sequence[Want],
-        steps: Sequence[_Step],
-        shared: dict[tuple[int, ...], list[_Piece]],
-        alone: list[list[Region]],
-    ) -> list[Want]:
-        """What this process reads from storage in a round: a want for each step."""
-        regions = [list(parts) for parts in alone]
-        for pieces in shared.values():
-            for piece in pieces:
-                if piece.reader == self._index:
-                    regions[piece.step].append(piece.part)
-        return [
-            Want(wants[step.want].leaf, parts) for step, parts in zip(steps, regions, strict=True)
-        ]
 
-    def _room(
-        self,
-        item: SavedItem,
-        wants: Sequence[Want],
-        steps: Sequence[_Step],
-        pieces: Sequence[_Piece],
-        read: list[dict[Region, Array]],
-    ) -> _Room:
-        """All memory of one exchange, filled with the pieces that this process read. Call it before the processes agree: if
-        memory is short, the error then comes before any process waits in the collective.
-        """
-        filled = collectives.room(sum(piece.size_bytes for piece in pieces))
-        outs: list[Array | None] = []
-        start = 0
-        for piece in pieces:
-            if piece.reader == self._index:
-                data = read[piece.step][piece.part]
-                filled[start : start + piece.size_bytes] = _bytes_of(data)
-                outs.append(None)
-            else:
-                dtype = item.specs[wants[steps[piece.step].want].leaf].numpy_dtype
-                outs.append(aligned(region_shape(piece.part), dtype))
-            start += piece.size_bytes
-        return _Room(filled, outs)
+def _same_for_all(texts: list[str]) -> str:
+    """Called on process 0: raises CheckpointError if a process loads something else."""
+    other = next((index for index, text in enumerate(texts) if text != texts[0]), None)
+    if other is not None:
+        raise CheckpointError(
+            f"process {other} loads other leaves, or onto other shardings, than process 0: with "
+            "Options(broadcast=True) all processes must load the same"
+        )
+    return ""
 
-    def _receive(
-        self,
-        shared: dict[tuple[int, ...], list[_Piece]],
-        rooms: dict[tuple[int, ...], _Room],
-        read: list[dict[Region, Array]],
-    ) -> None:
-        """Runs the exchanges of a round, and adds the received pieces to ``read``."""
-        # sorted: if two groups share processes, these all run the two collectives in one order
-        for holders in sorted(shared):
-            joined = collectives.join(rooms[holders].filled, holders)
-            start = 0
-            for piece, out in zip(shared[holders], rooms[holders].outs, strict=True):
-                if out is not None:
-                    _bytes_of(out)[:] = joined[start : start + piece.size_bytes]
-                    read[piece.step][piece.part] = out
-                start += piece.size_bytes
+
+def _pieces(
+    item: SavedItem, steps: Sequence[_Step], turns: WriterTurns
+) -> tuple[dict[tuple[int, ...], list[_Piece]], list[list[Region]]]:
+    """What this process needs in a round: the replicated pieces, by the processes that hold them; and for each step the parts
+    that only this process holds. ``turns`` assigns readers.
+    """
+    shared: dict[tuple[int, ...], list[_Piece]] = {}
+    alone: list[list[Region]] = []
+    for number, (want, layout, rows, *_) in enumerate(steps):
+        spec = item.specs[want.leaf]
+        alone.append([])
+        for region in want.regions:
+            holders = () if layout is None else layout.holders[region[: len(spec.shape)]]
+            part = _rows_of(region, rows)
+            size_bytes = spec.numpy_dtype.itemsize * math.prod(region_shape(part))
+            if len(holders) < 2 or not size_bytes:
+                alone[-1].append(part)
+                continue
+            reader = turns.writer(holders, size_bytes)
+            piece = _Piece(number, part, reader, size_bytes, spec.numpy_dtype)
+            shared.setdefault(holders, []).append(piece)
+    return shared, alone
+
+
+def _room(
+    pieces: Sequence[_Piece], read: list[dict[Region, Array]], process: int
+) -> tuple[Array, list[Array | None]]:
+    """Memory for one exchange: the bytes of all pieces in order, zeros where another process reads one; and for each piece the
+    buffer that receives it, None if it was read here.
+    """
+    filled = collectives.room(sum(piece.size_bytes for piece in pieces))
+    outs: list[Array | None] = []
+    start = 0
+    for piece in pieces:
+        if piece.reader == process:
+            filled[start : start + piece.size_bytes] = _bytes_of(read[piece.step][piece.part])
+            outs.append(None)
+        else:
+            outs.append(aligned(region_shape(piece.part), piece.dtype))
+        start += piece.size_bytes
+    return filled, outs
+
+
+def _receive(
+    pieces: Sequence[_Piece],
+    filled: Array,
+    outs: Sequence[Array | None],
+    holders: tuple[int, ...],
+    read: list[dict[Region, Array]],
+) -> None:
+    """Runs one exchange, and adds the received pieces to ``read``."""
+    joined, start = collectives.join(filled, holders), 0
+    for piece, out in zip(pieces, outs, strict=True):
+        if out is not None:
+            _bytes_of(out)[:] = joined[start : start + piece.size_bytes]
+            read[piece.step][piece.part] = out
+        start += piece.size_bytes
 
 
 def _bytes_of(array: Array) -> Array:
@@ -256,10 +219,10 @@ def _steps(
 ) -> list[_Step]:
     """The steps of all leaves in order, the same on all processes; a leaf with regions above 32 MiB takes several."""
     steps: list[_Step] = []
-    for number, (want, layout) in enumerate(zip(wants, layouts, strict=True)):
+    for want, layout in zip(wants, layouts, strict=True):
         spec = item.specs[want.leaf]
         if layout is None:
-            steps.append(_Step(number, None, True, spec.stored_bytes))
+            steps.append(_Step(want, layout, None, True, spec.stored_bytes))
             continue
         # jax shards evenly: all regions have the same shape
         shard: Shape = want.sharding.shard_shape(spec.shape)
@@ -273,10 +236,10 @@ def _steps(
             for first in range(0, shape[0], slab_rows):
                 stop = min(first + slab_rows, shape[0])
                 size_bytes = row_bytes * (stop - first) * layout.regions_each
-                steps.append(_Step(number, (first, stop), stop == shape[0], size_bytes))
+                steps.append(_Step(want, layout, (first, stop), stop == shape[0], size_bytes))
             continue
         size_bytes = spec.numpy_dtype.itemsize * math.prod(shape) * layout.regions_each
-        steps.append(_Step(number, None, True, size_bytes))
+        steps.append(_Step(want, layout, None, True, size_bytes))
     return steps
 
 
@@ -324,45 +287,3 @@ def _put_rows(
         if region not in parts:
             parts[region] = aligned(region_shape(region), item.specs[want.leaf].numpy_dtype)
         parts[region][rows[0] : rows[1]] = found[_rows_of(region, rows)]
-
-
-class Lockstep:
-    """Keeps the processes of one load in step, so that none waits in a collective for a failed one."""
-
-    def __init__(self, together: Round) -> None:
-        self.processes = together.processes
-        self._round = together
-        self._over = False
-
-    def __enter__(self) -> Lockstep:
-        """If its block fails, the other processes get the error. All must call ``agree`` equally often in it."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        if error is None:
-            self.agree("end")
-        elif not self._over:
-            with contextlib.suppress(type(error)):  # it is on its way already
-                self._round.decide("", _same_for_all, error=error)
-
-    def agree(self, what: str) -> None:
-        """Returns when all processes have called it without an error and with equal ``what``: a name of this point, or a digest
-        of what they load. Raises CheckpointError if another process failed or called with a different ``what``, and
-        BarrierTimeout if one did not call in time.
-        """
-        self._over = True  # if this raises, the others know already, and must not get it again
-        self._round.decide(what, _same_for_all)
-        self._over = False
-
-
-def _same_for_all(whats: list[str]) -> str:
-    """Called on process 0: raises CheckpointError if a process loads something else."""
-    other = next((index for index, what in enumerate(whats) if what != whats[0]), None)
-    if other is not None:
-        raise CheckpointError(
-            f"process {other} loads other leaves, or onto other shardings, than process 0: with "
-            "Options(broadcast=True) all processes must load the same"
-        )
-    return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +29,10 @@ from ckpt_core._layout.pieces import pieces
 from ckpt_core._layout.ranges import coalesce
 from ckpt_core._layout.regions import Region, region_slices, whole
 from ckpt_core._options import KIB, MIB, Options
-from ckpt_core._read.compressed import Decoder
 from ckpt_core._read.wants import (
     PIECE_BYTES,
     Array,
+    Job,
     Reads,
     ReadsOf,
     Share,
@@ -51,6 +51,7 @@ from ckpt_core._storage import (
     PastCache,
     StoreContext,
     StoreFiles,
+    decode_chunk,
     most_chunk_bytes,
     most_stored_bytes,
     read_index,
@@ -66,8 +67,6 @@ _FEW_OF = 8
 _UNVERIFIED_BLOCK_BYTES = 4 * MIB
 """Size of the blocks that are read with ``Options(checksums=False)``."""
 _WRITER = re.compile(r"ocdbt\.process_(\d+)/")
-
-_Job = Callable[[], None]
 
 
 class Chunk(NamedTuple):
@@ -103,7 +102,7 @@ class StoredTensors:
         # Wanted bytes at most this far apart are read at once: in a store, each request takes its time.
         self.gap_bytes = 32 * KIB if location.local else MIB
         self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
-        self.codecs = [None] * len(item.specs)
+        self.codecs: list[str | None] = [None] * len(item.specs)
         self.files = (
             DataFiles(location, item.sizes_bytes, is_local_disk, past_cache)
             if location.local
@@ -140,7 +139,6 @@ class StoredChunks:
         self._checkpoint = checkpoint
         self._item = item
         self.chunks, self.codecs = item.chunks, item.codecs
-        self._context = context
         self._verify = options.checksums
         self._location = checkpoint.location / item.directory
         self.files = (
@@ -238,11 +236,6 @@ class StoredChunks:
             leaf=where,
         )
 
-    @functools.cached_property
-    def decoder(self) -> Decoder:
-        """Decodes the compressed chunks."""
-        return Decoder(self._checkpoint, self._item, self.index, self._context)
-
 
 class ExtentReader:
     """Reads arrays of an item, and verifies what has checksums; closes the files of ``stored``. Chunks are read directly, at
@@ -261,7 +254,7 @@ class ExtentReader:
         """Buffers for a batch, and the jobs that fill and verify them."""
         small: dict[str, list[_Small]] = {}
         planned: list[tuple[Want, dict[Region, Array]]] = []
-        jobs: list[_Job] = []
+        jobs: list[Job] = []
         for want in batch:
             parts = self._plan_one_chunk(want, small, jobs)
             if parts is None:
@@ -272,7 +265,7 @@ class ExtentReader:
         return planned, jobs
 
     def _plan_one_chunk(
-        self, want: Want, small: dict[str, list[_Small]], jobs: list[_Job]
+        self, want: Want, small: dict[str, list[_Small]], jobs: list[Job]
     ) -> dict[Region, Array] | None:
         """Buffers of a leaf that is one chunk, and small or mapped; None for any other leaf. The read of a small one is added
         to ``small``, by file, where ``_joined`` turns many into one; ``jobs`` gets those that verify a mapped one.
@@ -303,7 +296,7 @@ class ExtentReader:
         self._take(leaf, INDEX_FILE, data, crc, parts)
         return parts
 
-    def _mapped(self, leaf: int, found: Chunk, jobs: list[_Job]) -> Array | None:
+    def _mapped(self, leaf: int, found: Chunk, jobs: list[Job]) -> Array | None:
         """A memory-mapped view of a leaf that is one chunk; None if it cannot be mapped."""
         stored, chunk, extent = self._stored, self._stored.chunks[leaf], found.extent
         dtype = self._specs[leaf].numpy_dtype
@@ -321,7 +314,7 @@ class ExtentReader:
             jobs.append(functools.partial(self._check, leaf, extent.file, data[block], crc))
         return data.view(dtype).reshape(chunk)
 
-    def _joined(self, file: str, reads: list[_Small]) -> Iterator[_Job]:
+    def _joined(self, file: str, reads: list[_Small]) -> Iterator[Job]:
         """Jobs that each read several small arrays of one file with one read of up to 8 MiB."""
         ranges = [(extent.offset, extent.size_bytes) for _, extent, _, _ in reads]
         for offset, size, members in coalesce(
@@ -354,14 +347,14 @@ class ExtentReader:
             return
         take(data.copy().view(spec.numpy_dtype).reshape(spec.stored_shape), list(parts.items()))
 
-    def _plan_regions(self, want: Want, jobs: list[_Job]) -> dict[Region, Array]:
+    def _plan_regions(self, want: Want, jobs: list[Job]) -> dict[Region, Array]:
         """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
         found = self._find_all(want.leaf, want.regions)  # before there is memory for it
         parts = buffers(want, self._specs[want.leaf].numpy_dtype)
         jobs += self._jobs(want.leaf, list(parts.items()), found)
         return parts
 
-    def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[_Job]:
+    def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Job]:
         """Jobs that read what the shares, of regions of an array, need; each part once for all of them."""
         return self._jobs(leaf, shares, self._find_all(leaf, [region for region, _ in shares]))
 
@@ -374,7 +367,7 @@ class ExtentReader:
         size_bytes = math.prod(chunk) * self._specs[leaf].numpy_dtype.itemsize
         return {key: stored.find(leaf, key, size_bytes) for key in keys}
 
-    def _jobs(self, leaf: int, shares: Sequence[Share], found: dict[str, Chunk]) -> Iterator[_Job]:
+    def _jobs(self, leaf: int, shares: Sequence[Share], found: dict[str, Chunk]) -> Iterator[Job]:
         chunk = self._stored.chunks[leaf]
         of_chunks: dict[str, list[Share]] = {key: [] for key in found}
         for region, view in shares:
@@ -384,16 +377,14 @@ class ExtentReader:
         for key, of_chunk in of_chunks.items():
             yield from self._chunk_jobs(leaf, found[key], of_chunk)
 
-    def _chunk_jobs(self, leaf: int, found: Chunk, shares: list[Share]) -> Iterator[_Job]:
+    def _chunk_jobs(self, leaf: int, found: Chunk, shares: list[Share]) -> Iterator[Job]:
         """Jobs that read the needed parts of one chunk: one for each block, or piece of a chunk without blocks. A compressed
         chunk is one job, since it can only be decoded as a whole.
         """
         stored, chunk = self._stored, self._stored.chunks[leaf]
         key, extent, block_bytes, crcs = found
-        if stored.codecs[leaf] is not None:
-            assert isinstance(stored, StoredChunks)
-            # made here, on one thread, and not by the jobs
-            yield functools.partial(self._decode, stored.decoder, leaf, found, shares)
+        if (codec := stored.codecs[leaf]) is not None:
+            yield functools.partial(self._decode, codec, leaf, found, shares)
             return
         dtype = self._specs[leaf].numpy_dtype
         if not block_bytes:
@@ -470,18 +461,17 @@ class ExtentReader:
         for block, crc in zip(blocks, crcs, strict=True):
             yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
 
-    def _decode(self, decoder: Decoder, leaf: int, found: Chunk, shares: list[Share]) -> None:
-        """Job: TensorStore decodes a compressed chunk, then its blocks are verified and copied."""
-
-        def head(size: int) -> bytes:
-            data = np.zeros(min(size, found.extent.size_bytes), np.uint8)
-            self._read(leaf, found.extent, None, 0, data)
-            return data.tobytes()
-
-        chunk, dtype = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype
-        direct = is_all(shares, chunk, dtype)
-        values = shares[0][1] if direct else aligned(chunk, dtype)
-        decoder.decode(leaf, found.key, head, values)
+    def _decode(self, codec: str, leaf: int, found: Chunk, shares: list[Share]) -> None:
+        """Job: reads and decodes a compressed chunk, then verifies and copies its blocks."""
+        chunk, spec, extent = self._stored.chunks[leaf], self._specs[leaf], found.extent
+        stored = np.empty(extent.size_bytes, np.uint8)
+        self._read(leaf, extent, None, 0, stored)
+        direct = is_all(shares, chunk, spec.numpy_dtype)
+        values = shares[0][1] if direct else aligned(chunk, spec.numpy_dtype)
+        try:
+            decode_chunk(stored.data, found.key, spec.stored_dtype, codec, values)
+        except CheckpointCorrupt as error:
+            raise self._stored.corrupt(leaf, f"chunk {found.key}: {error}", extent.file) from error
         data = values.reshape(-1).view(np.uint8)
         for block, crc in self._blocks(leaf, found):
             self._check(leaf, None, data[block], crc)

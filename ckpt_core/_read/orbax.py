@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_read
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.regions import Region, whole
-from ckpt_core._read.wants import Array, Reads, Want
+from ckpt_core._read.wants import Array, Job, Reads, Want
 from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
@@ -41,14 +40,14 @@ class OrbaxReader:
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
         planned: list[tuple[Want, dict[Region, Array]]] = []
-        jobs: list[Callable[[], None]] = []
+        jobs: list[Job] = []
         for want in batch:
             parts: dict[Region, Array] = {}
             jobs += [self._job(want, region, parts) for region in want.regions]
             planned.append((want, parts))
         return planned, jobs
 
-    def _job(self, want: Want, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
+    def _job(self, want: Want, region: Region, parts: dict[Region, Array]) -> Job:
         name, path = self._item.name_of(want.leaf), self._item.paths[want.leaf]
 
         def job() -> None:

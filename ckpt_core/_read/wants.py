@@ -35,7 +35,9 @@ class Want(NamedTuple):
 Reading = Callable[..., Generator[tuple[Want, dict[Region, Array]]]]
 """A function that reads leaves, in order; arguments as for ``pipeline.read_leaves``, and closed like it."""
 
-Reads = tuple[list[tuple[Want, dict[Region, Array]]], list[Callable[[], None]]]
+Job = Callable[[], None]
+
+Reads = tuple[list[tuple[Want, dict[Region, Array]]], list[Job]]
 """For each leaf its buffers by region; and the jobs that fill the buffers, several of which one job may fill."""
 
 Share = tuple[Region, Array]

@@ -13,7 +13,7 @@ from ckpt_core._saved.checkpoint import SavedItem as SavedItem
 from ckpt_core._saved.checkpoint import Source as Source
 from ckpt_core._saved.checkpoint import naming as naming
 from ckpt_core._saved.checkpoint import replaced as replaced
-from ckpt_core._saved.opening import naming_checkpoint as naming_checkpoint
+from ckpt_core._saved.checkpoint import with_path as with_path
 from ckpt_core._saved.opening import open_checkpoint as open_checkpoint
 from ckpt_core._saved.opening import open_in as open_in
 from ckpt_core._saved.opening import refuse_file_for_steps as refuse_file_for_steps

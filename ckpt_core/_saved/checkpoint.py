@@ -13,10 +13,10 @@ from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.record import RECORD_FILE, Record
-from ckpt_core._format.rules import View
+from ckpt_core._format.rules import View, unchanged
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
-from ckpt_core._layout.regions import whole
+from ckpt_core._layout.regions import Region, whole
 from ckpt_core._storage import Location
 from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import LeafSpec
@@ -106,9 +106,24 @@ class Source(NamedTuple):
 class Recipe(NamedTuple):
     """How a leaf is made: tensors are joined along an axis, seen by a view, and stacked."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Source, ...]  # those of a row stand together
     axis: int
     view: View
+
+    @classmethod
+    def of(cls, leaf: int, shape: tuple[int, ...]) -> Recipe:
+        """That of a leaf which is one tensor as it is."""
+        return cls((Source(leaf, (), 0),), 0, unchanged(shape))
+
+    def joins(self, source: Source, shape: tuple[int, ...]) -> tuple[Region, tuple[Any, ...]]:
+        """The region of a source of this shape that the leaf takes, and its place in the joined tensor, as an index."""
+        if not shape:
+            return (), (...,)
+        axis, start = self.axis, source.start
+        first, last = max(0, start), min(self.view.tensor[axis], start + shape[axis])
+        last = max(first, last)  # a tensor that another leaf takes
+        region = (*whole(shape[:axis]), (first - start, last - start), *whole(shape[axis + 1 :]))
+        return region, (*[slice(None)] * axis, slice(first, last))
 
 
 @dataclass(frozen=True)
@@ -246,3 +261,10 @@ def naming(checkpoint: Checkpoint, path: Path) -> Generator[None]:
         where = format_path(path)
         message = f"{checkpoint.path}: leaf {where}: {error}"
         raise CheckpointCorrupt(message, file=error.file, leaf=where) from error
+
+
+def with_path(error: BaseException, path: str) -> BaseException:
+    """The error; for a CheckpointCorrupt that does not name the checkpoint's path, one that does."""
+    if not isinstance(error, CheckpointCorrupt) or path in str(error):
+        return error
+    return CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf)

@@ -7,7 +7,6 @@ import contextlib
 import difflib
 import os
 import shlex
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +35,8 @@ from ckpt_core._saved.checkpoint import (
     NativeItem,
     OrbaxItem,
     SavedItem,
+    replaced,
+    with_path,
 )
 from ckpt_core._storage import INDEX_FILE, Location, backend_of
 from ckpt_core._tree import array_name, stored_paths
@@ -60,22 +61,24 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
 
 def open_in(backend: Backend, path: str, local: bool, options: Options | None = None) -> Checkpoint:
     """The same where ``resolve`` gave ``path``, absolute or a URL, and ``local`` before: for one of the steps of a run."""
-    text, stored = path, None if options is None else options.storage_options
-    with naming_checkpoint(text):
-        location = Location(text, local, storage_options=stored)
-        # A file that is looked for in a directory just when another takes its place may be deleted already.
-        tries = 0
-        while True:
-            before, tries = _standing(text) if local else (), tries + 1
-            try:
-                opened = _open(location, backend)
-                break
-            except (CheckpointNotFound, CheckpointCorrupt):
-                if not local or _standing(text) == before or tries == MOST_TRIES:
-                    raise
-    if stored is None:
-        return opened
-    return replace(opened, location=replace(opened.location, storage_options=stored))
+    stored = None if options is None else options.storage_options
+    location = Location(path, local, storage_options=stored)
+    before = None
+    for _ in range(MOST_TRIES):
+        try:
+            opened = _open(location, backend)
+        except (CheckpointNotFound, CheckpointCorrupt) as raised:
+            # A file that is looked for in a directory just when another takes its place may be deleted already.
+            if local and (now := _standing(path)) != before:
+                before = now
+                continue
+            if (error := with_path(raised, path)) is raised:
+                raise
+            raise error from raised
+        if stored is None:
+            return opened
+        return replace(opened, location=replace(opened.location, storage_options=stored))
+    raise replaced(path)
 
 
 def _standing(path: str) -> tuple[int, ...]:
@@ -88,17 +91,6 @@ def _standing(path: str) -> tuple[int, ...]:
             continue
         found += [status.st_dev, status.st_ino, status.st_ctime_ns]
     return tuple(found)
-
-
-@contextlib.contextmanager
-def naming_checkpoint(path: str) -> Generator[None]:
-    """Adds the checkpoint's path to the message of a CheckpointCorrupt that the block raises."""
-    try:
-        yield
-    except CheckpointCorrupt as error:
-        if path in str(error):
-            raise
-        raise CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf) from error
 
 
 def _open(location: Location, backend: Backend) -> Checkpoint:

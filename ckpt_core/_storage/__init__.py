@@ -11,14 +11,10 @@ from ckpt_core._storage.arrays import ForeignArray as ForeignArray
 from ckpt_core._storage.arrays import StoreFiles as StoreFiles
 from ckpt_core._storage.arrays import open_array as open_array
 from ckpt_core._storage.arrays import read_region as read_region
-from ckpt_core._storage.bounds import BLOSC_HEADER_BYTES as BLOSC_HEADER_BYTES
 from ckpt_core._storage.bounds import Values as Values
 from ckpt_core._storage.bounds import memory_bytes as memory_bytes
 from ckpt_core._storage.bounds import most_chunk_bytes as most_chunk_bytes
 from ckpt_core._storage.bounds import most_stored_bytes as most_stored_bytes
-from ckpt_core._storage.bounds import refuse_blosc as refuse_blosc
-from ckpt_core._storage.bounds import refuse_file as refuse_file
-from ckpt_core._storage.bounds import refuse_without_memory as refuse_without_memory
 from ckpt_core._storage.database import Extent as Extent
 from ckpt_core._storage.database import read_index as read_index
 from ckpt_core._storage.encode import Rows as Rows
@@ -28,10 +24,10 @@ from ckpt_core._storage.location import INDEX_FILE as INDEX_FILE
 from ckpt_core._storage.location import KeyValues as KeyValues
 from ckpt_core._storage.location import Location as Location
 from ckpt_core._storage.location import backend_of as backend_of
-from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
 from ckpt_core._storage.location import open_keys as open_keys
 from ckpt_core._storage.past_cache import PastCache as PastCache
 from ckpt_core._storage.writer import ArrayToWrite as ArrayToWrite
 from ckpt_core._storage.writer import ArrayWriter as ArrayWriter
 from ckpt_core._storage.writer import Place as Place
+from ckpt_core._storage.writer import decode_chunk as decode_chunk

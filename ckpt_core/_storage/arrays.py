@@ -33,7 +33,7 @@ from ckpt_core._storage._tensorstore import (
     unreadable,
 )
 from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
-from ckpt_core._storage.location import Location, database_spec, range_of
+from ckpt_core._storage.location import Location, range_of
 from ckpt_core._storage.past_cache import PastCache
 
 _MAX_FOREIGN_BYTES = 2**46
@@ -58,20 +58,18 @@ def open_array(
     ocdbt: bool = True,
     limit_bytes: int | None = None,
     values: Values | None = None,
-    cached: bool = True,
-    manifest: Location | None = None,
 ) -> ForeignArray:
     """Opens an array of any layout that Orbax writes: zarr v3 or v2, in an OCDBT database or in directories.
     CheckpointCorrupt if it is missing or its metadata is damaged or impossible; MemoryError if a chunk would take
     more than half of this process's memory. A decoded chunk larger than ``limit_bytes`` is damaged. ``values`` are
-    for an index that was not checked against a record; ``cached`` is for callers that read a chunk more than once.
+    for an index that was not checked against a record.
     """
     prefix = f"{name}/" if name else ""
     metadata = "zarr.json" if zarr3 else ".zarray"
     first = "manifest.ocdbt" if ocdbt else prefix + metadata
     refuse_file(item, first, most_bytes(first))
     kvstore = (
-        {**database_spec(item, manifest), "path": prefix}
+        {"driver": "ocdbt", "base": item.spec(), "path": prefix}
         if ocdbt
         else {**item.spec(), "path": item.spec()["path"] + prefix}
     )
@@ -83,8 +81,6 @@ def open_array(
         "recheck_cached_metadata": False,
         "fill_missing_data_reads": False,
     }
-    if not cached:
-        spec["cache_pool"] = {"total_bytes_limit": 0}
     try:
         store: Any = ts.open(spec, open=True, context=context()).result()
     except (ValueError, NotImplementedError) as error:

@@ -196,7 +196,7 @@ def read_head(kvstore: Any, key: str) -> bytes:
     return bytes(found.value) if found.state == "value" else b""
 
 
-def refuse_blosc(header: bytes, chunk_bytes: int, name: str) -> None:
+def refuse_blosc(header: bytes | memoryview, chunk_bytes: int, name: str) -> None:
     """Raises CheckpointCorrupt if a blosc header claims another size than that of a chunk."""
     claimed = int.from_bytes(header[4:8], "little")
     if len(header) == BLOSC_HEADER_BYTES and claimed != chunk_bytes:

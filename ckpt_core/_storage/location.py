@@ -33,7 +33,6 @@ from ckpt_core._storage._tensorstore import (
 _CACHE_BYTES = 100_000_000
 INDEX_FILE = "manifest.ocdbt"
 """The file of a database that leads to all others."""
-_STAGED = "memory_key_value_store#staged"
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
 """About a minute in all; by default it would be a quarter of an hour."""
 _STALLS = {
@@ -52,7 +51,6 @@ class Location:
 
     path: str  # absolute, or a URL (``memory://``, ``s3://``, ``gs://``); no trailing slash
     local: bool  # in a file system; False for the path of a mounted bucket
-    staged: bool = False  # in memory: a manifest from the record
     storage_options: Mapping[str, Any] | None = field(default=None, hash=False)  # of a store
 
     def __truediv__(self, name: str) -> Location:
@@ -60,9 +58,6 @@ class Location:
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location; CheckpointError if the path is not valid UTF-8."""
-        if self.staged:
-            path = self.path.rstrip("/") + "/"
-            return {"driver": "memory", "path": path, "memory_key_value_store": _STAGED}
         if self.path.startswith(ROOTS):
             refuse_path(self.path)
             return {"driver": "file", "path": self.path.rstrip("/") + "/"}
@@ -140,22 +135,8 @@ def new_context() -> StoreContext:
         "file_io_concurrency": {"limit": _IO_THREADS},
         "s3_request_retries": _RETRIES,
         "gcs_request_retries": _RETRIES,
-        _STAGED: {},
     }
     return functools.cache(lambda: ts.Context(settings, _process_wide()))
-
-
-def held_in_memory(location: Location, name: str, data: bytes, context: StoreContext) -> Location:
-    """A location in the memory of the context, where a file with this content is."""
-    staged = replace(location, staged=True)
-    ts.KvStore.open(staged.spec(), context=context()).result()[name] = data
-    return staged
-
-
-def database_spec(location: Location, manifest: Location | None = None) -> dict[str, Any]:
-    """Spec of the OCDBT database at a location, for reading; ``manifest`` is where its manifest is, if elsewhere."""
-    spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
-    return spec if manifest in (None, location) else {**spec, "manifest": manifest.spec()}
 
 
 _OUT_OF_RANGE = "OUT_OF_RANGE"

@@ -16,13 +16,15 @@ import numpy as np
 import zstandard
 
 from ckpt_core._background.threads import Workers
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, crc_of, whole_chunk
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, chunk_key, keyed_parts
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import KIB, MIB, codec_parts
-from ckpt_core._storage._tensorstore import settled, ts
+from ckpt_core._storage._tensorstore import settled, ts, unreadable
+from ckpt_core._storage.bounds import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -281,15 +283,46 @@ def _encoded(values: np.ndarray[Any, Any], key: str, dtype: str, codec: str) -> 
     name, _, level = codec_parts(codec)
     if name == "zstd":
         return zstandard.ZstdCompressor(level).compress(bytes_of(values).data)
+    array = _in_memory(dtype, values.shape, codec)
+    settled(array.write(values), f"{key}: cannot compress with {codec}")
+    return array.kvstore[chunk_key((0,) * values.ndim)]
+
+
+def decode_chunk(
+    data: memoryview, name: str, dtype: str, codec: str, out: np.ndarray[Any, Any]
+) -> None:
+    """Decodes a compressed chunk of an array into ``out``, which is contiguous. Raises CheckpointCorrupt if it is damaged or
+    holds another number of bytes, MemoryError if there is too little memory for one.
+    """
+    refuse_without_memory(name, out.nbytes)
+    if codec_parts(codec)[0] == "zstd":
+        try:
+            with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+                got = reader.readinto(out.reshape(-1).view(np.uint8).data) if out.size else 0
+                is_all = got == out.nbytes and not reader.read(1)
+        except zstandard.ZstdError as error:
+            raise CheckpointCorrupt(f"a chunk cannot be decoded: {error}", leaf=name) from error
+        if not is_all:
+            raise CheckpointCorrupt(f"a chunk does not decode to {out.nbytes} bytes", leaf=name)
+        return
+    refuse_blosc(data[:BLOSC_HEADER_BYTES], out.nbytes, name)
+    array = _in_memory(dtype, out.shape, codec)
+    array.kvstore[chunk_key((0,) * out.ndim)] = bytes(data)
+    try:
+        ts.array(out).write(array).result()
+    except ValueError as error:
+        raise unreadable(error, "a chunk cannot be decoded", leaf=name) from error
+
+
+def _in_memory(dtype: str, chunk: tuple[int, ...], codec: str) -> Any:
+    """An array of TensorStore with one chunk, by which that is encoded or decoded."""
     spec = {
         "driver": "zarr3",
         "kvstore": {"driver": "memory"},
-        "metadata": zarr_metadata(dtype, values.shape, values.shape, codec),
+        "metadata": zarr_metadata(dtype, chunk, chunk, codec),
         "store_data_equal_to_fill_value": True,
     }
-    array: Any = ts.open(spec, create=True, context=ts.Context()).result()
-    settled(array.write(values), f"{key}: cannot compress with {codec}")
-    return array.kvstore[chunk_key((0,) * values.ndim)]
+    return ts.open(spec, create=True, context=ts.Context()).result()
 
 
 @functools.lru_cache(4096)

@@ -12,6 +12,7 @@ import numpy as np
 from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._format.rules import Rule, bind
+from ckpt_core._layout.regions import region_slices
 from ckpt_core._load.derived import under_rules
 from ckpt_core._saved import ExtentItem, Recipe
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
@@ -85,18 +86,11 @@ def _reading(source: Source) -> Callable[[Sequence[Slot]], Iterator[Array]]:
 def _put_together(slot: Slot, source: Source) -> Array:
     """What a rule makes of arrays; one of them is in memory beside the result."""
     recipe, slots = slot.place
-    view, axis, stacked = recipe.view, recipe.axis, slot.spec.shape[: len(recipe.sources[0].row)]
+    view, stacked = recipe.view, slot.spec.shape[: len(recipe.sources[0].row)]
     joined: Array = np.empty((*stacked, *view.tensor), slot.spec.numpy_dtype)
     for part, values in zip(recipe.sources, source.read(slots), strict=True):
-        row = joined[(*part.row, ...)]
-        if not values.shape:
-            row[...] = values
-            continue
-        first = max(0, part.start)
-        last = max(first, min(view.tensor[axis], part.start + values.shape[axis]))
-        before = (slice(None),) * axis
-        taken = values[(*before, slice(first - part.start, last - part.start))]
-        row[(*before, slice(first, last))] = taken
+        region, place = recipe.joins(part, values.shape)
+        joined[(*part.row, ...)][place] = values[(*region_slices(region), ...)]
     axes = (*range(len(stacked)), *(len(stacked) + axis for axis in view.transpose))
     return np.ascontiguousarray(joined.reshape((*stacked, *view.reshaped)).transpose(axes))
 
