@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_core._directory import crc32_of, read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, load_checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
@@ -343,7 +343,7 @@ def _wants(opened: NativeCheckpoint, item: SavedItem) -> list[Want]:
     file = item.file(f"{CHECKSUM_DIRECTORY}/process_0")
     found: dict[str, list[tuple[int, ...]]] = {}
     try:
-        for key in Checksums(opened.read_file(file), file).keys:
+        for key in load_checksums(opened.read_file(file), file)[1]:
             name, index = chunk_of_key(key)
             found.setdefault(name, []).append(index)
     except ValueError as error:

@@ -40,9 +40,9 @@ from ckpt_core._format.untrusted import (
     file_size,
     item_name,
     most_bytes,
+    parse_record,
     refuse_heavy,
     refuse_too_long,
-    scan_record,
     token_name,
 )
 from ckpt_core._format.untrusted import parse_json as parse_json
@@ -302,9 +302,9 @@ def load_record(data: bytes) -> Record:
         raise _bad("its own checksum does not match: it is damaged or incomplete")
     if len(body) > LIGHT_BYTES:
         refuse_heavy(body, RECORD_FILE)
-    value: Any = None  # of the fast scan: leaves are a tuple of LeafRecords
-    with contextlib.suppress(*_MALFORMED, RecursionError):  # not in the exact form that ckpt writes
-        value = scan_record(body.decode(), load_leaf)
+    value: Any = None
+    with contextlib.suppress(*_MALFORMED, RecursionError):  # not in the form that ckpt writes
+        value = parse_record(body.decode(), load_leaf)
     try:
         value = value or parse_json(body, RECORD_FILE)
         version = value["format_version"]
@@ -361,7 +361,7 @@ def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
     leaves = value["leaves"]
     told = value.get("statics", ()), value.get("constants", ())  # since 0.2
     root = load_nodes(value["nodes"], paths, *told, len(leaves), bounds)
-    if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
+    if not isinstance(leaves, tuple):  # else ``parse_record`` has made LeafRecords
         leaves = tuple(map(load_leaf, leaves))
     if len(leaves) != len(paths):
         raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
