@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import dump_json, parse_json
 from ckpt_core._format.treedef import dump_nodes, load_nodes
 from ckpt_core._tree import Path, flatten, format_path, importable_type, unflatten
+from ckpt_core._tree.code import refused
 from ckpt_core._tree.leaves import (
     TEXT_KINDS,
     LeafSpec,
@@ -48,12 +49,12 @@ def dump_exact(state: Any) -> bytes:
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         spec = describe(leaf, path)
         if spec.kind in ("jax", "key"):
-            where, name = format_path(path), "a PRNG key" if spec.kind == "key" else "a jax.Array"
-            raise UnsupportedLeaf(
-                f"{where}: cannot save {name} in the state of a process, which holds plain values and numpy arrays: "
+            name = "a PRNG key" if spec.kind == "key" else "a jax.Array"
+            raise refused(
+                leaf,
+                format_path(path),
+                f"cannot save {name} in the state of a process, which holds plain values and numpy arrays: "
                 "convert it in get_state (numpy.asarray, jax.random.key_data), or save it in an item of its own",
-                leaf=where,
-                type_name=type(leaf).__name__,
             )
         if spec.kind in ("int", "float", "bool", "str"):
             leaves.append(leaf)

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -162,9 +162,7 @@ class StoredChunks:
             self.files.close()
             raise
         self._there: dict[str, int] = {}  # how long the data files are that were looked at
-        self._crcs: dict[
-            int, Any
-        ] = {}  # by the process that wrote them, as ``load_checksums`` gives
+        self._crcs: dict[int, Any] = {}  # process -> what ``load_checksums`` gives of its file
 
     @property
     def most_chunks(self) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
-from ckpt_core._tree.patterns import Named, Select
+from ckpt_core._tree.patterns import Select
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,6 @@ def positions_of(
     """Indices of the selected leaves; of all if ``selected`` is None."""
     if selected is None:
         return range(len(paths))
-    if isinstance(selected, Named):
-        return selected.among(paths)
     return [
         position
         for position, (path, spec) in enumerate(zip(paths, specs, strict=True))
