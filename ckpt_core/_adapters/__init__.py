@@ -22,7 +22,7 @@ from ckpt_core._adapters import verbs as verbs
 from ckpt_core._errors import CheckpointError, StructureMismatch, UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Below, Path, WithConstants, flatten, format_path
-from ckpt_core.arguments import with_article
+from ckpt_core.arguments import an, with_article
 
 GROUP = "ckpt_core.adapters"
 
@@ -107,19 +107,11 @@ class _StatefulAdapter:
         obj.set_state(state)
 
 
-class _StatefulOfProcessAdapter:
+class _StatefulOfProcessAdapter(_StatefulAdapter):
     """Adapter of objects with get_state, set_state and ``per_process = True``."""
 
+    accepts_any_structure = False
     per_process = True
-
-    def accepts(self, cls: type, /) -> bool:
-        return True
-
-    def get_state(self, obj: Stateful, /) -> Any:
-        return obj.get_state()
-
-    def set_state(self, obj: Stateful, state: Any, /) -> None:
-        obj.set_state(state)
 
     def to_text(self, state: Any, /) -> str:
         return json.dumps(state, default=repr)
@@ -182,11 +174,8 @@ def register(adapter: Adapter) -> None:
     name = getattr(adapter, "__qualname__", type(adapter).__qualname__)
     if isinstance(adapter, type):
         raise TypeError(f"register takes an object, not a class: write ckpt.register({name}())")
-    lacking = [
-        verb
-        for verb in ("accepts", "get_state", "set_state")
-        if not callable(getattr(adapter, verb, None))
-    ]
+    verbs_of_all = ("accepts", "get_state", "set_state")
+    lacking = [verb for verb in verbs_of_all if not callable(getattr(adapter, verb, None))]
     if lacking:
         raise TypeError(
             f"{with_article(name)} is no adapter, for it has no {' and no '.join(lacking)}: see ckpt.Adapter for what they do"
@@ -211,10 +200,8 @@ def _for_class(cls: type) -> Any:
                 found[entry.value] = adapter
         if found:
             return _only(found, cls, "installed")
-    has_verbs = callable(getattr(cls, "get_state", None)) and callable(
-        getattr(cls, "set_state", None)
-    )
-    return _STATEFUL if has_verbs else None
+    has_state = all(callable(getattr(cls, verb, None)) for verb in ("get_state", "set_state"))
+    return _STATEFUL if has_state else None
 
 
 def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
@@ -307,7 +294,7 @@ def accepts_any_structure(adapter: Any) -> bool:
 def is_written_anew(obj: Any) -> bool:
     """Whether an item is generated for each save, so that it need not be restored."""
     adapter = adapter_for(obj)
-    owner = obj if isinstance(adapter, _StatefulAdapter | _StatefulOfProcessAdapter) else adapter
+    owner = obj if isinstance(adapter, _StatefulAdapter) else adapter
     return bool(getattr(owner, "written_anew", False))
 
 
@@ -357,13 +344,11 @@ def expander(
         if adapter is None:
             return None
         if is_per_process(adapter):
-            name = type(obj).__name__
             raise UnsupportedLeaf(
-                f"{with_article(name)} lies inside a container: its state belongs to each process alone, so pass it as an item "
+                f"{an(obj)} lies inside a container: its state belongs to each process alone, so pass it as an item "
                 "of its own, such as data=iterator",
-                type_name=name,
+                type_name=type(obj).__name__,
             )
-
         used = obj if stand_in is None else stand_in(obj)
 
         def finish(state: Any) -> Any:

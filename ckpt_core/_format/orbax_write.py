@@ -53,7 +53,7 @@ def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
     seen: dict[str, Path] = {}
     for path, there in zip(paths, stored, strict=True):
         name = array_name(there)
-        if not _is_text(name):
+        if not name.isascii() and name.encode(errors="ignore").decode() != name:
             raise UnsupportedLeaf(
                 f"leaf {format_path(path)!r}: its name is not valid Unicode: rename it",
                 leaf=format_path(path),
@@ -73,16 +73,6 @@ def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
             )
         names.append(name)
     return names
-
-
-def _is_text(name: str) -> bool:
-    if name.isascii():
-        return True
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def step_metadata(handlers: dict[str, str], metadata: Any) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import dump_json, parse_json
-from ckpt_core._format.treedef import dump_nodes, load_nodes
+from ckpt_core._format.treedef import dump_tree, load_nodes
 from ckpt_core._tree import Path, flatten, format_path, importable_type, unflatten
 from ckpt_core._tree.code import refused
 from ckpt_core._tree.leaves import (
@@ -63,7 +63,7 @@ def dump_exact(state: Any) -> bytes:
         else:
             data = base64.b64encode(to_host_array(leaf, spec).tobytes()).decode()
             leaves.append([spec.kind, spec.dtype, spec.shape, spec.detail, data])
-    return dump_json({"nodes": dump_nodes(flat.root), "leaves": leaves})
+    return dump_json({"nodes": dump_tree(flat.root)[0], "leaves": leaves})
 
 
 def load_exact(data: bytes, file: str) -> Any:

@@ -26,8 +26,7 @@ from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, 
 from ckpt_core._format.part import Part
 from ckpt_core._format.treedef import (
     TreeBounds,
-    dump_nodes,
-    dump_statics,
+    dump_tree,
     load_nodes,
     refuse_unreadable,
 )
@@ -224,16 +223,14 @@ def dump_record(record: Record) -> bytes:
             for name, entry in sorted(record.files.items())
         },
     }
-    if record.settings:
-        body["settings"] = record.settings
-    if record.part is not None:
-        body["part"] = record.part.dump()
-    if record.parent is not None:
-        body["parent"] = record.parent
-    if record.shared:
-        body["shared"] = record.shared
-    if record.packed:
-        body["small_files"] = base64.b64encode(record.packed).decode()
+    optional = {
+        "settings": record.settings,
+        "part": record.part and record.part.dump(),
+        "parent": record.parent,
+        "shared": record.shared,
+        "small_files": base64.b64encode(record.packed).decode(),
+    }
+    body |= {name: value for name, value in optional.items() if value}
     items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
     data = dump_json(body)[:-1] + b',"items":{' + items + b"}}"
     sizes = {name: file.size_bytes for name, file in record.files.items() if not file.data}
@@ -264,11 +261,12 @@ def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int])
 
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:
+    nodes, statics = dump_tree(item.tree)
     return {
         "form": item.form,
         "process_count": item.process_count,
         "codec": item.codec,
-        "nodes": dump_nodes(item.tree),
+        "nodes": nodes,
         "leaves": [
             [
                 leaf.spec.kind,
@@ -283,7 +281,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         ],
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
-        **dump_statics(item.tree),  # since 0.2
+        **statics,  # since 0.2
         **({"shared": item.shared} if item.shared else {}),  # since 0.2
     }
 

@@ -250,7 +250,7 @@ class Bound:
 def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list[str]]:
     """The rules with the names that fit them, and the names that fit none; of several rules, the first counts."""
     patterns = [
-        (number, part, _pattern(source))
+        (number, part, pattern_of(source, "."))
         for number, rule in enumerate(rules)
         for part, source in enumerate(rule.sources)
     ]
@@ -271,10 +271,11 @@ def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list
     return [_bound(rules[number], dict(fixed), at) for (number, fixed), at in found.items()], left
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    parts = PLACE.split(text)
+def pattern_of(text: str, separator: str) -> re.Pattern[str]:
+    """A name with places as a regex; a place stands for any text without the separator."""
+    parts = enumerate(PLACE.split(text))
     return re.compile(
-        "".join(f"(?P<{part}>[^.]+)" if n % 2 else re.escape(part) for n, part in enumerate(parts))
+        "".join(f"(?P<{part}>[^{separator}]+)" if n % 2 else re.escape(part) for n, part in parts)
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.rules import PLACE, Rule, dimensions, resized, view_of
+from ckpt_core._format.rules import PLACE, Rule, dimensions, pattern_of, resized, view_of
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
@@ -44,10 +43,15 @@ def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpe
     name.
     """
     rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
+    patterns = [
+        (number, part, pattern_of(path, "/"))
+        for number, rule in enumerate(rules)
+        for part, path in enumerate(rule.results)
+    ]
     found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, int]] = {}
     made: list[Export] = []
     for leaf, path in enumerate(paths):
-        for number, part, pattern in _patterns(rules):
+        for number, part, pattern in patterns:
             fitting = pattern.fullmatch(path)
             if fitting is not None:
                 fixed = tuple(sorted(fitting.groupdict().items()))
@@ -76,19 +80,6 @@ def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpe
             problems, advice="The rules cannot be taken backwards for these leaves."
         )
     return made
-
-
-def _patterns(rules: Sequence[Rule]) -> list[tuple[int, int, re.Pattern[str]]]:
-    found: list[tuple[int, int, re.Pattern[str]]] = []
-    for number, rule in enumerate(rules):
-        for part, path in enumerate(rule.results):
-            pieces = PLACE.split(path)
-            text = "".join(
-                f"(?P<{piece}>[^/]+)" if n % 2 else re.escape(piece)
-                for n, piece in enumerate(pieces)
-            )
-            found.append((number, part, re.compile(text)))
-    return found
 
 
 def _problem(

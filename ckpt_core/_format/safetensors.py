@@ -21,7 +21,6 @@ LENGTH_BYTES = 8
 """The length of the header stands in so many bytes, at the beginning of the file."""
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit of the header."""
-MOST_INDEX_BYTES = MOST_HEADER_BYTES
 _METADATA = "__metadata__"
 _MOST_DIMENSIONS = 64
 
@@ -47,9 +46,6 @@ DTYPES = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 """Name of a dtype in the format -> ours. The packed ones (F4, F6) are missing: jax has no such arrays."""
-
-
-"""How a file begins that stands for one in the storage of git-lfs."""
 
 
 class Tensor(NamedTuple):

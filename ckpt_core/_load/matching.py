@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import itertools
 import warnings
@@ -62,6 +61,7 @@ from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
+from ckpt_core.arguments import nearest
 
 _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
 """Leaves of targets that are taken as they are, beside those of jax."""
@@ -79,13 +79,13 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
             return replace(only, name=name)  # such files have no items
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
-        close = difflib.get_close_matches(name, checkpoint.items, n=1)
+        close = nearest(name, checkpoint.items)
         if checkpoint.single:
             hint = ": it was saved as one state, pass one target without a name"
         elif name == "state" and by_name:
             hint = f": pass each target by its name ({by_name})"
         elif close:
-            hint = f": did you mean {close[0]!r}?"
+            hint = f": did you mean {close!r}?"
         else:
             named = f" ({by_name})" if by_name else ""
             hint = (

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.patterns import Select
+from ckpt_core.arguments import nearest
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,8 @@ def match(
             result.missing.append(format_path(path))
             if rules.missing == "error":
                 text = "something" if spec is None else str(spec)
-                result.mismatches.append(
-                    Mismatch(format_path(path), "missing", None, text, None, item)
-                )
+                missing = Mismatch(format_path(path), "missing", None, text, None, item)
+                result.mismatches.append(missing)
             continue
         used.add(position)
         if spec is not None and spec != saved[position][1]:
@@ -187,10 +186,8 @@ def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
     for entry in mismatches:
         if entry.kind in ("missing", "unexpected"):
             others = unexpected if entry.kind == "missing" else missing
-            nearest = _closest(
-                entry.path, [one.path for one in others if _may_be_meant(entry, one)]
-            )
-            entry = Mismatch(entry.path, entry.kind, entry.saved, entry.wanted, nearest, entry.item)
+            alike = [one.path for one in others if _may_be_meant(entry, one)]
+            entry = replace(entry, nearest=nearest(entry.path, alike))
         found.append(entry)
     return found
 
@@ -252,7 +249,7 @@ class Renames:
             begun |= dict.fromkeys(_beginnings(path, self._sign))
         candidates = list(begun)[:2000]  # difflib compares with each: bounds the time
         return [
-            Idle(old, new, _closest(old.strip(self._sign), candidates), new in begun)
+            Idle(old, new, nearest(old.strip(self._sign), candidates), new in begun)
             for old, new in self._table
             if old not in begun
         ]
@@ -263,8 +260,3 @@ def _beginnings(path: str, sign: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(sign)[0]
-
-
-def _closest(name: str, names: list[str]) -> str | None:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return close[0] if close else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core.arguments import nearest
 
 Select = Callable[[Path, LeafSpec], bool]
 
@@ -121,5 +121,5 @@ def advice_on_pattern(pattern: str, names: Sequence[str]) -> str:
     branch = pattern.rstrip("/")
     if any(name.startswith(f"{branch}/") for name in names):
         return f"{branch!r} is no leaf: {branch + '/**'!r} takes all leaves below it"
-    close = difflib.get_close_matches(pattern, names[:2000], n=1)  # bounds the time
-    return f"the nearest name is {close[0]!r}" if close else ""
+    close = nearest(pattern, names[:2000])  # bounds the time
+    return f"the nearest name is {close!r}" if close else ""

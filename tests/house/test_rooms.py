@@ -32,7 +32,6 @@ PAST_THE_FACE = {
 STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
     "ckpt_core._background.pending": {"_at_exit", "unfinished"},  # saves that exit waits for
-    "ckpt_core._devices.placing": {"_fast_path"},  # how this version of jax makes an array
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
@@ -52,7 +51,7 @@ _CHANGES = (
     r"(\.(append|add|update|pop|setdefault|clear|discard|extend|remove)\(|\[[^\]\n]*\] = |\.set\()"
 )
 _CHANGING = re.compile(
-    r"(Lock|RLock|WeakSet|ContextVar|Registry|_FastPath|_Allocator|_Home|_Blocked|Event|deque)$"
+    r"(Lock|RLock|WeakSet|ContextVar|Registry|_Allocator|_Home|_Blocked|Event|deque)$"
 )
 
 
