@@ -53,7 +53,6 @@ from ckpt_core._tree import (
     code_and_constants,
     flatten,
     format_path,
-    importable_type,
     unflatten,
 )
 from ckpt_core._tree.abstract import Placeholders, as_abstract
@@ -281,7 +280,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
         for result, position in enumerate(positions)
         if position in targets
     }
-    make: Make = functools.partial(unflatten, root, resolve=importable_type)
+    make: Make = functools.partial(unflatten, root)
     renamed = request.rules.rename
     if renamed is not None:
         names = renamed_names(item, renamed, request.renames)
@@ -352,12 +351,13 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     """
     adapter = None if like is None else _adapters.adapter_for(like)
     if isinstance(only, type) or _adapters.is_filter(adapter, only):
-        if not isinstance(adapter, _adapters.verbs.Selects):
+        select = _adapters.method(adapter, "select")
+        if select is None:
             raise TypeError(
                 f"only={getattr(only, '__name__', only)}: item {item!r} has no adapter that knows this class as a filter: "
                 'use a pattern such as only="params/**"'
             )
-        return adapter.select(like, only)
+        return select(like, only)
     return selector(only, item=item)
 
 
