@@ -155,9 +155,7 @@ class Operation:
         logger.info(text, self.path, written_bytes, blocking_secs, secs, rate)
 
     def tell_progress(self, done_bytes: int) -> None:
-        """Sends a progress event, unless the last one was less than ``PROGRESS_SECS`` ago. The bytes never
-        decrease, although a load reads ahead of what it has counted and a file of a save can shrink.
-        """
+        """Sends a progress event, unless one was sent less than ``PROGRESS_SECS`` ago; its bytes never decrease."""
         now = time.monotonic()
         if self.listener is None or now - max(self._told_secs, self.began) < PROGRESS_SECS:
             return

@@ -72,9 +72,7 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
 
 
 def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """One host array on one device, at a tenth of the cost of ``jax.device_put``: about 80 us per array, nearly all of it
-    Python code.
-    """
+    """One host array on one device, at a tenth of the cost of ``jax.device_put``, which is Python code."""
     target = _on(_default_device()) if sharding is None else sharding
     made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
     if made is not None:
@@ -120,9 +118,7 @@ def _default_device() -> Any:
 
 
 def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
-    """A typed PRNG key array from its key data, uncommitted without ``sharding``. ``shape`` and the regions of ``parts`` are
-    those of the key array, without the words of a key; ``parts`` is empty if this process holds none.
-    """
+    """A typed PRNG key array from its key data, uncommitted without ``sharding``; ``shape`` and regions are those of the keys."""
     words = KEY_WORDS[impl]
     data_shape = (*shape, words)
     data_sharding = sharding
@@ -143,9 +139,7 @@ def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
 
 
 def place_weak(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """A weakly typed scalar; None if jax cannot create one of this dtype on that sharding. A weak type determines the dtype of
-    ``scalar * array``, so losing it would change results.
-    """
+    """A weakly typed scalar, as its type decides that of ``scalar * array``; None if jax cannot create it there."""
     target = _on(_default_device()) if sharding is None else sharding
     aval = jax.core.ShapedArray((), part.dtype, weak_type=True)
     made = _put_fast(aval, target, part, sharding is not None)

@@ -61,9 +61,7 @@ def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def whole_chunk(
     values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape
 ) -> np.ndarray[Any, Any]:
-    """A chunk as stored: one that extends beyond the array is padded with zeros. ``in_chunk`` is the region of
-    ``values`` in the chunk.
-    """
+    """A chunk as stored, padded with zeros beyond the array; ``in_chunk`` is the region of ``values`` in it."""
     if values.shape == chunk:
         return values
     padded = np.zeros(chunk, values.dtype)

@@ -45,9 +45,8 @@ _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
 
 
 def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
-    """The array name of every leaf, from its path in Orbax's trees (``stored_paths``); ``paths`` are for messages.
-    Raises UnsupportedLeaf if two leaves get one name, or if a name is no valid Unicode or longer than keys of the
-    array database.
+    """The array name of every leaf, from ``stored_paths``. Raises UnsupportedLeaf if two are the same, or one is no valid Unicode
+    or longer than the array database allows; ``paths`` are for messages.
     """
     names: list[str] = []
     seen: dict[str, Path] = {}
@@ -174,9 +173,7 @@ def sharding_file(names: Sequence[str], shardings: Sequence[dict[str, Any] | Non
 
 
 def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
-    """Content of ``_strings.json``: text leaves, nested by name, since names are JSON pointers. Raises
-    UnsupportedLeaf if one name is a parent of another one, which this format cannot express.
-    """
+    """Content of ``_strings.json``: texts, nested by name. Raises UnsupportedLeaf if one name is a parent of another."""
     document: dict[str, Any] = {}
     for name, text in texts.items():
         node: Any = document

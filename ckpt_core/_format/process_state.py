@@ -15,7 +15,7 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import dump_json, parse_json
 from ckpt_core._format.treedef import dump_tree, load_nodes
-from ckpt_core._tree import Path, flatten, format_path, importable_type, unflatten
+from ckpt_core._tree import Path, flatten, format_path, unflatten
 from ckpt_core._tree.code import refused
 from ckpt_core._tree.leaves import (
     TEXT_KINDS,
@@ -41,9 +41,7 @@ def dump(state: Any, text: str, index: int, count: int) -> dict[str, bytes]:
 
 
 def dump_exact(state: Any) -> bytes:
-    """Content of the exact file: a tree of plain values with all its types. Raises UnsupportedLeaf for an array on a
-    device, or another value that has no place in it.
-    """
+    """Content of the exact file: plain values with all their types; raises UnsupportedLeaf for an array on a device."""
     flat = flatten(state)
     leaves: list[Any] = []
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
@@ -75,7 +73,7 @@ def load_exact(data: bytes, file: str) -> Any:
         leaves = [_load_leaf(leaf) for leaf in value["leaves"]]
         if len(leaves) != len(paths):
             raise ValueError("leaves and structure do not fit")
-        return unflatten(root, leaves, resolve=importable_type)
+        return unflatten(root, leaves)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointCorrupt(
             f"{file}: not the state of a process: {error!r}", file=file

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import math
-import operator
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -70,9 +69,7 @@ such: what they interrupted may be sound."""
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Size and CRC-32 of one file. Not its CRC-32C: OCDBT's files end in theirs, so it would be the same for all of
-    one length.
-    """
+    """Size and CRC-32 of one file: all OCDBT files of one length have the same CRC-32C, since they end in their own."""
 
     size_bytes: int
     crc32: int  # of a data file only of bytes outside of checksummed blocks
@@ -82,9 +79,6 @@ class FileRecord:
     def of(data: bytes) -> FileRecord:
         """The record of a file with this content."""
         return FileRecord(len(data), zlib.crc32(data))
-
-
-_SPEC, _CHUNK, _SHARDING, _CODEC = map(operator.attrgetter, ("spec", "chunk", "sharding", "codec"))
 
 
 class LeafColumns(NamedTuple):
@@ -113,20 +107,17 @@ class ItemRecord:
     def columns(self) -> LeafColumns:
         """What is recorded of the leaves, as one list for each property."""
         by_position = {None: None, **dict(enumerate(self.shardings))}
-        codecs = [self.codec] * len(self.leaves)
-        if any(map(_CODEC, self.leaves)):
-            codecs = [leaf.codec or self.codec for leaf in self.leaves]
         return LeafColumns(
-            specs=list(map(_SPEC, self.leaves)),
-            chunks=list(map(_CHUNK, self.leaves)),
-            shardings=list(map(by_position.__getitem__, map(_SHARDING, self.leaves))),
-            codecs=codecs,
+            [leaf.spec for leaf in self.leaves],
+            [leaf.chunk for leaf in self.leaves],
+            [by_position[leaf.sharding] for leaf in self.leaves],
+            [leaf.codec or self.codec for leaf in self.leaves],
         )
 
     @property
     def compressed(self) -> bool:
         """Whether any leaf is stored compressed."""
-        return self.codec is not None or any(map(_CODEC, self.leaves))
+        return self.codec is not None or any(leaf.codec for leaf in self.leaves)
 
     @functools.cached_property
     def json(self) -> bytes:
@@ -287,9 +278,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
 
 
 def load_record(data: bytes) -> Record:
-    """The record in the bytes of ckpt.json; raises NewerFormat if a later version of ckpt wrote them,
-    CheckpointCorrupt if ``dump_record`` did not.
-    """
+    """The record in the bytes of ckpt.json; raises NewerFormat if a later ckpt wrote them, CheckpointCorrupt if none did."""
     if data.startswith(LFS_POINTER):
         raise CheckpointError(
             f"{RECORD_FILE} is a pointer of git-lfs: fetch the files with `git lfs pull`"
@@ -364,7 +353,7 @@ def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
     if len(leaves) != len(paths):
         raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
     shardings = tuple(value["shardings"])
-    positions = set(map(_SHARDING, leaves)) - {None}
+    positions = {leaf.sharding for leaf in leaves} - {None}
     if not positions <= set(range(len(shardings))):
         raise ValueError("a leaf refers to a sharding that is not there")
     if value["form"] not in ("tree", "process", "files", "json"):
@@ -453,9 +442,7 @@ def _checked_leaf(
 
 
 def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
-    """The groups of leaves that were one object, from the record; raises ValueError or TypeError if ckpt did not
-    write them.
-    """
+    """The groups of leaves that were one object; raises ValueError or TypeError if ckpt did not write them."""
     groups = checked_across(
         [[("", position) for position in group] for group in value], {"": leaves}
     )

@@ -144,9 +144,7 @@ def _are_counts(numbers: Iterable[Any]) -> bool:
 
 
 def rules_from(value: Iterable[Rule | Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """The rules in a list of rules, or of dicts as JSON and YAML have them. Raises TypeError for anything else, also
-    for a dict with missing or unknown keys.
-    """
+    """The rules in a list of rules, or of dicts as JSON and YAML have them; raises TypeError for anything else."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError("rules= must be a list of ckpt.Rule, or of dicts with their attributes")
     return tuple(one if isinstance(one, Rule) else _rule_from(one) for one in value)

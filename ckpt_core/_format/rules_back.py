@@ -38,9 +38,8 @@ class Export:
 
 
 def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]) -> list[Export]:
-    """The tensors that leaves make, by the rules of a load taken backwards; a leaf that no rule names keeps its path,
-    with dots for ``/``. Raises StructureMismatch if a leaf does not fit its rule, or if two tensors would have one
-    name.
+    """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``. Raises
+    StructureMismatch if a leaf does not fit its rule, or two tensors get one name.
     """
     rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
     patterns = [

@@ -73,9 +73,8 @@ def _dump_node(node: Node, out: list[Any], found: dict[str, list[Any]]) -> None:
 
 
 class TreeBounds:
-    """What the trees of one record may still take: their nodes and paths are counted before they are made. A node of
-    a record takes few bytes there, and each leaf below it has the keys above it in its path. So a small record can
-    describe paths that no memory holds.
+    """What the trees of one record may still take, counted before it is made: of few bytes there, each leaf's path repeats all
+    keys above it.
     """
 
     containers = _MOST_CONTAINERS
@@ -112,9 +111,8 @@ def load_nodes(
     leaf_count: int | None = None,
     bounds: TreeBounds | None = None,
 ) -> Node:
-    """The structure that ``dump_tree`` wrote; appends the paths of its leaves to ``paths``. More leaves than
-    ``leaf_count`` are refused before anything is made. Raises ValueError or TypeError for tokens that ``dump_tree``
-    never writes.
+    """The structure that ``dump_tree`` wrote; appends the paths of its leaves, at most ``leaf_count``, to ``paths``. Raises
+    ValueError or TypeError for tokens that it never writes.
     """
     leaves = tokens.count(0) + list(map(type, tokens)).count(str)
     if leaf_count is not None and leaves > leaf_count:
@@ -149,9 +147,7 @@ def _is_custom(token: Any) -> bool:
 
 @dataclass
 class _Loading:
-    """One call of ``load_nodes``. ``known`` are nodes that hold only leaves: those of a model's layers are equal, and
-    become one.
-    """
+    """One call of ``load_nodes``; ``known`` are nodes of leaves alone: the equal ones of a model's layers become one."""
 
     tokens: list[Any]
     paths: list[Path]
@@ -161,9 +157,7 @@ class _Loading:
     odd_keys: bool = False  # a container has other keys than text and positions
 
     def node(self, at: int, path: Path, letters: int) -> tuple[Node, int]:
-        """The node that begins at index ``at``, and the index after its last child; ``letters`` counts those of the
-        keys in ``path``.
-        """
+        """The node at index ``at``, and the index after its last child; ``letters`` counts those of the keys in ``path``."""
         tokens, paths, bounds = self.tokens, self.paths, self.bounds
         token = tokens[at]
         if token == 0 or type(token) is str:
@@ -222,9 +216,7 @@ def letters_of(key: Any) -> int:
 
 
 def _refuse_alike(keys: Sequence[Any]) -> None:
-    """Raises ValueError if many keys have one hash: a dict of them takes time quadratic in their number. Text cannot
-    be made so, since Python hashes it differently in each process.
-    """
+    """Raises ValueError for many keys of one hash, with which a dict takes quadratic time; text cannot be made so."""
     alike = max(Counter(map(hash, keys)).values(), default=0)
     if alike > _MOST_ALIKE and len(set(map(str, keys))) > _MOST_ALIKE:
         raise ValueError(f"{alike} keys with the same hash")

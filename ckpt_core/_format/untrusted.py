@@ -110,9 +110,8 @@ def parse_json(
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     errors: str = "surrogatepass",
 ) -> Any:
-    """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for
-    invalid JSON, nesting deeper than any program reads, or values beyond ``MOST_VALUES_BYTES``. MemoryError and
-    RecursionError mean that this process has no memory or stack for what is sound.
+    """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for invalid JSON,
+    nesting deeper than any program reads, or values beyond ``MOST_VALUES_BYTES``.
     """
     if len(data) > LIGHT_BYTES:
         refuse_heavy(data, file)
@@ -148,9 +147,7 @@ def values_bytes(data: bytes) -> int:
 def refuse_deep(
     data: bytes, file: str, error: RecursionError, most_depth: int | None = None
 ) -> None:
-    """Raises CheckpointCorrupt if the text itself is why the stack did not suffice, not how deep the caller is.
-    ``most_depth`` is the depth of sound values; None for as deep as this interpreter reads at all.
-    """
+    """Raises CheckpointCorrupt if the text is nested deeper than ``most_depth`` (None: than this interpreter reads at all)."""
     most = max(1000, sys.getrecursionlimit()) if most_depth is None else most_depth
     brackets = np.frombuffer(_TEXTS.sub(b"", data).translate(None, _NO_BRACKETS), np.uint8)
     depths = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1), dtype=np.int32)
@@ -192,9 +189,7 @@ _AT_ONCE_BYTES = 1 * MIB
 
 
 def decompress(data: bytes, most_bytes: int) -> bytes:
-    """What a zstd frame holds, about which the frame itself may say anything. Raises ValueError if it is damaged, or
-    has more than ``most_bytes``.
-    """
+    """What a zstd frame holds; raises ValueError if it is damaged, or has more than ``most_bytes``, whatever it says itself."""
     parts: list[bytes] = []
     size_bytes = 0
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from ckpt_core import _adapters
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._load.plans import LiveTarget, Make
-from ckpt_core._tree import Node, Path, flatten, format_path, importable_type, unflatten
+from ckpt_core._tree import Node, Path, flatten, format_path, unflatten
 from ckpt_core.arguments import with_article
 
 
@@ -90,7 +90,7 @@ def live_object(adapter: Any, obj: Any, root: Node) -> tuple[Make, LiveTarget]:
     """
 
     def make(leaves: list[Any]) -> Any:
-        adapter.set_state(obj, unflatten(root, leaves, resolve=importable_type))
+        adapter.set_state(obj, unflatten(root, leaves))
         return obj
 
     return make, LiveTarget([(obj, False)])

@@ -58,9 +58,7 @@ class Leaf:
 
 
 class Trees:
-    """The trees of one checkpoint of any format: ``items`` has the leaves of each tree, ``others`` the form of each item
-    that is no tree of arrays.
-    """
+    """The trees of one checkpoint: ``items`` has the leaves of each, ``others`` the form of each item that is none."""
 
     def __init__(
         self, path: str | os.PathLike[str], only: str | Iterable[str] | None, options: Options

@@ -117,9 +117,7 @@ def array_name(path: Path) -> str:
 
 
 def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
-    """For each leaf, its path in Orbax's own trees of the same objects, with the keys that our paths omit (``Below``);
-    ``paths`` itself if no leaf has one.
-    """
+    """For each leaf its path in Orbax's own trees, with keys that ours omit (``Below``); ``paths`` itself if no leaf has one."""
     if not any_node(root, lambda node: node.kind in ("leaf", "expanded") and node.type_name != ""):
         return paths
     found: list[Path] = []

@@ -142,9 +142,7 @@ def is_key_dtype(dtype: Any) -> bool:
 
 
 def describe(leaf: Any, path: Path) -> LeafSpec:
-    """The ``LeafSpec`` of a value or a ``jax.ShapeDtypeStruct``; does not read its data. Raises UnsupportedLeaf with path, type
-    and advice if the value cannot be saved.
-    """
+    """The ``LeafSpec`` of a value or of a description of an array; raises UnsupportedLeaf with advice if it cannot be saved."""
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         if isinstance(leaf, jax.core.Tracer):
             raise _unsupported(leaf, path, "it is being traced: save outside of jit and grad")
@@ -232,26 +230,14 @@ def to_text(leaf: Any, spec: LeafSpec) -> str:
         case "bigint":
             return hex(leaf)  # Python limits the length of decimal conversions, not of hex
         case "generator":
-            return json.dumps(_plain(_generator_state(leaf)))
+            bits = leaf.bit_generator
+            seed = bits.seed_seq  # which ``spawn`` uses
+            seeded = {"seed": seed.state} if isinstance(seed, np.random.SeedSequence) else {}
+            return json.dumps(_plain({"state": bits.state, **seeded}))
         case "random_state":
             return json.dumps(_plain(leaf.get_state(legacy=False)))
         case _:
             return json.dumps(leaf.getstate())
-
-
-def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
-    """The state of a Generator: of its bit stream, and of its seed, which ``spawn`` uses."""
-    bits = generator.bit_generator
-    state: dict[str, Any] = {"state": bits.state}
-    seed = bits.seed_seq
-    if isinstance(seed, np.random.SeedSequence):
-        state["seed"] = {
-            "entropy": seed.entropy,
-            "spawn_key": list(seed.spawn_key),
-            "pool_size": seed.pool_size,
-            "n_children_spawned": seed.n_children_spawned,
-        }
-    return state
 
 
 _MOST_SEED_WORDS = 2**24
@@ -259,9 +245,7 @@ _MOST_SEED_WORDS = 2**24
 
 
 def from_text(text: str, spec: LeafSpec) -> Any:
-    """The leaf from its text; the inverse of ``to_text``. Raises ValueError, KeyError or TypeError if the text is not a valid
-    state of this kind.
-    """
+    """The leaf from its text, the inverse of ``to_text``; ValueError, KeyError or TypeError if it is no state of this kind."""
     match spec.kind:
         case "str":
             return text

@@ -212,9 +212,7 @@ def positions_of(
 
 
 def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
-    """The function from saved to wanted paths for the argument ``rename=``. A mapping replaces whole leading entries; of
-    several matches, the longest is used.
-    """
+    """The function of saved paths for ``rename=``; a mapping replaces whole leading entries, the longest that matches."""
     return Renames(rename) if isinstance(rename, Mapping) else rename
 
 

@@ -34,9 +34,7 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
 def selector(
     only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str
 ) -> Select | None:
-    """The predicate for the argument ``only=``; None selects all leaves. A pattern matches if it matches the path inside the
-    item, or ``item/path``.
-    """
+    """The predicate for ``only=``, None for all leaves; a pattern matches the path inside the item, or ``item/path``."""
     if only is None:
         return None
     if callable(only):
@@ -64,9 +62,7 @@ def _has_wildcards(text: str) -> bool:
 
 
 def read_again(only: Any) -> Any:
-    """The argument ``only=`` as a value of its own that can be read more than once: it is read for every item, and by a
-    background load after the call has returned.
-    """
+    """The argument ``only=`` as a value that can be read again: for each item, and after the call has returned."""
     once = isinstance(only, Iterator | list | set | frozenset)
     return list(only) if once and not callable(only) else only
 
@@ -92,9 +88,7 @@ _MOST_PATTERNS = 4
 
 
 def patterns_of(chosen: Sequence[int], paths: Sequence[Path]) -> list[str]:
-    """Patterns that match the ``chosen`` leaves and no others, like ``rngs/**``; few if the leaves stand together or have one
-    name.
-    """
+    """Patterns that match the ``chosen`` leaves alone, like ``rngs/**``; few if these stand together or have one name."""
     wanted = {*chosen}
     others = [path for n, path in enumerate(paths) if n not in wanted]
     heads = {path[:size] for path in others for size in range(1, len(path) + 1)}
