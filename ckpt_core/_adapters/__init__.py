@@ -325,11 +325,6 @@ def is_written_anew(obj: Any) -> bool:
     return bool(getattr(owner, "written_anew", False))
 
 
-def has_writable_arrays(adapter: Any) -> bool:
-    """Whether the user can write to the memory of the state's jax arrays: a save copies them."""
-    return bool(getattr(adapter, "arrays_are_writable", False))
-
-
 def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], list[Any]] | None:
     """The function that sets leaves of an object by path; None if it can only be set as a whole."""
     set_leaves = method(adapter_for(obj), "set_leaves")
@@ -354,11 +349,13 @@ def expander(
     stand_in: Callable[[Any], Any] | None = None,
     live: list[tuple[Any, bool]] | None = None,
     stored: bool = False,
+    sets: bool = True,
 ) -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
     """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states; a new one for each tree, as it
     remembers shared parts. ``saved`` describes what was saved at a path, for ``wanted``. ``stand_in`` gives the copy to use in
     place of an object. Each object is added to ``live``, with True if a tree may hold it twice: its adapter has ``shares``, or
-    its state is one array, like a tied weight. ``stored`` wraps values that Orbax's trees have one key deeper.
+    its state is one array, like a tied weight. ``stored`` wraps values that Orbax's trees have one key deeper. Without ``sets``
+    states stay in place, and no object is set.
     """
     seen: dict[int, Any] = {}
 
@@ -375,6 +372,8 @@ def expander(
         used = obj if stand_in is None else stand_in(obj)
 
         def finish(state: Any) -> Any:
+            if not sets:
+                return state
             adapter.set_state(used, state)
             return used
 
@@ -398,17 +397,6 @@ def expander(
         return state, finish
 
     return expand
-
-
-def as_states() -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
-    """Like ``expander``, but unflattening leaves the states in place and sets no object."""
-    expand = expander()
-
-    def state_of(obj: Any, path: Path) -> tuple[Any, Callable[[Any], Any]] | None:
-        found = expand(obj, path)
-        return None if found is None else (found[0], lambda state: state)
-
-    return state_of
 
 
 def live_objects(tree: Any) -> Sequence[tuple[Path, Any]]:

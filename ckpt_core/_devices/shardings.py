@@ -202,7 +202,9 @@ def where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool
         return f"{_spec(sharding)} over the mesh ({axes}) of devices {where}{memory}"
     if local:
         return f"{type(sharding).__name__} of one process{memory}"
-    return f"{type(sharding).__name__} {_regions(sharding, shape)}{memory}"
+    entries = sorted(sharding.devices_indices_map(shape).items(), key=lambda entry: entry[0].id)
+    regions = "; ".join(f"device {device.id} {index}" for device, index in entries)
+    return f"{type(sharding).__name__} {regions}{memory}"
 
 
 def _spec(sharding: Any) -> str:
@@ -217,10 +219,3 @@ def _ids(numbers: Iterable[int]) -> str:
     """Numbers in their order, consecutive ones as ranges: ``0-7 16``."""
     runs = runs_of(numbers)
     return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
-    """Which device holds which region, for types of shardings that have no shorter description."""
-    entries: Any = sharding.devices_indices_map(shape)
-    ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
-    return "; ".join(f"device {device.id} {index}" for device, index in ordered)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core._format.record import FOLDERS as FOLDERS
-from ckpt_core._format.record import FORMAT_VERSION, MARKER, dump_json, parse_json
+from ckpt_core._format.record import FORMAT_VERSION, MARKER, dump_json
 from ckpt_core._format.record import RESERVED_FOLDERS as RESERVED_FOLDERS
 from ckpt_core._format.record import folder_of as folder_of
 from ckpt_core._tree import Node, Path, array_name, format_path
@@ -129,7 +129,9 @@ def _describe(
     if node.kind == "expanded":
         _describe(node.children[0], keys, texts, specs, entries)
     elif node.kind == "leaf" or not node.children:
-        value = _value_metadata(next(specs)) if node.kind == "leaf" else _empty_metadata(node.kind)
+        value = f'{{"value_type":"{_EMPTY.get(node.kind)}","skip_deserialize":true}}'
+        if node.kind == "leaf":
+            value = _value_metadata(next(specs))
         entries.append(
             f'{_quoted(str(texts))}:{{"key_metadata":[{keys[1:]}],"value_metadata":{value}}}'
         )
@@ -141,10 +143,6 @@ def _describe(
             kind = _NAMED if by_name else _SEQUENCE
             step = f',{{"key":{_quoted(text)},"key_type":{kind}}}'
             _describe(child, keys + step, (*texts, text), specs, entries)
-
-
-def _empty_metadata(kind: str) -> str:
-    return f'{{"value_type":"{_EMPTY[kind]}","skip_deserialize":true}}'
 
 
 @functools.lru_cache(4096)
@@ -193,11 +191,6 @@ def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
 
 def _pointer(part: str) -> str:
     return part.replace("~1", "/").replace("~0", "~")
-
-
-def parse_strings(data: bytes, file: str) -> Any:
-    """The document of ``_strings.json``, for ``read_string``."""
-    return parse_json(data, file)
 
 
 def read_string(document: Any, name: str) -> str:

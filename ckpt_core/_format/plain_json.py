@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 _MOST_DEPTH = 200
+_MOST = sys.float_info.max
 
 
 def refuse_keys(value: Any) -> None:
@@ -55,14 +57,6 @@ def numbers_in(value: Any) -> dict[str, float]:
         if isinstance(one, dict):
             start = f"{name}/" if name else ""
             waiting += [(f"{start}{key}", part) for key, part in reversed(one.items())]
-        elif name and type(one) in (int, float) and _is_a_float(one):
+        elif name and (type(one) is float or (type(one) is int and abs(one) <= _MOST)):
             found[name] = one
     return found
-
-
-def _is_a_float(number: float) -> bool:
-    try:
-        float(number)
-    except OverflowError:
-        return False
-    return True

@@ -257,9 +257,10 @@ def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list
     for name in names:
         for number, part, pattern in patterns:
             fitting = pattern.fullmatch(name)
-            if fitting is None or not _are_numbers(rules[number], fitting):
+            stack = rules[number].stack
+            if fitting is None or not all(_NUMBER.fullmatch(fitting[place]) for place in stack):
                 continue
-            places, stack = fitting.groupdict(), rules[number].stack
+            places = fitting.groupdict()
             fixed = tuple(sorted((key, text) for key, text in places.items() if key not in stack))
             index = tuple(int(places[key]) for key in stack)
             found.setdefault((number, fixed), {})[index, part] = name
@@ -275,11 +276,6 @@ def pattern_of(text: str, separator: str) -> re.Pattern[str]:
     return re.compile(
         "".join(f"(?P<{part}>[^{separator}]+)" if n % 2 else re.escape(part) for n, part in parts)
     )
-
-
-def _are_numbers(rule: Rule, fitting: re.Match[str]) -> bool:
-    texts = [fitting[place] for place in rule.stack]
-    return all(_NUMBER.fullmatch(text) for text in texts)
 
 
 def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], str]) -> Bound:

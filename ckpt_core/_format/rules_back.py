@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.rules import PLACE, Rule, dimensions, pattern_of, resized, view_of
+from ckpt_core._format.rules import PLACE, Rule, View, dimensions, pattern_of, resized, view_of
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
@@ -30,7 +30,11 @@ class Export:
         """The tensor, of these parts of its leaves: of each the row ``index``."""
         if self.rule is None:
             return arrays[0]
-        joined = [_taken_back(self.rule, array) for array in arrays]
+        views = [_view(self.rule, array.shape) for array in arrays]
+        joined = [
+            array.transpose(view.back).reshape(view.tensor)
+            for array, view in zip(arrays, views, strict=True)
+        ]
         array = joined[0] if len(joined) == 1 else np.concatenate(joined, self.rule.axis)
         if array.ndim:
             array = array[(*[slice(None)] * self.rule.axis, slice(*self.part))]
@@ -146,14 +150,11 @@ def _tensors(
 
 
 def _shape(rule: Rule, leaf: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the tensor of which a row of a leaf is the view."""
+    """Shape of the tensor that has a row of a leaf as its view."""
+    return _view(rule, leaf).tensor
+
+
+def _view(rule: Rule, leaf: tuple[int, ...]) -> View:
     view = view_of(rule, leaf)
     assert view is not None  # _problem has compared the dimensions
-    return view.tensor
-
-
-def _taken_back(rule: Rule, array: _Array) -> _Array:
-    """A row of a leaf, as the tensor of which it is the view."""
-    view = view_of(rule, array.shape)
-    assert view is not None
-    return array.transpose(view.back).reshape(view.tensor)
+    return view

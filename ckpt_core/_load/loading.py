@@ -292,22 +292,8 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
     text: Callable[[int], str] | None = None
     for result, position in enumerate(plan.positions):
         if position is not None and item.specs[position].kind in TEXT_KINDS:
-            text = text or _texts(checkpoint, item)
+            text = text or checkpoint.texts(item)
             leaves[result] = _text_value(item, position, item.specs[position], text)
-
-
-def _texts(checkpoint: Checkpoint, item: SavedItem) -> Callable[[int], str]:
-    """A function from a leaf's position to its text; its first call reads the item's text file."""
-    name = item.file(orbax_write.STRINGS_FILE)
-    document: list[Any] = []
-
-    def text(leaf: int) -> str:
-        if not document:
-            where = format_path(item.paths[leaf])
-            document.append(orbax_write.parse_strings(checkpoint.read_file(name, leaf=where), name))
-        return orbax_write.read_string(document[0], item.name_of(leaf))
-
-    return text
 
 
 _MOST_STATE_DEPTH = 100

@@ -292,7 +292,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     """The plan for a user's object that accepts any structure: it gets exactly what was saved. Arrays go to the shardings of
     its present arrays of equal path and shape.
     """
-    flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
+    flat = flatten(adapter.get_state(like), expand=_adapters.expander(sets=False), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
     same = functions.without_static(flat.root) == functions.without_static(item.root)

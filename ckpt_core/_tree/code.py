@@ -131,14 +131,11 @@ def _sentinel_name(value: Any) -> str | None:
     cls = type(value)
     if cls.__module__ == "builtins" or cls.__basicsize__ > _Empty.__basicsize__ or callable(value):
         return None
-    if getattr(value, "__dict__", None) or not (hasattr(value, "__dict__") or _no_slots(cls)):
+    no_slots = all(vars(base).get("__slots__") == () for base in cls.__mro__[:-1])
+    if getattr(value, "__dict__", None) or not (hasattr(value, "__dict__") or no_slots):
         return None
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
     own = [name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("__")]
     return None if found is not cls or own or hasattr(cls, "__next__") else f"{type_name(cls)}()"
-
-
-def _no_slots(cls: type) -> bool:
-    return all(vars(base).get("__slots__") == () for base in cls.__mro__[:-1])

@@ -74,7 +74,8 @@ def match(
     used: set[int] = set()
     for key, (path, spec) in zip(wanted_keys, wanted, strict=True):
         position = by_key.get(key)
-        if selected is not None and not _is_selected(selected, path, spec, saved, position):
+        known = spec if position is None else saved[position][1]
+        if selected is not None and not selected(path, known or LeafSpec("unknown")):
             result.source.append(None)
             used.update(() if position is None else (position,))
             continue
@@ -100,17 +101,6 @@ def match(
     if result.mismatches:
         result.mismatches = _with_nearest(result.mismatches)
     return result
-
-
-def _is_selected(
-    selected: Select,
-    path: Path,
-    spec: LeafSpec | None,
-    saved: Sequence[tuple[Path, LeafSpec]],
-    position: int | None,
-) -> bool:
-    known = spec if position is None else saved[position][1]
-    return selected(path, known if known is not None else LeafSpec("unknown"))
 
 
 def renamed_path(path: Path, rename: Callable[[str], str] | None) -> Path:

@@ -77,11 +77,12 @@ def idle_patterns(only: Any, trees: Iterable[tuple[str, Iterable[Path]]]) -> lis
         for path in paths:
             inside = format_path(path)
             names[inside] = names[f"{item}/{inside}" if path else item] = None
-    return [text for text in texts if text not in names and not _matches_any(text, names)]
-
-
-def _matches_any(pattern: str, names: Iterable[str]) -> bool:
-    return _has_wildcards(pattern) and any(map(pattern_to_regex(pattern).fullmatch, names))
+    return [
+        text
+        for text in texts
+        if text not in names
+        and not (_has_wildcards(text) and any(map(pattern_to_regex(text).fullmatch, names)))
+    ]
 
 
 _MOST_PATTERNS = 4
