@@ -17,9 +17,8 @@ from ckpt_core._verify import verify
 
 
 def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """The number of bytes of a checkpoint that was copied; it appears at ``target``, where nothing may be, when
-    all of it is there. Every byte of the source is verified before anything is written. The copy has the token of
-    the source, so ``same_save`` knows it. Any process may call it alone. One data file is in memory at a time.
+    """The number of bytes of a checkpoint that was copied, and verified before; it appears whole at ``target``, where nothing may
+    be. The copy has the token of the source, so ``same_save`` knows it. One data file is in memory at a time.
     """
     opened = open_checkpoint(source)
     if not isinstance(opened, NativeCheckpoint):

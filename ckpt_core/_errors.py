@@ -38,9 +38,7 @@ VISIBLE = "visible, durability unknown"
 
 
 def is_visible(error: BaseException) -> bool:
-    """Whether a save that failed with this error has made the checkpoint visible; the
-    text says it, since other processes get nothing else of an error.
-    """
+    """Whether a save that failed with this error has made the checkpoint visible: its text says it, also to other processes."""
     return any(VISIBLE in text for text in (str(error), *getattr(error, "__notes__", ())))
 
 
@@ -194,9 +192,8 @@ class ForkedProcess(CheckpointError, RuntimeError):
 
 
 def raised_by_another(kind: str, message: str) -> CheckpointError:
-    """The error to raise here for one that another process raised, so that all catch the same
-    class. Only text travels between processes: attributes stay behind, and an error of the system
-    or of the user's code becomes a CheckpointError, which no handler takes for one of this process.
+    """The error to raise here for one of another process, so that all catch the same class; one of the system or of the user's
+    code becomes a CheckpointError, which no handler takes for one of this process.
     """
     if kind == "StructureMismatch":
         return _rebuild_mismatch((), message)
@@ -286,8 +283,8 @@ def agreed_kind(error: BaseException) -> str:
 
 
 def counts_as(error: BaseException, cls: type[Exception], alone: bool) -> bool:
-    """Whether a failed load counts as one of this class, in every process alike: what is done next depends on it. Processes
-    may fail for different reasons; if they did not all learn of the failure, it counts only for a process that is alone.
+    """Whether a failed load counts as one of this class, in every process alike: what is done next depends on it. What not all
+    learned of counts only for a process that is alone.
     """
     kind = agreed_kind(error)
     if not kind:

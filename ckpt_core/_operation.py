@@ -1,26 +1,22 @@
 """One save or load as it goes: what is being done, how many bytes, and the events that listeners get.
 
-If it takes unexpectedly long, reports say where it is, whom it waits for, and at last the stacks of its threads.
-One thread watches all of them. It touches no file and waits for nobody: what hangs may be the file system itself, so work that
-is watched notes how far it is, and the watcher only reads that.
+If it takes unexpectedly long, reports say where it is, whom it waits for, and at last the stacks of its threads. The thread that
+reports touches no file and waits for nobody: what hangs may be the file system itself, so the work notes how far it is.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import errno
 import logging
 import os
-import queue
 import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ckpt_core._fork import HOME
 from ckpt_core._lazy import jax
@@ -121,12 +117,11 @@ PROGRESS_SECS = 0.1
 """Minimum interval between two progress events."""
 _STACKS_AT_REPORT = 5
 """This report shows the stacks, once: by then it is no slow disk any more."""
-_OUR_THREADS = "ckpt-"
 
 
 @dataclass(eq=False)
 class Operation:
-    """One save or load, as far as it has come; the thread that works writes it, the watcher reads it."""
+    """One save or load, as far as it has come: the thread that works writes it, the one that reports reads it."""
 
     what: str  # ``save`` or ``load``
     path: str
@@ -138,22 +133,18 @@ class Operation:
     total_bytes: int = 0  # of the arrays that this process writes or reads, as far as known
     began: float = field(default_factory=time.monotonic)  # monotonic seconds
     thread: int = 0  # ident of the one that works
-    is_over: bool = False  # no further report is wanted
     _told_secs: float = 0.0  # when the last progress event was sent
+    _announced_bytes: int = 0  # in that event
     _reports: int = 0
-    _told_bytes: int = 0
-    _announced_bytes: int = 0  # in the last progress event
-    _missed_until: float = 0.0
+    _reported_bytes: int = 0  # in the last report
 
     def happened(
-        self, kind: Kind, size_bytes: int = 0, error: BaseException | None = None
+        self, kind: Kind, size_bytes: int = 0, error: BaseException | None = None, **more: Any
     ) -> float:
         """Sends one event; returns the seconds since the save or load was called."""
         secs = time.monotonic() - self.began
-        event = Event(
-            kind=kind, path=self.path, step=self.step, bytes=size_bytes, secs=secs, error=error
-        )
-        tell(event, self.listener)
+        what: dict[str, Any] = {"kind": kind, "path": self.path, "step": self.step, "secs": secs}
+        tell(Event(**what, bytes=size_bytes, error=error, **more), self.listener)
         return secs
 
     def committed(self, written_bytes: int, blocking_secs: float) -> None:
@@ -164,39 +155,39 @@ class Operation:
         logger.info(text, self.path, written_bytes, blocking_secs, secs, rate)
 
     def tell_progress(self, done_bytes: int) -> None:
-        """Sends a progress event, unless the last one was less than ``PROGRESS_SECS`` ago. The bytes never
-        decrease, although a load reads ahead of what it has counted and a file of a save can shrink.
-        """
+        """Sends a progress event, unless one was sent less than ``PROGRESS_SECS`` ago; its bytes never decrease."""
         now = time.monotonic()
         if self.listener is None or now - max(self._told_secs, self.began) < PROGRESS_SECS:
             return
         self._told_secs = now
-        done_bytes = self._announced_bytes = max(self._announced_bytes, done_bytes)
-        event = Event(
-            kind="progress",
-            path=self.path,
-            step=self.step,
-            bytes=done_bytes,
-            total_bytes=self.total_bytes,
-            secs=now - self.began,
-        )
-        tell(event, self.listener)
+        self._announced_bytes = max(self._announced_bytes, done_bytes)
+        self.happened("progress", self._announced_bytes, total_bytes=self.total_bytes)
 
     @contextlib.contextmanager
     def watched(self, phase: str) -> Generator[None]:
-        """Reports on it while the block runs, if it takes long."""
+        """Reports on it while the block runs, from a thread of its own."""
         self.phase = phase
         if self.report_secs is None or os.getpid() != HOME.pid:
             yield
             return
         self.thread = threading.get_ident()
-        # a save is watched twice: while it takes the snapshot, and while it writes
-        self.is_over = False
+        over = threading.Event()
+        given = over, self.report_secs
         try:
-            _watcher.add(self)
+            # a daemon: it holds nothing, and the interpreter's exit must not wait for it
+            with contextlib.suppress(RuntimeError):  # at that exit no thread starts: no reports
+                threading.Thread(None, self._watch, "ckpt-slow", given, daemon=True).start()
             yield
         finally:
-            self.is_over = True
+            over.set()
+
+    def _watch(self, over: threading.Event, report_secs: float) -> None:
+        """Reports at each multiple of ``report_secs`` until it is over; once for those that passed while the process stood still."""
+        while not over.wait(report_secs - (time.monotonic() - self.began) % report_secs):
+            try:
+                self._report(report_secs)
+            except BaseException:  # also of a listener that calls sys.exit
+                logger.exception("could not report on %s", self.path)
 
     @contextlib.contextmanager
     def failing(self, kind: Kind, phase: str) -> Generator[None]:
@@ -210,149 +201,49 @@ class Operation:
             self.happened(kind, error=error)
             raise
 
-    @property
-    def due(self) -> float:
-        """When the next report is, in monotonic seconds."""
-        return max(self.began, self._missed_until) + (self.report_secs or 0.0)
-
-    @property
-    def asked(self) -> bool:
-        """Whether a report is near, so that it is worth finding out how far the work is."""
-        if self.report_secs is None:
-            return False
-        return time.monotonic() > self.due - self.report_secs / 2
-
-    def report(self) -> None:
+    def _report(self, report_secs: float) -> None:
         """Logs one report, and sends it to the listener."""
         self._reports += 1
-        now = time.monotonic()
-        if (
-            self.report_secs
-        ):  # of multiples that passed while the process stood still, one is reported
-            self._missed_until = now - (now - self.began) % self.report_secs
-        newly, self._told_bytes = self.done_bytes - self._told_bytes, self.done_bytes
-        absent, resident = awaited(), resident_bytes()
+        newly, self._reported_bytes = self.done_bytes - self._reported_bytes, self.done_bytes
+        progress = ""
+        if self.total_bytes or self.done_bytes:
+            rate = f"{size(newly / report_secs)}/s" if newly else "none since the last report"
+            whole = f" of {size(self.total_bytes)}" if self.total_bytes else ""
+            progress = f", {size(self.done_bytes)}{whole}, {rate}"
+        absent, resident = awaited(), _resident_bytes()
         logger.warning(
             "%s of %s has taken %.0f s: %s%s%s%s",
             self.what,
             self.path,
-            now - self.began,
+            time.monotonic() - self.began,
             self.phase,
-            self._progress(newly),
+            progress,
             f"; waits for processes {list(absent)}" if absent else "",
             f"; this process uses {size(resident)}" if resident else "",
         )
         if self._reports == _STACKS_AT_REPORT:
             logger.warning("%s of %s: its threads are at\n%s", self.what, self.path, self._stacks())
-        event = Event(
-            kind="slow",
-            path=self.path,
-            step=self.step,
-            bytes=self.done_bytes,
-            total_bytes=self.total_bytes,
-            secs=now - self.began,
-            phase=self.phase,
-            waits_for=absent,
-            resident_bytes=resident,
-        )
-        tell(event, self.listener)
-
-    def _progress(self, newly: int) -> str:
-        if not (self.total_bytes or self.done_bytes):
-            return ""
-        rate = (
-            f"{size(newly / (self.report_secs or 1))}/s" if newly else "none since the last report"
-        )
-        whole = f" of {size(self.total_bytes)}" if self.total_bytes else ""
-        return f", {size(self.done_bytes)}{whole}, {rate}"
+        told = {"phase": self.phase, "waits_for": absent, "resident_bytes": resident}
+        self.happened("slow", self.done_bytes, total_bytes=self.total_bytes, **told)
 
     def _stacks(self) -> str:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        stacks: list[str] = []
+        """Where the thread that works and those of ckpt are, but for those that report."""
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] # the only way
-        for ident, frame in frames.items():
-            name = names.get(ident, "a thread without a name")
-            if ident == threading.get_ident():
-                continue  # the watcher
-            if ident == self.thread or name.startswith(_OUR_THREADS):
-                stacks.append(f"{name}:\n{''.join(traceback.format_stack(frame))}")
-        return "\n".join(stacks)
+        return "\n".join(
+            f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+            for thread in threading.enumerate()
+            if thread.ident in frames and thread.name != "ckpt-slow"
+            if thread.ident == self.thread or thread.name.startswith("ckpt-")
+        )
 
 
-def resident_bytes() -> int:
+def _resident_bytes() -> int:
     """Memory that this process holds; 0 where the system does not say."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-class _Watcher:
-    """One thread that reports every overdue operation, and ends when nothing has been watched for a while. Threads that save or load take no
-    lock here: a signal handler that raises between taking and releasing it would leave it held, and every later save would wait without end.
-    """
-
-    def __init__(self) -> None:
-        self._new: queue.SimpleQueue[weakref.ref[Operation]] = queue.SimpleQueue()
-        self._runs = False
-
-    def add(self, operation: Operation) -> None:
-        self._new.put(weakref.ref(operation))
-        if not self._runs:
-            # Two threads that find this at once start two watchers, which share the queue: no harm.
-            self._runs = True
-            try:
-                _thread.start_new_thread(self._launch, ())
-            except RuntimeError:  # at interpreter exit: work goes on without reports
-                self._runs = False
-
-    def _launch(self) -> None:
-        # a daemon: it holds nothing, and interpreter exit must not wait for it
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=self._run, name="ckpt-slow", daemon=True).start()
-            return
-        self._runs = False
-
-    def _run(self) -> None:
-        watched: list[weakref.ref[Operation]] = []
-        while True:
-            watched = [one for one in watched if _is_running(one)]
-            due = min((found.due for one in watched if (found := one())), default=None)
-            wait_secs = _IDLE_SECS if due is None else min(_IDLE_SECS, due - time.monotonic())
-            try:
-                watched.append(self._new.get(timeout=max(0.0, wait_secs)))
-                continue
-            except queue.Empty:
-                if not watched and due is None:
-                    self._runs = False
-                    if self._new.empty():  # else one came before that was set, and nobody starts
-                        return
-                    self._runs = True
-            for one in watched:
-                _report_if_late(one)
-
-
-def _is_running(watched: weakref.ref[Operation]) -> bool:
-    operation = watched()
-    return operation is not None and not operation.is_over
-
-
-def _report_if_late(watched: weakref.ref[Operation]) -> None:
-    operation = watched()
-    if operation is None or operation.is_over or operation.due > time.monotonic():
-        return
-    try:
-        operation.report()
-    except (
-        BaseException
-    ):  # a report must not end the reports, nor may a listener that calls sys.exit
-        logger.exception("could not report on %s", operation.path)
-
-
-_IDLE_SECS = 5.0
-"""So often the watcher looks whether anything is left to be watched."""
-_watcher = _Watcher()
 
 
 def _note_what_is_full(error: OSError, path: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import numbers
 import os
 import signal
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, cast
 
-from ckpt_core.arguments import an, answering, check_flags
+from ckpt_core.arguments import an, answering, check_flags, nearest
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -160,38 +159,6 @@ class Options:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in ("max_host_bytes", "target_data_file_bytes", "chunk_bytes"):
-            if getattr(self, name) < 1 * KIB:
-                raise ValueError(f"Options.{name} must be at least 1024, got {getattr(self, name)}")
-        if self.local_max_to_keep < 1:
-            raise ValueError(
-                f"Options.local_max_to_keep must be at least 1, got {self.local_max_to_keep}"
-            )
-        if self.partners not in (None, "host") and not callable(self.partners):
-            raise ValueError(
-                "Options.partners must be None, 'host' or a function (index, count) -> index, got "
-                f"{self.partners!r}"
-            )
-        secret = self.peer_secret_file
-        if secret is not None and not isinstance(secret, (str, os.PathLike)):
-            raise TypeError(f"Options.peer_secret_file is the path of a file, got {secret!r}")
-        if self.persist_policy is not None and not callable(self.persist_policy):
-            raise TypeError(
-                "Options.persist_policy is a policy such as ckpt.when.every_steps(1000), got "
-                f"{self.persist_policy!r}"
-            )
-        if self.on_pending not in ("wait", "fail"):
-            raise ValueError(
-                f"Options.on_pending must be 'wait' or 'fail', got {self.on_pending!r}"
-            )
-        if self.snapshot not in ("host", "device", "pinned_host"):
-            raise ValueError(
-                f"Options.snapshot must be 'host', 'device' or 'pinned_host', got {self.snapshot!r}"
-            )
-        if self.background_priority not in ("low", "normal"):
-            raise ValueError(
-                f"Options.background_priority must be 'low' or 'normal', got {self.background_priority!r}"
-            )
         _check_values(self)
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", _storage_options(self.storage_options))
@@ -233,6 +200,25 @@ def _storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+_TYPES: dict[str, tuple[Any, str]] = {
+    "on_event": (Callable, "a function that takes an event"),
+    "persist_policy": (Callable, "a policy such as ckpt.when.every_steps(1000)"),
+    "peer_secret_file": ((str, os.PathLike), "the path of a file"),
+    "stop_signals": ((tuple, list, set, frozenset), "a tuple of names"),
+    "storage_options": (Mapping, "a dict"),
+    "trash_directory": (str, "the name of a directory"),
+}
+_LEAST = {
+    **dict.fromkeys(("max_host_bytes", "target_data_file_bytes", "chunk_bytes"), KIB),
+    "local_max_to_keep": 1,
+}
+_CHOICES = {
+    "on_pending": ("'wait' or 'fail'", ("wait", "fail")),
+    "snapshot": ("'host', 'device' or 'pinned_host'", ("host", "device", "pinned_host")),
+    "background_priority": ("'low' or 'normal'", ("low", "normal")),
+}
+
+
 def _check_types(options: Options) -> None:
     for name, field in options.__dataclass_fields__.items():
         value, declared = getattr(options, name), str(field.type)
@@ -244,17 +230,25 @@ def _check_types(options: Options) -> None:
         if declared.startswith(("int", "float")) and not is_number:
             unit = name.rpartition("_")[2]
             raise TypeError(f"Options.{name} is a number of {unit}, got {value!r}")
-        if name == "on_event" and not callable(value):
-            raise TypeError(f"Options.{name} is a function that takes an event, got {value!r}")
-        if name == "stop_signals" and not isinstance(value, (tuple, list, set, frozenset)):
-            raise TypeError(f"Options.{name} is a tuple of names, got {value!r}")
-        if name == "storage_options" and not isinstance(value, Mapping):
-            raise TypeError(f"Options.{name} is a dict, got {value!r}")
-        if name == "trash_directory" and not isinstance(value, str):
-            raise TypeError(f"Options.{name} is the name of a directory, got {value!r}")
+        kinds, wanted = _TYPES.get(name, (object, ""))
+        if not isinstance(value, kinds):
+            raise TypeError(f"Options.{name} is {wanted}, got {value!r}")
 
 
 def _check_values(options: Options) -> None:
+    for name, least in _LEAST.items():
+        if getattr(options, name) < least:
+            raise ValueError(
+                f"Options.{name} must be at least {least}, got {getattr(options, name)}"
+            )
+    for name, (choices, known) in _CHOICES.items():
+        if getattr(options, name) not in known:
+            raise ValueError(f"Options.{name} must be {choices}, got {getattr(options, name)!r}")
+    if options.partners not in (None, "host") and not callable(options.partners):
+        raise ValueError(
+            "Options.partners must be None, 'host' or a function (index, count) -> index, got "
+            f"{options.partners!r}"
+        )
     trash = options.trash_directory
     if trash is not None and (
         not trash or "/" in trash or trash.startswith(".") or trash.isdigit()
@@ -324,12 +318,7 @@ def _spelled(value: object) -> str:
     )
 
 
-_OF_LOCAL_STEPS = (
-    "persist_policy",
-    "local_max_to_keep",
-    "partners",
-    "peer_secret_file",
-)
+_OF_LOCAL_STEPS = ("persist_policy", "local_max_to_keep", "partners", "peer_secret_file")
 
 
 def of_local_steps(options: Options) -> list[str]:
@@ -346,16 +335,9 @@ METRICS_ARE_NUMBERS = (
 
 CHECKPOINTER_ARGUMENTS = frozenset(
     (
-        *(
-            "directory",
-            "save_interval_steps",
-            "max_to_keep",
-            "keep_period",
-            "best_metric",
-            "best_mode",
-        ),
-        *("save_policy", "keep_policy", "step_prefix", "step_format_fixed_length", "asynchronous"),
-        *("read_only", "local_directory"),
+        *("directory", "local_directory", "save_interval_steps", "max_to_keep", "keep_period"),
+        *("best_metric", "best_mode", "save_policy", "keep_policy", "asynchronous", "read_only"),
+        *("step_prefix", "step_format_fixed_length"),
     )
 )
 _SETTINGS = frozenset(Options.__dataclass_fields__)
@@ -378,20 +360,18 @@ def _unknown_setting(name: str) -> str:
         return f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
     if name == "local_max_bytes":
         return "Options has no local_max_bytes: `ckpt rm --local DIRECTORY` removes what ended runs left there"
-    close = difflib.get_close_matches(name, _SETTINGS, n=1)
-    meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
+    close = nearest(name, _SETTINGS)
+    meant = f": write {close}=..." if close else "; help(ckpt.Options) lists all"
     return f"Options has no setting {name!r}{meant}"
 
 
 def unknown_argument(name: str) -> str:
     """What is said of a name that ``Checkpointer`` does not have."""
-    close = difflib.get_close_matches(name, CHECKPOINTER_ARGUMENTS, n=1, cutoff=0.7)
-    setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.7)
     meant = "; help(ckpt.Checkpointer) lists all"
-    if close and name not in _SETTINGS:
-        meant = f": write {close[0]}=..."
-    elif setting:
-        meant = f": write options=ckpt.Options({setting[0]}=...)"
+    if name not in _SETTINGS and (close := nearest(name, CHECKPOINTER_ARGUMENTS, 0.7)):
+        meant = f": write {close}=..."
+    elif close := nearest(name, _SETTINGS, 0.7):
+        meant = f": write options=ckpt.Options({close}=...)"
     return f"Checkpointer has no argument {name!r}{meant}"
 
 
@@ -422,35 +402,33 @@ def refuse_arguments(
     1) is how alike; ``beside_a_state``: an unnamed state was passed, too, and would need a name.
     """
     for name in names:
-        state = "'state': ..., " if beside_a_state else ""
-        by_items = f"an item of this name is passed as items={{{state}{name!r}: ...}}"
-        if name in _SETTINGS:
+        if meant := _meant(name, arguments, cutoff):
+            state = "'state': ..., " if beside_a_state else ""
             raise TypeError(
-                f"{name}= is a setting, and no item: pass options=ckpt.Options({name}=...) to ckpt.save or ckpt.Checkpointer(...); "
-                f"{by_items}"
+                f"{meant}; an item of this name is passed as items={{{state}{name!r}: ...}}"
             )
-        if name in CHECKPOINTER_ARGUMENTS:
-            raise TypeError(
-                f"{name}= is an argument of ckpt.Checkpointer(...), and no item: pass it there; {by_items}"
-            )
-        close = difflib.get_close_matches(name, arguments, n=1, cutoff=cutoff)
-        if close == [name]:  # the called function has it under no name, or it would not be here
-            raise TypeError(
-                f"{name}= is an argument of {_OWNERS.get(name, 'another call')}, and not of this one: pass it there; "
-                f"{by_items}"
-            )
-        if close:
-            raise TypeError(
-                f"{name!r} looks like the argument {close[0]!r}: write {close[0]}=...; {by_items}"
-            )
-        of_restores = difflib.get_close_matches(name, RESTORE_ARGUMENTS, n=1, cutoff=0.9)
-        if of_restores:
-            raise TypeError(
-                f"{name!r} looks like the argument {of_restores[0]!r} of restore and load, and a save has none: pass "
-                f"{of_restores[0]}=... there; {by_items}"
-            )
-        setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.9)
-        if setting:
-            raise TypeError(
-                f"{name!r} looks like the setting {setting[0]!r}: pass options=ckpt.Options({setting[0]}=...); {by_items}"
-            )
+
+
+def _meant(name: str, arguments: Iterable[str], cutoff: float) -> str:
+    """Which argument or setting a name is, or resembles, and where it goes; empty if it is like none."""
+    if name in _SETTINGS:
+        return (
+            f"{name}= is a setting, and no item: pass options=ckpt.Options({name}=...) to ckpt.save or "
+            "ckpt.Checkpointer(...)"
+        )
+    if name in CHECKPOINTER_ARGUMENTS:
+        return f"{name}= is an argument of ckpt.Checkpointer(...), and no item: pass it there"
+    close = nearest(name, arguments, cutoff)
+    if close == name:  # the called function has it under no name, or it would not be here
+        owner = _OWNERS.get(name, "another call")
+        return f"{name}= is an argument of {owner}, and not of this one: pass it there"
+    if close:
+        return f"{name!r} looks like the argument {close!r}: write {close}=..."
+    if close := nearest(name, RESTORE_ARGUMENTS, 0.9):
+        return (
+            f"{name!r} looks like the argument {close!r} of restore and load, and a save has none: pass "
+            f"{close}=... there"
+        )
+    if close := nearest(name, _SETTINGS, 0.9):
+        return f"{name!r} looks like the setting {close!r}: pass options=ckpt.Options({close}=...)"
+    return ""

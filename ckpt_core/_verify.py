@@ -10,11 +10,11 @@ from typing import Any
 
 from ckpt_core._directory import crc32_of, read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, load_checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
-from ckpt_core._layout.ranges import gaps
+from ckpt_core._layout.pieces import gaps
 from ckpt_core._layout.regions import whole
 from ckpt_core._load.non_tree import sizes_of
 from ckpt_core._options import MIB, Options, checked_options
@@ -74,13 +74,7 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         items={name: _item_info(opened, item) for name, item in opened.items.items()},
         metadata=opened.metadata,
         metrics=dict(opened.metrics),
-        versions={},
-        topology={},
-        format_version=None,
-        created_unix_secs=None,
-        durations={},
         run_metadata=_run_metadata(opened),
-        files={},
         layout=layout_of(opened),
     )
     if not isinstance(opened, NativeCheckpoint):
@@ -150,7 +144,7 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
 
     Args:
         path: of the checkpoint.
-        options: ``storage_options`` of it says how to reach a bucket.
+        options: ``storage_options`` of it says how to reach a bucket, ``max_host_bytes`` how much is read at a time.
 
     Raises:
         CheckpointNotFound: there is no checkpoint at ``path``.
@@ -166,7 +160,7 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
         for _ in range(MOST_TRIES):
             if not isinstance(opened, NativeCheckpoint):
                 break
-            report = _verified_at_once(opened)
+            report = _verified_at_once(opened, checked_options(options).max_host_bytes)
             if report is not None:
                 return report
             opened = open_checkpoint(path, options)
@@ -181,11 +175,11 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
     return VerifyReport(False, (Problem(opened.path, note),), 0, has_checksums=False)
 
 
-def _verified_at_once(opened: NativeCheckpoint) -> VerifyReport | None:
+def _verified_at_once(opened: NativeCheckpoint, max_host_bytes: int) -> VerifyReport | None:
     """The report; None if the checkpoint was replaced meanwhile: then it is of parts of two."""
     try:
         with opened.held():
-            report = _verified(opened, Options())
+            report = _verified(opened, Options(max_host_bytes=max_host_bytes))
     except (CheckpointNotFound, FileNotFoundError):
         if not opened.was_replaced():
             raise
@@ -229,9 +223,7 @@ def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
 
 
 def _is_of_others(name: str) -> bool:
-    """Whether an added file is one that no reader looks at: a desktop or NFS made it, or it lies beside the items and is not
-    named like a file of ours or Orbax'.
-    """
+    """Whether an added file is none that a reader looks at: of a desktop or NFS, or beside the items with a name of its own."""
     last = name.rpartition("/")[2]
     if last.startswith(("._", ".nfs")) or last in (".DS_Store", "Thumbs.db", "desktop.ini"):
         return True
@@ -273,12 +265,11 @@ def _check_file(
         return f"has {size} bytes, was saved with {expected.size_bytes}"
     if size > opened.record.most_bytes(name):
         return f"has {size} bytes, and can have {opened.record.most_bytes(name)} at most"
+    ranges = gaps(size, covered) if expected.data else [(0, size)]
     if not opened.location.local or name in opened.record.small_files:
         data = opened.read_unverified(name, expected.size_bytes)
-        ranges = gaps(size, covered) if expected.data else [(0, size)]
         crc = None if data is None else zlib.crc32(b"".join(data[a:b] for a, b in ranges))
     else:
-        ranges = gaps(size, covered) if expected.data else [(0, size)]
         rest = sum(stop - start for start, stop in ranges)
         if rest > max(_MOST_REST_BYTES, size // 2) and not opened.record.is_users(name):
             return f"has {rest} bytes that belong to no array: they were not read"
@@ -297,18 +288,6 @@ def _check_copy(opened: NativeCheckpoint, name: str, expected: FileRecord) -> st
         if zlib.crc32(copy) == expected.crc32:
             return None
     return "is damaged in the copy that Orbax reads: ckpt reads another one, which is whole"
-
-
-def verify_part(path: str, max_host_bytes: int) -> VerifyReport:
-    """``verify`` in little memory, for a local step that this process has just written or read."""
-    options = Options(max_host_bytes=max_host_bytes)
-    try:
-        opened = open_checkpoint(path)
-        if isinstance(opened, NativeCheckpoint):
-            return _verified(opened, options)
-    except CheckpointCorrupt as error:
-        return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
-    return VerifyReport(False, (Problem(path, "was not written by ckpt"),), 0)
 
 
 def _check_leaves(opened: NativeCheckpoint, item: SavedItem, options: Options) -> list[Problem]:
@@ -343,7 +322,7 @@ def _wants(opened: NativeCheckpoint, item: SavedItem) -> list[Want]:
     file = item.file(f"{CHECKSUM_DIRECTORY}/process_0")
     found: dict[str, list[tuple[int, ...]]] = {}
     try:
-        for key in Checksums(opened.read_file(file), file).keys:
+        for key in load_checksums(opened.read_file(file), file)[1]:
             name, index = chunk_of_key(key)
             found.setdefault(name, []).append(index)
     except ValueError as error:

@@ -85,12 +85,16 @@ def answer_for_classes(classes: Iterable[type]) -> None:
             setattr(cls, "__init__", answering(init))  # noqa: B010
 
 
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is most like a name; None if none is as alike as ``cutoff``, from 0 to 1, says."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)  # pyright: ignore[reportArgumentType]
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """``: write only=...`` if one of the known names is near, or else all of them; the end of a message."""
     names = sorted(known)
-    # the default of 0.6 takes "state" for "static"
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f": write {close[0]}=..." if close else f"; it takes {', '.join(names) or 'none'}"
+    close = nearest(name, names, 0.75)  # the default takes "state" for "static"
+    return f": write {close}=..." if close else f"; it takes {', '.join(names) or 'none'}"
 
 
 def _unknown(call: Any, known: frozenset[str], name: str, arguments: tuple[Any, ...]) -> str:

@@ -18,11 +18,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ckpt_core._adapters import verbs as verbs
 from ckpt_core._errors import CheckpointError, StructureMismatch, UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Below, Path, WithConstants, flatten, format_path
-from ckpt_core.arguments import with_article
+from ckpt_core.arguments import an, with_article
 
 GROUP = "ckpt_core.adapters"
 
@@ -30,8 +29,33 @@ GROUP = "ckpt_core.adapters"
 class Adapter(Protocol):
     """Converts the objects of a framework to pytrees and back.
 
-    Optional methods are in ``ckpt_core._adapters.verbs``, with a Protocol for each. Optional
-    attributes:
+    Optional methods:
+
+    * ``copy(objects)``: a copy of each object, or None for one that cannot be copied, for ``load(path, like=obj)``. Parts
+      that the originals share are shared by the copies, too.
+    * ``align(obj, saved, *, ordered)``, of frameworks that number their names: the mapping saved path -> path in
+      ``get_state(obj)``, and the set of paths, of either side, that are neither restored nor reported. Each leaf in
+      ``saved`` has ``shape`` and ``dtype``; ``ordered`` if they are in the order of the saved tree.
+    * ``renamed(rename, saved)``, where names occur inside paths or have other separators: saved path -> new path, for
+      the saved paths that ``rename=`` changes.
+    * ``is_filter(only)``: whether ``only=`` is a filter of the framework; ``select(obj, only)``: the predicate of
+      (path, leaf) for it, or for a class.
+    * ``wanted(obj, saved)``, of objects that create their state lazily: the state to restore, instead of ``get_state``.
+      Each leaf of the saved tree is a description with ``kind``, ``shape`` and ``dtype``; return it as a leaf to
+      request that leaf as it was saved. A dict for which ``get_constants`` was recorded has that as ``constants``.
+    * ``set_leaves(obj, leaves)``: sets some leaves of ``get_state(obj)``, by path, while others are read; returns the
+      arrays that it now holds, which are deleted if the restore fails. At the end ``set_state`` gets the whole state.
+    * ``get_stored(obj, below, seen)``: like ``get_state(obj, seen)``, with each value that Orbax's own trees have one
+      key deeper as ``below(key, value)``. Paths stay those of ``get_state``; stored array names get the key.
+    * ``check_state(obj, state)``: raises StructureMismatch, before anything is changed, if a saved state of a process
+      does not fit.
+    * ``get_position(obj)``: where it stands, by which two saves are compared; cheap.
+    * ``get_constants(obj)``: numbers by path that are no state. They are saved, and a restore warns of those that differ.
+    * ``meet(obj, others)``: called before anything is saved or restored, with all objects of the call by their paths,
+      also ``obj``.
+    * ``notice(obj)``: called if a restore found no step: training begins with this object as it is.
+
+    Optional attributes:
 
     * ``per_process = True``: each process has its own state (a data pipeline). Such an adapter also
       has ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
@@ -107,19 +131,11 @@ class _StatefulAdapter:
         obj.set_state(state)
 
 
-class _StatefulOfProcessAdapter:
+class _StatefulOfProcessAdapter(_StatefulAdapter):
     """Adapter of objects with get_state, set_state and ``per_process = True``."""
 
+    accepts_any_structure = False
     per_process = True
-
-    def accepts(self, cls: type, /) -> bool:
-        return True
-
-    def get_state(self, obj: Stateful, /) -> Any:
-        return obj.get_state()
-
-    def set_state(self, obj: Stateful, state: Any, /) -> None:
-        obj.set_state(state)
 
     def to_text(self, state: Any, /) -> str:
         return json.dumps(state, default=repr)
@@ -182,11 +198,8 @@ def register(adapter: Adapter) -> None:
     name = getattr(adapter, "__qualname__", type(adapter).__qualname__)
     if isinstance(adapter, type):
         raise TypeError(f"register takes an object, not a class: write ckpt.register({name}())")
-    lacking = [
-        verb
-        for verb in ("accepts", "get_state", "set_state")
-        if not callable(getattr(adapter, verb, None))
-    ]
+    verbs_of_all = ("accepts", "get_state", "set_state")
+    lacking = [verb for verb in verbs_of_all if not callable(getattr(adapter, verb, None))]
     if lacking:
         raise TypeError(
             f"{with_article(name)} is no adapter, for it has no {' and no '.join(lacking)}: see ckpt.Adapter for what they do"
@@ -211,10 +224,8 @@ def _for_class(cls: type) -> Any:
                 found[entry.value] = adapter
         if found:
             return _only(found, cls, "installed")
-    has_verbs = callable(getattr(cls, "get_state", None)) and callable(
-        getattr(cls, "set_state", None)
-    )
-    return _STATEFUL if has_verbs else None
+    has_state = all(callable(getattr(cls, verb, None)) for verb in ("get_state", "set_state"))
+    return _STATEFUL if has_state else None
 
 
 def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
@@ -241,12 +252,16 @@ def adapter_for(obj: Any) -> Adapter | None:
     return found
 
 
+def method(adapter: Any, name: str) -> Callable[..., Any] | None:
+    """An optional method of an adapter; None if it has none, or is None."""
+    return getattr(adapter, name, None)
+
+
 def notice(objects: Iterable[Any]) -> None:
     """Calls ``notice`` for objects with which training begins because nothing was restored."""
     for obj in objects:
-        adapter = adapter_for(obj)
-        if isinstance(adapter, verbs.Notices):
-            adapter.notice(obj)
+        if call := method(adapter_for(obj), "notice"):
+            call(obj)
 
 
 def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
@@ -276,9 +291,8 @@ def introduce(items: Mapping[str, Any]) -> dict[str, Adapter | None]:
                         if type(part) is kind:
                             parts.append((f"{path}/{key}", part))
     for obj in found.values():
-        adapter = adapter_for(obj)
-        if isinstance(adapter, verbs.Meets):
-            adapter.meet(obj, found)
+        if meet := method(adapter_for(obj), "meet"):
+            meet(obj, found)
     return {name: adapter_for(value) for name, value in items.items()}
 
 
@@ -307,34 +321,26 @@ def accepts_any_structure(adapter: Any) -> bool:
 def is_written_anew(obj: Any) -> bool:
     """Whether an item is generated for each save, so that it need not be restored."""
     adapter = adapter_for(obj)
-    owner = obj if isinstance(adapter, _StatefulAdapter | _StatefulOfProcessAdapter) else adapter
+    owner = obj if isinstance(adapter, _StatefulAdapter) else adapter
     return bool(getattr(owner, "written_anew", False))
-
-
-def has_writable_arrays(adapter: Any) -> bool:
-    """Whether the user can write to the memory of the state's jax arrays: a save copies them."""
-    return bool(getattr(adapter, "arrays_are_writable", False))
 
 
 def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], list[Any]] | None:
     """The function that sets leaves of an object by path; None if it can only be set as a whole."""
-    adapter = adapter_for(obj)
-    if not isinstance(adapter, verbs.SetsLeaves):
-        return None
-    return functools.partial(adapter.set_leaves, obj)
+    set_leaves = method(adapter_for(obj), "set_leaves")
+    return set_leaves and functools.partial(set_leaves, obj)
 
 
 def is_filter(adapter: Any, only: Any) -> bool:
     """Whether ``only=`` is a filter of the adapter's framework, and not a pattern or function."""
-    return isinstance(adapter, verbs.Filters) and bool(adapter.is_filter(only))
+    knows = method(adapter, "is_filter")
+    return knows is not None and bool(knows(only))
 
 
 def copies_of(objects: Sequence[Any]) -> list[Any]:
     """A copy of each object (all of one adapter); None for those that cannot be copied."""
-    adapter = adapter_for(objects[0])
-    if not isinstance(adapter, verbs.Copies):
-        return [None] * len(objects)
-    return list(adapter.copy(objects))
+    copy = method(adapter_for(objects[0]), "copy")
+    return [None] * len(objects) if copy is None else list(copy(objects))
 
 
 def expander(
@@ -343,12 +349,13 @@ def expander(
     stand_in: Callable[[Any], Any] | None = None,
     live: list[tuple[Any, bool]] | None = None,
     stored: bool = False,
+    sets: bool = True,
 ) -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
-    """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states. Make a new one for each
-    tree: it remembers shared parts. Adapters may request a state from ``saved``, the description of what
-    was saved at a path (``Wants``); None if there is none. ``stand_in`` gives the copy to use in place of a live object. Each object is added to ``live``, with True
-    if it may occur twice in a tree: its adapter has ``shares``, or its state is a single array, like a tied weight. ``stored``
-    wraps values that Orbax's trees have one key deeper, for array names.
+    """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states; a new one for each tree, as it
+    remembers shared parts. ``saved`` describes what was saved at a path, for ``wanted``. ``stand_in`` gives the copy to use in
+    place of an object. Each object is added to ``live``, with True if a tree may hold it twice: its adapter has ``shares``, or
+    its state is one array, like a tied weight. ``stored`` wraps values that Orbax's trees have one key deeper. Without ``sets``
+    states stay in place, and no object is set.
     """
     seen: dict[int, Any] = {}
 
@@ -357,49 +364,39 @@ def expander(
         if adapter is None:
             return None
         if is_per_process(adapter):
-            name = type(obj).__name__
             raise UnsupportedLeaf(
-                f"{with_article(name)} lies inside a container: its state belongs to each process alone, so pass it as an item "
+                f"{an(obj)} lies inside a container: its state belongs to each process alone, so pass it as an item "
                 "of its own, such as data=iterator",
-                type_name=name,
+                type_name=type(obj).__name__,
             )
-
         used = obj if stand_in is None else stand_in(obj)
 
         def finish(state: Any) -> Any:
+            if not sets:
+                return state
             adapter.set_state(used, state)
             return used
 
         shares = bool(getattr(adapter, "shares", False))
-        wanted = getattr(adapter, "wanted", None)  # of ``verbs.Wants``
-        if wanted is not None and (before := saved(path)) is not None:
+        wanted = method(adapter, "wanted")
+        if wanted and (before := saved(path)) is not None:
             try:
                 state = wanted(used, before)
             except StructureMismatch as error:
                 error.add_note(f"ckpt: this is {format_path(path)} of the item")
                 raise
-        elif stored and isinstance(adapter, verbs.StoresBelow):
-            state = adapter.get_stored(used, Below, seen)
+        elif stored and (get_stored := method(adapter, "get_stored")):
+            state = get_stored(used, Below, seen)
         else:
             state = adapter.get_state(used, seen) if shares else adapter.get_state(used)
         if live is not None:
             live.append((obj, shares or not isinstance(state, (Mapping, list, tuple))))
-        if isinstance(adapter, verbs.HasConstants) and (told := adapter.get_constants(used)):
+        get_constants = method(adapter, "get_constants")
+        if get_constants and (told := get_constants(used)):
             state = WithConstants(state, told)
         return state, finish
 
     return expand
-
-
-def as_states() -> Callable[[Any, Path], tuple[Any, Callable[[Any], Any]] | None]:
-    """Like ``expander``, but unflattening leaves the states in place and sets no object."""
-    expand = expander()
-
-    def state_of(obj: Any, path: Path) -> tuple[Any, Callable[[Any], Any]] | None:
-        found = expand(obj, path)
-        return None if found is None else (found[0], lambda state: state)
-
-    return state_of
 
 
 def live_objects(tree: Any) -> Sequence[tuple[Path, Any]]:
@@ -419,8 +416,8 @@ def live_objects(tree: Any) -> Sequence[tuple[Path, Any]]:
 def refuse_twice(
     items: Mapping[str, Any], lives: Iterable[Sequence[tuple[Any, bool]]], advice: str
 ) -> None:
-    """Raises UnsupportedLeaf for one live object at two places of the items: the value set last would win silently. ``lives``
-    has the live objects of each item, each with whether one item may contain it twice; ``advice`` ends the message.
+    """Raises UnsupportedLeaf for one live object at two places of the items, but where ``lives`` says that an item may repeat it:
+    the value set last would win silently.
     """
     first_of: dict[int, str] = {}
     for name, live in zip(items, lives, strict=True):

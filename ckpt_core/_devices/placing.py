@@ -6,11 +6,10 @@ them, ``"disallow_explicit"`` does not.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,49 +20,26 @@ from ckpt_core._tree.leaves import KEY_WORDS
 Parts = dict[Region, np.ndarray[Any, Any]]
 
 
-class _FastPut(NamedTuple):
-    """Private jax functions: the core of ``jax.device_put``, and the explicit-transfer scope."""
-
-    put: Callable[..., Any]
-    explicit: Callable[[], contextlib.AbstractContextManager[None]]
-
-
-class _FastPath:
-    """Finds jax's private placing functions; without them, callers use ``jax.device_put``."""
-
-    def __init__(self) -> None:
-        self._found: _FastPut | None = None
-        self._looked = False
-
-    def get(self) -> _FastPut | None:
-        if not self._looked:
-            try:
-                from jax._src.config import explicit_device_put_scope
-                from jax._src.interpreters.pxla import batched_device_put
-
-                self._found = _FastPut(batched_device_put, explicit_device_put_scope)
-            except ImportError as error:
-                self._warn(error)
-            self._looked = True
-        return self._found
-
-    def disable(self, error: Exception) -> None:
-        """Disables the private functions: their signature has changed."""
-        if self._found is not None:
-            self._found = None
-            self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        logging.getLogger("ckpt_core").warning(
-            "jax %s has changed the private functions with which ckpt places arrays (%s: %s): ckpt uses "
-            "jax.device_put instead, which is slower",
-            jax.__version__,
-            type(error).__name__,
-            error,
-        )
+@functools.cache
+def _private() -> tuple[Callable[..., Any], Callable[[], Any]] | None:
+    """Private functions of jax: the core of ``jax.device_put``, and the explicit-transfer scope; None if they are missing."""
+    try:
+        from jax._src.config import explicit_device_put_scope
+        from jax._src.interpreters.pxla import batched_device_put
+    except ImportError as error:
+        _warn(type(error).__name__, str(error))
+        return None
+    return batched_device_put, explicit_device_put_scope
 
 
-_fast_path = _FastPath()
+@functools.cache
+def _warn(kind: str, error: str) -> None:
+    """Logs, once, that this version of jax is no longer known."""
+    logging.getLogger("ckpt_core").warning(
+        "jax %s has changed the private functions with which ckpt places arrays (%s: %s): ckpt uses "
+        "jax.device_put instead, which is slower",
+        *(jax.__version__, kind, error),
+    )
 
 
 def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
@@ -77,9 +53,9 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
     if not parts:
         # make_array_from_callback would ask for regions that only other processes hold.
         return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
-    fast = _fast_path.get()
-    if fast is not None:
-        with fast.explicit():
+    if private := _private():
+        _, explicit = private
+        with explicit():
             return jax.make_array_from_callback(
                 shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
             )
@@ -96,9 +72,7 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
 
 
 def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """One host array on one device, at a tenth of the cost of ``jax.device_put``: about 80 us per array, nearly all of it
-    Python code.
-    """
+    """One host array on one device, at a tenth of the cost of ``jax.device_put``, which is Python code."""
     target = _on(_default_device()) if sharding is None else sharding
     made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
     if made is not None:
@@ -108,18 +82,19 @@ def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
 
 def _put_fast(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:
     """The same host array on every device of this process; None without the private functions."""
-    fast = _fast_path.get()
-    if fast is None:
+    private = _private()
+    if private is None:
         return None
+    put, explicit = private
     single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     devices: list[Any] = list(
         sharding.device_set if single else sharding.addressable_devices_indices_map(part.shape)
     )
     try:
-        with fast.explicit():
-            return fast.put(aval, sharding, [part] * len(devices), devices, committed=committed)
+        with explicit():
+            return put(aval, sharding, [part] * len(devices), devices, committed=committed)
     except (TypeError, AttributeError) as error:  # not from a transfer: the signature has changed
-        _fast_path.disable(error)
+        _warn(type(error).__name__, str(error))
         return None
 
 
@@ -143,9 +118,7 @@ def _default_device() -> Any:
 
 
 def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
-    """A typed PRNG key array from its key data, uncommitted without ``sharding``. ``shape`` and the regions of ``parts`` are
-    those of the key array, without the words of a key; ``parts`` is empty if this process holds none.
-    """
+    """A typed PRNG key array from its key data, uncommitted without ``sharding``; ``shape`` and regions are those of the keys."""
     words = KEY_WORDS[impl]
     data_shape = (*shape, words)
     data_sharding = sharding
@@ -166,9 +139,7 @@ def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
 
 
 def place_weak(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """A weakly typed scalar; None if jax cannot create one of this dtype on that sharding. A weak type determines the dtype of
-    ``scalar * array``, so losing it would change results.
-    """
+    """A weakly typed scalar, as its type decides that of ``scalar * array``; None if jax cannot create it there."""
     target = _on(_default_device()) if sharding is None else sharding
     aval = jax.core.ShapedArray((), part.dtype, weak_type=True)
     made = _put_fast(aval, target, part, sharding is not None)

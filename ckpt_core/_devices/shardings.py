@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._format.part import runs_of
 from ckpt_core._layout.regions import Region, Shape, to_region, whole
 from ckpt_core._lazy import jax
 
@@ -83,12 +84,7 @@ def _memory_kind(sharding: Any) -> dict[str, Any]:
 
 
 def _nested_ids(devices: Any) -> Any:
-    if devices.ndim == 0:
-        return {"id": int(devices.item().id)}
-    return [
-        _nested_ids(part) if isinstance(part, np.ndarray) else {"id": int(part.id)}
-        for part in devices
-    ]
+    return np.vectorize(lambda device: {"id": int(device.id)}, otypes=[object])(devices).tolist()
 
 
 def rebuild_sharding(
@@ -97,9 +93,8 @@ def rebuild_sharding(
     *,
     elsewhere: bool = False,
 ) -> Any:
-    """The sharding from the JSON of ``describe_sharding``; None if the current devices do not allow it. With ``mesh`` instead
-    of the saved one, dimensions sharded only over axes that it lacks become replicated. With ``elsewhere`` a single device may
-    be that of another process, which then holds the array.
+    """The sharding from the JSON of ``describe_sharding``; None if the devices do not allow it. On another ``mesh``, dimensions
+    sharded only over axes that it lacks become replicated. ``elsewhere``: a single device may be that of another process.
     """
     try:
         if described is None:
@@ -143,21 +138,10 @@ def _refit(part: Any, mesh: jax.sharding.Mesh) -> Any:
 
 def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
     by_id = {device.id: device for device in jax.devices()}
-    ids: list[int] = []
-
-    def collect(node: Any) -> None:
-        if isinstance(node, list):
-            for child in node:
-                collect(child)
-        else:
-            ids.append(node["id"])
-
-    collect(described["device_mesh"]["mesh"])
-    if any(device_id not in by_id for device_id in ids):
+    nodes = np.array(described["device_mesh"]["mesh"], dtype=object).reshape(described["shape"])
+    devices = np.vectorize(lambda node: by_id.get(node["id"]), otypes=[object])(nodes)
+    if None in devices:
         return None
-    devices = np.array([by_id[device_id] for device_id in ids], dtype=object).reshape(
-        described["shape"]
-    )
     types = tuple(
         getattr(jax.sharding.AxisType, str(kind).rpartition(".")[2])
         for kind in described.get("axis_types") or []
@@ -179,9 +163,7 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
 
 
 def concrete(sharding: Any) -> Any:
-    """The sharding with real devices: replaces an abstract mesh by the one of ``jax.set_mesh``. Raises ValueError if no mesh
-    with its axes is set.
-    """
+    """The sharding with an abstract mesh replaced by that of ``jax.set_mesh``; ValueError if none with its axes is set."""
     if isinstance(sharding, jax.sharding.NamedSharding) and not isinstance(
         sharding.mesh, jax.sharding.Mesh
     ):
@@ -203,9 +185,7 @@ def wanted_sharding(leaf: Any) -> Any:
 
 
 def where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
-    """Which device holds which part of an array, as text that is equal on all processes. With ``own`` a process that holds all
-    of the array is not named.
-    """
+    """Which device holds which part of an array, equal on all processes; with ``own`` a process that holds all is not named."""
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
     if isinstance(sharding, jax.sharding.SingleDeviceSharding) and not committed:
         return f"not bound to a device{memory}"
@@ -222,7 +202,9 @@ def where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool
         return f"{_spec(sharding)} over the mesh ({axes}) of devices {where}{memory}"
     if local:
         return f"{type(sharding).__name__} of one process{memory}"
-    return f"{type(sharding).__name__} {_regions(sharding, shape)}{memory}"
+    entries = sorted(sharding.devices_indices_map(shape).items(), key=lambda entry: entry[0].id)
+    regions = "; ".join(f"device {device.id} {index}" for device, index in entries)
+    return f"{type(sharding).__name__} {regions}{memory}"
 
 
 def _spec(sharding: Any) -> str:
@@ -235,17 +217,5 @@ def _spec(sharding: Any) -> str:
 
 def _ids(numbers: Iterable[int]) -> str:
     """Numbers in their order, consecutive ones as ranges: ``0-7 16``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] + 1 == number:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
-    """Which device holds which region, for types of shardings that have no shorter description."""
-    entries: Any = sharding.devices_indices_map(shape)
-    ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
-    return "; ".join(f"device {device.id} {index}" for device, index in ordered)
+    runs = runs_of(numbers)
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -31,9 +31,7 @@ class Staging:
         return buffer
 
     def lend(self, users: int) -> Callable[[], None]:
-        """Begins a snapshot; each of the ``users`` saves that read it calls the result after its last read. The saves that read
-        the previous one have ended, or never began.
-        """
+        """Begins a snapshot; each of the ``users`` saves that read it calls the result after its last read."""
         if self.lent:
             self.release()
         reading = list(range(users))

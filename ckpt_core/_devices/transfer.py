@@ -108,9 +108,7 @@ def _page_locked(device: Any) -> Any:
 
 
 def fetching() -> contextlib.AbstractContextManager[object]:
-    """Context in which transfers to the host are explicit, as with ``jax.device_get``: ``jax.transfer_guard("disallow")``
-    permits them, ``"disallow_explicit"`` does not.
-    """
+    """Context in which transfers to the host are explicit: ``jax.transfer_guard("disallow")`` permits them."""
     try:
         from jax._src.config import explicit_device_get_scope
     except ImportError:  # private in jax; ignoring a guard is better than a failed save

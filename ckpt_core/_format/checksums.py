@@ -8,7 +8,6 @@ into blocks.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -35,66 +34,19 @@ def dump_checksums(chunks: Mapping[str, Sequence[int]]) -> bytes:
     return b'{"block_bytes":%d,"chunks":{%s}}' % (BLOCK_BYTES, b",".join(pieces))
 
 
-class Checksums:
-    """The block checksums in one file, by chunk key; CheckpointCorrupt if it is no checksum file. With ``few`` they
-    are searched for in the text, without parsing all of it, if the text is as ``dump_checksums`` writes it.
-    """
-
-    def __init__(self, data: bytes, file: str, *, few: bool = False) -> None:
-        self._file = file
-        self._searches_left = _SEARCHES
-        head = _HEAD.match(data) if few else None
-        if head is not None:
-            self.block_bytes = int(head[1])
-            self._text = data
-            return
-        self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
-        self._text = b""
-        value: Any = parse_json(data, self._file)
-        try:
-            self.block_bytes, chunks = value["block_bytes"], value["chunks"]
-            if type(self.block_bytes) is not int or not isinstance(chunks, dict):
-                raise ValueError("fields do not fit")
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._bad(error) from error
-        if self.block_bytes < 1:
-            raise self._bad("blocks of no bytes")
-        self._chunks = cast("dict[str, list[int]]", chunks)
-
-    def get(self, key: str) -> list[int] | None:
-        """The checksums of a chunk's blocks, in order; None if the file does not have the chunk."""
-        if self._text and not self._searches_left:
-            self._parse(self._text)
-        if not self._text:
-            return self._chunks.get(key)
-        self._searches_left -= 1
-        # Quotes inside a key are escaped, so a quote after a comma or brace begins a key.
-        wanted = dump_json(key) + b":["
-        start = self._text.find(wanted)
-        while start >= 0 and self._text[start - 1] not in b",{":
-            start = self._text.find(wanted, start + 1)
-        if start < 0:
-            return None
-        start += len(wanted) - 1
-        found: Any = parse_json(self._text[start : self._text.find(b"]", start) + 1], self._file)
-        return found
-
-    @property
-    def keys(self) -> Iterable[str]:
-        """The keys of all chunks in the file."""
-        if self._text:
-            self._parse(self._text)
-        return self._chunks.keys()
-
-    def _bad(self, what: object) -> CheckpointCorrupt:
-        return CheckpointCorrupt(f"{self._file}: not a checksum file: {what}", file=self._file)
-
-
-_SEARCHES = 64
-"""Number of text searches that take about as long as parsing the whole file."""
-_HEAD = re.compile(rb'\{"block_bytes":([1-9][0-9]{0,15}),"chunks":\{')
+def load_checksums(data: bytes, file: str) -> tuple[int, dict[str, list[int]]]:
+    """Bytes of a block, and each chunk's block checksums by its key; raises CheckpointCorrupt if ``data`` is anything else."""
+    value: Any = parse_json(data, file)
+    described: dict[str, Any] = value if isinstance(value, dict) else {}
+    block_bytes, chunks = described.get("block_bytes"), described.get("chunks")
+    if type(block_bytes) is int and block_bytes > 0 and isinstance(chunks, dict):
+        return block_bytes, cast("dict[str, list[int]]", chunks)
+    what = (
+        "blocks of no bytes"
+        if type(block_bytes) is int and block_bytes < 1
+        else "fields do not fit"
+    )
+    raise CheckpointCorrupt(f"{file}: not a checksum file: {what}", file=file)
 
 
 crc_of: Callable[..., int] = crc32c.crc32c
@@ -109,9 +61,7 @@ def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def whole_chunk(
     values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape
 ) -> np.ndarray[Any, Any]:
-    """A chunk as stored: one that extends beyond the array is padded with zeros. ``in_chunk`` is the region of
-    ``values`` in the chunk.
-    """
+    """A chunk as stored, padded with zeros beyond the array; ``in_chunk`` is the region of ``values`` in it."""
     if values.shape == chunk:
         return values
     padded = np.zeros(chunk, values.dtype)

@@ -24,9 +24,7 @@ class OrbaxLeaf:
 
 @dataclass(frozen=True)
 class OrbaxTree:
-    """A tree that Orbax wrote. In ``root`` sequences are lists and everything else dicts, as Orbax restores them;
-    with Orbax's rich metadata there are also tuples and NamedTuples.
-    """
+    """A tree that Orbax wrote: of lists and dicts, and where it has rich metadata also of tuples and NamedTuples."""
 
     root: Node
     leaves: tuple[OrbaxLeaf, ...]  # in the order of the structure

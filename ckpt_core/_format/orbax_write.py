@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core._format.record import FOLDERS as FOLDERS
-from ckpt_core._format.record import FORMAT_VERSION, MARKER, dump_json, parse_json
+from ckpt_core._format.record import FORMAT_VERSION, MARKER, dump_json
 from ckpt_core._format.record import RESERVED_FOLDERS as RESERVED_FOLDERS
 from ckpt_core._format.record import folder_of as folder_of
 from ckpt_core._tree import Node, Path, array_name, format_path
@@ -45,15 +45,14 @@ _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
 
 
 def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
-    """The array name of every leaf, from its path in Orbax's trees (``stored_paths``); ``paths`` are for messages.
-    Raises UnsupportedLeaf if two leaves get one name, or if a name is no valid Unicode or longer than keys of the
-    array database.
+    """The array name of every leaf, from ``stored_paths``. Raises UnsupportedLeaf if two are the same, or one is no valid Unicode
+    or longer than the array database allows; ``paths`` are for messages.
     """
     names: list[str] = []
     seen: dict[str, Path] = {}
     for path, there in zip(paths, stored, strict=True):
         name = array_name(there)
-        if not _is_text(name):
+        if not name.isascii() and name.encode(errors="ignore").decode() != name:
             raise UnsupportedLeaf(
                 f"leaf {format_path(path)!r}: its name is not valid Unicode: rename it",
                 leaf=format_path(path),
@@ -73,16 +72,6 @@ def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
             )
         names.append(name)
     return names
-
-
-def _is_text(name: str) -> bool:
-    if name.isascii():
-        return True
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def step_metadata(handlers: dict[str, str], metadata: Any) -> bytes:
@@ -140,7 +129,9 @@ def _describe(
     if node.kind == "expanded":
         _describe(node.children[0], keys, texts, specs, entries)
     elif node.kind == "leaf" or not node.children:
-        value = _value_metadata(next(specs)) if node.kind == "leaf" else _empty_metadata(node.kind)
+        value = f'{{"value_type":"{_EMPTY.get(node.kind)}","skip_deserialize":true}}'
+        if node.kind == "leaf":
+            value = _value_metadata(next(specs))
         entries.append(
             f'{_quoted(str(texts))}:{{"key_metadata":[{keys[1:]}],"value_metadata":{value}}}'
         )
@@ -152,10 +143,6 @@ def _describe(
             kind = _NAMED if by_name else _SEQUENCE
             step = f',{{"key":{_quoted(text)},"key_type":{kind}}}'
             _describe(child, keys + step, (*texts, text), specs, entries)
-
-
-def _empty_metadata(kind: str) -> str:
-    return f'{{"value_type":"{_EMPTY[kind]}","skip_deserialize":true}}'
 
 
 @functools.lru_cache(4096)
@@ -184,9 +171,7 @@ def sharding_file(names: Sequence[str], shardings: Sequence[dict[str, Any] | Non
 
 
 def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
-    """Content of ``_strings.json``: text leaves, nested by name, since names are JSON pointers. Raises
-    UnsupportedLeaf if one name is a parent of another one, which this format cannot express.
-    """
+    """Content of ``_strings.json``: texts, nested by name. Raises UnsupportedLeaf if one name is a parent of another."""
     document: dict[str, Any] = {}
     for name, text in texts.items():
         node: Any = document
@@ -206,11 +191,6 @@ def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
 
 def _pointer(part: str) -> str:
     return part.replace("~1", "/").replace("~0", "~")
-
-
-def parse_strings(data: bytes, file: str) -> Any:
-    """The document of ``_strings.json``, for ``read_string``."""
-    return parse_json(data, file)
 
 
 def read_string(document: Any, name: str) -> str:

@@ -29,9 +29,7 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes, most_bytes: int) -> dict[str, bytes]:
-    """The files in a value of ``pack``; raises ValueError for any other value, or if names and files together have
-    more than ``most_bytes``.
-    """
+    """The files in a value of ``pack``; raises ValueError for any other value, or more than ``most_bytes``."""
     line, mark, content = decompress(data, most_bytes).partition(b"\n")
     sizes = parse_json(line, "small_files")
     if not mark or not isinstance(sizes, dict):
@@ -53,9 +51,7 @@ STAGING = ".attempt."
 
 
 def apart(token: str, name: str = "") -> str:
-    """The key of an attempt's own small file; without a name, what all of them begin with. It is one name without a
-    slash: Orbax takes every folder of a checkpoint for an item.
-    """
+    """The key of an attempt's small file, or what they all begin with; without a slash: Orbax takes a folder for an item."""
     return f"{STAGING}{token}." + name.replace("!", "!1").replace("/", "!0")
 
 

@@ -1,19 +1,19 @@
-"""What JSON holds as it is, and JSON that every parser accepts."""
+"""What JSON holds as it is, JSON that every parser accepts, and the numbers in values of JSON. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 _MOST_DEPTH = 200
+_MOST = sys.float_info.max
 
 
 def refuse_keys(value: Any) -> None:
-    """Raises TypeError for a key that is no text: JSON would make text of it, and two keys could become one. Raises
-    ValueError for a value that is nested too deep.
-    """
+    """Raises TypeError for a key that is no text, which JSON would make text of; ValueError for a value nested too deep."""
     waiting = [(value, 0)]
     while waiting:
         one, depth = waiting.pop()
@@ -29,9 +29,8 @@ def refuse_keys(value: Any) -> None:
 
 
 def strict_json(value: Any) -> str:
-    """The value as one line of ASCII JSON (RFC 8259). NaN and infinities become the strings ``NaN``, ``Infinity`` and
-    ``-Infinity``, as in the JSON form of protocol buffers; ``null`` would mean a missing value. Values of other types
-    become their ``str``.
+    """The value as one line of ASCII JSON (RFC 8259); NaN and infinities as texts, as in protocol buffers, and other types as
+    ``str``.
     """
     try:
         return json.dumps(value, default=str, allow_nan=False)
@@ -47,3 +46,17 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _spelled(item) for key, item in value.items()}
     return [_spelled(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def numbers_in(value: Any) -> dict[str, float]:
+    """The numbers in nested dicts, by names joined with ``/``; without those beyond all floats, with which none compares."""
+    found: dict[str, float] = {}
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting:
+        name, one = waiting.pop()
+        if isinstance(one, dict):
+            start = f"{name}/" if name else ""
+            waiting += [(f"{start}{key}", part) for key, part in reversed(one.items())]
+        elif name and (type(one) is float or (type(one) is int and abs(one) <= _MOST)):
+            found[name] = one
+    return found

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import dump_json, parse_json
-from ckpt_core._format.treedef import dump_nodes, load_nodes
-from ckpt_core._tree import Path, flatten, format_path, importable_type, unflatten
+from ckpt_core._format.treedef import dump_tree, load_nodes
+from ckpt_core._tree import Path, flatten, format_path, unflatten
+from ckpt_core._tree.code import refused
 from ckpt_core._tree.leaves import (
     TEXT_KINDS,
     LeafSpec,
@@ -40,20 +41,18 @@ def dump(state: Any, text: str, index: int, count: int) -> dict[str, bytes]:
 
 
 def dump_exact(state: Any) -> bytes:
-    """Content of the exact file: a tree of plain values with all its types. Raises UnsupportedLeaf for an array on a
-    device, or another value that has no place in it.
-    """
+    """Content of the exact file: plain values with all their types; raises UnsupportedLeaf for an array on a device."""
     flat = flatten(state)
     leaves: list[Any] = []
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         spec = describe(leaf, path)
         if spec.kind in ("jax", "key"):
-            where, name = format_path(path), "a PRNG key" if spec.kind == "key" else "a jax.Array"
-            raise UnsupportedLeaf(
-                f"{where}: cannot save {name} in the state of a process, which holds plain values and numpy arrays: "
+            name = "a PRNG key" if spec.kind == "key" else "a jax.Array"
+            raise refused(
+                leaf,
+                format_path(path),
+                f"cannot save {name} in the state of a process, which holds plain values and numpy arrays: "
                 "convert it in get_state (numpy.asarray, jax.random.key_data), or save it in an item of its own",
-                leaf=where,
-                type_name=type(leaf).__name__,
             )
         if spec.kind in ("int", "float", "bool", "str"):
             leaves.append(leaf)
@@ -62,7 +61,7 @@ def dump_exact(state: Any) -> bytes:
         else:
             data = base64.b64encode(to_host_array(leaf, spec).tobytes()).decode()
             leaves.append([spec.kind, spec.dtype, spec.shape, spec.detail, data])
-    return dump_json({"nodes": dump_nodes(flat.root), "leaves": leaves})
+    return dump_json({"nodes": dump_tree(flat.root)[0], "leaves": leaves})
 
 
 def load_exact(data: bytes, file: str) -> Any:
@@ -74,7 +73,7 @@ def load_exact(data: bytes, file: str) -> Any:
         leaves = [_load_leaf(leaf) for leaf in value["leaves"]]
         if len(leaves) != len(paths):
             raise ValueError("leaves and structure do not fit")
-        return unflatten(root, leaves, resolve=importable_type)
+        return unflatten(root, leaves)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointCorrupt(
             f"{file}: not the state of a process: {error!r}", file=file

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import math
-import operator
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,8 +25,7 @@ from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, 
 from ckpt_core._format.part import Part
 from ckpt_core._format.treedef import (
     TreeBounds,
-    dump_nodes,
-    dump_statics,
+    dump_tree,
     load_nodes,
     refuse_unreadable,
 )
@@ -40,9 +38,9 @@ from ckpt_core._format.untrusted import (
     file_size,
     item_name,
     most_bytes,
+    parse_record,
     refuse_heavy,
     refuse_too_long,
-    scan_record,
     token_name,
 )
 from ckpt_core._format.untrusted import parse_json as parse_json
@@ -71,9 +69,7 @@ such: what they interrupted may be sound."""
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Size and CRC-32 of one file. Not its CRC-32C: OCDBT's files end in theirs, so it would be the same for all of
-    one length.
-    """
+    """Size and CRC-32 of one file: all OCDBT files of one length have the same CRC-32C, since they end in their own."""
 
     size_bytes: int
     crc32: int  # of a data file only of bytes outside of checksummed blocks
@@ -83,9 +79,6 @@ class FileRecord:
     def of(data: bytes) -> FileRecord:
         """The record of a file with this content."""
         return FileRecord(len(data), zlib.crc32(data))
-
-
-_SPEC, _CHUNK, _SHARDING, _CODEC = map(operator.attrgetter, ("spec", "chunk", "sharding", "codec"))
 
 
 class LeafColumns(NamedTuple):
@@ -114,20 +107,17 @@ class ItemRecord:
     def columns(self) -> LeafColumns:
         """What is recorded of the leaves, as one list for each property."""
         by_position = {None: None, **dict(enumerate(self.shardings))}
-        codecs = [self.codec] * len(self.leaves)
-        if any(map(_CODEC, self.leaves)):
-            codecs = [leaf.codec or self.codec for leaf in self.leaves]
         return LeafColumns(
-            specs=list(map(_SPEC, self.leaves)),
-            chunks=list(map(_CHUNK, self.leaves)),
-            shardings=list(map(by_position.__getitem__, map(_SHARDING, self.leaves))),
-            codecs=codecs,
+            [leaf.spec for leaf in self.leaves],
+            [leaf.chunk for leaf in self.leaves],
+            [by_position[leaf.sharding] for leaf in self.leaves],
+            [leaf.codec or self.codec for leaf in self.leaves],
         )
 
     @property
     def compressed(self) -> bool:
         """Whether any leaf is stored compressed."""
-        return self.codec is not None or any(map(_CODEC, self.leaves))
+        return self.codec is not None or any(leaf.codec for leaf in self.leaves)
 
     @functools.cached_property
     def json(self) -> bytes:
@@ -224,16 +214,14 @@ def dump_record(record: Record) -> bytes:
             for name, entry in sorted(record.files.items())
         },
     }
-    if record.settings:
-        body["settings"] = record.settings
-    if record.part is not None:
-        body["part"] = record.part.dump()
-    if record.parent is not None:
-        body["parent"] = record.parent
-    if record.shared:
-        body["shared"] = record.shared
-    if record.packed:
-        body["small_files"] = base64.b64encode(record.packed).decode()
+    optional = {
+        "settings": record.settings,
+        "part": record.part and record.part.dump(),
+        "parent": record.parent,
+        "shared": record.shared,
+        "small_files": base64.b64encode(record.packed).decode(),
+    }
+    body |= {name: value for name, value in optional.items() if value}
     items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
     data = dump_json(body)[:-1] + b',"items":{' + items + b"}}"
     sizes = {name: file.size_bytes for name, file in record.files.items() if not file.data}
@@ -264,11 +252,12 @@ def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int])
 
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:
+    nodes, statics = dump_tree(item.tree)
     return {
         "form": item.form,
         "process_count": item.process_count,
         "codec": item.codec,
-        "nodes": dump_nodes(item.tree),
+        "nodes": nodes,
         "leaves": [
             [
                 leaf.spec.kind,
@@ -283,15 +272,13 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         ],
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
-        **dump_statics(item.tree),  # since 0.2
+        **statics,  # since 0.2
         **({"shared": item.shared} if item.shared else {}),  # since 0.2
     }
 
 
 def load_record(data: bytes) -> Record:
-    """The record in the bytes of ckpt.json; raises NewerFormat if a later version of ckpt wrote them,
-    CheckpointCorrupt if ``dump_record`` did not.
-    """
+    """The record in the bytes of ckpt.json; raises NewerFormat if a later ckpt wrote them, CheckpointCorrupt if none did."""
     if data.startswith(LFS_POINTER):
         raise CheckpointError(
             f"{RECORD_FILE} is a pointer of git-lfs: fetch the files with `git lfs pull`"
@@ -302,9 +289,9 @@ def load_record(data: bytes) -> Record:
         raise _bad("its own checksum does not match: it is damaged or incomplete")
     if len(body) > LIGHT_BYTES:
         refuse_heavy(body, RECORD_FILE)
-    value: Any = None  # of the fast scan: leaves are a tuple of LeafRecords
-    with contextlib.suppress(*_MALFORMED, RecursionError):  # not in the exact form that ckpt writes
-        value = scan_record(body.decode(), load_leaf)
+    value: Any = None
+    with contextlib.suppress(*_MALFORMED, RecursionError):  # not in the form that ckpt writes
+        value = parse_record(body.decode(), load_leaf)
     try:
         value = value or parse_json(body, RECORD_FILE)
         version = value["format_version"]
@@ -361,12 +348,12 @@ def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
     leaves = value["leaves"]
     told = value.get("statics", ()), value.get("constants", ())  # since 0.2
     root = load_nodes(value["nodes"], paths, *told, len(leaves), bounds)
-    if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
+    if not isinstance(leaves, tuple):  # else ``parse_record`` has made LeafRecords
         leaves = tuple(map(load_leaf, leaves))
     if len(leaves) != len(paths):
         raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
     shardings = tuple(value["shardings"])
-    positions = set(map(_SHARDING, leaves)) - {None}
+    positions = {leaf.sharding for leaf in leaves} - {None}
     if not positions <= set(range(len(shardings))):
         raise ValueError("a leaf refers to a sharding that is not there")
     if value["form"] not in ("tree", "process", "files", "json"):
@@ -455,9 +442,7 @@ def _checked_leaf(
 
 
 def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
-    """The groups of leaves that were one object, from the record; raises ValueError or TypeError if ckpt did not
-    write them.
-    """
+    """The groups of leaves that were one object; raises ValueError or TypeError if ckpt did not write them."""
     groups = checked_across(
         [[("", position) for position in group] for group in value], {"": leaves}
     )

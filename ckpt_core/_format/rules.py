@@ -143,9 +143,7 @@ def _are_counts(numbers: Iterable[Any]) -> bool:
 
 
 def rules_from(value: Iterable[Rule | Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """The rules in a list of rules, or of dicts as JSON and YAML have them. Raises TypeError for anything else, also
-    for a dict with missing or unknown keys.
-    """
+    """The rules in a list of rules, or of dicts as JSON and YAML have them; raises TypeError for anything else."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError("rules= must be a list of ckpt.Rule, or of dicts with their attributes")
     return tuple(one if isinstance(one, Rule) else _rule_from(one) for one in value)
@@ -233,7 +231,7 @@ class Bound:
 def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list[str]]:
     """The rules with the names that fit them, and the names that fit none; of several rules, the first counts."""
     patterns = [
-        (number, part, _pattern(source))
+        (number, part, pattern_of(source, "."))
         for number, rule in enumerate(rules)
         for part, source in enumerate(rule.sources)
     ]
@@ -242,9 +240,10 @@ def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list
     for name in names:
         for number, part, pattern in patterns:
             fitting = pattern.fullmatch(name)
-            if fitting is None or not _are_numbers(rules[number], fitting):
+            stack = rules[number].stack
+            if fitting is None or not all(_NUMBER.fullmatch(fitting[place]) for place in stack):
                 continue
-            places, stack = fitting.groupdict(), rules[number].stack
+            places = fitting.groupdict()
             fixed = tuple(sorted((key, text) for key, text in places.items() if key not in stack))
             index = tuple(int(places[key]) for key in stack)
             found.setdefault((number, fixed), {})[index, part] = name
@@ -254,16 +253,12 @@ def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list
     return [_bound(rules[number], dict(fixed), at) for (number, fixed), at in found.items()], left
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    parts = PLACE.split(text)
+def pattern_of(text: str, separator: str) -> re.Pattern[str]:
+    """A name with places as a regex; a place stands for any text without the separator."""
+    parts = enumerate(PLACE.split(text))
     return re.compile(
-        "".join(f"(?P<{part}>[^.]+)" if n % 2 else re.escape(part) for n, part in enumerate(parts))
+        "".join(f"(?P<{part}>[^{separator}]+)" if n % 2 else re.escape(part) for n, part in parts)
     )
-
-
-def _are_numbers(rule: Rule, fitting: re.Match[str]) -> bool:
-    texts = [fitting[place] for place in rule.stack]
-    return all(_NUMBER.fullmatch(text) for text in texts)
 
 
 def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], str]) -> Bound:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.rules import PLACE, Rule, dimensions, resized, view_of
+from ckpt_core._format.rules import PLACE, Rule, View, dimensions, pattern_of, resized, view_of
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
@@ -31,7 +30,11 @@ class Export:
         """The tensor, of these parts of its leaves: of each the row ``index``."""
         if self.rule is None:
             return arrays[0]
-        joined = [_taken_back(self.rule, array) for array in arrays]
+        views = [_view(self.rule, array.shape) for array in arrays]
+        joined = [
+            array.transpose(view.back).reshape(view.tensor)
+            for array, view in zip(arrays, views, strict=True)
+        ]
         array = joined[0] if len(joined) == 1 else np.concatenate(joined, self.rule.axis)
         if array.ndim:
             array = array[(*[slice(None)] * self.rule.axis, slice(*self.part))]
@@ -39,15 +42,19 @@ class Export:
 
 
 def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]) -> list[Export]:
-    """The tensors that leaves make, by the rules of a load taken backwards; a leaf that no rule names keeps its path,
-    with dots for ``/``. Raises StructureMismatch if a leaf does not fit its rule, or if two tensors would have one
-    name.
+    """The tensors that leaves make by the rules of a load taken backwards; others keep their path, with dots for ``/``. Raises
+    StructureMismatch if a leaf does not fit its rule, or two tensors get one name.
     """
     rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
+    patterns = [
+        (number, part, pattern_of(path, "/"))
+        for number, rule in enumerate(rules)
+        for part, path in enumerate(rule.results)
+    ]
     found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, int]] = {}
     made: list[Export] = []
     for leaf, path in enumerate(paths):
-        for number, part, pattern in _patterns(rules):
+        for number, part, pattern in patterns:
             fitting = pattern.fullmatch(path)
             if fitting is not None:
                 fixed = tuple(sorted(fitting.groupdict().items()))
@@ -76,19 +83,6 @@ def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpe
             problems, advice="The rules cannot be taken backwards for these leaves."
         )
     return made
-
-
-def _patterns(rules: Sequence[Rule]) -> list[tuple[int, int, re.Pattern[str]]]:
-    found: list[tuple[int, int, re.Pattern[str]]] = []
-    for number, rule in enumerate(rules):
-        for part, path in enumerate(rule.results):
-            pieces = PLACE.split(path)
-            text = "".join(
-                f"(?P<{piece}>[^/]+)" if n % 2 else re.escape(piece)
-                for n, piece in enumerate(pieces)
-            )
-            found.append((number, part, re.compile(text)))
-    return found
 
 
 def _problem(
@@ -156,14 +150,11 @@ def _tensors(
 
 
 def _shape(rule: Rule, leaf: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the tensor of which a row of a leaf is the view."""
+    """Shape of the tensor that has a row of a leaf as its view."""
+    return _view(rule, leaf).tensor
+
+
+def _view(rule: Rule, leaf: tuple[int, ...]) -> View:
     view = view_of(rule, leaf)
     assert view is not None  # _problem has compared the dimensions
-    return view.tensor
-
-
-def _taken_back(rule: Rule, array: _Array) -> _Array:
-    """A row of a leaf, as the tensor of which it is the view."""
-    view = view_of(rule, array.shape)
-    assert view is not None
-    return array.transpose(view.back).reshape(view.tensor)
+    return view

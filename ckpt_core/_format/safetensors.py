@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ LENGTH_BYTES = 8
 """The length of the header stands in so many bytes, at the beginning of the file."""
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit of the header."""
-MOST_INDEX_BYTES = MOST_HEADER_BYTES
 _METADATA = "__metadata__"
 _MOST_DIMENSIONS = 64
 
@@ -49,9 +49,6 @@ DTYPES = {
 """Name of a dtype in the format -> ours. The packed ones (F4, F6) are missing: jax has no such arrays."""
 
 
-"""How a file begins that stands for one in the storage of git-lfs."""
-
-
 class Tensor(NamedTuple):
     """One tensor of a file."""
 
@@ -71,9 +68,7 @@ class Header(NamedTuple):
 
 
 def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
-    """The length of the header, from the beginning of a file of ``file_bytes`` (None: unknown). Raises
-    CheckpointCorrupt if the file is too short, or the length impossible.
-    """
+    """The length of the header of a file of ``file_bytes`` (None: unknown); CheckpointCorrupt if it cannot be."""
     if len(beginning) < LENGTH_BYTES:
         raise _corrupt(file, f"has {len(beginning)} bytes, and its header alone has more")
     if beginning.startswith(LFS_POINTER):
@@ -93,8 +88,8 @@ def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
 
 
 def parse_header(data: bytes, file: str, file_bytes: int | None = None) -> Header:
-    """The tensors of a file, from its header. Raises CheckpointCorrupt if it is damaged, tensors overlap or leave
-    gaps, or the file is not of their size; CheckpointError for a dtype that jax does not have.
+    """The tensors of a file. Raises CheckpointCorrupt if they overlap, have gaps or do not fit the file; CheckpointError for a
+    dtype that jax does not have.
     """
     if not data.startswith(b"{"):
         raise _corrupt(file, "has a header that does not begin with a brace")
@@ -118,9 +113,7 @@ def parse_header(data: bytes, file: str, file_bytes: int | None = None) -> Heade
 
 
 def parse_index(data: bytes, file: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """The file of each tensor by its name, and the metadata, from the index of a model of several files. Raises
-    CheckpointCorrupt if it is damaged, or names a file outside of its folder.
-    """
+    """The file of each tensor by its name, and the metadata of a model of several files; CheckpointCorrupt if it is damaged."""
     described = _parsed(data, file)
     places, metadata = described.get("weight_map"), described.get("metadata", {})
     if not isinstance(places, dict) or not isinstance(metadata, dict):
@@ -145,8 +138,7 @@ def _parsed(data: bytes, file: str) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the name {twice!r} stands in it twice")
     return found
 
@@ -194,9 +186,7 @@ def _corrupt(file: str, what: str, tensor: str | None = None) -> CheckpointCorru
 def dump_header(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """The beginning of a file, up to its first tensor; ``tensors`` are in the order of their bytes, with our dtypes.
-    Raises CheckpointError if the format cannot hold the header, the name of a tensor or the metadata.
-    """
+    """The beginning of a file, up to its first tensor; CheckpointError if the format cannot hold a name or the metadata."""
     names = {ours: theirs for theirs, ours in DTYPES.items()}
     odd = next(
         (pair for pair in metadata.items() if not all(isinstance(x, str) for x in pair)), None

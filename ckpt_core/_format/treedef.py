@@ -36,41 +36,18 @@ _MOST_PATH_LETTERS = 2**27
 _MOST_ALIKE = 256
 
 
-def dump_nodes(root: Node) -> list[Any]:
+def dump_tree(root: Node) -> tuple[list[Any], dict[str, list[Any]]]:
     """The structure as a flat list: 0 for a leaf, None for None, else ``[kind, class, keys]``. Lists and tuples have
     their length instead of keys. A leaf wrapped in ``Below`` is its key; any other node wrapped so follows after
-    ``["below", key, 1]``.
+    ``["below", key, 1]``. And the entries ``statics`` and ``constants`` of an item: lists of ``[index in the flat list, JSON value]``.
     """
-    out: list[Any] = []
-    _dump_node(root, out)
-    return out
+    nodes: list[Any] = []
+    found: dict[str, list[Any]] = {"statics": [], "constants": []}
+    _dump_node(root, nodes, found)
+    return nodes, {name: entries for name, entries in found.items() if entries}
 
 
-def dump_statics(root: Node) -> dict[str, list[Any]]:
-    """The entries ``statics`` and ``constants`` of an item: lists of ``[index of the node in the flat list, JSON value]``."""
-    found: list[Any] = []
-    _dump_statics(root, 0, found)
-    constants = [[at, told.pop("constants")] for at, told in found if "constants" in told]
-    lists = {"statics": [entry for entry in found if entry[1]], "constants": constants}
-    return {name: entries for name, entries in lists.items() if entries}
-
-
-def _dump_statics(node: Node, at: int, found: list[Any]) -> int:
-    """Appends those of a node and all nodes below it; returns the index after the last node."""
-    if node.kind == "expanded":
-        return _dump_statics(node.children[0], at + (1 if node.type_name else 0), found)
-    if node.static:
-        found.append([at, json.loads(node.static)])
-    count = len(node.children)
-    if count and node.children.count(node.children[0]) == count and node.children[0].kind == "leaf":
-        return at + 1 + count
-    at += 1
-    for child in node.children:
-        at = at + 1 if child is LEAF else _dump_statics(child, at, found)
-    return at
-
-
-def _dump_node(node: Node, out: list[Any]) -> None:
+def _dump_node(node: Node, out: list[Any], found: dict[str, list[Any]]) -> None:
     if node.kind == "leaf":
         out.append(node.type_name or 0)
     elif node.kind == "none":
@@ -78,33 +55,37 @@ def _dump_node(node: Node, out: list[Any]) -> None:
     elif node.kind == "expanded":
         if node.type_name:
             out.append(["below", node.type_name, 1])
-        _dump_node(node.children[0], out)
+        _dump_node(node.children[0], out, found)
     else:
+        if node.static:
+            static = json.loads(node.static)
+            if "constants" in static:
+                found["constants"].append([len(out), static.pop("constants")])
+            if static:
+                found["statics"].append([len(out), static])
         keys = len(node.keys) if node.kind in ("list", "tuple") else node.keys
         out.append([node.kind, node.type_name, keys])
         for child in node.children:
-            _dump_node(child, out)
+            if child is LEAF:
+                out.append(0)
+            else:
+                _dump_node(child, out, found)
 
 
 class TreeBounds:
-    """What the trees of one record may still take: their nodes and paths are counted before they are made. A node of
-    a record takes few bytes there, and each leaf below it has the keys above it in its path. So a small record can
-    describe paths that no memory holds.
+    """What the trees of one record may still take, counted before it is made: of few bytes there, each leaf's path repeats all
+    keys above it.
     """
 
     containers = _MOST_CONTAINERS
     keys = _MOST_PATH_KEYS  # in the paths of all leaves
     letters = _MOST_PATH_LETTERS  # in these keys
 
-    def take(self, containers: int, keys: int = 0, letters: int = 0) -> None:
+    def take(self, containers: int = 0, keys: int = 0, letters: int = 0) -> None:
         """Raises ValueError if less than so many are left."""
         self.containers -= containers
         self.keys -= keys
         self.letters -= letters
-        self.check()
-
-    def check(self) -> None:
-        """Raises ValueError if more was taken than there can be."""
         if self.containers < 0:
             raise ValueError(f"more than {_MOST_CONTAINERS} containers")
         if self.keys < 0 or self.letters < 0:
@@ -117,7 +98,7 @@ def refuse_unreadable(paths: Sequence[Path]) -> None:
     """Raises ValueError if ``load_nodes`` would refuse the paths of a tree: a save must not write them."""
     bounds = TreeBounds()
     for path in paths:
-        bounds.take(0, len(path), sum(map(letters_of, path)))
+        bounds.take(keys=len(path), letters=sum(map(letters_of, path)))
     if any(type(key) is not str for path in paths for key in path):
         _refuse_alike(paths)
 
@@ -130,17 +111,14 @@ def load_nodes(
     leaf_count: int | None = None,
     bounds: TreeBounds | None = None,
 ) -> Node:
-    """The structure that ``dump_nodes`` wrote; appends the paths of its leaves to ``paths``. More leaves than
-    ``leaf_count`` are refused before anything is made. Raises ValueError or TypeError for tokens that ``dump_nodes``
-    never writes.
+    """The structure that ``dump_tree`` wrote; appends the paths of its leaves, at most ``leaf_count``, to ``paths``. Raises
+    ValueError or TypeError for tokens that it never writes.
     """
     leaves = tokens.count(0) + list(map(type, tokens)).count(str)
     if leaf_count is not None and leaves > leaf_count:
         raise ValueError(f"{leaves} leaves in the structure, {leaf_count} described")
     bounds = bounds or TreeBounds()
-    bounds.containers -= len(tokens) - leaves - tokens.count(None)
-    if bounds.containers < 0:
-        bounds.check()
+    bounds.take(containers=len(tokens) - leaves - tokens.count(None))
     for at, _ in statics:
         if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
@@ -169,9 +147,7 @@ def _is_custom(token: Any) -> bool:
 
 @dataclass
 class _Loading:
-    """One call of ``load_nodes``. ``known`` are nodes that hold only leaves: those of a model's layers are equal, and
-    become one.
-    """
+    """One call of ``load_nodes``; ``known`` are nodes of leaves alone: the equal ones of a model's layers become one."""
 
     tokens: list[Any]
     paths: list[Path]
@@ -181,9 +157,7 @@ class _Loading:
     odd_keys: bool = False  # a container has other keys than text and positions
 
     def node(self, at: int, path: Path, letters: int) -> tuple[Node, int]:
-        """The node that begins at index ``at``, and the index after its last child; ``letters`` counts those of the
-        keys in ``path``.
-        """
+        """The node at index ``at``, and the index after its last child; ``letters`` counts those of the keys in ``path``."""
         tokens, paths, bounds = self.tokens, self.paths, self.bounds
         token = tokens[at]
         if token == 0 or type(token) is str:
@@ -212,10 +186,7 @@ class _Loading:
         first = tokens[at] if count and at + count <= len(tokens) else None
         is_leaf = first == 0 or type(first) is str
         if is_leaf and tokens[at : at + count].count(first) == count:
-            bounds.keys -= count * (len(path) + 1)
-            bounds.letters -= count * letters + text
-            if bounds.keys < 0 or bounds.letters < 0:
-                bounds.check()
+            bounds.take(keys=count * (len(path) + 1), letters=count * letters + text)
             paths += zip(*map(repeat, path), entries, strict=False)
             same = kind, str(type_name), tuple(entries), static, first
             node = self.known.get(same)
@@ -225,14 +196,9 @@ class _Loading:
             return node, at + count
         below: list[Node] = []
         for key in entries:
-            inside = letters + (
-                1 + len(key) if type(key) is str and key.isascii() else letters_of(key)
-            )
+            inside = letters + letters_of(key)
             if tokens[at] == 0:
-                bounds.keys -= len(path) + 1
-                bounds.letters -= inside
-                if bounds.keys < 0 or bounds.letters < 0:
-                    bounds.check()
+                bounds.take(keys=len(path) + 1, letters=inside)
                 paths.append((*path, key))
                 below.append(LEAF)
                 at += 1
@@ -250,9 +216,7 @@ def letters_of(key: Any) -> int:
 
 
 def _refuse_alike(keys: Sequence[Any]) -> None:
-    """Raises ValueError if many keys have one hash: a dict of them takes time quadratic in their number. Text cannot
-    be made so, since Python hashes it differently in each process.
-    """
+    """Raises ValueError for many keys of one hash, with which a dict takes quadratic time; text cannot be made so."""
     alike = max(Counter(map(hash, keys)).values(), default=0)
     if alike > _MOST_ALIKE and len(set(map(str, keys))) > _MOST_ALIKE:
         raise ValueError(f"{alike} keys with the same hash")

@@ -8,14 +8,12 @@ of 20 to 45 letters, a leaf takes 76 to 111 bytes in ``ckpt.json``, 55 to 75 in 
 bytes, or 182 after several commits. The limits therefore allow about three million leaves. A save
 that would exceed them raises (``dump_record``).
 
-How deep and how many the values of a JSON file are is known before they are made. ``scan_record`` is the fast
-parser of ckpt.json in the exact form that ckpt writes: each distinct leaf is parsed once. For any other form, even
-one additional blank, it raises, and the caller uses ``parse_json``.
+How deep and how many the values of a JSON file are is known before they are made. ``parse_record`` is the fast
+parser of ckpt.json in the form that ckpt writes: each distinct leaf is parsed once.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
@@ -112,9 +110,8 @@ def parse_json(
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     errors: str = "surrogatepass",
 ) -> Any:
-    """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for
-    invalid JSON, nesting deeper than any program reads, or values beyond ``MOST_VALUES_BYTES``. MemoryError and
-    RecursionError mean that this process has no memory or stack for what is sound.
+    """The value of a JSON file; ``pairs`` makes each object of its names and values. Raises CheckpointCorrupt for invalid JSON,
+    nesting deeper than any program reads, or values beyond ``MOST_VALUES_BYTES``.
     """
     if len(data) > LIGHT_BYTES:
         refuse_heavy(data, file)
@@ -150,9 +147,7 @@ def values_bytes(data: bytes) -> int:
 def refuse_deep(
     data: bytes, file: str, error: RecursionError, most_depth: int | None = None
 ) -> None:
-    """Raises CheckpointCorrupt if the text itself is why the stack did not suffice, not how deep the caller is.
-    ``most_depth`` is the depth of sound values; None for as deep as this interpreter reads at all.
-    """
+    """Raises CheckpointCorrupt if the text is nested deeper than ``most_depth`` (None: than this interpreter reads at all)."""
     most = max(1000, sys.getrecursionlimit()) if most_depth is None else most_depth
     brackets = np.frombuffer(_TEXTS.sub(b"", data).translate(None, _NO_BRACKETS), np.uint8)
     depths = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1), dtype=np.int32)
@@ -163,62 +158,38 @@ def refuse_deep(
         ) from error
 
 
-Scan = Callable[[str, int], tuple[Any, int]]
-"""(text, start) -> (the value that begins at start, the position after it)."""
-
-_any: Scan = json.JSONDecoder().raw_decode
-_AFTER_LEAVES = ',"shardings":'
+_ITEMS, _LEAVES, _AFTER_LEAVES = ',"items":{', '"leaves":[["', ']],"shardings":'
 
 
-def scan_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
-    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``. Raises ValueError if the
-    text is not in the form that ckpt writes, and any error of ``make_leaf``.
+def parse_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
+    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``, which is called once for leaves of
+    equal text. Raises ValueError if the text is not in the form that ckpt writes, and any error of ``make_leaf``.
     """
-    leaves = functools.partial(_leaves, make=make_leaf)
-    item = functools.partial(_object, scan_of=lambda name: leaves if name == "leaves" else _any)
-    items = functools.partial(_object, scan_of=lambda _: item)
-    value, end = _object(text, 0, lambda name: items if name == "items" else _any)
-    if end != len(text):
-        raise ValueError(f"more than an object: it ends at {end}")
+    done = text.index(_ITEMS)
+    if _ITEMS in text[done + 1 :]:
+        raise ValueError("the user's metadata looks like items")
+    parts, made = [text[:done]], list[tuple[Any, ...]]()
+    while (start := text.find(_LEAVES, done)) >= 0:
+        stop = text.index(_AFTER_LEAVES, start)
+        leaves = text[start + len(_LEAVES) : stop].split('],["')
+        once = dict.fromkeys(leaves)
+        values = json.loads('[["' + '],["'.join(once) + "]]")
+        by_text = dict(zip(once, map(make_leaf, values), strict=True))
+        parts += text[done:start], f'"leaves":{len(made)}'
+        made.append(tuple(map(by_text.__getitem__, leaves)))
+        done = stop + 2
+    value = json.loads("".join(parts) + text[done:])
+    for item in value["items"].values():
+        if type(item["leaves"]) is int:
+            item["leaves"] = made[item["leaves"]]
     return value
-
-
-def _object(text: str, start: int, scan_of: Callable[[str], Scan]) -> tuple[dict[str, Any], int]:
-    """The object that begins at ``start``; ``scan_of`` gives the parser for each member's name."""
-    found: dict[str, Any] = {}
-    position, separator = start, "{"
-    while text.startswith(separator + '"', position):
-        name, position = _any(text, position + 1)
-        if not text.startswith(":", position):
-            raise ValueError(f"no value at {position}")
-        found[name], position = scan_of(name)(text, position + 1)
-        separator = ","
-    if not found or not text.startswith("}", position):
-        raise ValueError(f"no object at {start}")
-    return found, position + 1
-
-
-def _leaves(text: str, start: int, make: Callable[[Any], Any]) -> tuple[tuple[Any, ...], int]:
-    """The results of ``make`` for a list of lists; called once for entries with equal text."""
-    if text.startswith("[]" + _AFTER_LEAVES, start):
-        return (), start + 2
-    stop = text.find("]]" + _AFTER_LEAVES, start)
-    if stop < 0 or not text.startswith('[["', start):
-        raise ValueError(f"no leaves at {start}")
-    texts = text[start + 3 : stop].split('],["')
-    once = dict.fromkeys(texts)
-    values = json.loads('[["' + '],["'.join(once) + "]]")
-    made = dict(zip(once, map(make, values), strict=True))
-    return tuple(map(made.__getitem__, texts)), stop + 2
 
 
 _AT_ONCE_BYTES = 1 * MIB
 
 
 def decompress(data: bytes, most_bytes: int) -> bytes:
-    """What a zstd frame holds, about which the frame itself may say anything. Raises ValueError if it is damaged, or
-    has more than ``most_bytes``.
-    """
+    """What a zstd frame holds; raises ValueError if it is damaged, or has more than ``most_bytes``, whatever it says itself."""
     parts: list[bytes] = []
     size_bytes = 0
     try:

@@ -44,14 +44,12 @@ def cut_region(region: Region, holders: tuple[int, ...], chunk: Shape, itemsize:
 
 
 class WriterTurns:
-    """Distributes replicated regions among their holders, so that all write about the same bytes: of each
-    set of holders, the one with the fewest bytes so far is next. Each process asks about the regions that
-    it holds, in the same order as the other holders, so all get the same answers without communication.
+    """Distributes replicated regions among their holders: the one with the fewest bytes so far is next. All ask in the same
+    order, so all get the same answers without communication.
     """
 
     def __init__(self) -> None:
         self._loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        self._known: dict[int, tuple[tuple[int, ...], list[tuple[int, int]]]] = {}
 
     def writer(self, holders: tuple[int, ...], size_bytes: int) -> int:
         """The process that writes the next ``size_bytes`` of what these processes hold."""
@@ -59,21 +57,12 @@ class WriterTurns:
         # checksums.
         if len(holders) == 1 or size_bytes <= INLINE_BYTES:
             return holders[0]
-        loads = self._loads_of(holders)
+        if holders not in self._loads:  # equal loads in index order already form a heap
+            self._loads[holders] = [(0, process) for process in holders]
+        loads = self._loads[holders]
         load, process = loads[0]
         heapq.heapreplace(loads, (load + size_bytes, process))
         return process
-
-    def _loads_of(self, holders: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Bytes so far and index of each holder, as a heap."""
-        known = self._known.get(id(holders))  # a tuple of thousands is hashed once
-        if known is not None and known[0] is holders:
-            return known[1]
-        loads = self._loads.get(holders)
-        if loads is None:  # equal loads in index order already form a heap
-            loads = self._loads[holders] = [(0, process) for process in holders]
-        self._known[id(holders)] = holders, loads
-        return loads
 
     def regions(self, cut: CutRegion, process: int) -> tuple[tuple[Region, ...], int]:
         """The parts of a region, in whole chunks, that ``process`` writes, and their bytes; the region itself if all."""

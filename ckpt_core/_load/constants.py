@@ -19,7 +19,6 @@ from ckpt_core._tree import (
     Path,
     compared_values,
     format_path,
-    importable_type,
     unflatten,
 )
 from ckpt_core._tree.match import Match, MatchRules, renamed_path
@@ -52,7 +51,7 @@ def unread(
     if root is None:
         return None
     leaves = (SavedLeaf(item.specs[at]) for at in range(start, len(item.specs)))
-    tree = unflatten(root, leaves, resolve=importable_type)
+    tree = unflatten(root, leaves)
     if root.kind == "dict" and root.static:
         tree = SavedDict(tree)
         tree.constants = compared_values(root.static)

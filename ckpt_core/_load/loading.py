@@ -254,15 +254,11 @@ _NO_SUCH_TEXT = (AttributeError, ValueError, TypeError, KeyError, OverflowError)
 
 def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:
     """Reads the leaves that are stored as text: strings, big integers, random generators."""
-    item, document = plan.item, None
-    name = item.file(orbax_write.STRINGS_FILE)
+    item, text_of = plan.item, checkpoint.texts(plan.item)
     for result, position in enumerate(plan.positions):
         if position is None or item.specs[position].kind not in TEXT_KINDS:
             continue
-        where = format_path(item.paths[position])
-        if document is None:
-            document = orbax_write.parse_strings(checkpoint.read_file(name, leaf=where), name)
-        stored = orbax_write.read_string(document, item.name_of(position))
+        where, stored = format_path(item.paths[position]), text_of(position)
         try:
             leaves[result] = from_text(stored, item.specs[position])
         except RecursionError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +49,6 @@ from ckpt_core._tree import (
     code_and_constants,
     flatten,
     format_path,
-    importable_type,
     unflatten,
 )
 from ckpt_core._tree.abstract import Placeholders, as_abstract
@@ -58,6 +56,7 @@ from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
+from ckpt_core.arguments import nearest
 
 _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
 """Leaves of targets that are taken as they are, beside those of jax."""
@@ -75,13 +74,13 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
             return replace(only, name=name)  # such files have no items
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
-        close = difflib.get_close_matches(name, checkpoint.items, n=1)
+        close = nearest(name, checkpoint.items)
         if checkpoint.single:
             hint = ": it was saved as one state, pass one target without a name"
         elif name == "state" and by_name:
             hint = f": pass each target by its name ({by_name})"
         elif close:
-            hint = f": did you mean {close[0]!r}?"
+            hint = f": did you mean {close!r}?"
         else:
             named = f" ({by_name})" if by_name else ""
             hint = (
@@ -250,7 +249,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
         for result, position in enumerate(positions)
         if position in targets
     }
-    make: Make = functools.partial(unflatten, root, resolve=importable_type)
+    make: Make = functools.partial(unflatten, root)
     renamed = request.rules.rename
     if renamed is not None:
         names = renamed_names(item, renamed, request.renames)
@@ -262,7 +261,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     """The plan for a user's object that accepts any structure: it gets exactly what was saved. Arrays go to the shardings of
     its present arrays of equal path and shape.
     """
-    flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
+    flat = flatten(adapter.get_state(like), expand=_adapters.expander(sets=False), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
     same = functions.without_static(flat.root) == functions.without_static(item.root)
@@ -289,7 +288,7 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
             (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
 
     def make(leaves: list[Any]) -> Any:
-        adapter.set_state(like, unflatten(item.root, leaves, resolve=importable_type))
+        adapter.set_state(like, unflatten(item.root, leaves))
         return like
 
     plan.make, plan.live = make, [(like, False)]
@@ -326,12 +325,13 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     """
     adapter = None if like is None else _adapters.adapter_for(like)
     if isinstance(only, type) or _adapters.is_filter(adapter, only):
-        if not isinstance(adapter, _adapters.verbs.Selects):
+        select = _adapters.method(adapter, "select")
+        if select is None:
             raise TypeError(
                 f"only={getattr(only, '__name__', only)}: item {item!r} has no adapter that knows this class as a filter: "
                 'use a pattern such as only="params/**"'
             )
-        return adapter.select(like, only)
+        return select(like, only)
     return selector(only, item=item)
 
 

@@ -53,9 +53,8 @@ def plan_non_tree(
             adapter.set_state(like, state)
             return like
 
-        if isinstance(adapter, _adapters.verbs.ChecksState):
-            adapter.check_state(like, state)
-
+        if check_state := _adapters.method(adapter, "check_state"):
+            check_state(like, state)
         return ItemPlan(saved, make, live=[(like, False)], is_pipeline=True)
     if saved.form == "files":
         return ItemPlan(saved, constant(saved_files(checkpoint, saved)))
@@ -147,7 +146,7 @@ def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
         # take the names from the record, not from a listing: a missing file is then damage
         count = saved.process_count
         present = [process_state.file_name(index, count) for index in range(count)]
-        if name not in present and isinstance(adapter, _adapters.verbs.ChecksState):
+        if name not in present and _adapters.method(adapter, "check_state"):
             # its check_state decides whether a different number of processes can continue
             return present[processes.index % len(present)]
     else:

@@ -38,11 +38,10 @@ def under_wanted_paths(
     if isinstance(item, OrbaxItem):
         rules = replace(rules, loose_keys=True)
         rules = _then(rules, _names_of_orbax(item, like, rules.rename))
-    adapter: Any = _adapters.adapter_for(like)
-    if isinstance(adapter, _adapters.verbs.Aligns):
+    if align := _adapters.method(_adapters.adapter_for(like), "align"):
         now = rules.rename or (lambda path: path)
         saved = {now(format_path(path)): spec for path, spec in item.leaves}
-        moved, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
+        moved, left_alone = align(like, saved, ordered=not isinstance(item, OrbaxItem))
         rules = _then(rules, moved)
     return item, rules, left_alone
 
@@ -191,8 +190,7 @@ def _adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
         adapter: Any = _adapters.adapter_for(obj)
         adapters[id(adapter)] = adapter
     adapter = next(iter(adapters.values()), None)
-    one = len(adapters) == 1 and isinstance(adapter, _adapters.verbs.Renames)
-    return adapter if one else None
+    return adapter if len(adapters) == 1 and _adapters.method(adapter, "renamed") else None
 
 
 def renamed_names(

@@ -81,9 +81,8 @@ def compare(
     only: str | Iterable[str] | None = None,
     options: Options | None = None,
 ) -> Difference:
-    """What differs between two checkpoints of any format; holds a few pieces of either at a time. Items are matched by
-    name, two single trees with each other. Leaves are matched by path with slashes for dots, unless two leaves of one
-    side had the same path then. ``only`` leaves out items that are not trees.
+    """What differs between two checkpoints of any format. Items are matched by name, two single trees with each other; leaves by
+    path with slashes for dots, unless two of one side had the same path then. ``only`` leaves out items that are not trees.
     """
     chosen = checked_options(options)
     only = read_again(only)

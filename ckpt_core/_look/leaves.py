@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._errors import CheckpointNotFound
-from ckpt_core._format import orbax_write
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._options import MIB, Options
@@ -58,9 +57,7 @@ class Leaf:
 
 
 class Trees:
-    """The trees of one checkpoint of any format: ``items`` has the leaves of each tree, ``others`` the form of each item
-    that is no tree of arrays.
-    """
+    """The trees of one checkpoint: ``items`` has the leaves of each, ``others`` the form of each item that is none."""
 
     def __init__(
         self, path: str | os.PathLike[str], only: str | Iterable[str] | None, options: Options
@@ -97,15 +94,11 @@ class Trees:
         return [(name, item.paths) for name, item in self._saved.items()]
 
     def _leaves(self, item: SavedItem, only: str | Iterable[str] | None) -> list[Leaf]:
-        document: Any = None
+        text_of = self._opened.texts(item)
         found: list[Leaf] = []
         for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
-            spec, text = item.specs[n], None
-            if spec.kind in TEXT_KINDS:
-                if document is None:
-                    name = item.file(orbax_write.STRINGS_FILE)
-                    document = orbax_write.parse_strings(self._opened.read_file(name), name)
-                text = orbax_write.read_string(document, item.name_of(n))
+            spec = item.specs[n]
+            text = text_of(n) if spec.kind in TEXT_KINDS else None
             found.append(Leaf(format_path(item.paths[n]), spec, text, n))
         return found
 

@@ -10,13 +10,13 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, crc_of
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, crc_of, load_checksums
 from ckpt_core._layout.chunks import (
     Block,
     chunk_count,
@@ -25,8 +25,7 @@ from ckpt_core._layout.chunks import (
     keyed_parts,
     rows_per_block,
 )
-from ckpt_core._layout.pieces import pieces
-from ckpt_core._layout.ranges import coalesce
+from ckpt_core._layout.pieces import coalesce, pieces
 from ckpt_core._layout.regions import Region, region_slices, whole
 from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._read.wants import (
@@ -149,8 +148,8 @@ class StoredChunks:
         manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
         leaves = [want.leaf for want in wants]
         self._names = dict(zip(leaves, item.names_of(leaves), strict=True))
-        self._few = len(wants) * _FEW_OF < len(item.paths)
-        wanted = [*self._names.values()] if self._few else None
+        few = len(wants) * _FEW_OF < len(item.paths)
+        wanted = [*self._names.values()] if few else None
         try:  # self.files opens files while the index is read: close them on failure
             files = self.files if isinstance(self.files, DataFiles) else None
             self.index = read_index(
@@ -160,7 +159,7 @@ class StoredChunks:
             self.files.close()
             raise
         self._there: dict[str, int] = {}  # how long the data files are that were looked at
-        self._crcs: dict[int, Checksums] = {}  # by the process that wrote them
+        self._crcs: dict[int, Any] = {}  # process -> what ``load_checksums`` gives of its file
 
     @property
     def most_chunks(self) -> int:
@@ -218,11 +217,11 @@ class StoredChunks:
             if process not in self._crcs:
                 name = f"{self._item.directory}/{CHECKSUM_DIRECTORY}/process_{process}"
                 data = self._checkpoint.read_file(name)
-                self._crcs[process] = Checksums(data, name, few=self._few)
-            if (crcs := self._crcs[process].get(key)) is not None:
+                self._crcs[process] = load_checksums(data, name)
+            if (crcs := self._crcs[process][1].get(key)) is not None:
                 if not crcs or not isinstance(crcs, list):
                     break
-                return self._crcs[process].block_bytes, crcs
+                return self._crcs[process][0], crcs
         raise self.corrupt(leaf, f"no checksum for chunk {key}")
 
     def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:

@@ -23,7 +23,7 @@ from ckpt_core._storage import (
     read_region,
 )
 from ckpt_core._tree import format_path
-from ckpt_core._tree.leaves import STORED_DTYPES, LeafSpec, is_known_impl
+from ckpt_core._tree.leaves import KEY_WORDS, STORED_DTYPES, LeafSpec
 
 
 class OrbaxReader:
@@ -153,7 +153,7 @@ def _orbax_spec(
     if array.dtype not in STORED_DTYPES:
         where = format_path(leaf.path)
         raise CheckpointCorrupt(f"leaf {where}: no such dtype: {array.dtype}", leaf=where)
-    if impl is not None and is_known_impl(impl):
+    if impl in KEY_WORDS:
         return LeafSpec("key", impl, array.shape[:-1])
     if leaf.value_type == "scalar":
         kind = _SCALAR_KINDS.get(np.dtype(array.store.dtype.numpy_dtype).kind, "float")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._layout.ranges import coalesce
+from ckpt_core._layout.pieces import coalesce
 from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
 from ckpt_core._options import MIB
 

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from ckpt_core._results import notebook
-from ckpt_core._tree import Node, importable_type, unflatten
+from ckpt_core._tree import Node, unflatten
 
 _MOST_SHOWN = 20
 """A ``repr`` of a model of thousands of leaves names no more of them."""
@@ -210,7 +210,7 @@ class ItemInfo:
         """
         if self.root is None:
             return None
-        return unflatten(self.root, self.leaves, resolve=importable_type)
+        return unflatten(self.root, self.leaves)
 
     @property
     def bytes(self) -> int:

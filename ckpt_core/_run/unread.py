@@ -143,8 +143,7 @@ class UnreadValues:
             return
         now: str | None = ""
         if last is not None:
-            has_position = isinstance(adapter, _adapters.verbs.HasPosition)
-            take = adapter.get_position if has_position else adapter.get_state
+            take = _adapters.method(adapter, "get_position") or adapter.get_state
             now = repr(take(pipeline))
             if now == position:
                 self._say_it_stands(name, pipeline, same)

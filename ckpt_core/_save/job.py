@@ -17,8 +17,7 @@ from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, res
 from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_write
-from ckpt_core._format.metrics import numbers_in
-from ckpt_core._format.plain_json import refuse_keys
+from ckpt_core._format.plain_json import numbers_in, refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._items import Json
 from ckpt_core._lazy import JAX_SETTINGS, jax

@@ -152,7 +152,8 @@ def _prepare_tree(
         _collect_parts(plan, data, parts, copy, compares)
     options = jobs[0].options
     # on an accelerator, the transfer to the host makes a copy anyway
-    writable = any(_adapters.has_writable_arrays(_adapters.adapter_for(obj)) for obj, _ in found)
+    adapters = {_adapters.adapter_for(obj) for obj, _ in found}
+    writable = any(getattr(adapter, "arrays_are_writable", False) for adapter in adapters)
     copy_now = copy if writable and jax.default_backend() == "cpu" else None
     landing: Callable[[], None] | None = None
     # stage() only enqueues copies, which may run after the caller has written to shared memory: so

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format.orbax_read import OrbaxTree
+from ckpt_core._format.orbax_write import STRINGS_FILE, read_string
 from ckpt_core._format.record import RECORD_FILE, Record
 from ckpt_core._format.rules import View, unchanged
-from ckpt_core._format.untrusted import most_bytes
+from ckpt_core._format.untrusted import most_bytes, parse_json
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._storage import Location
@@ -146,6 +147,19 @@ class Checkpoint:
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     shared: Sequence[Sequence[tuple[str, int]]] = ()  # as in ``Record``
+
+    def texts(self, item: SavedItem) -> Callable[[int], str]:
+        """A function from a leaf's position to its text; its first call reads the item's text file."""
+        name = item.file(STRINGS_FILE)
+        document: list[Any] = []
+
+        def text(leaf: int) -> str:
+            if not document:
+                where = format_path(item.paths[leaf])
+                document.append(parse_json(self.read_file(name, leaf=where), name))
+            return read_string(document[0], item.name_of(leaf))
+
+        return text
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
         """The bytes of a file, by its path in the checkpoint; ``leaf``, which needs it, is for messages. A checkpoint of ckpt

@@ -100,7 +100,7 @@ def _opened(path: str, folder: Location, backend: Backend, name: str) -> Checkpo
     """A file, or the files that an index names."""
     metadata: dict[str, Any] = {}
     if name.endswith(safetensors.INDEX_SUFFIX):
-        data = backend.read(folder.path, name, safetensors.MOST_INDEX_BYTES)
+        data = backend.read(folder.path, name, safetensors.MOST_HEADER_BYTES)
         if data is None:
             raise CheckpointCorrupt(f"{folder.path}: {name} is missing", file=name)
         places, metadata = safetensors.parse_index(data, name)

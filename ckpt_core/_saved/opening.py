@@ -15,8 +15,8 @@ from ckpt_core._directory import Backend, refuse_file, refuse_lost_link, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._fork import HOME, forked
 from ckpt_core._format import orbax_read, orbax_write
-from ckpt_core._format.metrics import numbers_in
 from ckpt_core._format.orbax_read import OrbaxTree
+from ckpt_core._format.plain_json import numbers_in
 from ckpt_core._format.record import (
     MARKER,
     RECORD_FILE,

@@ -1,7 +1,6 @@
 """Flattens pytrees into paths, leaves and a structure, and rebuilds them."""
 
 from ckpt_core._tree.build import TRUSTED_ROOTS as TRUSTED_ROOTS
-from ckpt_core._tree.build import importable_type as importable_type
 from ckpt_core._tree.build import unflatten as unflatten
 from ckpt_core._tree.flatten import LEAF as LEAF
 from ckpt_core._tree.flatten import MAX_DEPTH as MAX_DEPTH

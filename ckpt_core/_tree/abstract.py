@@ -12,9 +12,7 @@ from ckpt_core._tree.flatten import Path
 
 
 def as_abstract(leaf: Any) -> Any:
-    """A ``jax.ShapeDtypeStruct`` for an object with ``shape`` and ``dtype``; anything else as it is, also one with a sharding
-    of jax that does not fit the shape. A ``sharding`` that is none of jax's is ignored.
-    """
+    """A ``jax.ShapeDtypeStruct`` for an object with ``shape`` and ``dtype``, with its sharding if that is jax's; else the leaf."""
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
         return leaf
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)

@@ -13,23 +13,19 @@ from ckpt_core._tree.flatten import DEFAULTDICT, Node
 from ckpt_core._tree.static import NotPlain, static_fields
 
 
-def unflatten(
-    root: Node, leaves: Iterable[Any], *, resolve: Callable[[Node], Any] | None = None
-) -> Any:
-    """A tree with the structure ``root`` and these leaves; the inverse of ``flatten``. A node of ``flatten(keep=True)``
-    rebuilds the same container types; for one read from disk, builtin containers are made. ``resolve`` is asked for nodes
-    without ``make`` that name a class: it gives the function of the children that builds the object, or None for a dict of
-    fields.
+def unflatten(root: Node, leaves: Iterable[Any]) -> Any:
+    """A tree with the structure ``root`` and these leaves; the inverse of ``flatten``. Nodes read from disk become the classes
+    that they name, as far as ``_importable_type`` finds them, and builtin containers.
     """
-    return _build(root, iter(leaves), resolve)
+    return _build(root, iter(leaves))
 
 
-def _build(node: Node, leaves: Iterator[Any], resolve: Callable[[Node], Any] | None) -> Any:
+def _build(node: Node, leaves: Iterator[Any]) -> Any:
     if node.kind == "leaf":
         return next(leaves)
     if node.kind == "none":
         return None
-    children = [_build(child, leaves, resolve) for child in node.children]
+    children = [_build(child, leaves) for child in node.children]
     if node.make is not None:
         return node.make(children)
     match node.kind:
@@ -43,7 +39,7 @@ def _build(node: Node, leaves: Iterator[Any], resolve: Callable[[Node], Any] | N
             return children[0]
         case "code":
             return None  # loads that need the function have raised before (refuse_missing)
-        case "namedtuple" | "dataclass" | "custom" if resolve and (make := resolve(node)):
+        case "namedtuple" | "dataclass" | "custom" if make := _importable_type(node):
             return make(children)
         case "namedtuple":
             return _stand_in(node)(*children)
@@ -98,7 +94,7 @@ TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
 """Packages that may be imported to find a saved class among their public names."""
 
 
-def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
+def _importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
     """The function that rebuilds a saved NamedTuple or dataclass from its children, or None. Uses only classes of modules that
     are already imported, and public classes of ``TRUSTED_ROOTS``: a checkpoint never decides what is imported. A class is used
     only if its fields are the saved ones.

@@ -13,7 +13,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
+from ckpt_core.arguments import with_article
 
 _DEEPEST = 32
 """Maximum depth of nested wrappers that are named."""
@@ -42,7 +44,7 @@ def function_name(value: Any, depth: int = _DEEPEST) -> str | None:
         if not (part is None or isinstance(part, (bool, str)))
     }
     only_wraps = any(map(inside.get, _INNER)) and all(inside.values())
-    return _type_name(type(value)) if only_wraps else None
+    return type_name(type(value)) if only_wraps else None
 
 
 def code_name(value: Any) -> str | None:
@@ -80,6 +82,23 @@ def advice_for(value: Any) -> str:
     )
 
 
+def refused(value: Any, where: str, why: str) -> UnsupportedLeaf:
+    """The error for a value at a path that no checkpoint can hold."""
+    return UnsupportedLeaf(f"{where}: {why}", leaf=where, type_name=_class_name(value))
+
+
+def unsupported(value: Any, where: str, advice: str) -> UnsupportedLeaf:
+    """The same, for a value of a class that cannot be saved."""
+    name = function_name(value)
+    called = "" if name is None else f" ({name})"
+    why = f"cannot save {with_article(_class_name(value))}{called}: {advice}"
+    return refused(value, where, why)
+
+
+def _class_name(value: Any) -> str:
+    return type_name(type(value)).replace(":", ".").removeprefix("builtins.")
+
+
 def same_function(one: str, other: str) -> bool:
     """Whether two names may denote the same function. Compares root package and qualified name only, since packages move
     functions between private modules. ``__main__`` equals any package: a script in one program may be a module in another.
@@ -96,7 +115,7 @@ def _parts(name: str) -> tuple[str, str]:
     return module.partition(".")[0], qualname
 
 
-def _type_name(cls: type) -> str:
+def type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
@@ -112,14 +131,11 @@ def _sentinel_name(value: Any) -> str | None:
     cls = type(value)
     if cls.__module__ == "builtins" or cls.__basicsize__ > _Empty.__basicsize__ or callable(value):
         return None
-    if getattr(value, "__dict__", None) or not (hasattr(value, "__dict__") or _no_slots(cls)):
+    no_slots = all(vars(base).get("__slots__") == () for base in cls.__mro__[:-1])
+    if getattr(value, "__dict__", None) or not (hasattr(value, "__dict__") or no_slots):
         return None
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
     own = [name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("__")]
-    return None if found is not cls or own or hasattr(cls, "__next__") else f"{_type_name(cls)}()"
-
-
-def _no_slots(cls: type) -> bool:
-    return all(vars(base).get("__slots__") == () for base in cls.__mro__[:-1])
+    return None if found is not cls or own or hasattr(cls, "__next__") else f"{type_name(cls)}()"

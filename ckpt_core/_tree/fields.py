@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._tree.code import unsupported
 from ckpt_core._words import some
 from ckpt_core.arguments import with_article
 
@@ -24,7 +24,7 @@ def refuse_contents(value: Any, where: str) -> None:
     """Raises UnsupportedLeaf for a dataclass that is also a dict, a list or the like."""
     base = next((cls for cls in _WITH_CONTENTS if isinstance(value, cls)), None)
     if base is not None:
-        raise _unsupported(
+        raise unsupported(
             value,
             where,
             f"it is a dataclass and {with_article(base.__name__)}, and only its fields would be saved. Register its class with "
@@ -37,13 +37,13 @@ def refuse_unset(value: Any, where: str) -> None:
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     for name in (field.name for field in fields if not hasattr(value, field.name)):
         why = f"its field {name!r} was never set: set it in __init__ or __post_init__, or give it a default"
-        raise _unsupported(value, where, why)
+        raise unsupported(value, where, why)
 
 
 def refuse_more_than_fields(value: Any, names: Sequence[str], where: str) -> None:
     """Raises UnsupportedLeaf for a dataclass or NamedTuple that holds attributes beside its fields."""
     if beyond := [name for name, _ in _beyond(value, names)]:
-        raise _unsupported(
+        raise unsupported(
             value,
             where,
             f"{some(beyond)} would be lost, which is set on it and no field. Declare it as a field; or as a "
@@ -77,12 +77,3 @@ def dataclass_maker(value: Any, names: Sequence[str]) -> Callable[[list[Any]], A
         return made
 
     return make
-
-
-def _unsupported(value: Any, where: str, why: str) -> UnsupportedLeaf:
-    cls = type(value)
-    return UnsupportedLeaf(
-        f"{where}: cannot save {with_article(f'{cls.__module__}.{cls.__qualname__}')}: {why}",
-        leaf=where,
-        type_name=f"{cls.__module__}.{cls.__qualname__}",
-    )

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
-from ckpt_core._tree.code import code_name
+from ckpt_core._tree.code import code_name, refused, type_name
 from ckpt_core._tree.fields import (
     dataclass_maker,
     refuse_contents,
@@ -118,9 +117,7 @@ def array_name(path: Path) -> str:
 
 
 def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
-    """For each leaf, its path in Orbax's own trees of the same objects, with the keys that our paths omit (``Below``);
-    ``paths`` itself if no leaf has one.
-    """
+    """For each leaf its path in Orbax's own trees, with keys that ours omit (``Below``); ``paths`` itself if no leaf has one."""
     if not any_node(root, lambda node: node.kind in ("leaf", "expanded") and node.type_name != ""):
         return paths
     found: list[Path] = []
@@ -178,11 +175,11 @@ def flatten(
         root = walk.visit(tree, ())
     except RecursionError as error:
         where = format_path(max(walk.paths, key=len, default=()))
-        raise UnsupportedLeaf(
-            f"{where[:200]}: the tree, or a live object in it that gives its state, is nested too deeply for "
+        raise refused(
+            tree,
+            where[:200],
+            "the tree, or a live object in it that gives its state, is nested too deeply for "
             f"Python, which allows {sys.getrecursionlimit()} calls within each other",
-            leaf=where,
-            type_name=type(tree).__name__,
         ) from error
     return FlatTree(walk.paths, walk.leaves, root)
 
@@ -219,22 +216,14 @@ class _Walk:
             told = {name: ["float", x.hex()] if type(x) is float else x for name, x in numbers}
             return dataclasses.replace(node, static=json.dumps({"constants": told}))
         if len(path) > MAX_DEPTH:
-            raise UnsupportedLeaf(
-                f"{format_path(path)[:200]}...: nested more than {MAX_DEPTH} levels deep",
-                leaf=format_path(path),
-                type_name=cls.__name__,
-            )
+            where = f"{format_path(path)[:200]}..."
+            raise refused(value, where, f"nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
             self._known_leaf_types.add(cls)
             return self._leaf(value, path)
         if id(value) in self._open:
-            where = format_path(path)
-            raise UnsupportedLeaf(
-                f"{where}: {an(value)} that holds itself: no tree can hold that. Leave the way back "
-                "to it out of the state",
-                leaf=where,
-                type_name=cls.__name__,
-            )
+            way = "no tree can hold that. Leave the way back to it out of the state"
+            raise refused(value, format_path(path), f"{an(value)} that holds itself: {way}")
         self._open.add(id(value))
         if cls is dict or cls is collections.OrderedDict or cls is collections.defaultdict:
             node = self._dict(value, path)
@@ -255,13 +244,9 @@ class _Walk:
         for key in value:
             # type(), since a bool is an int too: True and 1 must not be the same key.
             if type(key) is not str and type(key) is not int and not is_plain_tuple(key):
-                where = format_path(path)
-                raise UnsupportedLeaf(
-                    f"{where}: dictionary key {key!r} is {an(key)}; "
-                    "keys must be str or int, or tuples of them. Convert it.",
-                    leaf=where,
-                    type_name=type(key).__name__,
-                )
+                rule = "keys must be str or int, or tuples of them. Convert it."
+                why = f"dictionary key {key!r} is {an(key)}; {rule}"
+                raise refused(key, format_path(path), why)
         keys = tuple(value)
         make = _dict_maker(keys, value) if self._keep else None
         kind = "ordered" if type(value) is collections.OrderedDict else "dict"
@@ -312,7 +297,7 @@ class _Walk:
             if self._saving and getattr(value, "__dict__", None):
                 refuse_more_than_fields(value, fields, format_path(path))
             return self._container(
-                "namedtuple", fields, value, path, type_name=_type_name(cls), make=make
+                "namedtuple", fields, value, path, type_name=type_name(cls), make=make
             )
         try:
             keyed, treedef = jax.tree_util.tree_flatten_with_path(
@@ -336,12 +321,11 @@ class _Walk:
         """The node of a registered pytree class; ``keyed`` are its children with jax's keys."""
         is_static = not keyed and treedef.node_data()[1] is value
         if is_static and self._saving and not self._modules and is_lost(value):
-            raise UnsupportedLeaf(
-                f"{format_path(path)}: cannot save {an(value)}: all of it is static to jax, and a "
-                "checkpoint would hold nothing of it. Leave it out: of flax.nnx.split(model) save the state, "
-                "or save the model itself",
-                leaf=format_path(path),
-                type_name=f"{type(value).__module__}.{type(value).__qualname__}",
+            raise refused(
+                value,
+                format_path(path),
+                f"cannot save {an(value)}: all of it is static to jax, and a checkpoint would hold nothing of it. "
+                "Leave it out: of flax.nnx.split(model) save the state, or save the model itself",
             )
         make = treedef.unflatten if self._keep else None
         # A class with fields, as opposed to a registered mapping or sequence.
@@ -352,7 +336,7 @@ class _Walk:
             [_path_entry(key_path[0]) for key_path, _ in keyed],
             [child for _, child in keyed],
             path,
-            type_name=_type_name(type(value)),
+            type_name=type_name(type(value)),
             make=make,
         )
         self._modules -= module
@@ -377,7 +361,7 @@ class _Walk:
             names,
             [getattr(value, name) for name in names],
             path,
-            type_name=_type_name(type(value)),
+            type_name=type_name(type(value)),
             make=make,
         )
 
@@ -425,10 +409,6 @@ def _factory_name(factory: Any) -> str:
 def _field_keys() -> tuple[type, ...]:
     """jax's key types for the children of a class with fields: with names, and without."""
     return jax.tree_util.GetAttrKey, jax.tree_util.FlattenedIndexKey
-
-
-def _type_name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _path_entry(key: Any) -> Key:

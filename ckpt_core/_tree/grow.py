@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,67 +16,50 @@ class GrownTree:
     """A tree that grows by parts; dictionaries at the same path are joined, everything else comes whole."""
 
     def __init__(self) -> None:
-        self._top: _Part | None = None
+        # at the path of each dictionary and of each node that came whole: the keys of the one, the leaves of the other
+        self._nodes: dict[Path, tuple[Node, dict[Key, None], list[Any]]] = {}
 
     def clash(self, root: Node) -> Path | None:
         """The first path at which a part has what is there already, or another container; None: it fits."""
-        return None if self._top is None else _clash(self._top, root, ())
+        for path, node, _ in _nodes(root, ()):
+            there = self._nodes[path][0] if path in self._nodes else node
+            alike = (there.kind, there.type_name) == (node.kind, node.type_name)
+            if path in self._nodes and (node.kind not in _DICTS or not alike):
+                return path
+        return None
 
     def add(self, root: Node, leaves: Sequence[Any]) -> None:
         """Adds a part that ``clash`` says fits; ``leaves`` are in the order of its structure."""
-        left = iter(leaves)
-        if self._top is None:
-            self._top = _Part(root, left)
-        else:
-            self._top.join(root, left)
+        for path, node, own in _nodes(root, leaves):
+            self._nodes.setdefault(path, (node, {}, own))
+            if path:
+                self._nodes[path[:-1]][1][path[-1]] = None
 
     def whole(self) -> tuple[Node, list[Any]]:
         """The structure of all parts together, and all leaves in its order."""
-        assert self._top is not None
         leaves: list[Any] = []
-        return self._top.whole(leaves), leaves
+        return self._whole((), leaves), leaves
+
+    def _whole(self, path: Path, leaves: list[Any]) -> Node:
+        node, keys, own = self._nodes[path]
+        leaves += own
+        if node.kind not in _DICTS:
+            return node
+        children = tuple(self._whole((*path, key), leaves) for key in keys)
+        return replace(node, keys=tuple(keys), children=children)
 
 
-class _Part:
-    """A node of the grown tree; takes its own leaves from ``left``."""
-
-    __slots__ = ("children", "leaves", "node")
-
-    def __init__(self, node: Node, left: Iterator[Any]) -> None:
-        self.node = node
-        self.leaves: list[Any] = []
-        self.children: dict[Key, _Part] = {}
-        if node.kind in _DICTS:
-            self.join(node, left)
-        else:
-            self.leaves += itertools.islice(left, _leaf_count(node))
-
-    def join(self, node: Node, left: Iterator[Any]) -> None:
-        for key, child in zip(node.keys, node.children, strict=True):
-            here = self.children.get(key)
-            if here is None:
-                self.children[key] = _Part(child, left)
-            else:
-                here.join(child, left)
-
-    def whole(self, leaves: list[Any]) -> Node:
-        leaves += self.leaves
-        if self.node.kind not in _DICTS:
-            return self.node
-        children = tuple(child.whole(leaves) for child in self.children.values())
-        return replace(self.node, keys=tuple(self.children), children=children)
-
-
-def _clash(part: _Part, node: Node, path: Path) -> Path | None:
-    alike = (part.node.kind, part.node.type_name) == (node.kind, node.type_name)
-    if node.kind not in _DICTS or not alike:
-        return path
-    for key, child in zip(node.keys, node.children, strict=True):
-        here = part.children.get(key)
-        found = None if here is None else _clash(here, child, (*path, key))
-        if found is not None:
-            return found
-    return None
+def _nodes(root: Node, leaves: Iterable[Any]) -> Iterator[tuple[Path, Node, list[Any]]]:
+    """Path and node of each dictionary, and of each other node in one, with its leaves; parents first."""
+    left = iter(leaves)
+    waiting: list[tuple[Path, Node]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        is_dict = node.kind in _DICTS
+        yield path, node, [] if is_dict else [*itertools.islice(left, _leaf_count(node))]
+        if is_dict:
+            inside = zip(node.keys, node.children, strict=True)
+            waiting += [((*path, key), child) for key, child in inside][::-1]
 
 
 def _leaf_count(node: Node) -> int:

@@ -31,8 +31,7 @@ import numpy as np
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.code import advice_for, function_name
-from ckpt_core.arguments import with_article
+from ckpt_core._tree.code import advice_for, unsupported
 
 ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
 """Kinds of leaves that are loaded as arrays."""
@@ -45,35 +44,15 @@ CHANGEABLE_KINDS = frozenset({"numpy", "generator", "random_state", "py_random"}
 KINDS = ARRAY_KINDS | TEXT_KINDS | {"numpy_scalar", "int", "float", "bool", "complex", "bytes"}
 """Every kind of leaf."""
 
-_PLAIN_DTYPES = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-        "bfloat16",
-        "int2",
-        "int4",
-        "float4_e2m1fn",
-        "float8_e3m4",
-        "float8_e4m3b11fnuz",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    ]
+STORED_DTYPES = frozenset(
+    (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128", "bfloat16", "int2", "int4"),
+        *("float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
 )
+"""Names of the dtypes that stored zarr arrays may have."""
 _BYTE_CARRIED = frozenset({"uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"})
 _KEY_IMPLS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
 KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
@@ -141,15 +120,7 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     return found
 
 
-STORED_DTYPES = _PLAIN_DTYPES
-"""Names of the dtypes that stored zarr arrays may have."""
-_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in _PLAIN_DTYPES | _BYTE_CARRIED}
-
-
-def key_impl(dtype: Any) -> str:
-    """The PRNG implementation of a key dtype: ``key<fry>`` gives ``threefry2x32``."""
-    short = str(dtype).removeprefix("key<").removesuffix(">")
-    return _KEY_IMPLS.get(short, short)
+_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in STORED_DTYPES | _BYTE_CARRIED}
 
 
 @lru_cache(4096)
@@ -165,20 +136,13 @@ def _dtype_name(dtype: Any) -> str:
     return dtype.name
 
 
-def is_known_impl(impl: str) -> bool:
-    """Whether checkpoints support the PRNG implementation of that name."""
-    return impl in KEY_WORDS
-
-
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is that of typed PRNG keys."""
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def describe(leaf: Any, path: Path) -> LeafSpec:
-    """The ``LeafSpec`` of a value or a ``jax.ShapeDtypeStruct``; does not read its data. Raises UnsupportedLeaf with path, type
-    and advice if the value cannot be saved.
-    """
+    """The ``LeafSpec`` of a value or of a description of an array; raises UnsupportedLeaf with advice if it cannot be saved."""
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         if isinstance(leaf, jax.core.Tracer):
             raise _unsupported(leaf, path, "it is being traced: save outside of jit and grad")
@@ -202,7 +166,8 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
         raise _unsupported(leaf, path, advice)
     dtype = leaf.dtype
     if not isinstance(dtype, np.dtype):  # jax's extended dtypes, which are those of PRNG keys
-        impl = key_impl(dtype)
+        short = str(dtype).removeprefix("key<").removesuffix(">")  # ``key<fry>``
+        impl = _KEY_IMPLS.get(short, short)
         if impl not in KEY_WORDS:
             raise _unsupported(leaf, path, f"PRNG implementation {impl!r} is not known")
         return LeafSpec("key", impl, tuple(leaf.shape))
@@ -226,16 +191,15 @@ def _describe_numpy(leaf: Any, dtype: np.dtype[Any], path: Path) -> LeafSpec:
     return leaf_spec("numpy", name, leaf.shape, "" if dtype.isnative else ">")
 
 
+_SCALARS = {bool: "bool", float: "float64", complex: "complex128"}
+
+
 def _describe_python(leaf: Any, path: Path) -> LeafSpec:
     cls = type(leaf)
-    if cls is bool:
-        return leaf_spec("bool", "bool")
     if cls is int:
         return leaf_spec("int", "int64") if -(2**63) <= leaf < 2**63 else leaf_spec("bigint")
-    if cls is float:
-        return leaf_spec("float", "float64")
-    if cls is complex:
-        return leaf_spec("complex", "complex128")
+    if cls in _SCALARS:
+        return leaf_spec(cls.__name__, _SCALARS[cls])
     if cls is str:
         return leaf_spec("str")
     if cls is bytes:
@@ -250,18 +214,12 @@ def _describe_python(leaf: Any, path: Path) -> LeafSpec:
 
 
 def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
-    where = format_path(path)
     if getattr(getattr(leaf, "dtype", None), "names", None) == ("float0",):
         advice = (
             "it is the gradient of integers, and holds nothing: leave it out, as in jax.tree.map(lambda g: None if g.dtype == "
             "jax.dtypes.float0 else g, gradients)"
         )
-    name = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
-    function = function_name(leaf)
-    called = "" if function is None else f" ({function})"
-    return UnsupportedLeaf(
-        f"{where}: cannot save {with_article(name)}{called}: {advice}", leaf=where, type_name=name
-    )
+    return unsupported(leaf, format_path(path), advice)
 
 
 def to_text(leaf: Any, spec: LeafSpec) -> str:
@@ -272,26 +230,14 @@ def to_text(leaf: Any, spec: LeafSpec) -> str:
         case "bigint":
             return hex(leaf)  # Python limits the length of decimal conversions, not of hex
         case "generator":
-            return json.dumps(_plain(_generator_state(leaf)))
+            bits = leaf.bit_generator
+            seed = bits.seed_seq  # which ``spawn`` uses
+            seeded = {"seed": seed.state} if isinstance(seed, np.random.SeedSequence) else {}
+            return json.dumps(_plain({"state": bits.state, **seeded}))
         case "random_state":
             return json.dumps(_plain(leaf.get_state(legacy=False)))
         case _:
             return json.dumps(leaf.getstate())
-
-
-def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
-    """The state of a Generator: of its bit stream, and of its seed, which ``spawn`` uses."""
-    bits = generator.bit_generator
-    state: dict[str, Any] = {"state": bits.state}
-    seed = bits.seed_seq
-    if isinstance(seed, np.random.SeedSequence):
-        state["seed"] = {
-            "entropy": seed.entropy,
-            "spawn_key": list(seed.spawn_key),
-            "pool_size": seed.pool_size,
-            "n_children_spawned": seed.n_children_spawned,
-        }
-    return state
 
 
 _MOST_SEED_WORDS = 2**24
@@ -299,9 +245,7 @@ _MOST_SEED_WORDS = 2**24
 
 
 def from_text(text: str, spec: LeafSpec) -> Any:
-    """The leaf from its text; the inverse of ``to_text``. Raises ValueError, KeyError or TypeError if the text is not a valid
-    state of this kind.
-    """
+    """The leaf from its text, the inverse of ``to_text``; ValueError, KeyError or TypeError if it is no state of this kind."""
     match spec.kind:
         case "str":
             return text

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
-from ckpt_core._tree.patterns import Named, Select
+from ckpt_core._tree.patterns import Select
+from ckpt_core.arguments import nearest
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def match(
     used: set[int] = set()
     for key, (path, spec) in zip(wanted_keys, wanted, strict=True):
         position = by_key.get(key)
-        if selected is not None and not _is_selected(selected, path, spec, saved, position):
+        known = spec if position is None else saved[position][1]
+        if selected is not None and not selected(path, known or LeafSpec("unknown")):
             result.source.append(None)
             used.update(() if position is None else (position,))
             continue
@@ -83,9 +84,8 @@ def match(
             result.missing.append(format_path(path))
             if rules.missing == "error":
                 text = "something" if spec is None else str(spec)
-                result.mismatches.append(
-                    Mismatch(format_path(path), "missing", None, text, None, item)
-                )
+                missing = Mismatch(format_path(path), "missing", None, text, None, item)
+                result.mismatches.append(missing)
             continue
         used.add(position)
         if spec is not None and spec != saved[position][1]:
@@ -101,17 +101,6 @@ def match(
     if result.mismatches:
         result.mismatches = _with_nearest(result.mismatches)
     return result
-
-
-def _is_selected(
-    selected: Select,
-    path: Path,
-    spec: LeafSpec | None,
-    saved: Sequence[tuple[Path, LeafSpec]],
-    position: int | None,
-) -> bool:
-    known = spec if position is None else saved[position][1]
-    return selected(path, known if known is not None else LeafSpec("unknown"))
 
 
 def renamed_path(path: Path, rename: Callable[[str], str] | None) -> Path:
@@ -187,10 +176,8 @@ def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
     for entry in mismatches:
         if entry.kind in ("missing", "unexpected"):
             others = unexpected if entry.kind == "missing" else missing
-            nearest = _closest(
-                entry.path, [one.path for one in others if _may_be_meant(entry, one)]
-            )
-            entry = Mismatch(entry.path, entry.kind, entry.saved, entry.wanted, nearest, entry.item)
+            alike = [one.path for one in others if _may_be_meant(entry, one)]
+            entry = replace(entry, nearest=nearest(entry.path, alike))
         found.append(entry)
     return found
 
@@ -207,8 +194,6 @@ def positions_of(
     """Indices of the selected leaves; of all if ``selected`` is None."""
     if selected is None:
         return range(len(paths))
-    if isinstance(selected, Named):
-        return selected.among(paths)
     return [
         position
         for position, (path, spec) in enumerate(zip(paths, specs, strict=True))
@@ -217,9 +202,7 @@ def positions_of(
 
 
 def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
-    """The function from saved to wanted paths for the argument ``rename=``. A mapping replaces whole leading entries; of
-    several matches, the longest is used.
-    """
+    """The function of saved paths for ``rename=``; a mapping replaces whole leading entries, the longest that matches."""
     return Renames(rename) if isinstance(rename, Mapping) else rename
 
 
@@ -254,7 +237,7 @@ class Renames:
             begun |= dict.fromkeys(_beginnings(path, self._sign))
         candidates = list(begun)[:2000]  # difflib compares with each: bounds the time
         return [
-            Idle(old, new, _closest(old.strip(self._sign), candidates), new in begun)
+            Idle(old, new, nearest(old.strip(self._sign), candidates), new in begun)
             for old, new in self._table
             if old not in begun
         ]
@@ -265,8 +248,3 @@ def _beginnings(path: str, sign: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(sign)[0]
-
-
-def _closest(name: str, names: list[str]) -> str | None:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return close[0] if close else None

@@ -50,16 +50,13 @@ def static_text(
                 {name: getattr(value, name, ...) for name in names}
             )
     elif aux is not None and aux is not value:  # names of children say nothing new
-        parts = [part for part in aux if part not in children] if _all_texts(aux) else aux
+        texts = isinstance(aux, (tuple, list)) and all(type(part) is str for part in aux)
+        parts = [part for part in aux if part not in children] if texts else aux
         described["constants"] = plain_parts({"aux_data": parts})
     if names_function and (name := wrapped_name(value)) is not None:
         described["function"] = name
     described = {key: told for key, told in described.items() if told}
     return json.dumps(described, separators=(",", ":")) if described else ""
-
-
-def _all_texts(aux: Any) -> bool:
-    return isinstance(aux, (tuple, list)) and all(type(part) is str for part in aux)
 
 
 def plain_parts(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
-from ckpt_core._format import orbax_write
 from ckpt_core._layout.regions import whole
 from ckpt_core._load import load
 from ckpt_core._options import Options
@@ -64,7 +62,7 @@ def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
     specs = list(item.specs)
     if isinstance(item, ExtentItem):
         specs = [array_spec(spec.dtype, spec.shape, opened.path) for spec in specs]
-    text_of = _text_reader(opened, item)
+    text_of = opened.texts(item)
     leaves = [
         text_of(position) if spec.kind in TEXT_KINDS else Slot(spec, position)
         for position, spec in enumerate(specs)
@@ -79,14 +77,3 @@ def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
                 yield array
 
     return Source(item.root, item.paths, leaves, read)
-
-
-def _text_reader(opened: Checkpoint, item: SavedItem) -> Callable[[int], str]:
-    """Gives the text leaves of an item; their file is read for the first one."""
-
-    @functools.cache
-    def document() -> Any:
-        name = item.file(orbax_write.STRINGS_FILE)
-        return orbax_write.parse_strings(opened.read_file(name), name)
-
-    return lambda leaf: orbax_write.read_string(document(), item.name_of(leaf))

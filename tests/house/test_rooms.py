@@ -32,12 +32,10 @@ PAST_THE_FACE = {
 STATE = {
     "ckpt_core._adapters": {"_registered"},  # what `ckpt.register` was given, for one program
     "ckpt_core._background.pending": {"_at_exit", "unfinished"},  # saves that exit waits for
-    "ckpt_core._devices.placing": {"_fast_path"},  # how this version of jax makes an array
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
     "ckpt_core._fork": {"HOME"},  # the process that has used ckpt, for its forked children
-    "ckpt_core._operation": {"_watcher"},  # one thread reports on all operations
     "ckpt_core._processes": {"_absent"},  # for whom this process waits, for those reports
     "ckpt_core._run.preemption": {"_calls", "_listeners", "_previous"},  # signals of this process
     "ckpt_core._run.tiers.peers": {"_ended"},  # keys of closed runs, which the next one removes
@@ -53,7 +51,7 @@ _CHANGES = (
     r"(\.(append|add|update|pop|setdefault|clear|discard|extend|remove)\(|\[[^\]\n]*\] = |\.set\()"
 )
 _CHANGING = re.compile(
-    r"(Lock|RLock|WeakSet|ContextVar|Registry|_Watcher|_FastPath|_Allocator|_Home|_Blocked|Event|deque)$"
+    r"(Lock|RLock|WeakSet|ContextVar|Registry|_Allocator|_Home|_Blocked|Event|deque)$"
 )
 
 

@@ -20,10 +20,10 @@ from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
-from ckpt_core._options import MIB
+from ckpt_core._options import MIB, Options
 from ckpt_core._run.tiers.judge import CopyState, Source, State, WholeStep, cause_of
 from ckpt_core._run.tiers.peers import Peers
-from ckpt_core._verify import verify_part
+from ckpt_core._verify import verify
 
 _VERIFY_BYTES = 256 * MIB
 """Maximum host memory in which a part is verified, if no chunk is larger."""
@@ -63,7 +63,7 @@ def bring(key: Key, pieces: Pieces, target: Target) -> None:
             content = _bounded(pieces(position), record.files[name].size_bytes, name)
             write_pieces(os.path.join(attempt.path, name), content, durable=target.durable)
         attempt.make_durable(RECORD_FILE, head)
-        report = verify_part(attempt.path, _VERIFY_BYTES)
+        report = verify(attempt.path, options=Options(max_host_bytes=_VERIFY_BYTES))
         if not report.ok:
             problem = report.problems[0]
             raise CheckpointCorrupt(str(problem), file=problem.file, leaf=problem.leaf)
@@ -164,7 +164,7 @@ class Mender:
         """
         found: State = "damaged"
         try:
-            report = verify_part(path, max_host_bytes)
+            report = verify(path, options=Options(max_host_bytes=max_host_bytes))
             problem = "" if report.ok else str(report.problems[0])
         except Exception as error:  # whatever it is: the other processes wait for the answer
             found, problem = "unread", str(error) or type(error).__name__

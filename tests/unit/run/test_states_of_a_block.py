@@ -18,7 +18,6 @@ from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers.local import LocalTier
 from ckpt_core._run.tiers.save import BLOCK, MOST_STATE_BYTES, StepToSave
 from ckpt_core._save import RecordFields, take_snapshot
-from ckpt_core._verify import verify_part
 from tests.support.counted_service import Service, run_all
 from tests.support.own import Own
 
@@ -55,7 +54,7 @@ def test_a_lost_process_gets_its_state_from_its_block(tmp_path, monkeypatch, los
         part = Path(tier.directory, "3")
         own = f"process_{processes.index}-of-{COUNT}.json"
         assert [file.name for file in part.glob("data/process_*")] == [own]
-        assert verify_part(str(part), 2**20).ok
+        assert ckpt.verify(part).ok
         record = load_record((part / "ckpt.json").read_bytes())
         kept = [name for name in record.small_files if "/exact/" not in name]
         return sorted([own, *(name.removeprefix("data/") for name in kept)])
