@@ -3,68 +3,58 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckpt_core.bench._measure import RATE, TIME, is_rate
-from ckpt_core.bench._results import SuiteResult
+from ckpt_core.bench._results import SuiteResult, Summary
 from ckpt_core.bench._schema import ConfigError
+from ckpt_core.bench._tables import markdown_table, number
 
 
-@dataclass(frozen=True)
-class Delta:
-    """One metric of one case; ``change`` is that of the median as a fraction of the baseline, above 0 is worse."""
-
-    case: str
-    metric: str
-    before: float
-    now: float
-    change: float
-    beyond_noise: bool
-    worse: bool
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What changed: metrics that are worse first, then by the size of the change. ``missing``: cases that the baseline lacks."""
-
-    revision: str | None
-    changed: tuple[Delta, ...]
-    missing: tuple[str, ...]
-
-    @property
-    def worse(self) -> tuple[Delta, ...]:
-        """The metrics that make the comparison fail."""
-        return tuple(delta for delta in self.changed if delta.worse)
-
-
-def compare(now: SuiteResult, baseline: SuiteResult, threshold: float) -> Comparison:
-    """Compares times, rates and the sizes of checkpoints; ``worse`` are those that changed by more than noise and ``threshold`` (0.1 is ten percent)."""
+def compare(now: SuiteResult, baseline: SuiteResult, threshold: float) -> tuple[str, int]:
+    """A document of what changed in times, rates and sizes of checkpoints, and how many of these are worse by more than noise
+    and ``threshold`` (0.1 is ten percent): those come first, then the others by the size of the change.
+    """
     for fact in ("backend", "device_kind", "devices", "processes"):
         then, here = baseline.environment.get(fact), now.environment.get(fact)
         if then != here:
             raise ConfigError("the baseline", f"was measured with {fact} {then}, this is {here}")
     known = {case.name: case.by_operation() for case in baseline.cases}
-    changed: list[Delta] = []
+    rows: list[tuple[bool, float, tuple[str, ...]]] = []
     missing: list[str] = []
     for case in now.cases:
         operations = case.by_operation()
         if operations and case.name not in known:
-            missing.append(case.title)
-        for operation, metrics in operations.items():
-            before = known.get(case.name, {}).get(operation, {})
-            for metric in filter(before.__contains__, metrics):
-                old, new = before[metric], metrics[metric]
-                change = _change(metric, old.median, new.median)
-                # Memory and counters vary without a reason.
-                if change and (metric in (TIME, RATE) or operation == "checkpoint"):
-                    beyond = _differ(old.values, new.values)
-                    key = case.title, f"{operation}_{metric}"
-                    worse = beyond and change > threshold
-                    changed.append(Delta(*key, old.median, new.median, change, beyond, worse))
-    changed.sort(key=lambda delta: (not delta.worse, -abs(delta.change)))
-    return Comparison(baseline.environment.get("git_sha"), tuple(changed), tuple(missing))
+            missing.append(f"not in the baseline: {case.title}")
+        for name, old, new in _pairs(known.get(case.name, {}), operations):
+            if change := _change(name, old.median, new.median):
+                beyond_noise = _differ(old.values, new.values)
+                is_worse = beyond_noise and change > threshold
+                verdict = "WORSE" if is_worse else "" if beyond_noise else "noise"
+                medians = number(old.median), number(new.median)
+                cells = (case.title, name, *medians, f"{100 * change:+.1f} %", verdict)
+                rows.append((is_worse, abs(change), cells))
+    rows.sort(key=lambda row: row[:2], reverse=True)
+    names = ("case", "metric", "before", "now", "worse by", "")
+    table = markdown_table(names, [cells for *_, cells in rows], ("case", "metric", ""))
+    revision = baseline.environment.get("git_sha") or "unknown"
+    parts = [f"**Against the baseline {revision[:12]}**", table, *missing]
+    worse = sum(is_worse for is_worse, *_ in rows)
+    if worse:
+        parts.append(f"{worse} metrics are worse by more than the threshold and their noise.")
+    return "\n\n".join(parts) + "\n", worse
+
+
+def _pairs(
+    before: dict[str, dict[str, Summary]], now: dict[str, dict[str, Summary]]
+) -> Iterator[tuple[str, Summary, Summary]]:
+    """What both measured; memory and counters vary without a reason."""
+    for operation, metrics in now.items():
+        for metric, new in metrics.items():
+            old = before.get(operation, {}).get(metric)
+            if old is not None and (metric in (TIME, RATE) or operation == "checkpoint"):
+                yield f"{operation}_{metric}", old, new
 
 
 def _change(metric: str, before: float, now: float) -> float:

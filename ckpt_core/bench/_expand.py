@@ -18,14 +18,13 @@ from ckpt_core.bench._schema import Reader, nearest
 
 @dataclass(frozen=True)
 class Case:
-    """What runs for one combination, and its result before the first run; ``refused``: why it makes no sense."""
+    """What runs for one combination, and its result before the first run."""
 
     result: CaseResult
     generator: type[BenchmarksGenerator]
     options: BenchmarkOptions
     checkpoint: CheckpointConfig
     mesh: MeshConfig | None
-    refused: str | None
 
 
 def expand(suite: SuiteConfig) -> tuple[Case, ...]:
@@ -101,9 +100,6 @@ def _case(
         "mesh": mesh and asdict(mesh),
     }
     identity = json.dumps([*config.values()], sort_keys=True, default=str)
-    refused = None
-    if not options.is_valid():
-        refused = options.problem() or f"{type(options).__name__}.is_valid() says no"
     result = CaseResult(
         name=f"{title}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
         label=title,
@@ -111,7 +107,7 @@ def _case(
         generator=f"{generator.__module__}.{generator.__qualname__}",
         config=config,
     )
-    return Case(result, generator, options, checkpoint, mesh, refused)
+    return Case(result, generator, options, checkpoint, mesh)
 
 
 def _labelled(case: Case, group: list[BenchmarkOptions]) -> Case:

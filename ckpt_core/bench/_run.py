@@ -124,24 +124,12 @@ class _Loop:
 
     def run_group(self, cases: list[Case]) -> None:
         """All runs of cases that share data and mesh."""
-        from ckpt_core.bench._data import host_data, make_mesh
+        from ckpt_core.bench._data import host_data
 
-        for case in cases:
-            if case.refused:
-                self._skip(case, case.refused)
-        cases = [case for case in cases if not case.refused]
-        if not cases:
-            return
-        try:
-            mesh = make_mesh(cases[0].mesh)
-            put = host_data(cases[0].checkpoint)
-        except Skipped as reason:
-            for case in cases:
-                self._skip(case, str(reason))
-            return
+        put = host_data(cases[0].checkpoint)
         for case, kind, repeat in self._schedule(cases):
             if not self.found[case.result.name].skipped:
-                self._run(case, kind, repeat, put, mesh)
+                self._run(case, kind, repeat, put)
 
     def _schedule(self, cases: list[Case]) -> Iterator[tuple[Case, str, int]]:
         warm_ups, repeats = self.suite.warmup_repeats, self.suite.num_repeats
@@ -153,16 +141,13 @@ class _Loop:
             turn = number % len(cases)  # each round begins with another case
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
-    def _skip(self, case: Case, reason: str) -> None:
-        self._keep(Run(case.result.name, WARM_UP, 0, time.time(), skipped=reason))
-
     def _keep(self, run: Run) -> None:
         before = self.found[run.case]
         self.found[run.case] = result = replace(before, runs=(*before.runs, run))
         if self.listener is not None and self.processes.index == 0:
             self.listener(result, run)
 
-    def _run(self, case: Case, kind: str, repeat: int, put: Any, mesh: Any) -> None:
+    def _run(self, case: Case, kind: str, repeat: int, put: Any) -> None:
         name, settings = case.result.name, self.settings
         where = Path(name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
         local = settings.local_directory and settings.local_directory.absolute() / where
@@ -176,7 +161,6 @@ class _Loop:
             pytree=None,
             path=directories[0],
             options=case.options,
-            mesh=mesh,
             repeat_index=None if kind == WARM_UP else repeat,
             local_path=local,
             trace_root=str(settings.output / "tensorboard" / name) if traced else None,
@@ -216,9 +200,15 @@ class _Loop:
 
 def _attempt(case: Case, context: TestContext, put: Any) -> dict[str, Any]:
     """Runs a case once on this process: returns values and notes, or the error as text."""
+    from ckpt_core.bench._data import make_mesh
+
     token = TRACE_PATH.set(context.trace_path)
     try:
-        context = replace(context, pytree=put(context.mesh))
+        if not case.options.is_valid():
+            kind = type(case.options).__name__
+            raise Skipped(case.options.problem() or f"{kind}.is_valid() says no")
+        mesh = make_mesh(case.mesh)
+        context = replace(context, mesh=mesh, pytree=put(mesh))
         result = case.generator().test_fn(context)
         size, count = inventory(context.path)
         if count:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._machine import warnings_about
 from ckpt_core.bench._measure import PEAK, RATE, TIME
 from ckpt_core.bench._results import CaseResult, SuiteResult
@@ -72,30 +71,6 @@ def _rows(cases: Iterable[CaseResult], operation: str) -> Iterator[dict[str, str
             "peak MB": number(metrics[PEAK].median) if PEAK in metrics else "",
             "durable": case.notes.get("durable", "") if operation in _ACKNOWLEDGED else "",
         }
-
-
-def comparison_document(comparison: Comparison) -> str:
-    """What changed since the baseline: metrics that are worse first, then the others by size."""
-    rows = [
-        (
-            delta.case,
-            delta.metric,
-            number(delta.before),
-            number(delta.now),
-            f"{100 * delta.change:+.1f} %",
-            "WORSE" if delta.worse else "" if delta.beyond_noise else "noise",
-        )
-        for delta in comparison.changed
-    ]
-    names = ("case", "metric", "before", "now", "worse by", "")
-    title = f"**Against the baseline {(comparison.revision or 'unknown')[:12]}**"
-    parts = [title, markdown_table(names, rows, ("case", "metric", ""))]
-    parts += [f"not in the baseline: {title}" for title in comparison.missing]
-    if comparison.worse:
-        parts.append(
-            f"{len(comparison.worse)} metrics are worse by more than the threshold and their noise."
-        )
-    return "\n\n".join(parts) + "\n"
 
 
 def markdown_table(
