@@ -22,18 +22,19 @@ from ckpt_core._saved import (
     open_checkpoint,
 )
 from ckpt_core._storage import new_context
+from ckpt_core._tree import FlatTree
 from ckpt_core._tree.leaves import TEXT_KINDS
-from ckpt_core.convert._source import Array, Slot, Source, array_spec
+from ckpt_core.convert._source import Array, Slot, array_spec
 
 
 def items_of(path: str, item: str | None, options: Options) -> tuple[dict[str, Any], Any]:
-    """The items, trees of arrays as a ``Source``, by name (empty if it is one state); and the metadata."""
+    """The items, trees of arrays flat, by name (empty if it is one state); and the metadata."""
     opened = open_checkpoint(path, options)
     if isinstance(opened, NativeCheckpoint):
         raise CheckpointError(f"{path} is a checkpoint of ckpt: copy it with 'ckpt cp'")
     saved = list(opened.items.values())
     if len(saved) == 1 and isinstance(saved[0], ExtentItem):
-        return {"": _source(opened, saved[0], options)}, opened.metadata
+        return {"": _flat(opened, saved[0], options)}, opened.metadata
     if item is not None and item not in opened.items:
         raise CheckpointNotFound(f"{path} has no item {item!r}, but {', '.join(opened.items)}")
     chosen = [one for one in saved if item in (None, one.name)]
@@ -43,7 +44,7 @@ def items_of(path: str, item: str | None, options: Options) -> tuple[dict[str, A
 
 def _item(opened: Checkpoint, saved: SavedItem, options: Options) -> Any:
     if saved.form == "tree":
-        return _source(opened, saved, options)
+        return _flat(opened, saved, options)
     if saved.form in ("process", "files"):
         raise CheckpointError(
             f"{opened.path}: item {saved.name!r} is no tree of arrays, but of the form {saved.form!r}: it needs the "
@@ -57,7 +58,7 @@ def _item(opened: Checkpoint, saved: SavedItem, options: Options) -> Any:
     return Json(value)
 
 
-def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
+def _flat(opened: Checkpoint, item: SavedItem, options: Options) -> FlatTree:
     context = new_context()
     if isinstance(item, OrbaxItem):
         item = with_specs(opened, item, context)
@@ -65,10 +66,6 @@ def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
     if isinstance(item, ExtentItem):
         specs = [array_spec(spec.dtype, spec.shape, opened.path) for spec in specs]
     text_of = _text_reader(opened, item)
-    leaves = [
-        text_of(position) if spec.kind in TEXT_KINDS else Slot(spec, position)
-        for position, spec in enumerate(specs)
-    ]
 
     def read(slots: Sequence[Slot]) -> Iterator[Array]:
         wants = [Want(slot.place, [whole(slot.spec.stored_shape)]) for slot in slots]
@@ -78,7 +75,11 @@ def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
                 (array,) = parts.values()
                 yield array
 
-    return Source(item.root, item.paths, leaves, read)
+    leaves = [
+        text_of(position) if spec.kind in TEXT_KINDS else Slot(spec, read, position)
+        for position, spec in enumerate(specs)
+    ]
+    return FlatTree(list(item.paths), leaves, item.root)
 
 
 def _text_reader(opened: Checkpoint, item: SavedItem) -> Callable[[int], str]:

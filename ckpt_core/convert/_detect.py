@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
 
 from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
-from ckpt_core.convert import _distributed, _keras, _msgpack, _npz, _torch
+from ckpt_core._tree.leaves import to_host_array
+from ckpt_core.convert import _distributed, _keras, _npz, _torch
+from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
+
+
+@contextlib.contextmanager
+def _flax(path: str) -> Generator[tuple[Any, Any]]:
+    """What ``flax.serialization.to_bytes`` or ``msgpack_serialize`` wrote into a file."""
+    flax: Any = library("flax.serialization", path)
+    with open(path, "rb") as stream, parsing(path):
+        tree = flax.msgpack_restore(stream.read())
+    yield with_slots(tree, _slot, f"{path}: "), None
+
+
+def _slot(value: Any, where: str) -> Slot | None:
+    if not isinstance(value, np.ndarray | np.generic):
+        return None
+    return Slot(array_spec(value.dtype.name, value.shape, where), _read, value)
+
+
+@each
+def _read(slot: Slot) -> Array:
+    return to_host_array(np.asarray(slot.place), slot.spec)
+
 
 READERS = {
     "npz": _npz.opened,
     "torch": _torch.opened,
     "dcp": _distributed.opened,
-    "flax": _msgpack.opened,
+    "flax": _flax,
     "keras": _keras.opened,
 }
-"""Of the formats that ``load`` does not take."""
+"""What opens a file of a format that ``load`` does not take: gives its tree, and metadata."""
 FORMATS = ("safetensors", *READERS, "orbax")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _NPY = b"\x93NUMPY"
