@@ -41,7 +41,9 @@ class Arrangement:
 
 def arranged(source: FlatTree, asked: Arrangement, where: str) -> FlatTree:
     """The source with the names, rules and tree that are asked for."""
-    leaves = _selected(source, asked, where)
+    leaves = list(zip(source.paths, source.leaves, strict=True))
+    if asked.only is not None:
+        leaves = _selected(leaves, asked.only, where)
     for _, leaf in leaves:
         if isinstance(leaf, Slot) and leaf.refused is not None:
             raise leaf.refused
@@ -81,17 +83,14 @@ def _put_together(slot: Slot) -> Array:
     return np.ascontiguousarray(joined.reshape((*stacked, *view.reshaped)).transpose(axes))
 
 
-def _selected(source: FlatTree, asked: Arrangement, where: str) -> _Leaves:
-    leaves = list(zip(source.paths, source.leaves, strict=True))
-    if asked.only is None:
-        return leaves
+def _selected(leaves: _Leaves, only: Any, where: str) -> _Leaves:
+    only, paths = read_again(only), [path for path, _ in leaves]
     specs = [spec_of(path, leaf) for path, leaf in leaves]
-    only = read_again(asked.only)
-    chosen = positions_of(source.paths, specs, selector(only, item="state"))
-    idle = idle_patterns(only, [("state", source.paths)])
-    if idle or not chosen:
+    found = positions_of(paths, specs, selector(only, item="state"))
+    idle = idle_patterns(only, [("state", paths)])
+    if idle or not found:
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches nothing in it")
-    return [leaves[position] for position in chosen]
+    return [leaves[position] for position in found]
 
 
 def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:

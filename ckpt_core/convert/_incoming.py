@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ckpt_core._directory import kind_at, resolve
+from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
-from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
-from ckpt_core._tree import FlatTree, flatten
+from ckpt_core._tree import FlatTree
 from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array, to_text
 from ckpt_core.arguments import answering
-from ckpt_core.convert import _checkpoints
 from ckpt_core.convert._arrange import Arrangement, arranged
-from ckpt_core.convert._detect import FORMATS, READERS, format_of
+from ckpt_core.convert._opening import FORMATS, format_of, opened
 from ckpt_core.convert._source import Array, Slot, arrays_of, spec_of
 
 _BATCH_BYTES = 64 * MIB
@@ -91,7 +88,7 @@ def import_weights(
         raise CheckpointError("split= must be a text at which names are cut, such as '.'")
     asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
     found_format = format or format_of(where)
-    with _opened(where, found_format, item, chosen) as (items, own_metadata):
+    with opened(where, found_format, item, chosen) as (items, own_metadata):
         trees = [name for name, value in items.items() if isinstance(value, FlatTree)]
         if asked.changes and len(trees) != 1:
             raise CheckpointError(
@@ -105,28 +102,6 @@ def import_weights(
         fields = RecordFields(single, own_metadata if metadata is None else metadata)
         with writer_of(target, fields, overwrite=overwrite, options=chosen) as writer:
             _write(writer, arranging, item or "state", str(target), chosen)
-
-
-@contextlib.contextmanager
-def _opened(
-    where: str, format: str, item: str | None, options: Options
-) -> Generator[tuple[dict[str, Any], Any]]:
-    """The items of a source, and its metadata."""
-    if (
-        format == "safetensors"
-        and kind_at(where) == "file"
-        and not where.endswith((SUFFIX, INDEX_SUFFIX))
-    ):
-        raise CheckpointError(
-            f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
-        )
-    if format not in READERS:
-        yield _checkpoints.items_of(where, item, options)
-        return
-    if "://" in where:
-        raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with READERS[format](where) as (tree, metadata):
-        yield {"": flatten(tree)}, metadata
 
 
 def _write(

@@ -114,15 +114,18 @@ def export_npz(
     """
     where = new_file(target)
     with (
-        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found,
+        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as (
+            plan,
+            arrays,
+        ),
         placed(where) as temporary,
         zipfile.ZipFile(temporary, "w") as archive,
     ):
-        if cut := [one.name for one in found.plan if "\0" in one.name]:
+        if cut := [one.name for one in plan if "\0" in one.name]:
             raise CheckpointError(
                 f"{cut[0]!r}: an npz cuts names at zero bytes: rename it by rules="
             )
-        for one, array in found.arrays:
+        for one, array in arrays:
             with archive.open(f"{one.name}{_SUFFIX}", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, array, allow_pickle=False)
     return [where]

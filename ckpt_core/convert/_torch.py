@@ -121,12 +121,12 @@ def export_torch(
     where = new_file(target)
     torch = library("torch", where)
     with (
-        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found,
+        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as (_, arrays),
         _plain(torch),
         placed(where) as temporary,
         open(temporary, "wb") as stream,
     ):
-        torch.save({one.name: _tensor(torch, array) for one, array in found.arrays}, stream)
+        torch.save({one.name: _tensor(torch, array) for one, array in arrays}, stream)
     return [where]
 
 
