@@ -107,7 +107,7 @@ def _run(
 ) -> int:
     """Runs a suite and writes all outputs; returns the exit code."""
     from ckpt_core import _processes
-    from ckpt_core.bench import _baseline, _tables, run_suite
+    from ckpt_core.bench import _tables, run_suite
     from ckpt_core.bench._machine import describe_environment
     from ckpt_core.bench._results import JsonLines, read_result
 
@@ -130,7 +130,7 @@ def _run(
 
     result = run_suite(config, settings, on_run)
     lines.finish(result)
-    changes, worse = _baseline.compare(result, earlier, threshold) if earlier else ("", 0)
+    changes, worse = _tables.compare(result, earlier, threshold) if earlier else ("", 0)
     notices = [f"results: {lines.path}", _tensorboard(output, result)]
     if capture is not None:
         kept = Path(capture, f"{result.environment['git_sha'] or 'unknown'}.jsonl")
