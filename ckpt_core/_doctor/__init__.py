@@ -8,8 +8,6 @@ from ckpt_core._doctor.findings import of_disk as of_disk
 from ckpt_core._doctor.findings import of_missing as of_missing
 from ckpt_core._doctor.findings import of_store as of_store
 from ckpt_core._doctor.findings import of_versions as of_versions
-from ckpt_core._doctor.interval import Tier as Tier
-from ckpt_core._doctor.interval import best_intervals as best_intervals
 from ckpt_core._doctor.probes import Disk as Disk
 from ckpt_core._doctor.probes import Store as Store
 from ckpt_core._doctor.probes import copy_bytes_per_sec as copy_bytes_per_sec

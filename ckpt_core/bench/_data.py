@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -44,16 +45,15 @@ def make_mesh(config: MeshConfig | None) -> Any:
 
 
 def host_data(config: CheckpointConfig) -> Callable[[Any], Any]:
-    """A function that puts the data of a configuration onto a mesh as new jax arrays. Every run gets new ones: an array
-    that was saved before may have cached its host copy, and one that was restored may share memory with the data that was
-    read.
+    """A function that puts the data of a configuration, which it makes once, onto a mesh as new jax arrays. Every run gets
+    new ones: an array that was saved may have cached its host copy, one that was restored may share memory with what was read.
     """
     if config.path is not None:
         path, sharding = config.path, config.sharding_config_path
         return lambda _: jax.block_until_ready(load_onto(path, sharding))
     spec, rng = config.spec, np.random.default_rng(config.random_seed)
-    tree = None if spec is None else _generate(spec, rng)
-    return lambda mesh: jax.block_until_ready(_put(tree, mesh))
+    made = functools.cache(lambda: None if spec is None else _generate(spec, rng))
+    return lambda mesh: jax.block_until_ready(_put(made(), mesh))
 
 
 def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:

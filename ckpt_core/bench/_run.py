@@ -1,12 +1,16 @@
-"""The run loop: runs every case of a suite repeatedly, and records failures as well."""
+"""The run loop: expands a suite into its cases, runs each repeatedly, and records failures as well."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import itertools
 import json
 import time
 import traceback
+import typing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -14,9 +18,8 @@ from typing import Any
 from ckpt_core import _processes
 from ckpt_core._background.threads import Workers
 from ckpt_core._directory import PosixBackend
-from ckpt_core.bench._config import SuiteConfig
-from ckpt_core.bench._core import Skipped, TestContext
-from ckpt_core.bench._expand import Case, expand
+from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
+from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator, Skipped, TestContext
 from ckpt_core.bench._machine import describe_environment, inventory
 from ckpt_core.bench._measure import TRACE_PATH
 from ckpt_core.bench._results import (
@@ -28,7 +31,7 @@ from ckpt_core.bench._results import (
     SuiteResult,
     over_hosts,
 )
-from ckpt_core.bench._schema import ConfigError
+from ckpt_core.bench._schema import ConfigError, Reader, nearest
 
 AGREEMENT_SECS = 1800.0
 """How long processes wait for the slowest of them after a run."""
@@ -77,7 +80,7 @@ def run_suite(
     """
     import jax
 
-    cases = [case for case in expand(suite) if _matches(case.result, settings.only)]
+    cases = [case for case in _expand(suite) if _matches(case.result, settings.only)]
     if not cases:
         raise ConfigError(suite.file, f"no case matches {settings.only!r}")
     output = settings.output.absolute()
@@ -87,7 +90,7 @@ def run_suite(
         num_repeats=settings.repeats or suite.num_repeats,
         remove_repeated_dir=suite.remove_repeated_dir or settings.remove_repeated_dir,
     )
-    groups: dict[str, list[Case]] = {}  # of the same data and mesh, which are made once for each
+    groups: dict[str, list[_Case]] = {}  # of the same data and mesh, which are made once for each
     for case in cases:
         groups.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
     environment = describe_environment(output)  # its load average must not include the benchmark
@@ -112,6 +115,111 @@ def _matches(case: CaseResult, pattern: str | None) -> bool:
 
 
 @dataclass(frozen=True)
+class _Case:
+    """What runs for one combination, and its result before the first run."""
+
+    result: CaseResult
+    generator: type[BenchmarksGenerator]
+    options: BenchmarkOptions
+    checkpoint: CheckpointConfig
+    mesh: MeshConfig | None
+
+
+def _expand(suite: SuiteConfig) -> tuple[_Case, ...]:
+    """Every combination of a suite once."""
+    reader = Reader(suite.file)
+    axes_of = [_axes(reader, config) for config in suite.benchmarks]
+    reader.finish()
+    cases: dict[str, _Case] = {}
+    for generator, axes in filter(None, axes_of):
+        for checkpoint, mesh in itertools.product(suite.checkpoints, suite.meshes):
+            for values in itertools.product(*axes.values()):
+                options = generator.options_class(**dict(zip(axes, values, strict=True)))
+                case = _case(generator, options, checkpoint, mesh)
+                cases[case.result.name] = case
+    groups: dict[str, list[BenchmarkOptions]] = {}
+    for case in cases.values():
+        groups.setdefault(case.result.group, []).append(case.options)
+    return tuple(_labelled(case, groups[case.result.group]) for case in cases.values())
+
+
+def _axes(
+    reader: Reader, config: BenchmarkConfig
+) -> tuple[type[BenchmarksGenerator], dict[str, list[Any]]] | None:
+    """The generator, and option -> its values, in the order of the fields; checks them against their types."""
+    generator = _import_generator(reader, config)
+    if generator is None:
+        return None
+    options = generator.options_class
+    hints = typing.get_type_hints(options, include_extras=True)
+    given = config.options or {}
+    reader.unknown(given, vars(options()), f"{options.__name__} has no option")
+    axes: dict[str, list[Any]] = {}
+    for name, default in vars(options()).items():
+        value, where = given.get(name, default), f"{config.generator}: {name}"
+        axes[name] = values = value if isinstance(value, list) else [value]
+        if not values:
+            reader.problems.append(f"{where} is an empty list: nothing would run")
+        for one in values if name in given else ():
+            reader.value(where, one, hints[name])
+    return generator, axes
+
+
+def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[BenchmarksGenerator] | None:
+    module_name, _, name = config.generator.rpartition(".")
+    module_name = module_name or "ckpt_core.bench.generators"
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        reader.problems.append(f"generator: cannot import {module_name}: {error}")
+        return None
+    there = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, BenchmarksGenerator)
+    }
+    if name not in there:
+        what = "has no BenchmarksGenerator" if hasattr(module, name) else "has no class"
+        reader.problems.append(f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
+    return there.get(name)
+
+
+def _case(
+    generator: type[BenchmarksGenerator],
+    options: BenchmarkOptions,
+    checkpoint: CheckpointConfig,
+    mesh: MeshConfig | None,
+) -> _Case:
+    """A case whose name is the same in every run and revision."""
+    title = generator.__name__
+    config = {
+        "options": asdict(options),
+        "checkpoint": asdict(checkpoint),
+        "mesh": mesh and asdict(mesh),
+    }
+    identity = json.dumps([*config.values()], sort_keys=True, default=str)
+    result = CaseResult(
+        name=f"{title}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
+        label=title,
+        group=", ".join(filter(None, (title, checkpoint.name, mesh and mesh.label))),
+        generator=f"{generator.__module__}.{generator.__qualname__}",
+        config=config,
+    )
+    return _Case(result, generator, options, checkpoint, mesh)
+
+
+def _labelled(case: _Case, group: list[BenchmarkOptions]) -> _Case:
+    """The case with a label of the options that differ within its group."""
+    varying = [
+        name
+        for name, value in vars(case.options).items()
+        if any(vars(other).get(name) != value for other in group)
+    ]
+    label = ", ".join(filter(None, map(case.options.label, varying)))
+    return replace(case, result=replace(case.result, label=label or case.result.label))
+
+
+@dataclass(frozen=True)
 class _Loop:
     """Runs cases; ``found`` has the result of each, with the runs so far."""
 
@@ -122,28 +230,16 @@ class _Loop:
     processes: _processes.Processes = field(default_factory=_processes.this_run)
     worker: Workers = field(default_factory=lambda: Workers(1, "ckpt-bench-agree"))
 
-    def run_group(self, cases: list[Case]) -> None:
+    def run_group(self, cases: list[_Case]) -> None:
         """All runs of cases that share data and mesh."""
-        from ckpt_core.bench._data import host_data, make_mesh
+        from ckpt_core.bench._data import host_data
 
-        for case in cases:
-            if case.refused:
-                self._skip(case, case.refused)
-        cases = [case for case in cases if not case.refused]
-        if not cases:
-            return
-        try:
-            mesh = make_mesh(cases[0].mesh)
-            put = host_data(cases[0].checkpoint)
-        except Skipped as reason:
-            for case in cases:
-                self._skip(case, str(reason))
-            return
+        put = host_data(cases[0].checkpoint)
         for case, kind, repeat in self._schedule(cases):
             if not self.found[case.result.name].skipped:
-                self._run(case, kind, repeat, put, mesh)
+                self._run(case, kind, repeat, put)
 
-    def _schedule(self, cases: list[Case]) -> Iterator[tuple[Case, str, int]]:
+    def _schedule(self, cases: list[_Case]) -> Iterator[tuple[_Case, str, int]]:
         warm_ups, repeats = self.suite.warmup_repeats, self.suite.num_repeats
         rounds = [(WARM_UP, n) for n in range(warm_ups)] + [(COUNTED, n) for n in range(repeats)]
         if self.suite.order == "sequential":
@@ -153,16 +249,13 @@ class _Loop:
             turn = number % len(cases)  # each round begins with another case
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
-    def _skip(self, case: Case, reason: str) -> None:
-        self._keep(Run(case.result.name, WARM_UP, 0, time.time(), skipped=reason))
-
     def _keep(self, run: Run) -> None:
         before = self.found[run.case]
         self.found[run.case] = result = replace(before, runs=(*before.runs, run))
         if self.listener is not None and self.processes.index == 0:
             self.listener(result, run)
 
-    def _run(self, case: Case, kind: str, repeat: int, put: Any, mesh: Any) -> None:
+    def _run(self, case: _Case, kind: str, repeat: int, put: Any) -> None:
         name, settings = case.result.name, self.settings
         where = Path(name, f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}")
         local = settings.local_directory and settings.local_directory.absolute() / where
@@ -176,7 +269,6 @@ class _Loop:
             pytree=None,
             path=directories[0],
             options=case.options,
-            mesh=mesh,
             repeat_index=None if kind == WARM_UP else repeat,
             local_path=local,
             trace_root=str(settings.output / "tensorboard" / name) if traced else None,
@@ -189,7 +281,7 @@ class _Loop:
         if self.suite.remove_repeated_dir:
             self._delete(directories)
 
-    def _traced(self, case: Case, kind: str, repeat: int) -> bool:
+    def _traced(self, case: _Case, kind: str, repeat: int) -> bool:
         """Whether to trace this run: the last warm-up, or the first run if there is no warm-up."""
         if not case.options.enable_trace:
             return False
@@ -214,11 +306,17 @@ class _Loop:
                 PosixBackend().delete(str(path))
 
 
-def _attempt(case: Case, context: TestContext, put: Any) -> dict[str, Any]:
+def _attempt(case: _Case, context: TestContext, put: Any) -> dict[str, Any]:
     """Runs a case once on this process: returns values and notes, or the error as text."""
+    from ckpt_core.bench._data import make_mesh
+
     token = TRACE_PATH.set(context.trace_path)
     try:
-        context = replace(context, pytree=put(context.mesh))
+        if not case.options.is_valid():
+            kind = type(case.options).__name__
+            raise Skipped(case.options.problem() or f"{kind}.is_valid() says no")
+        mesh = make_mesh(case.mesh)
+        context = replace(context, mesh=mesh, pytree=put(mesh))
         result = case.generator().test_fn(context)
         size, count = inventory(context.path)
         if count:

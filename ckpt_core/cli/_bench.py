@@ -18,7 +18,6 @@ from ckpt_core.cli._arguments import Json
 
 if TYPE_CHECKING:
     from ckpt_core.bench import RunSettings, SuiteConfig
-    from ckpt_core.bench._baseline import Comparison
     from ckpt_core.bench._results import CaseResult, Run, SuiteResult
 
 FAILED, SLOWER, INTERRUPTED = 1, 3, 130
@@ -108,7 +107,7 @@ def _run(
 ) -> int:
     """Runs a suite and writes all outputs; returns the exit code."""
     from ckpt_core import _processes
-    from ckpt_core.bench import _baseline, _tables, run_suite
+    from ckpt_core.bench import _tables, run_suite
     from ckpt_core.bench._machine import describe_environment
     from ckpt_core.bench._results import JsonLines, read_result
 
@@ -120,7 +119,7 @@ def _run(
     output = settings.output
     output.mkdir(parents=True, exist_ok=True)
     if _processes.this_run().index > 0:
-        return _code(run_suite(config, settings), None)
+        return _code(run_suite(config, settings), 0)
     lines = JsonLines(output, config.suite_name, describe_environment(output))
 
     def on_run(case: CaseResult, one: Run) -> None:
@@ -131,7 +130,7 @@ def _run(
 
     result = run_suite(config, settings, on_run)
     lines.finish(result)
-    comparison = earlier and _baseline.compare(result, earlier, threshold)
+    changes, worse = _tables.compare(result, earlier, threshold) if earlier else ("", 0)
     notices = [f"results: {lines.path}", _tensorboard(output, result)]
     if capture is not None:
         kept = Path(capture, f"{result.environment['git_sha'] or 'unknown'}.jsonl")
@@ -140,9 +139,9 @@ def _run(
     if as_json:
         typer.echo(lines.path.read_text(encoding="utf-8"), nl=False)
     else:
-        changes = [_tables.comparison_document(comparison)] if comparison else []
-        typer.echo("\n".join([_tables.document(result), *changes, *notices]))
-    return _code(result, comparison)
+        documents = filter(None, (_tables.document(result), changes))
+        typer.echo("\n".join([*documents, *notices]))
+    return _code(result, worse)
 
 
 def _run_processes(count: int) -> int:
@@ -211,9 +210,9 @@ def _tensorboard(output: Path, result: SuiteResult) -> str:
         return "TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')"
 
 
-def _code(result: SuiteResult, comparison: Comparison | None) -> int:
+def _code(result: SuiteResult, worse: int) -> int:
     if result.interrupted:
         return INTERRUPTED
     if result.failed or all(case.skipped for case in result.cases):
         return FAILED
-    return SLOWER if comparison is not None and comparison.worse else 0
+    return SLOWER if worse else 0

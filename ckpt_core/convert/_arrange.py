@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +13,12 @@ from ckpt_core._errors import CheckpointError, CheckpointNotFound, Mismatch, Str
 from ckpt_core._format.rules import Rule, bind
 from ckpt_core._layout.regions import region_slices
 from ckpt_core._load.derived import under_rules
-from ckpt_core._saved import ExtentItem, Recipe
+from ckpt_core._saved import ExtentItem
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec, describe
 from ckpt_core._tree.match import MatchRules, Renames, match, parse_path, positions_of
 from ckpt_core._tree.patterns import idle_patterns, read_again, selector
-from ckpt_core.convert._source import Array, Slot, Source, spec_of
+from ckpt_core.convert._source import Array, Slot, arrays_of, each, spec_of
 
 _Leaves = list[tuple[Path, Any]]
 
@@ -41,16 +40,11 @@ class Arrangement:
         return any(one is not None for one in asked)
 
 
-class _Made(NamedTuple):
-    """Where a slot is, if rules make it of others."""
-
-    recipe: Recipe
-    slots: Sequence[Slot]
-
-
-def arranged(source: Source, asked: Arrangement, where: str) -> Source:
+def arranged(source: FlatTree, asked: Arrangement, where: str) -> FlatTree:
     """The source with the names, rules and tree that are asked for."""
-    leaves = _selected(source, asked, where)
+    leaves = list(zip(source.paths, source.leaves, strict=True))
+    if asked.only is not None:
+        leaves = _selected(leaves, asked.only, where)
     for _, leaf in leaves:
         if isinstance(leaf, Slot) and leaf.refused is not None:
             raise leaf.refused
@@ -65,47 +59,32 @@ def arranged(source: Source, asked: Arrangement, where: str) -> Source:
         leaves = _renamed(leaves, asked.rename)
     if asked.split is not None:
         leaves = [(_split(path, asked.split, where), leaf) for path, leaf in leaves]
-    read = _reading(source)
     if target is not None:
-        return _as_target(leaves, target, where, read)
-    flat = flatten(_nested(leaves, where))
-    return replace(source, root=flat.root, paths=flat.paths, leaves=flat.leaves, read=read)
+        return _as_target(leaves, target, where)
+    return flatten(_nested(leaves, where))
 
 
-def _reading(source: Source) -> Callable[[Sequence[Slot]], Iterator[Array]]:
-    def read(slots: Sequence[Slot]) -> Iterator[Array]:
-        for made, group in itertools.groupby(slots, lambda slot: isinstance(slot.place, _Made)):
-            if made:
-                yield from (_put_together(slot, source) for slot in group)
-            else:
-                yield from source.read(list(group))
-
-    return read
-
-
-def _put_together(slot: Slot, source: Source) -> Array:
+@each
+def _put_together(slot: Slot) -> Array:
     """What a rule makes of arrays; one of them is in memory beside the result."""
     recipe, slots = slot.place
     view, stacked = recipe.view, slot.spec.shape[: len(recipe.sources[0].row)]
     joined: Array = np.empty((*stacked, *view.tensor), slot.spec.numpy_dtype)
-    for part, values in zip(recipe.sources, source.read(slots), strict=True):
+    for part, values in zip(recipe.sources, arrays_of(slots), strict=True):
         region, place = recipe.joins(part, values.shape)
         joined[(*part.row, ...)][place] = values[(*region_slices(region), ...)]
     axes = (*range(len(stacked)), *(len(stacked) + axis for axis in view.transpose))
     return np.ascontiguousarray(joined.reshape((*stacked, *view.reshaped)).transpose(axes))
 
 
-def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
-    leaves = list(zip(source.paths, source.leaves, strict=True))
-    if asked.only is None:
-        return leaves
+def _selected(leaves: _Leaves, only: Any, where: str) -> _Leaves:
+    only, paths = read_again(only), [path for path, _ in leaves]
     specs = [spec_of(path, leaf) for path, leaf in leaves]
-    only = read_again(asked.only)
-    chosen = positions_of(source.paths, specs, selector(only, item="state"))
-    idle = idle_patterns(only, [("state", source.paths)])
-    if idle or not chosen:
+    found = positions_of(paths, specs, selector(only, item="state"))
+    idle = idle_patterns(only, [("state", paths)])
+    if idle or not found:
         raise CheckpointNotFound(f"{where}: only={idle or only!r} matches nothing in it")
-    return [leaves[position] for position in chosen]
+    return [leaves[position] for position in found]
 
 
 def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
@@ -129,7 +108,7 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
             found.append(arrays[name])
         else:
             kind = replace(spec, kind=parts[0].spec.kind)
-            found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts))))
+            found.append((tuple(name.split("/")), Slot(kind, _put_together, (recipe, parts))))
     return found
 
 
@@ -192,12 +171,7 @@ def _twice(path: Path, where: str) -> CheckpointError:
     )
 
 
-def _as_target(
-    leaves: _Leaves,
-    target: FlatTree,
-    where: str,
-    read: Callable[[Sequence[Slot]], Iterator[Array]],
-) -> Source:
+def _as_target(leaves: _Leaves, target: FlatTree, where: str) -> FlatTree:
     """The leaves in the tree of a target; all differences are raised in one error."""
     wanted = [
         (path, describe(leaf, path)) for path, leaf in zip(target.paths, target.leaves, strict=True)
@@ -214,6 +188,6 @@ def _as_target(
         assert position is not None  # or it would be missing
         leaf = values[position]
         if isinstance(leaf, Slot) and spec.kind in ("jax", "numpy") and leaf.spec.kind != "key":
-            leaf = Slot(replace(leaf.spec, kind=spec.kind), leaf.place)
+            leaf = Slot(replace(leaf.spec, kind=spec.kind), leaf.read, leaf.place)
         found.append(leaf)
-    return Source(target.root, target.paths, found, read)
+    return FlatTree(target.paths, found, target.root)

@@ -19,16 +19,8 @@ import numpy as np
 from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core._tree.leaves import dtype_from_name, to_host_array
-from ckpt_core.convert._source import (
-    Array,
-    Slot,
-    Source,
-    array_spec,
-    library,
-    parsing,
-    source_of,
-)
-from ckpt_core.convert._torch import loaded, read_slot
+from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing
+from ckpt_core.convert._torch import loaded, values_of
 
 INDEX = ".metadata"
 _PACKAGE = "torch.distributed.checkpoint"
@@ -58,10 +50,9 @@ class _Index(pickle.Unpickler):
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Generator[Source]:
+def opened(path: str) -> Generator[tuple[Any, Any]]:
     """The state that was saved in a folder: tensors, numbers and text in dicts and lists."""
-    folder = _Folder(path)
-    yield source_of(folder.tree(), folder.read)
+    yield _Folder(path).tree(), None
 
 
 class _Folder:
@@ -91,7 +82,8 @@ class _Folder:
         dtype = str(stored.properties.dtype).removeprefix("torch.")
         if sum(math.prod(part.sizes) for part in stored.chunks) != math.prod(stored.size):
             raise CheckpointCorrupt(f"{where}: its parts are not the whole of it", leaf=where)
-        return Slot(array_spec(dtype, tuple(stored.size), where), (name, stored.chunks))
+        spec = array_spec(dtype, tuple(stored.size), where)
+        return Slot(spec, each(self._read), (name, stored.chunks))
 
     def _part(self, name: str, offset: Any) -> Any:
         """A part of a tensor, or (None) a value that is no tensor."""
@@ -109,14 +101,12 @@ class _Folder:
             stream.seek(info.offset)
             return loaded(io.BytesIO(stream.read(info.length)), f"{where} in {file}")
 
-    def read(self, slot: Slot) -> Array:
-        if not isinstance(slot.place[0], str):
-            return read_slot(slot)
+    def _read(self, slot: Slot) -> Array:
         name, parts = slot.place
         found = np.empty(slot.spec.shape, dtype_from_name(slot.spec.dtype))
         with parsing(os.path.join(self._path, INDEX)):
             for part in parts:
                 ends = zip(part.offsets, part.sizes, strict=True)
                 place = tuple(slice(begin, begin + size) for begin, size in ends)
-                found[place] = read_slot(self._part(name, part.offsets))
+                found[place] = values_of(self._part(name, part.offsets))
         return to_host_array(found, slot.spec)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ckpt_core._directory import kind_at, resolve
+from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
-from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
+from ckpt_core._tree import FlatTree
 from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array, to_text
 from ckpt_core.arguments import answering
-from ckpt_core.convert import _checkpoints
 from ckpt_core.convert._arrange import Arrangement, arranged
-from ckpt_core.convert._detect import FORMATS, READERS, format_of
-from ckpt_core.convert._source import Array, Slot, Source, spec_of
+from ckpt_core.convert._opening import FORMATS, format_of, opened
+from ckpt_core.convert._source import Array, Slot, arrays_of, spec_of
 
 _BATCH_BYTES = 64 * MIB
 
@@ -90,14 +88,14 @@ def import_weights(
         raise CheckpointError("split= must be a text at which names are cut, such as '.'")
     asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
     found_format = format or format_of(where)
-    with _opened(where, found_format, item, chosen) as (items, own_metadata):
-        trees = [name for name, value in items.items() if isinstance(value, Source)]
+    with opened(where, found_format, item, chosen) as (items, own_metadata):
+        trees = [name for name, value in items.items() if isinstance(value, FlatTree)]
         if asked.changes and len(trees) != 1:
             raise CheckpointError(
                 f"{where} has several items: say with item= whose names are changed, of {', '.join(trees) or 'none'}"
             )
         arranging = {
-            name: arranged(value, asked, where) if isinstance(value, Source) else value
+            name: arranged(value, asked, where) if isinstance(value, FlatTree) else value
             for name, value in items.items()
         }
         single = item is None and list(arranging) == [""]
@@ -106,43 +104,23 @@ def import_weights(
             _write(writer, arranging, item or "state", str(target), chosen)
 
 
-@contextlib.contextmanager
-def _opened(
-    where: str, format: str, item: str | None, options: Options
-) -> Generator[tuple[dict[str, Any], Any]]:
-    """The items of a source, and its metadata."""
-    if (
-        format == "safetensors"
-        and kind_at(where) == "file"
-        and not where.endswith((SUFFIX, INDEX_SUFFIX))
-    ):
-        raise CheckpointError(
-            f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
-        )
-    if format not in READERS:
-        yield _checkpoints.items_of(where, item, options)
-        return
-    if "://" in where:
-        raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    with READERS[format](where) as source:
-        yield {"": source}, source.metadata
-
-
 def _write(
     writer: CheckpointWriter, items: Mapping[str, Any], name: str, target: str, options: Options
 ) -> None:
-    sources = [value for value in items.values() if isinstance(value, Source)]
+    sources = [value for value in items.values() if isinstance(value, FlatTree)]
     slots = [leaf for one in sources for leaf in one.leaves if isinstance(leaf, Slot)]
     total = sum(slot.spec.stored_bytes for slot in slots)
     operation = Operation("import", target, None, None, options.on_event, total_bytes=total)
     for key, value in items.items():
-        if isinstance(value, Source):
+        if isinstance(value, FlatTree):
             _write_tree(writer, key or name, value, operation)
         else:
             writer.add(key or name, value)
 
 
-def _write_tree(writer: CheckpointWriter, name: str, source: Source, operation: Operation) -> None:
+def _write_tree(
+    writer: CheckpointWriter, name: str, source: FlatTree, operation: Operation
+) -> None:
     """Writes arrays in batches, as they are read."""
     specs = list(map(spec_of, source.paths, source.leaves))
     others = [n for n, leaf in enumerate(source.leaves) if not isinstance(leaf, Slot)]
@@ -155,7 +133,7 @@ def _write_tree(writer: CheckpointWriter, name: str, source: Source, operation: 
     batch: list[tuple[int, Array]] = []
     held_bytes = 0
     last = next(reversed(slots), None)
-    for n, array in zip(slots, source.read(list(slots.values())), strict=True):
+    for n, array in zip(slots, arrays_of(slots.values()), strict=True):
         batch.append((n, array))
         held_bytes += array.nbytes
         del array

@@ -17,15 +17,7 @@ import numpy as np
 from ckpt_core._directory import kind_at
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core._tree.leaves import leaf_spec
-from ckpt_core.convert._source import (
-    Array,
-    Slot,
-    Source,
-    array_spec,
-    library,
-    parsing,
-    source_of,
-)
+from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing
 
 WEIGHTS = "model.weights.h5"
 SHARDS_SUFFIX = ".weights.json"
@@ -34,7 +26,7 @@ _SYSTEM_ERROR = re.compile(r"errno = (\d+), error message")
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Generator[Source]:
+def opened(path: str) -> Generator[tuple[Any, Any]]:
     """The variables of a file, in the groups in which Keras stored them; metadata has the version of Keras. A model's own
     files (vocabularies) and its configuration stay behind.
     """
@@ -55,7 +47,7 @@ def opened(path: str) -> Generator[Source]:
         for file, where in files.items():
             with _reading(where):
                 _add(tree, stack.enter_context(h5py.File(file, "r")), where, "")
-        yield source_of(tree, _read, metadata)
+        yield tree, metadata
 
 
 @contextlib.contextmanager
@@ -131,11 +123,12 @@ def _slot(dataset: Any, where: str) -> Slot:
             leaf=where,
             type_name=str(dtype),
         )
-        return Slot(leaf_spec("numpy", "uint8", ()), refused=refused)
+        return Slot(leaf_spec("numpy", "uint8", ()), _read, refused=refused)
     name = "bfloat16" if is_bfloat16 else dtype.name
-    return Slot(array_spec(name, shape, where), (dataset, where))
+    return Slot(array_spec(name, shape, where), _read, (dataset, where))
 
 
+@each
 def _read(slot: Slot) -> Array:
     dataset, where = slot.place
     found = np.empty(slot.spec.stored_shape, slot.spec.numpy_dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 from collections.abc import Generator, Iterable
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ckpt_core.convert._outgoing import (
     new_file,
     outgoing,
 )
-from ckpt_core.convert._source import Array, Slot, Source, array_spec, parsing, source_of
+from ckpt_core.convert._source import Array, Slot, array_spec, each, parsing
 
 _SUFFIX = ".npy"
 _FORMAT = Format(
@@ -34,12 +35,13 @@ _FORMAT = Format(
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Generator[Source]:
+def opened(path: str) -> Generator[tuple[Any, Any]]:
     """The arrays of a file, by name; each is checked against the archive's checksum as it is read."""
     with open(path, "rb") as stream, contextlib.ExitStack() as stack:
         tree: dict[str, Slot] = {}
         with parsing(path):
             archive: Any = stack.enter_context(np.load(stream, allow_pickle=False))
+            read = each(partial(_read, archive, path))
             for member in archive.zip.namelist():
                 where = f"{path}: {member}"
                 if not member.endswith(_SUFFIX):
@@ -47,8 +49,8 @@ def opened(path: str) -> Generator[Source]:
                         f"{where} is no array: leave it out of the file", leaf=where
                     )
                 with archive.zip.open(member) as head:
-                    tree[member.removesuffix(_SUFFIX)] = Slot(_spec(head, where), member)
-        yield source_of(tree, lambda slot: _read(archive, path, slot))
+                    tree[member.removesuffix(_SUFFIX)] = Slot(_spec(head, where), read, member)
+        yield tree, None
 
 
 def _spec(stream: IO[bytes], where: str) -> LeafSpec:
@@ -112,15 +114,18 @@ def export_npz(
     """
     where = new_file(target)
     with (
-        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found,
+        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as (
+            plan,
+            arrays,
+        ),
         placed(where) as temporary,
         zipfile.ZipFile(temporary, "w") as archive,
     ):
-        if cut := [one.name for one in found.plan if "\0" in one.name]:
+        if cut := [one.name for one in plan if "\0" in one.name]:
             raise CheckpointError(
                 f"{cut[0]!r}: an npz cuts names at zero bytes: rename it by rules="
             )
-        for one, array in found.arrays:
+        for one, array in arrays:
             with archive.open(f"{one.name}{_SUFFIX}", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, array, allow_pickle=False)
     return [where]

@@ -10,14 +10,12 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ckpt_core._directory import has_sign, kind_at, resolve
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._format.rules_back import Export, exports
 from ckpt_core._layout.regions import whole
-from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._options import Options, checked_options
 from ckpt_core._read import Array, Want, read_leaves, with_specs
 from ckpt_core._saved import Checkpoint, OrbaxItem, SavedItem, open_checkpoint
 from ckpt_core._storage import StoreContext, new_context
@@ -34,7 +32,6 @@ NUMPY_DTYPES = frozenset(
     )
 )
 _KINDS = frozenset({"jax", "numpy", "numpy_scalar", "int", "float", "bool"})
-_PIECE_BYTES = 4 * MIB
 _TIED = "_tied_weights"
 """The key, beside a module's names, that holds ``{first name: {other name: True}}`` of weights that are saved once."""
 PathLike = str | os.PathLike[str]
@@ -59,38 +56,31 @@ class Choice(NamedTuple):
     rules: Rules
 
 
-class Outgoing(NamedTuple):
-    """What is to be written."""
-
-    plan: list[Export]  # those of large elements first, so that each is aligned
-    arrays: Arrays  # each tensor with its values, in the order of the plan
-
-
 @contextlib.contextmanager
 def outgoing(
     checkpoint: PathLike,
     format: Format,
     choice: Choice,
     options: Options | None,
-) -> Generator[Outgoing]:
-    """The tensors of a checkpoint."""
-    chosen = checked_options(options)
-    opened = open_checkpoint(checkpoint, chosen)
+) -> Generator[tuple[list[Export], Arrays]]:
+    """The tensors of a checkpoint, those of large elements first, so that each is aligned; and each with its values."""
+    options = checked_options(options)
+    opened = open_checkpoint(checkpoint, options)
     context = new_context()
     saved = _item_of(opened, choice.item)
     if isinstance(saved, OrbaxItem):
         saved = with_specs(opened, saved, context)
     named, leaves = _with_all_names(saved.paths)
     specs = [saved.specs[n] for n in leaves]
-    chosen_here = _chosen(opened.path, saved.name, named, specs, choice)
-    positions = [leaves[n] for n in chosen_here]
+    written = _chosen(opened.path, saved.name, named, specs, choice)
+    positions = [leaves[n] for n in written]
     _refuse_kinds(opened, saved, positions, format)
-    paths = ["/".join(map(str, named[n])) for n in chosen_here]
+    paths = ["/".join(map(str, named[n])) for n in written]
     plan = exports(rules_from(choice.rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
-    arrays = _arrays(opened, saved, positions, plan, chosen, context)
+    arrays = _arrays(opened, saved, positions, plan, options, context)
     with opened.held(), contextlib.closing(arrays):
-        yield Outgoing(plan, arrays)
+        yield plan, arrays
 
 
 def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
@@ -109,21 +99,21 @@ def _with_all_names(paths: Sequence[Path]) -> tuple[list[Path], list[int]]:
 
 
 def _chosen(
-    path: str, item: str, named: Sequence[Path], specs: Sequence[LeafSpec], choice: Choice
+    where: str, item: str, paths: Sequence[Path], specs: Sequence[LeafSpec], choice: Choice
 ) -> list[int]:
     """Positions of the leaves to be written; there is one at least."""
     only, exclude = read_again(choice.only), read_again(choice.exclude)
-    chosen = [*positions_of(named, specs, selector(only, item=item))]
+    found = [*positions_of(paths, specs, selector(only, item=item))]
     if exclude is not None:
-        excluded = {*positions_of(named, specs, selector(exclude, item=item))}
-        chosen = [n for n in chosen if n not in excluded]
+        excluded = {*positions_of(paths, specs, selector(exclude, item=item))}
+        found = [n for n in found if n not in excluded]
     for argument, patterns in (("only", only), ("exclude", exclude)):
-        if idle := idle_patterns(patterns, [(item, named)]):
-            raise CheckpointNotFound(f"{path}: {argument}={idle} matches no leaf of {item!r}")
-    if not chosen:
+        if idle := idle_patterns(patterns, [(item, paths)]):
+            raise CheckpointNotFound(f"{where}: {argument}={idle} matches no leaf of {item!r}")
+    if not found:
         asked = f"only={only!r}, exclude={exclude!r} leave" if only or exclude else "there is"
-        raise CheckpointNotFound(f"{path}: {asked} no leaf of {item!r}")
-    return chosen
+        raise CheckpointNotFound(f"{where}: {asked} no leaf of {item!r}")
+    return found
 
 
 def new_file(target: PathLike) -> str:
@@ -153,13 +143,6 @@ def local(target: PathLike) -> str:
     if any(has_sign(os.path.join(where, one)) for one in inside):
         raise CheckpointError(f"{where} is a directory of checkpoints: name another target")
     return where
-
-
-def pieces_of(array: Array) -> Generator[memoryview]:
-    """The bytes of an array in C order, a few MiB at a time."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    for start in range(0, data.size, _PIECE_BYTES):
-        yield data[start : start + _PIECE_BYTES].data
 
 
 def _item_of(opened: Checkpoint, name: str | None) -> SavedItem:

@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from ckpt_core._directory import kind_at, place
 from ckpt_core._format import safetensors
 from ckpt_core._format.rules_back import Export
@@ -20,10 +22,10 @@ from ckpt_core.convert._outgoing import (
     Rules,
     local,
     outgoing,
-    pieces_of,
     refuse_existing,
 )
 
+_PIECE_BYTES = 4 * MIB
 _FORMAT = Format("safetensors", frozenset(safetensors.DTYPES.values()))
 
 
@@ -76,8 +78,9 @@ def export_safetensors(
     """
     where = _checked(target)
     with outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found:
-        shards = _shards(where, found.plan, max_shard_bytes)
-        return _write(where, shards, found.arrays, dict(metadata or {}))
+        plan, arrays = found
+        shards = _shards(where, plan, max_shard_bytes)
+        return _write(where, shards, arrays, dict(metadata or {}))
 
 
 def _checked(target: PathLike) -> str:
@@ -140,4 +143,6 @@ def _pieces(shard: Sequence[Export], arrays: Arrays, metadata: dict[str, str]) -
     yield safetensors.dump_header([(one.name, one.dtype, one.shape) for one in shard], metadata)
     for _ in shard:
         _, array = next(arrays)
-        yield from map(bytes, pieces_of(array))
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        for start in range(0, data.size, _PIECE_BYTES):
+            yield data[start : start + _PIECE_BYTES].tobytes()

@@ -1,18 +1,19 @@
-"""What a file of another format holds: a tree whose arrays are read when they are asked for."""
+"""What a file of another format holds: a tree, in which a ``Slot`` stands for each array until it is asked for."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import importlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+import operator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
-from ckpt_core._tree import Node, Path, flatten
+from ckpt_core._tree import Path
 from ckpt_core._tree.leaves import LeafSpec, describe, dtype_from_name, leaf_spec
 
 Array = np.ndarray[Any, Any]
@@ -20,36 +21,34 @@ _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 class Slot:
-    """An array that is not read yet; no dataclass, which would be a tree. Only its reader understands ``place``;
-    ``refused`` is the error to raise unless the leaf is left out.
+    """An array that is not read yet; no dataclass, which would be a tree. ``read`` gives the arrays of slots of its kind, in
+    their order, and alone understands ``place``; ``refused`` is the error to raise unless the leaf is left out.
     """
 
     def __init__(
-        self, spec: LeafSpec, place: Any = None, refused: CheckpointError | None = None
+        self,
+        spec: LeafSpec,
+        read: Callable[[Sequence[Slot]], Iterator[Array]],
+        place: Any = None,
+        refused: CheckpointError | None = None,
     ) -> None:
-        self.spec, self.place, self.refused = spec, place, refused
+        self.spec, self.read, self.place, self.refused = spec, read, place, refused
+
+
+def each(read: Callable[[Slot], Array]) -> Callable[[Sequence[Slot]], Iterator[Array]]:
+    """What reads slots one by one."""
+    return lambda slots: map(read, slots)
+
+
+def arrays_of(slots: Iterable[Slot]) -> Iterator[Array]:
+    """The stored arrays of slots, in order; those of a kind that follow each other are read together."""
+    for read, alike in itertools.groupby(slots, operator.attrgetter("read")):
+        yield from read(list(alike))
 
 
 def spec_of(path: Path, leaf: Any) -> LeafSpec:
-    """What a leaf of a source is: a slot, or a value."""
+    """What a leaf of a source is: a slot, or a value that is no array."""
     return leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A tree, part by part."""
-
-    root: Node
-    paths: Sequence[Path]
-    leaves: Sequence[Any]  # a Slot, or a value that is no array
-    read: Callable[[Sequence[Slot]], Iterator[Array]]  # the stored arrays of slots, in order
-    metadata: Any = None
-
-
-def source_of(tree: Any, read: Callable[[Slot], Array], metadata: Any = None) -> Source:
-    """The source of a tree of slots, each of which is read alone."""
-    flat = flatten(tree)
-    return Source(flat.root, flat.paths, flat.leaves, lambda slots: map(read, slots), metadata)
 
 
 def with_slots(value: Any, slot: Callable[[Any, str], Slot | None], where: str) -> Any:

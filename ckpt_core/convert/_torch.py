@@ -24,25 +24,16 @@ from ckpt_core.convert._outgoing import (
     new_file,
     outgoing,
 )
-from ckpt_core.convert._source import (
-    Array,
-    Slot,
-    Source,
-    array_spec,
-    library,
-    parsing,
-    source_of,
-    with_slots,
-)
+from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
 
 _FLOAT8 = {f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
 _FORMAT = Format("torch", NUMPY_DTYPES | {"bfloat16"} | _FLOAT8)
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Generator[Source]:
+def opened(path: str) -> Generator[tuple[Any, Any]]:
     """What ``torch.save`` wrote into a file: tensors, numbers and text in plain containers."""
-    yield source_of(loaded(path, path, mmap=zipfile.is_zipfile(path)), read_slot)
+    yield loaded(path, path, mmap=zipfile.is_zipfile(path)), None
 
 
 def loaded(file: str | IO[bytes], where: str, **how: Any) -> Any:
@@ -74,10 +65,10 @@ def _slot(torch: Any, value: Any, where: str) -> Slot | None:
             type_name=str(value.layout),
         )
     dtype = str(value.dtype).removeprefix("torch.")
-    return Slot(array_spec(dtype, tuple(value.shape), where), (torch, value))
+    return Slot(array_spec(dtype, tuple(value.shape), where), each(values_of), (torch, value))
 
 
-def read_slot(slot: Slot) -> Array:
+def values_of(slot: Slot) -> Array:
     """The values of a slot of ``loaded``."""
     torch, tensor = slot.place
     dtype = dtype_from_name(slot.spec.dtype)
@@ -130,12 +121,12 @@ def export_torch(
     where = new_file(target)
     torch = library("torch", where)
     with (
-        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found,
+        outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as (_, arrays),
         _plain(torch),
         placed(where) as temporary,
         open(temporary, "wb") as stream,
     ):
-        torch.save({one.name: _tensor(torch, array) for one, array in found.arrays}, stream)
+        torch.save({one.name: _tensor(torch, array) for one, array in arrays}, stream)
     return [where]
 
 

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from ckpt_core.testing import strategies as strategies
     from ckpt_core.testing._prints import assert_same as assert_same
     from ckpt_core.testing._resume import ExactResume as ExactResume
+    from ckpt_core.testing._resume import Interrupted as Interrupted
+    from ckpt_core.testing._resume import Report as Report
     from ckpt_core.testing._resume import assert_exact_resume as assert_exact_resume
-    from ckpt_core.testing._runs import Interrupted as Interrupted
-    from ckpt_core.testing._runs import Report as Report
     from ckpt_core.testing.suite import InPlaceSuite as InPlaceSuite
     from ckpt_core.testing.suite import PytreeSuite as PytreeSuite
 
 _HOME_OF = {
     "ExactResume": "_resume",
     "InPlaceSuite": "suite",
-    "Interrupted": "_runs",
+    "Interrupted": "_resume",
     "PytreeSuite": "suite",
-    "Report": "_runs",
+    "Report": "_resume",
     "assert_exact_resume": "_resume",
     "assert_same": "_prints",
 }

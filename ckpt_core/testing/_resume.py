@@ -2,15 +2,78 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import tempfile
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
-from ckpt_core.testing._prints import first_difference, leaves_only
-from ckpt_core.testing._runs import By, Run, Train, run_here, run_in_process
+from ckpt_core.testing._prints import (
+    Prints,
+    first_difference,
+    leaves_only,
+    prints_from,
+    prints_of,
+)
+from ckpt_core.testing._processes import portable, run_apart
+
+By = Literal["exception", "SIGKILL", "SIGTERM"]
+"""How a run is interrupted."""
+
+Train = Callable[[Path, "Report"], Any]
+"""A training function; its arguments are the directory for checkpoints and the ``Report``."""
+
+
+class Interrupted(BaseException):
+    """Raised by ``report`` to interrupt training; a BaseException, so ``except Exception`` misses it."""
+
+
+@dataclass
+class _Run:
+    """What a run reported: prints by step in order, and the prints of its return value if it ended."""
+
+    reports: dict[int, Prints] = field(default_factory=dict[int, Prints])
+    final: Prints | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        return list(self.reports)
+
+
+class Report:
+    """Called by a training function once per step: ``report(step, loss=loss, model=model)``.
+
+    Values may be anything that a checkpoint can hold: numbers, arrays, pytrees, live objects. They
+    are digested during the call.
+    """
+
+    def __init__(
+        self,
+        stop_at: int | None,
+        stop: Callable[[], None],
+        write: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.run = _Run()
+        self.stopped = False
+        self._stop_at = stop_at
+        self._stop = stop
+        self._write = write
+
+    def __call__(self, step: int, /, **values: Any) -> None:
+        step = int(step)
+        if step in self.run.reports:
+            raise ValueError(f"step {step} was reported before: call report once a step")
+        self.run.reports[step] = prints_of(values)
+        if self._write is not None:
+            self._write({"step": step, "prints": self.run.reports[step]})
+        if self._stop_at is not None and step >= self._stop_at and not self.stopped:
+            self.stopped = True
+            self._stop()
 
 
 @dataclass(frozen=True)
@@ -90,12 +153,12 @@ def assert_exact_resume(
                 f"directory={place!r} holds runs already: every check begins in an empty one"
             )
 
-        def run(name: str, stop_at: int | None) -> Run:
+        def run(name: str, stop_at: int | None) -> _Run:
             where = Path(place) / name
             where.mkdir(parents=True, exist_ok=True)
             if by == "exception":
-                return run_here(train, where, stop_at)
-            return run_in_process(train, where, stop_at, by, timeout_secs)
+                return _run_here(train, where, stop_at)
+            return _run_in_process(train, where, stop_at, by, timeout_secs)
 
         straight = run("straight", None)
         stops = _stops(interrupt_at, straight.steps)
@@ -125,7 +188,7 @@ def _stops(interrupt_at: int | Iterable[int] | None, steps: Sequence[int]) -> li
     return stops
 
 
-def _compare(straight: Run, lives: Sequence[Run], stops: Sequence[int]) -> ExactResume:
+def _compare(straight: _Run, lives: Sequence[_Run], stops: Sequence[int]) -> ExactResume:
     for number, (life, stop) in enumerate(zip(lives, [*stops, None], strict=True)):
         before = lives[number - 1] if number else None
         _check_steps(straight, life, before, stop)
@@ -144,7 +207,7 @@ def _compare(straight: Run, lives: Sequence[Run], stops: Sequence[int]) -> Exact
     )
 
 
-def _check_steps(straight: Run, life: Run, before: Run | None, stop: int | None) -> None:
+def _check_steps(straight: _Run, life: _Run, before: _Run | None, stop: int | None) -> None:
     """Checks that the steps of a run continue those of the run before it, up to its interruption."""
     steps, which = straight.steps, _which(life, before)
     if not life.steps:
@@ -193,7 +256,7 @@ def _check_start(steps: Sequence[int], first: int, stopped_at: int) -> None:
         )
 
 
-def _check_values(straight: Run, life: Run, before: Run | None) -> None:
+def _check_values(straight: _Run, life: _Run, before: _Run | None) -> None:
     for step, prints in life.reports.items():
         difference = first_difference(straight.reports[step], prints)
         if difference is None:
@@ -208,8 +271,84 @@ def _check_values(straight: Run, life: Run, before: Run | None) -> None:
         )
 
 
-def _which(life: Run, before: Run | None) -> str:
+def _which(life: _Run, before: _Run | None) -> str:
     if before is None:
         return "the run that was to be interrupted"
     where = f" from step {life.steps[0]}" if life.steps else ""
     return f"the run that was interrupted at step {before.steps[-1]} and resumed{where}"
+
+
+def _run_here(train: Train, directory: Path, stop_at: int | None) -> _Run:
+    """Runs to the end, or to the report of the step ``stop_at``, which raises Interrupted."""
+
+    def stop() -> None:
+        raise Interrupted(f"interrupted at step {stop_at} by assert_exact_resume")
+
+    report = Report(stop_at, stop)
+    try:
+        result = train(directory, report)
+    except Interrupted:
+        return report.run
+    if report.stopped:
+        raise AssertionError(
+            f"train went on after report raised Interrupted at step {stop_at}: it must not be caught"
+        )
+    report.run.final = prints_of(result)
+    return report.run
+
+
+def _run_in_process(
+    train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float
+) -> _Run:
+    """The run of ``train`` in a new interpreter, which a signal interrupts at the step ``stop_at``. An error of ``train``
+    is a RuntimeError here.
+    """
+    log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
+    sent = (portable(train), str(directory), str(log), stop_at, by)
+    status = run_apart(_child, sent, "train", timeout_secs)
+    run, error = _read(log)
+    if error is not None:
+        raise RuntimeError(f"train failed in a process of its own:\n{error}")
+    if status != 0 and (stop_at is None or status != -signal.Signals[by]):
+        raise RuntimeError(f"the process of train ended with status {status}")
+    if by == "SIGTERM" and stop_at is not None and any(step >= stop_at for step in run.steps):
+        run.final = None  # it ended early because of SIGTERM, so its result is not the final one
+    return run
+
+
+def _read(log: Path) -> tuple[_Run, str | None]:
+    """The run that a child's log tells of, and its traceback if it failed."""
+    run = _Run()
+    for line in log.read_text().splitlines() if log.exists() else []:
+        entry = json.loads(line)
+        if "error" in entry:
+            return run, entry["error"]
+        if "final" in entry:
+            run.final = prints_from(entry["final"])
+        else:
+            run.reports[entry["step"]] = prints_from(entry["prints"])
+    return run, None
+
+
+def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) -> None:
+    """Runs in the child: trains, and writes a line for each report at once."""
+    os.setsid()
+    # One write per line, so that a killed process leaves complete lines.
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(entry: dict[str, Any]) -> None:
+        os.write(file, (json.dumps(entry) + "\n").encode())
+
+    def stop() -> None:
+        if by == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            os.killpg(0, signal.SIGKILL)
+
+    report = Report(stop_at, stop, write)
+    try:
+        result = train(Path(directory), report)
+        write({"final": prints_of(result)})
+    except BaseException:
+        write({"error": traceback.format_exc()})
+        raise

@@ -1,0 +1,197 @@
+"""Opens what is imported: which format a file or folder has, by what is in it, and its items."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._directory import kind_at
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
+from ckpt_core._items import Json
+from ckpt_core._layout.regions import whole
+from ckpt_core._load import load
+from ckpt_core._options import Options
+from ckpt_core._read import Want, read_leaves, with_specs
+from ckpt_core._saved import (
+    Checkpoint,
+    ExtentItem,
+    NativeCheckpoint,
+    OrbaxItem,
+    SavedItem,
+    open_checkpoint,
+)
+from ckpt_core._storage import new_context
+from ckpt_core._tree import FlatTree, flatten
+from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array
+from ckpt_core.convert import _distributed, _keras, _npz, _torch
+from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
+
+
+@contextlib.contextmanager
+def _flax(path: str) -> Generator[tuple[Any, Any]]:
+    """What ``flax.serialization.to_bytes`` or ``msgpack_serialize`` wrote into a file."""
+    flax: Any = library("flax.serialization", path)
+    with open(path, "rb") as stream, parsing(path):
+        tree = flax.msgpack_restore(stream.read())
+    yield with_slots(tree, _slot, f"{path}: "), None
+
+
+def _slot(value: Any, where: str) -> Slot | None:
+    if not isinstance(value, np.ndarray | np.generic):
+        return None
+    return Slot(array_spec(value.dtype.name, value.shape, where), _read, value)
+
+
+@each
+def _read(slot: Slot) -> Array:
+    return to_host_array(np.asarray(slot.place), slot.spec)
+
+
+_READERS = {
+    "npz": _npz.opened,
+    "torch": _torch.opened,
+    "dcp": _distributed.opened,
+    "flax": _flax,
+    "keras": _keras.opened,
+}
+"""What opens a file of a format that ``load`` does not take: gives its tree, and metadata."""
+FORMATS = ("safetensors", *_READERS, "orbax")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_NPY = b"\x93NUMPY"
+
+
+@contextlib.contextmanager
+def opened(
+    where: str, format: str, item: str | None, options: Options
+) -> Generator[tuple[dict[str, Any], Any]]:
+    """The items of a source, trees of arrays flat, by name (empty if it is one state); and its metadata."""
+    if (
+        format == "safetensors"
+        and kind_at(where) == "file"
+        and not where.endswith((SUFFIX, INDEX_SUFFIX))
+    ):
+        raise CheckpointError(
+            f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
+        )
+    if format not in _READERS:
+        yield _items_of(where, item, options)
+        return
+    if "://" in where:
+        raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
+    with _READERS[format](where) as (tree, metadata):
+        yield {"": flatten(tree)}, metadata
+
+
+def _items_of(path: str, item: str | None, options: Options) -> tuple[dict[str, Any], Any]:
+    """The same of what ``load`` takes as it is: safetensors, and checkpoints of Orbax."""
+    opened = open_checkpoint(path, options)
+    if isinstance(opened, NativeCheckpoint):
+        raise CheckpointError(f"{path} is a checkpoint of ckpt: copy it with 'ckpt cp'")
+    saved = list(opened.items.values())
+    if len(saved) == 1 and isinstance(saved[0], ExtentItem):
+        return {"": _flat(opened, saved[0], options)}, opened.metadata
+    if item is not None and item not in opened.items:
+        raise CheckpointNotFound(f"{path} has no item {item!r}, but {', '.join(opened.items)}")
+    chosen = [one for one in saved if item in (None, one.name)]
+    found = {one.name: _item(opened, one, options) for one in chosen}
+    return {"": found.popitem()[1]} if opened.single and item is None else found, opened.metadata
+
+
+def _item(opened: Checkpoint, saved: SavedItem, options: Options) -> Any:
+    if saved.form == "tree":
+        return _flat(opened, saved, options)
+    if saved.form in ("process", "files"):
+        raise CheckpointError(
+            f"{opened.path}: item {saved.name!r} is no tree of arrays, but of the form {saved.form!r}: it needs the "
+            "program that wrote it; import the other items one by one with item="
+        )
+    value = load(opened.path, item=None if opened.single else saved.name, options=options)
+    return Json(value) if saved.form == "json" else value
+
+
+def _flat(opened: Checkpoint, item: SavedItem, options: Options) -> FlatTree:
+    context = new_context()
+    if isinstance(item, OrbaxItem):
+        item = with_specs(opened, item, context)
+    specs = list(item.specs)
+    if isinstance(item, ExtentItem):
+        specs = [array_spec(spec.dtype, spec.shape, opened.path) for spec in specs]
+    text_of = opened.texts(item)
+
+    def read(slots: Sequence[Slot]) -> Iterator[Array]:
+        wants = [Want(slot.place, [whole(slot.spec.stored_shape)]) for slot in slots]
+        reading = read_leaves(opened, item, wants, options, context)
+        with opened.held(), contextlib.closing(reading):
+            for _, parts in reading:
+                (array,) = parts.values()
+                yield array
+
+    leaves = [
+        text_of(position) if spec.kind in TEXT_KINDS else Slot(spec, read, position)
+        for position, spec in enumerate(specs)
+    ]
+    return FlatTree(list(item.paths), leaves, item.root)
+
+
+def format_of(path: str) -> str:
+    """One of ``FORMATS``; ``ckpt`` for anything that ``load`` takes as it is."""
+    if "://" in path or path.endswith((SUFFIX, INDEX_SUFFIX)):
+        return "ckpt"
+    kind = kind_at(path)
+    if kind == "directory":
+        return "dcp" if kind_at(os.path.join(path, _distributed.INDEX)) else "ckpt"
+    if not kind:
+        raise CheckpointNotFound(f"{path}: there is no such file or folder")
+    if kind != "file":  # to open a pipe would wait for its other end
+        raise CheckpointError(
+            f"{path} is neither a file nor a folder: copy what it gives to a file first"
+        )
+    with open(path, "rb") as stream:
+        head = stream.read(16)
+    found = _by_head(path, head) if head else None
+    if found not in FORMATS:
+        raise CheckpointError(
+            f"{path}: it begins with {head[:8]!r}, as no file of {', '.join(FORMATS)} does: say which it is with "
+            "format=, if it is one, or load it with the program that wrote it, and call ckpt.save"
+        )
+    return found
+
+
+def _by_head(path: str, head: bytes) -> str | None:
+    if head.startswith(b"PK"):
+        return _by_members(path)
+    if head.startswith((b"\x80\x02\x8a", b"\x80\x02c", b"\x80\x04\x95")):
+        return "torch"  # as before 1.6
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
+        return "safetensors"
+    if head.startswith(_HDF5) or path.endswith(_keras.SHARDS_SUFFIX):
+        return "keras"
+    if head.startswith(_NPY) or path.endswith(".eqx"):
+        raise CheckpointError(
+            f"{path} is a file of Equinox or of one array, and holds no names: take eqx.tree_deserialise_leaves(path, "
+            "model) or numpy.load(path), and call ckpt.save"
+        )
+    if 0x80 < head[0] < 0x90 or head[0] in (0xDE, 0xDF):  # a map of msgpack
+        return "flax"
+    return None
+
+
+def _by_members(path: str) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # which its reader reports
+        return "npz" if path.endswith(".npz") else "torch"
+    if _keras.WEIGHTS in names:
+        return "keras"
+    if any(f"/{name}".endswith("/data.pkl") for name in names):
+        return "torch"
+    if not names or any(name.endswith(".npy") for name in names):
+        return "npz"
+    return None
