@@ -61,20 +61,6 @@ def test_model_and_optimizer_in_one(tmp_path):
     assert same(state_of(other), state_of(made))
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_random_streams(impl, tmp_path):
-    def make(seed: int) -> nnx.Rngs:
-        return nnx.Rngs(seed, dropout=jax.random.key(seed, impl=impl))
-
-    rngs, other = make(0), make(1)
-    rngs.dropout(), rngs.params()
-    ckpt.save(tmp_path / "a", rngs=rngs)
-    ckpt.restore(tmp_path / "a", rngs=other)
-    assert host(other.dropout()) == host(rngs.dropout())
-    assert host(other.params()) == host(rngs.params())
-    assert jax.random.key_impl(other.dropout.key.get_value()) == impl
-
-
 def test_stacked_layers_with_key_arrays(tmp_path):
     class Block(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):
