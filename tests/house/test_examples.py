@@ -26,7 +26,7 @@ def _run_example(compiled: dict[str, str], name: str, *arguments: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -69,6 +69,20 @@ def test_multihost_goes_on_with_fewer_processes(run_example, tmp_path):
     rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
     assert {row[3] for row in rows} == {"4", "2"}
     assert float(printed.rpartition(":")[2]) < 1e-3
+
+
+def test_keras_fit_resumes_exactly(run_example):
+    for needed in ("keras", "sklearn"):
+        pytest.importorskip(needed)
+    printed = run_example("keras_fit.py")
+    assert "restored step 30" in printed and "bit for bit" in printed
+
+
+def test_torchax_train_is_killed_and_goes_on(run_example, tmp_path):
+    for needed in ("torch", "optax", "sklearn", "safetensors"):
+        pytest.importorskip(needed)
+    printed = run_example("torchax_train.py", "--demo", "--directory", str(tmp_path))
+    assert "50 of the next 50 losses are equal" in printed
 
 
 def test_decoder_rules_load_a_small_llama(run_example):

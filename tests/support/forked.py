@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ class Forked:
         self._parent = parent
         self._watch = os.pidfd_open(pid)  # nobody else gets its number before `wait` has asked
         self._code: int | None = None
+        self.max_rss_bytes = 0  # known when it has ended
 
     def wait(self, timeout_secs: float) -> int:
         """Its exit code; negative the signal that ended it.
@@ -53,7 +55,7 @@ class Forked:
         if self._code is None:
             if not select.select([self._watch], [], [], timeout_secs)[0]:
                 raise TimeoutError(f"process {self.pid} still runs after {timeout_secs:g} s")
-            self._code = int(self._parent.ask({"reap": self.pid}))
+            self._code, self.max_rss_bytes = json.loads(self._parent.ask({"reap": self.pid}))
             os.close(self._watch)
         return self._code
 
@@ -90,6 +92,8 @@ class Forked:
 
 class Spawned:
     """A new interpreter, with the methods of ``Forked``."""
+
+    max_rss_bytes = 0  # unknown
 
     def __init__(
         self,
@@ -144,6 +148,7 @@ def start(
     errors: Path | None = None,
     directory: Path | None = None,
     imported: tuple[str, ...] = (),
+    fresh: bool = False,
 ) -> Forked | Spawned:
     """Runs code as `python -c` does, in a process of its own.
 
@@ -155,6 +160,7 @@ def start(
         errors: the file for its stderr, where that is not `output` too.
         directory: where it works; without one, where this process does.
         imported: modules that it finds imported, besides jax and ckpt_core; each tuple of them has an interpreter that forks.
+        fresh: in a new interpreter.
     """
     at_import = {
         name: value
@@ -163,7 +169,7 @@ def start(
     }
     for file in (output, errors or output):
         file.write_bytes(b"")
-    if not hasattr(os, "pidfd_open"):
+    if fresh or not hasattr(os, "pidfd_open"):
         place = directory or Path.cwd()
         return Spawned(code, arguments, output, errors or output, environment, place)
     parent = _parent_of(tuple(sorted(at_import.items())), imported)
@@ -227,13 +233,15 @@ class _Parent:
             text=True,
         )
         atexit.register(self.close)
+        self._lock = threading.Lock()
         self._answer()
 
     def ask(self, request: Any) -> str:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
@@ -260,28 +268,24 @@ def _parent_of(at_import: tuple[tuple[str, str], ...], imported: tuple[str, ...]
 # ---- the other side ----------------------------------------------------------------------------
 
 
-def import_all(*more: str) -> None:
-    """Imports what children find imported, where nothing is used before the forks."""
-    for name in (*IMPORTED, *more):
+def main() -> None:
+    """Serves requests until its input ends; each child returns from here and runs its code."""
+    for name in (*IMPORTED, *sys.argv[1:]):
         importlib.import_module(name)
     core = importlib.import_module("ckpt_core")
     for name in core.__all__:
         getattr(core, name)  # which imports its module
     gc.collect()
     gc.freeze()  # or each child walks through all objects of jax several times: a third of what it takes to begin
-
-
-def main() -> None:
-    """Serves requests until its input ends; each child returns from here and runs its code."""
-    import_all(*sys.argv[1:])
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: a fork would not survive that"
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "reap" in request:
-            _, status = os.waitpid(request["reap"], 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
+            _, status, usage = os.wait4(request["reap"], 0)
+            told = [os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024]
+            print(json.dumps(told), flush=True)
             continue
         pid = os.fork()
         if pid == 0:

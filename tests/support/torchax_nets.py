@@ -77,15 +77,6 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-def make_update(module: nn.Module, optimizer: Any) -> Any:
-    """A train step over (weights, buffers, opt_state, tokens, labels); dropout draws from the env."""
-
-    def forward(weights: Any, buffers: Any, tokens: Any) -> Any:
-        return torch.func.functional_call(module, {**weights, **buffers}, (tokens,))
-
-    return torchax.train.make_train_step(forward, nn.functional.cross_entropy, optimizer)
-
-
 def batch(step: int) -> tuple[Any, Any]:
     numbers = np.random.default_rng(step).integers(0, 11, (2, 16)).astype(np.int32)
     tokens, labels = torch_view(jax.numpy.asarray(numbers))
@@ -97,7 +88,6 @@ __all__ = [
     "batch",
     "call_jax",
     "jax_jit",
-    "make_update",
     "net",
     "same",
     "torch_view",

@@ -1,15 +1,18 @@
 """What runs inside a child: the switch of the shim, and reports that outlive a kill.
 
-A child is a fork of `nursery`, or a fresh interpreter; it calls one function of `scenarios`.
+A child is a fork, or a fresh interpreter (`tests.support.forked`); it calls one function of a module in this folder.
 """
 
 import contextlib
 import ctypes
 import errno
+import importlib
 import json
 import os
 import resource
 import signal
+import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,20 +60,17 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-def begin(request: dict[str, Any]) -> None:
-    """Turns this process into the child that `request` describes."""
+def main() -> None:
+    """Becomes the child that a request describes, runs its function, and ends."""
     global _events_fd
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a dead nursery leaves no orphan
+    request = json.loads(sys.argv[1])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # who is killed has no orphans
     _events_fd = os.open(request["events"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for name, amount in request.get("limits", {}).items():
+    for name, amount in request["limits"].items():
         resource.setrlimit(getattr(resource, name), (amount, amount))
-    shim = _shim()
-    if shim is not None and request.get("path"):
-        fault = request["fault"]
+    shim, fault = _shim(), request["fault"]
+    if shim is not None and request["path"]:
         shim.fault_configure(
             os.fsencode(request["path"]),
             fault["ops"].encode(),
@@ -78,6 +78,17 @@ def begin(request: dict[str, Any]) -> None:
             ctypes.c_long(fault["nth"]),
             os.fsencode(request["log"]),
         )
+    code = 1
+    try:
+        module, _, name = request["function"].partition(":")
+        getattr(importlib.import_module(module), name)(*request["args"])
+        code = 0
+    except BaseException as error:
+        report(raised=describe(error))
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # tearing down what was imported takes longer than most children live
 
 
 def _shim() -> ctypes.CDLL | None:

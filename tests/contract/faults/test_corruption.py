@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import Nursery, Pool
+from tests.contract.faults.harness import Children
 
 Change = list[Any]
 
@@ -23,7 +23,7 @@ _BATCH_TIMEOUT_SECS = 120
 
 
 @pytest.fixture(scope="module")
-def saved(plain_pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(plain_pool: Children, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a checkpoint `good`, and `stale`: the same tree with older values."""
     root = tmp_path_factory.mktemp("saved")
     for version, name in enumerate(("stale", "good")):
@@ -133,13 +133,13 @@ def _counterpart(good: Path, stale: Path, name: str) -> Path:
     return by_size(stale)[by_size(good).index(good / name)]
 
 
-def _check(pool: Pool, saved: Path, scratch: Path, changes: list[Change]) -> None:
+def _check(pool: Children, saved: Path, scratch: Path, changes: list[Change]) -> None:
     good = saved / "good"
     batches = [changes[i : i + _BATCH] for i in range(0, len(changes), _BATCH)]
 
-    def job(nursery: Nursery, numbered: tuple[int, list[Change]]) -> list[str]:
+    def job(numbered: tuple[int, list[Change]]) -> list[str]:
         number, batch = numbered
-        outcome = nursery.run(
+        outcome = pool.run(
             "damage:load_damaged",
             [str(good), str(scratch / str(number)), 1, batch],
             timeout_secs=_BATCH_TIMEOUT_SECS,

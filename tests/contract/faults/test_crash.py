@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
-from tests.contract.faults.harness import Fault, Nursery, Op, Outcome, Pool
+from tests.contract.faults.harness import Children, Fault, Op, Outcome
 
 _KEPT_OLD = (".ckpt-old.", ".ckpt-kept.")
 _VISIBLE = "visible, durability unknown"
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(scope="module")
-def counted(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Op]]:
+def counted(pool: Children, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Op]]:
     """The operations of an undisturbed run, by scenario."""
 
-    def job(nursery: Nursery, name: str) -> list[Op]:
+    def job(name: str) -> list[Op]:
         root = tmp_path_factory.mktemp(name)
-        outcome = nursery.run("scenarios:save", [name, str(root)], path=str(root))
+        outcome = pool.run("scenarios:save", [name, str(root)], path=str(root))
         assert outcome.exit_code == 0, str(outcome)
         assert not outcome.reported("error"), str(outcome)
         return outcome.ops
@@ -114,14 +114,14 @@ def _with_parents(names: Iterable[str]) -> list[str]:
 
 
 def _sweep(
-    pool: Pool, scratch: Path, name: str, faults: Iterable[Fault], *checks: Check
+    pool: Children, scratch: Path, name: str, faults: Iterable[Fault], *checks: Check
 ) -> list[Outcome]:
     """Runs the scenario once under each fault, a fresh process after it, and all checks on both."""
     faults = list(faults)
     shares = [share for i in range(WORKERS) if (share := faults[i::WORKERS])]
     outcomes: list[Outcome] = []
     failures: list[str] = []
-    for pairs in pool.map(lambda nursery, share: _chain(nursery, scratch, name, share), shares):
+    for pairs in pool.map(lambda share: _chain(pool, scratch, name, share), shares):
         for outcome, after in pairs:
             outcomes.append(outcome)
             try:
@@ -134,7 +134,7 @@ def _sweep(
 
 
 def _chain(
-    nursery: Nursery, scratch: Path, name: str, faults: list[Fault]
+    pool: Children, scratch: Path, name: str, faults: list[Fault]
 ) -> list[tuple[Outcome, Outcome]]:
     """The disturbed process of each fault, and the process after it.
 
@@ -149,19 +149,19 @@ def _chain(
         root.mkdir()
         count = {"path": str(root), "fault": fault}
         if outcome is None:
-            outcome = nursery.run("scenarios:save", [name, str(root)], **count)
+            outcome = pool.run("scenarios:save", [name, str(root)], **count)
         else:
-            both = nursery.run("scenarios:later_and_save", [name, dead_root, str(root)], **count)
+            both = pool.run("scenarios:later_and_save", [name, dead_root, str(root)], **count)
             if two := both.split("now"):
                 pairs.append((outcome, two[0]))
                 outcome = two[1]
             else:  # it failed already in looking after the dead one
                 pairs.append((outcome, both))
-                outcome = nursery.run("scenarios:save", [name, str(root)], **count)
+                outcome = pool.run("scenarios:save", [name, str(root)], **count)
             shutil.rmtree(dead_root)
         dead_root = str(root)
     if outcome is not None:
-        pairs.append((outcome, nursery.run("scenarios:later", [name, dead_root])))
+        pairs.append((outcome, pool.run("scenarios:later", [name, dead_root])))
     return pairs
 
 

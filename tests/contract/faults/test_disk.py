@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import HERE, Outcome, environment
+from tests.contract.faults.harness import RUN, Outcome, environment, request_of
 
 pytestmark = pytest.mark.faults
 
@@ -222,18 +222,10 @@ class _Trainer:
 
     def __init__(self, scratch: Path, directory: Path) -> None:
         self._events = scratch / "events"
-        request = {
-            "module": "probes",
-            "function": "train",
-            "args": [str(directory)],
-            "events": str(self._events),
-            "output": str(scratch / "output"),
-        }
-        self._request = scratch / "request"
-        self._request.write_text(json.dumps(request))
+        self._request = request_of("probes:train", [str(directory)], scratch)
 
     def __enter__(self) -> "_Trainer":
-        command = [sys.executable, str(HERE / "nursery.py"), "--once", str(self._request)]
+        command = [sys.executable, "-c", RUN, self._request]
         self._process = subprocess.Popen(command, env=environment(None))
         return self
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.faults.crafted.case import GIB
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import Pool
+from tests.contract.faults.harness import Children
 
 GROWN_BYTES = 40 * GIB
 LIMITS = {"RLIMIT_AS": 6 * GIB}
@@ -23,7 +23,7 @@ BESIDE = (".ckpt-owner", ".ckpt-run", "metadata/_ROOT_METADATA")
 
 
 @pytest.fixture(scope="module")
-def steps(plain_pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def steps(plain_pool: Children, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of two steps, of a run that has metadata and a local tier."""
     path = tmp_path_factory.mktemp("run") / "steps"
     outcome = plain_pool.run("grown:make", [str(path)])
@@ -42,7 +42,7 @@ def grow(file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    plain_pool: Pool, steps: Path, tmp_path_factory: pytest.TempPathFactory
+    plain_pool: Children, steps: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
     """What all readers make of a directory in which a file of the newest step was grown, by file."""
     root = tmp_path_factory.mktemp("grown")

@@ -17,7 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
-from tests.contract.faults.harness import Fault, Nursery, Outcome
+from tests.contract.faults.harness import Fault, Outcome
 from tests.contract.faults.history_scenarios import (
     CASES,
     STEPS,
@@ -122,10 +122,10 @@ def _numbers(count: int, seed: str) -> list[int]:
 def test_killed(pool, tmp_path, layout, name, restarted, all_):
     allowed = CASES[name].found(STEPS[layout])
 
-    def run(nursery: Nursery, fault: Fault) -> tuple[Path, Outcome]:
+    def run(fault: Fault) -> tuple[Path, Outcome]:
         root = tmp_path / f"{fault.action}-{fault.nth}"
         arguments = [str(root), layout, name, restarted]
-        outcome = nursery.run("history_scenarios:run", arguments, path=str(root), fault=fault)
+        outcome = pool.run("history_scenarios:run", arguments, path=str(root), fault=fault)
         return root, outcome
 
     def check(root: Path, outcome: Outcome) -> None:

@@ -24,7 +24,7 @@ from tests.contract.faults.crafted.by_hand import as_json, grid, zarr3_json
 from tests.contract.faults.crafted.case import GIB, SECRET, Case
 from tests.contract.faults.crafted.signed import read_record, write_record
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import Pool
+from tests.contract.faults.harness import Children
 
 ADDRESS_SPACE_BYTES = 8 * GIB
 RESIDENT_BYTES = 1.5 * GIB
@@ -33,7 +33,7 @@ LOADERS = ("load", "as_numpy", "like")
 
 
 @pytest.fixture(name="good", scope="module")
-def make_good(plain_pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_good(plain_pool: Children, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("good") / "good"
     outcome = plain_pool.run("hostile:make", [str(path)])
     assert outcome.exit_code == 0, str(outcome)
@@ -103,7 +103,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(files)}
 
 
-def _open(pool: Pool, cases: list[Case], paths: dict[str, Path]) -> Iterator[str]:
+def _open(pool: Children, cases: list[Case], paths: dict[str, Path]) -> Iterator[str]:
     """Opens all cases in as few children as possible; what is wrong, one line each."""
     by_name = {case.name: case for case in cases}
     left = list(by_name)

@@ -19,7 +19,7 @@ from tests.contract.faults.crafted.by_hand import as_json, node, tree_metadata, 
 from tests.contract.faults.crafted.databases import put_root
 from tests.contract.faults.crafted.signed import read_record, sign, write_record
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import Outcome, Pool
+from tests.contract.faults.harness import Children, Outcome
 
 GIB = 2**30
 MOST_RESIDENT_BYTES = int(1.2 * GIB)
@@ -247,7 +247,7 @@ def _made(case: Cost, tmp_path: Path) -> str:
     return str(file)
 
 
-def _open(pool: Pool, call: str, path: str) -> Outcome:
+def _open(pool: Children, call: str, path: str) -> Outcome:
     return pool.run(
         "costs:opened",
         [call, path],

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.faults.fixtures import make_shim  # noqa: F401 (fixture)
-from tests.contract.faults.harness import Nursery, Op
+from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
+from tests.contract.faults.harness import Op
 
 pytestmark = pytest.mark.faults
 
 
-def test_all_is_synced_before_the_rename_and_the_name_after_it(shim, tmp_path):
+def test_all_is_synced_before_the_rename_and_the_name_after_it(pool, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
-    run = Nursery(tmp_path, shim=shim).run
-    outcome = run("scenarios:save", ["nested", str(root)], path=str(root), fresh=True)
+    outcome = pool.run("scenarios:save", ["nested", str(root)], path=str(root), fresh=True)
     assert outcome.exit_code == 0, str(outcome)
     target = root / "a" / "b" / "second"
     (named,) = (at for at, op in enumerate(outcome.ops) if op.path.endswith(f" -> {target}"))

@@ -1,7 +1,5 @@
 """The shim sees what it must see: the crash tests are worth as much as this."""
 
-import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
-from tests.contract.faults.harness import HERE, Fault, Op, environment
+from tests.contract.faults.harness import RUN, Fault, Op, environment, request_of
 
 pytestmark = pytest.mark.faults
 
@@ -114,28 +112,16 @@ def _names(ops: list[Op]) -> Counter[str]:
 
 def _traced(shim: Path, tmp_path: Path, scenario: str) -> tuple[Counter[str], Counter[str]]:
     """What the shim and strace see while an interpreter makes the disturbed save of `scenario`."""
-    root, trace, request = tmp_path / "root", tmp_path / "trace", tmp_path / "request"
+    root, trace = tmp_path / "root", tmp_path / "trace"
     root.mkdir()
-    request.write_text(
-        json.dumps(
-            {
-                "module": "probes",
-                "function": "marked_save",
-                "args": [scenario, str(root), _BEGIN, _END],
-                "events": str(tmp_path / "events"),
-                "output": str(tmp_path / "output"),
-                "path": str(root),
-                "fault": dataclasses.asdict(Fault()),
-                "log": str(tmp_path / "ops"),
-            }
-        )
-    )
+    arguments = [scenario, str(root), _BEGIN, _END]
+    request = request_of("probes:marked_save", arguments, tmp_path, path=str(root))
     calls = ",".join(_CALLS)
     done = subprocess.run(
         [
             *("strace", "-f", "-qq", "-y", "-s", "200", "-e", f"trace={calls}", "-o", str(trace)),
             *("-E", f"LD_PRELOAD={shim}"),
-            *(sys.executable, str(HERE / "nursery.py"), "--once", str(request)),
+            *(sys.executable, "-c", RUN, request),
         ],
         env=environment(None),
         timeout=120,

@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import ckpt_core as ckpt
-from tests.contract.faults.harness import Nursery, Outcome
+from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
+from tests.contract.faults.harness import Children, Outcome
 from tests.support.fault_proxy import Fault, Proxy, Request, proxied
 from tests.support.gcs_server import Server
 from tests.support.stores import BUCKET, backend, keys_at, tree, value_at
@@ -26,19 +26,11 @@ pytestmark = pytest.mark.faults
 MOST_REQUESTS = 400
 
 
-@pytest.fixture(name="nursery", scope="module")
-def make_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    if sys.platform != "linux":
-        pytest.skip("the nursery needs Linux (pidfd, /proc)")
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
-        yield nursery
-
-
 @dataclass
 class Mortal:
     """Runs scenarios in children whose requests pass the proxy, and which die at one of them."""
 
-    nursery: Nursery
+    children: Children
     proxy: Proxy
     environment: dict[str, str]
     pid_file: Path
@@ -63,7 +55,7 @@ class Mortal:
         self.proxy.rule = rule
         self.proxy.applied = kill if applied else lambda _: None
         arguments = [scenario, url, self.environment, str(self.pid_file)]
-        outcome = self.nursery.run("store_scenarios:run", arguments)
+        outcome = self.children.run("store_scenarios:run", arguments)
         self.proxy.drain()
         assert outcome.was_killed == bool(dead), str(outcome)
         assert dead or outcome.exit_code == 0, str(outcome)
@@ -71,31 +63,31 @@ class Mortal:
 
 
 def _mortal(
-    nursery: Nursery, proxy: Proxy, variable: str, patch: pytest.MonkeyPatch, tmp_path: Path
+    children: Children, proxy: Proxy, variable: str, patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Mortal:
     patch.setenv(variable, proxy.upstream)
-    return Mortal(nursery, proxy, {**os.environ, variable: proxy.url}, tmp_path / "pid")
+    return Mortal(children, proxy, {**os.environ, variable: proxy.url}, tmp_path / "pid")
 
 
 @pytest.fixture(name="on_gs")
 def make_on_gs(
-    server: Server, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: Server, plain_pool: Children, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[tuple[Mortal, str]]:
     with proxied(server.url) as proxy:
-        mortal = _mortal(nursery, proxy, "TENSORSTORE_GCS_HTTP_URL", monkeypatch, tmp_path)
+        mortal = _mortal(plain_pool, proxy, "TENSORSTORE_GCS_HTTP_URL", monkeypatch, tmp_path)
         yield mortal, server.root
 
 
 @pytest.fixture(name="on_s3")
 def make_on_s3(
-    s3_url: str, nursery: Nursery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    s3_url: str, plain_pool: Children, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[tuple[Mortal, str]]:
     for name, value in [("REGION", "us-east-1"), ("ACCESS_KEY_ID", "key")]:
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with proxied(s3_url) as proxy:
         yield (
-            _mortal(nursery, proxy, "AWS_ENDPOINT_URL", monkeypatch, tmp_path),
+            _mortal(plain_pool, proxy, "AWS_ENDPOINT_URL", monkeypatch, tmp_path),
             f"s3://{BUCKET}/kills-{os.getpid()}",
         )
 

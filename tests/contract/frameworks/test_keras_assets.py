@@ -213,16 +213,6 @@ def weights_of(model):
     return [np.array(v.value) for v in (*model.weights, *model.optimizer.variables)]
 
 
-def test_keras_load_model_reads_ours(tmp_path):
-    """``keras.saving.load_model(dir)`` of Keras' guide, on what our callback wrote."""
-    pytest.importorskip("orbax.checkpoint")
-    model = named(0)
-    km.fit(model, [OrbaxCheckpointCallback(tmp_path)])
-    loaded = keras.saving.load_model(str(tmp_path))
-    km.assert_same(weights_of(model), weights_of(loaded))
-    assert type(loaded) is type(model) and loaded.compiled
-
-
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_keras_load_weights_reads_ours(tmp_path, weights_only):
     pytest.importorskip("orbax.checkpoint")

@@ -195,17 +195,6 @@ def test_steps_per_execution_and_batches_between_saves(tmp_path):
 # ------------------------------------------------------------------------------- interruptions
 
 
-def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_path):
-    straight = km.small()
-    km.fit(straight, epochs=2)
-    model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        km.fit(model, [callback, StopAt(8)], epochs=2)
-    history = km.fit(model, [callback], epochs=2)
-    assert history.epoch == [1]
-    km.assert_same(km.values(straight), km.values(model))
-
-
 def test_batches_before_an_interrupt_do_not_count_for_the_next_fit(tmp_path):
     """Nothing was saved before it; then the process was to stop after fewer batches."""
 

@@ -25,7 +25,7 @@ from tests.support.torchax_cases import (  # noqa: E402
     tensor,
     torchax,
 )
-from tests.support.torchax_nets import Net, batch, call_jax, jax_jit, net, same, values  # noqa: E402
+from tests.support.torchax_nets import Net, call_jax, jax_jit, net, same, values  # noqa: E402
 
 F = nn.functional
 
@@ -257,42 +257,6 @@ def test_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
     assert torch.equal(
         back.state[on_cpu.weight]["exp_avg"], optimizer.state[on_cpu.weight]["exp_avg"]
     )
-
-
-# ------------------------------------------------------------------------------ the article
-
-
-def test_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
-    """Parameters, buffers, optimizer state and key: leave any out, and the losses differ."""
-    optimizer = optax.adamw(1e-2)
-
-    def start(seed: int) -> tuple[Any, Any, Any, Any]:
-        env.manual_seed(seed)
-        model = net(seed)
-        weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        return model, weights, buffers, call_jax(optimizer.init, weights)
-
-    def train(model: Any, weights: Any, buffers: Any, state: Any, steps: range) -> Any:
-        update, losses = nets.make_update(model, optimizer), []
-        for step in steps:
-            loss, weights, state = update(weights, buffers, state, *batch(step))
-            losses.append(float(loss))
-        return losses, weights, state
-
-    model, weights, buffers, state = start(0)
-    _, weights, state = train(model, weights, buffers, state, range(2))
-    items = {"model": {**weights, **buffers}, "opt": state, "env": env}
-    # only what state_dict names: the non-persistent buffer is the code's
-    items["model"] = {name: items["model"][name] for name in model.state_dict()}
-    ckpt.save(tmp_path / "a", **items)
-    expected, _, _ = train(model, weights, buffers, state, range(2, 4))
-    for left_out in [None, "model", "opt", "env"]:
-        model, weights, buffers, state = start(1)
-        targets = {"model": model, "opt": state, "env": env}
-        targets.pop(left_out, None)
-        ckpt.restore(tmp_path / "a", **targets)
-        losses, _, _ = train(model, weights, buffers, state, range(2, 4))
-        assert (losses == expected) == (left_out is None), left_out
 
 
 def test_a_checkpoint_of_the_article_loads(tmp_path: Path):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.contract.faults.harness import Nursery, Op, build_shim
+from tests.contract.faults.harness import Children, Op, build_shim
 from tests.contract.faults.history_scenarios import CASES, STEPS
 from tests.contract.faults.test_store_kills import SCENARIOS, Mortal
 from tests.support import gcs_server
@@ -24,16 +24,14 @@ def on_disk() -> Iterator[str]:
     jobs: list[tuple[str, list[Any]]] = [("scenarios:save", [name]) for name in NAMES.split(",")]
     for layout, name in itertools.product(STEPS, CASES):
         jobs.append(("history_scenarios:run", [layout, name, False]))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Nursery(Path(folder, "nursery"), shim=build_shim(Path(folder))) as nursery,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
+        children = Children(Path(folder), shim=build_shim(Path(folder)))
         for function, given in jobs:
             title = ", ".join(map(str, given[:2]))
             root = f"{folder}/{title}"
             os.mkdir(root)
             given.insert(len(given) == 1, root)
-            outcome = nursery.run(function, given, path=root)
+            outcome = children.run(function, given, path=root)
             assert outcome.exit_code == 0, str(outcome)
             yield f"# {title}"
             # both tiers are written side by side
@@ -84,9 +82,9 @@ def at_a_bucket() -> Iterator[str]:
     """The requests of each scenario in which tests kill a process at one of them."""
     with tempfile.TemporaryDirectory() as folder, gcs_server.running() as server:
         os.environ |= {"TENSORSTORE_GCS_HTTP_URL": server.url, "GCE_METADATA_ROOT": "127.0.0.1:1"}
-        with proxied(server.url) as proxy, Nursery(Path(folder, "nursery")) as nursery:
+        with proxied(server.url) as proxy:
             environment = {**os.environ, "TENSORSTORE_GCS_HTTP_URL": proxy.url}
-            mortal = Mortal(nursery, proxy, environment, Path(folder, "pid"))
+            mortal = Mortal(Children(Path(folder)), proxy, environment, Path(folder, "pid"))
             for name, scenario in SCENARIOS.items():
                 url = f"{server.root}/{name.replace(' ', '-')}"
                 scenario.prepare(mortal, url)
