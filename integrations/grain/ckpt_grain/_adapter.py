@@ -14,7 +14,6 @@ from grain import experimental as grain_experimental
 
 from ckpt_core import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_grain import _pipeline, _repair
-from ckpt_grain._lines import FIRM, WHOLE
 from ckpt_grain._proof import Proven
 
 IteratorT = TypeVar("IteratorT")
@@ -43,7 +42,6 @@ class GrainAdapter:
             weakref.WeakKeyDictionary()
         )
         self._tolerant: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are Grain iterators or pipelines."""
@@ -63,20 +61,16 @@ class GrainAdapter:
             raise CheckpointError(
                 f"the Grain iterator {type(obj).__name__} is closed: save before closing it, and restore into a new one"
             )
-        description = self._describe(obj)
-        state = _repair.forget_unstarted(obj, obj.get_state())
-        # A deep copy, because Grain returns objects that it still uses.
-        return {"grain": copy.deepcopy(state), "pipeline": description}
+        return {**self.get_position(obj), "pipeline": copy.deepcopy(self._description_of(obj))}
 
     def notice(self, obj: Any, /) -> None:
         """Describes the pipeline of a new iterator before its use fills caches."""
-        inner = _unwrapped(obj)
-        if inner not in self._descriptions:
-            self._descriptions[inner] = _pipeline.describe(inner, WHOLE)
+        self._description_of(_unwrapped(obj))
 
     def get_position(self, obj: Any, /) -> dict[str, Any]:
         """Where the iterator stands: no description of the pipeline, no proof."""
         state = _repair.forget_unstarted(_unwrapped(obj), obj.get_state())
+        # A deep copy, because Grain returns objects that it still uses.
         return {"grain": copy.deepcopy(state), "pipeline": None}
 
     def set_state(self, obj: Any, state: dict[str, Any], /) -> None:
@@ -90,8 +84,6 @@ class GrainAdapter:
         if isinstance(obj, Proven):
             self._set_proven(obj, state)
             return
-        if (saved := state["pipeline"]) is not None:  # None in a file of Grain's own handler
-            self._descriptions[obj] = self._described_like(saved, obj)
         _repair.let_go_of_workers(obj, state["grain"])
         # A deep copy, because Grain keeps the state and changes it later.
         obj.set_state(copy.deepcopy(state["grain"]))
@@ -106,12 +98,9 @@ class GrainAdapter:
             StructureMismatch: with every difference between the two pipelines.
         """
         inner, saved = _unwrapped(obj), state["pipeline"]
-        if saved is None:
-            return
-        if inner in self._tolerant:
-            _pipeline.require_same_count(saved)
-        else:
-            _pipeline.require_same(saved, self._described_like(saved, inner))
+        if saved is not None:  # None in a file of Grain's own handler
+            now = self._description_of(inner)
+            _pipeline.require_same(saved, now, tolerant=inner in self._tolerant)
 
     def to_text(self, state: dict[str, Any], /) -> str:
         """The file that Grain's own Orbax handler would have written."""
@@ -146,25 +135,13 @@ class GrainAdapter:
                 "a function of the pipeline? Restore into the iterator without with_proof to accept it.",
             )
 
-    def _described_like(self, saved: dict[str, Any], obj: Any) -> dict[str, Any]:
-        """The description of the iterator's pipeline in as much detail as the saved one."""
-        detail = _pipeline.detail_of(saved)
-        now = self._descriptions.get(obj)
-        if now is None or _pipeline.detail_of(now) != detail:
-            return _pipeline.describe(obj, detail)
-        return now
-
-    def _describe(self, obj: Any) -> dict[str, Any]:
-        """The description of the iterator's pipeline, made once, because pipelines do not change. A pipeline that is
-        first seen here may have been used, so attributes that its transformations may have filled (caches) are left out.
-        """
-        if obj not in self._warned:
-            for problem in _pipeline.problems(obj):
-                warnings.warn(problem, UserWarning, stacklevel=2)
-            self._warned.add(obj)
+    def _description_of(self, obj: Any) -> dict[str, Any]:
+        """The description of the iterator's pipeline, made once, with warnings of what cannot resume exactly."""
         if obj not in self._descriptions:
-            self._descriptions[obj] = _pipeline.describe(obj, FIRM)
-        return copy.deepcopy(self._descriptions[obj])
+            for problem in _pipeline.problems(obj):
+                warnings.warn(problem, UserWarning, stacklevel=3)
+            self._descriptions[obj] = _pipeline.describe(obj)
+        return self._descriptions[obj]
 
 
 def ignore_pipeline_changes(iterator: IteratorT) -> IteratorT:

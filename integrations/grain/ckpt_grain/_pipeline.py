@@ -1,17 +1,15 @@
-"""Describes a pipeline in lines of text that are the same in every process that builds it.
+"""Compares pipelines by their descriptions, which hold what Grain's states leave out: in which pipeline a position is.
 
-Grain's states are positions, and do not say in which pipeline. The description does: every
-transformation with the settings that decide which elements come, and in which order. Settings that
-only affect the speed (threads, buffers) are left out.
+A description lists every transformation with the settings that decide which elements come, and in which order.
+Settings that only affect the speed (threads, buffers) are not in it.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grain
@@ -21,29 +19,25 @@ from grain import experimental as grain_experimental
 from grain import python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_grain._lines import FIRM, WHOLE, described, is_elastic, loader_of
-from ckpt_grain._values import ADDRESS, QUOTED
+from ckpt_grain._lines import ADDRESS, QUOTED, described, digest_of, is_elastic, loader_of
 
 MAX_LINES = 200
 """The most lines of a description that are stored; the rest is compared by a digest."""
 
-_DETAIL = "told"
-"""The key of the detail on disk."""
-
-_BY_NAME = "functions by name"
-"""What stands where earlier versions have the Python whose code they describe: they compare names then."""
+_WORDING = "arguments that use keeps"
+"""The rules by which settings are described; other versions have another text."""
 
 
-def describe(obj: Any, how: str) -> dict[str, Any]:
-    """An iterator's pipeline as plain values: WHOLE if it has returned no element yet, FIRM otherwise."""
-    lines, sources = described(obj, how)
-    digest = hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()
+def describe(obj: Any) -> dict[str, Any]:
+    """An iterator's pipeline as plain values."""
+    lines, sources = described(obj)
+    digest = digest_of("\n".join(lines))
     return {
         "grain": grain.__version__,
         # None for an elastic iterator, whose state fits any number of processes.
         "processes": None if is_elastic(obj) else jax.process_count(),
-        _DETAIL: how,
-        "python": _BY_NAME,
+        "told": "whole, by value",  # with the next and "digest_of_names", read by earlier versions
+        "python": _WORDING,
         "lines": lines[:MAX_LINES],
         "digest": digest,
         "digest_of_names": digest,
@@ -84,34 +78,25 @@ _KNOWN_OPERATIONS = (
 )
 
 
-def detail_of(description: Mapping[str, Any]) -> str:
-    """The detail of a saved description, so that the current one is made with the same."""
-    return WHOLE if description.get(_DETAIL) == WHOLE else FIRM
-
-
-def require_same_count(saved: Mapping[str, Any]) -> None:
-    """Raises StructureMismatch if the state fits only another number of processes."""
-    count = jax.process_count()
-    if saved["processes"] not in (None, count):
-        mismatch = Mismatch("processes", "number", str(saved["processes"]), str(count))
-        raise StructureMismatch([mismatch], where="the data pipeline", advice=_COUNT_ADVICE)
-
-
-def require_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises StructureMismatch if two descriptions are of different pipelines; one mismatch per difference."""
-    differences = list(_differences(saved, now))
+def require_same(saved: Mapping[str, Any], now: Mapping[str, Any], *, tolerant: bool) -> None:
+    """Raises StructureMismatch with every difference of two pipelines; ``tolerant``: of the number of processes alone."""
+    count, version = jax.process_count(), saved["grain"]
+    counts = saved["processes"] not in (None, count)
+    differences = [] if tolerant else list(_differences(saved, now))
+    if counts:
+        number = Mismatch("processes", "number", str(saved["processes"]), str(count))
+        differences.insert(0, number)
     if differences:
-        counts = saved["processes"] != now["processes"]
         advice = _COUNT_ADVICE if counts else _ADVICE
-        if saved["grain"] != now["grain"]:
+        if version != grain.__version__ and not tolerant:
             advice = (
-                f"{advice} It was saved by Grain {saved['grain']}, this is {now['grain']}, which may "
+                f"{advice} It was saved by Grain {version}, this is {grain.__version__}, which may "
                 "describe the same pipeline in other words."
             )
         raise StructureMismatch(differences, where="the data pipeline", advice=advice)
-    if saved["grain"] != now["grain"]:
+    if version != grain.__version__ and not tolerant:
         warnings.warn(
-            f"the position was saved by Grain {saved['grain']}, this is {now['grain']}: Grain "
+            f"the position was saved by Grain {version}, this is {grain.__version__}: Grain "
             "promises to understand its states only within one version",
             UserWarning,
             stacklevel=3,
@@ -131,66 +116,42 @@ _COUNT_ADVICE = (
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
-    if saved["processes"] != now["processes"]:
-        yield Mismatch("processes", "number", str(saved["processes"]), str(now["processes"]))
-    for (name, before), (_, after) in zip(saved.get("sources", ()), now["sources"], strict=False):
+    same_words = all(saved.get(key) == now[key] for key in ("grain", "python"))
+    sources = saved.get("sources", ()) if saved.get("python") == _WORDING else ()
+    for (name, before), (_, after) in zip(sources, now["sources"], strict=False):
         if before != after:
             yield Mismatch(name, "content", f"digest {before}", f"digest {after}")
     if saved["digest"] == now["digest"]:
         return
-    alike = saved["grain"] == now["grain"] and saved.get("python") == _BY_NAME
     # Without indentation: an inserted node indents all nodes below it, which did not change.
-    before = [line.strip() for line in saved["lines"]]
-    after = [line.strip() for line in now["lines"]]
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    before, after = ([line.strip() for line in side["lines"]] for side in (saved, now))
+    names, names_now = ([line.partition("(")[0] for line in side] for side in (before, after))
+    matcher = difflib.SequenceMatcher(None, names, names_now, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        if tag == "equal":
+        if tag != "equal":
+            for line in before[i1:i2]:
+                yield Mismatch(line.partition("(")[0], "unexpected", line, None)
+            for line in after[j1:j2]:
+                yield Mismatch(line.partition("(")[0], "missing", None, line)
             continue
-        for old, new in _pair(before[i1:i2], after[j1:j2]):
-            name = _node_name(new or old or "")
-            if not (old and new):
-                yield Mismatch(name, "missing" if new else "unexpected", old, new)
-            elif unlike := _unlike(old, new, all_settings=alike):
+        for name, *lines in zip(names[i1:i2], before[i1:i2], after[j1:j2], strict=True):
+            if unlike := _unlike(*lines, same_words=same_words):
                 yield Mismatch(name, "setting", *unlike)
-    if before == after and alike:  # they differ in nesting, or beyond MAX_LINES
+    if before == after and same_words:  # they differ in nesting, or beyond MAX_LINES
         yield Mismatch("pipeline", "digest", saved["digest"][:12], now["digest"][:12])
 
 
-def _pair(
-    old: Sequence[str], new: Sequence[str]
-) -> Iterator[tuple[str, str] | tuple[str, None] | tuple[None, str]]:
-    """Pairs of lines of the same node; lines without a counterpart are paired with None."""
-    left = list(new)
-    for line in old:
-        twin = next((other for other in left if _node_name(other) == _node_name(line)), None)
-        if twin is None:
-            yield line, None
-        else:
-            left.remove(twin)
-            yield line, twin
-    for line in left:
-        yield None, line
-
-
-def _node_name(line: str) -> str:
-    return line.partition("(")[0]
-
-
-def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None:
-    """The differing settings of one node on both sides; if none differ, the whole lines, or None without ``all_settings``: only
-    settings of both sides count, since another version of Grain may have added or dropped some.
+def _unlike(old: str, new: str, *, same_words: bool) -> tuple[str, str] | None:
+    """The differing settings of one node on both sides, or the whole lines if none differ. Without ``same_words`` another
+    version described one side, which may have more settings: only those of both sides count, and of objects the name.
     """
     before, after = _settings(old), _settings(new)
-    if not all_settings:
-        before, after = (
-            {key: _timeless(text) for key, text in side.items()} for side in (before, after)
-        )
-    keys = [key for key in before | after if all_settings or (key in before and key in after)]
+    keys = [key for key in before | after if same_words or (key in before and key in after)]
     unlike = [key for key in keys if before.get(key) != after.get(key)]
-    if not all_settings:
-        unlike = [key for key in unlike if not _is_named_in(after[key], before[key])]
+    if not same_words:
+        unlike = [key for key in unlike if not _begin_alike(before[key], after[key])]
     if not unlike:
-        return (old, new) if all_settings else None
+        return (old, new) if same_words and old != new else None
     left, right = (
         ", ".join(f"{key}={side[key]}" for key in unlike if key in side) or "nothing"
         for side in (before, after)
@@ -198,21 +159,11 @@ def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None
     return left, right
 
 
-def _is_named_in(new: str, old: str) -> bool:
-    """Whether a setting is the function, or begins with it, that an earlier version described with its code and what it holds."""
-    by_code = old.partition(" [code ")[0].lstrip("\"'")
-    name = by_code.partition("(")[0]
-    rest = new.removeprefix(name) if new.startswith(name) else "another"
-    return not rest if by_code == old else re.match(r"\w", rest) is None
-
-
-def _timeless(text: str) -> str:
-    """A setting without what later versions of Grain added to it, which changes no element."""
-    return _SHARED_MEMORY.sub(r"\1", text)
-
-
-_SHARED_MEMORY = re.compile(r"\b(make_batch)(?:\(output_to_shared_memory=(?:True|False)\))+")
-"""Grain's own way to batch: until 0.2.16 no parameter said where batches lie."""
+def _begin_alike(old: str, new: str) -> bool:
+    """Whether two settings with parentheses, or one with the digest of its code, may be of one function or class."""
+    old, new = old.lstrip("\"'"), new.lstrip("\"'")
+    name = re.split(r"\(| \[code ", old, maxsplit=1)[0]
+    return (name != old or "(" in new) and re.match(re.escape(name) + r"(?!\w)", new) is not None
 
 
 def _settings(line: str) -> dict[str, str]:
