@@ -18,8 +18,7 @@ from ckpt_core.cli._arguments import Json, Mib, bytes_option
 from ckpt_core.cli._text import console, counted, escape, print_json, say, size
 
 if TYPE_CHECKING:
-    from ckpt_core._directory.probe import Disk
-    from ckpt_core._doctor import Store
+    from ckpt_core._doctor import Disk, Store
 
 
 def plan(
