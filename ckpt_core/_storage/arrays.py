@@ -1,42 +1,42 @@
-"""Reads ranges of files and objects, as the index of a database gives them, and other arrays through TensorStore."""
+"""Arrays of other layouts, read through TensorStore, and what keeps it from running out of memory, which aborts the process."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import io
 import math
-import mmap
 import os
 import stat
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt, name_file
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import parse_json
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
-from ckpt_core._options import KIB
-from ckpt_core._platform import READ
-from ckpt_core._storage._tensorstore import (
-    StoreContext,
-    answered,
-    failure,
-    is_shorter,
-    ts,
-    unreadable,
-)
-from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
-from ckpt_core._storage.location import Location, range_of
-from ckpt_core._storage.past_cache import PastCache
+from ckpt_core._options import KIB, MIB
+from ckpt_core._storage._tensorstore import StoreContext, answered, ts, unreadable
+from ckpt_core._storage.files import limit
+from ckpt_core._storage.location import Location
 
 _MAX_FOREIGN_BYTES = 2**46
+_MOST_COMPRESSED = 2**16
+"""Maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros."""
+_SMALL_BYTES = 256 * MIB
+_MOST_INNER_CHUNKS = 2**24
+BLOSC_HEADER_BYTES = 16
+_NO_SUCH_NAME = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+_METADATA_FILES = ("zarr.json", ".zarray")
+_CONTAINER_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+"""Where a process in a container finds its own limit, of control groups of version 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,253 +128,160 @@ def read_region(
     return out
 
 
-_NOTHING = np.empty(0, np.uint8)
-_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
-"""Whether an mmap object keeps a file descriptor open (before Python 3.13)."""
-_FEW_FILES = 16
-_NO_FILE = {
-    errno.ENOENT: "is missing",
-    errno.ENOTDIR: "is missing",
-    errno.ELOOP: "leads in a circle",
-    errno.ENXIO: "is no regular file",
-}
-"""What a file is that the system does not open, which is damage; a socket, for one, is none."""
-_alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-"""The live mappings of this process, also those of arrays that earlier loads returned."""
-
-
-class Files(Protocol):
-    """The data files of an item."""
-
-    piece_bytes: int | None  # read so much at once for one purpose; None: all of it
-
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
-        """Reads from ``offset`` into ``target``; gives the bytes read, fewer at file end. This thread reads on up to ``end``, if given."""
-        ...
-
-    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
-        """All bytes of a file, memory-mapped; None if that is not possible."""
-        ...
-
-    def check(self, files: Iterable[str]) -> list[int]:
-        """Sizes of files, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if one is missing or larger than recorded."""
-        ...
-
-    def close(self) -> None:
-        """Closes all files; mappings live on in the arrays."""
-        ...
-
-
-class StoreFiles:
-    """Data files in an object store, of which ranges are fetched; see ``Files``."""
-
-    piece_bytes = None
-
-    def __init__(self, location: Location, context: StoreContext) -> None:
-        self._location = location
-        self._store: Any = ts.KvStore.open(location.spec(), context=context()).result()
-
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
-        start, stop = offset, offset + target.size
-        future = self._store.read(file, byte_range=slice(start, stop))
-        try:
-            found = range_of(self._store, file, future, start, stop)
-        except ValueError as error:
-            if is_shorter(error):
-                return 0
-            raise failure(error, f"{self._location.path}/{file}: cannot be read") from error
-        data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
-        target[: data.size] = data
-        return data.size
-
-    def mapped(self, file: str) -> None:
-        return None
-
-    def check(self, files: Iterable[str]) -> list[int]:
-        return [sys.maxsize for _ in files]
-
-    def close(self) -> None:
-        pass
-
-
-class _OpenFile:
-    """A file that is open until it is closed, or nothing refers to it: a signal handler may raise between any two lines."""
-
-    descriptor = -1  # after ``close``
-    _close = staticmethod(os.close)  # at interpreter exit, modules may be torn down already
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, READ)
-
-    def close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            self._close(descriptor)
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            self.close()
-
-
-class DataFiles:
-    """Data files in a file system (see ``Files``); opens each once while they are not too many, and follows
-    links. ``sizes_bytes`` has the maximum size of each file in the record. ``is_local`` says whether the
-    file at a path may be memory-mapped, or read past the page cache by ``past_cache`` (None: nothing is).
+def refuse_file(location: Location, name: str, most: int) -> None:
+    """Raises CheckpointCorrupt if a local file is larger than ``most`` or not a regular
+    one; objects in a store, which cannot be sparse, are not looked at.
     """
-
-    piece_bytes = 256 * KIB
-    """Each piece is checksummed while it is still in the core's second-level cache."""
-
-    def __init__(
-        self,
-        location: Location,
-        sizes_bytes: Mapping[str, int] | None = None,
-        is_local: Callable[[str], bool] = lambda _: True,
-        past_cache: PastCache | None = None,
-    ) -> None:
-        self._location = location
-        self._sizes = sizes_bytes or {}
-        self._is_local = is_local
-        self._past_cache = past_cache
-        self._open: dict[str, _OpenFile] = {}
-        self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
-        self._lock = threading.Lock()
-
-    def read(
-        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
-    ) -> int:
-        opened = self._open.get(file) or self._opened(file)
-        descriptor = opened.descriptor
-        try:
-            done = 0
-            if self._past_cache is not None:
-                end = end or offset + target.size
-                while done < target.size and (
-                    count := self._past_cache.read(
-                        file, descriptor, offset + done, target[done:], end
-                    )
-                ):
-                    done += count
-            view: Any = memoryview(target.data)
-            while done < len(view):
-                if hasattr(os, "preadv"):
-                    count = os.preadv(descriptor, [view[done:]], offset + done)
-                else:
-                    count = self._read_in_turn(descriptor, view[done:], offset + done)
-                if count == 0:
-                    break
-                done += count
-            return done
-        except OSError as error:
-            name_file(error, f"{self._location.path}/{file}")
+    if not location.local:
+        return
+    try:
+        status = os.stat((location / name).path)
+    except FileNotFoundError:
+        return  # opening the file will report that
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        if getattr(error, "errno", errno.ELOOP) not in _NO_SUCH_NAME:
             raise
-
-    def part(self, file: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
-        """The bytes of a range, or of all of a file; fewer at its end."""
-        opened = self._opened(file)
-        descriptor = opened.descriptor
-        try:
-            size = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
-            if not hasattr(os, "pread"):
-                data = np.empty(size, np.uint8)
-                return data[: self.read(file, offset, data)].tobytes()
-            found = os.pread(descriptor, size, offset)
-            while len(found) < size:
-                more = os.pread(descriptor, size - len(found), offset + len(found))
-                if not more:
-                    break
-                found += more
-            return found
-        except OSError as error:
-            name_file(error, f"{self._location.path}/{file}")
-            raise
-
-    def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
-        """preadv where the system has none (Windows, macOS before 11): one read after the other."""
-        with self._lock, io.FileIO(descriptor, closefd=False) as stream:
-            stream.seek(offset)
-            return stream.readinto(target) or 0
-
-    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
-        """All bytes of a file as a private copy-on-write mapping: only changed pages take memory. While a
-        view of it lives, a deleted file keeps its disk space. None if the system allows no (further) mapping.
-        """
-        if file not in self._mapped:
-            self._mapped[file] = self._map(file)
-        return self._mapped[file]
-
-    def _map(self, file: str) -> np.ndarray[Any, Any] | None:
-        if _KEEPS_DESCRIPTORS and len(_alive) >= _part_of_most_files():
-            return None
-        opened = self._opened(file)
-        if os.fstat(opened.descriptor).st_size == 0:
-            return _NOTHING
-        # per file: it may be a link elsewhere
-        if not self._is_local(f"{self._location.path}/{file}"):
-            return None
-        arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
-        try:
-            memory = mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
-        except OSError:  # no address space, or no descriptor left
-            return None
-        _alive.add(memory)
-        return np.frombuffer(memory, np.uint8)
-
-    def _opened(self, file: str) -> _OpenFile:
-        """The open file, for as long as the caller refers to it: it does not stay open if too many do."""
-        with self._lock:
-            if file in self._open:
-                return self._open[file]
-            opened = self._checked(file)
-            if len(self._open) < _FEW_FILES or len(self._open) < _part_of_most_files():
-                self._open[file] = opened
-            return opened
-
-    def check(self, files: Iterable[str]) -> list[int]:
-        found: list[int] = []
-        for file in files:
-            if file not in self._sizes:
-                found.append(sys.maxsize)
-                continue
-            opened = self._opened(file)
-            found.append(os.fstat(opened.descriptor).st_size)
-        return found
-
-    def _checked(self, file: str) -> _OpenFile:
-        path = f"{self._location.path}/{file}"
-        try:
-            opened = _OpenFile(path)
-        except OSError as error:
-            if error.errno not in _NO_FILE:
-                raise
-            raise self._corrupt(file, _NO_FILE[error.errno]) from error
-        status = os.fstat(opened.descriptor)
-        expected = self._sizes.get(file, status.st_size)
-        # A file that is too short is reported by the read, which can name the leaf.
-        if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
-            if self._past_cache is not None:
-                self._past_cache.opened(file, opened.descriptor, local=self._is_local(path))
-            return opened
-        opened.close()
-        if not stat.S_ISREG(status.st_mode):
-            raise self._corrupt(file, "is no regular file")
-        raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
-
-    def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
-        folder = self._location.path.rpartition("/")[2]
-        return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
-
-    def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
-        self._mapped.clear()
+        what = f"cannot be opened: {error}"
+        raise CheckpointCorrupt(f"{location.path}: file {name} {what}", file=name) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointCorrupt(f"{location.path}: {name} is no regular file", file=name)
+    if status.st_size > most:
+        raise CheckpointCorrupt(
+            f"{location.path}: file {name} has {status.st_size} bytes, and can have {most} at most: it is "
+            "damaged, and not read",
+            file=name,
+        )
 
 
-def _part_of_most_files() -> int:
-    """What one load may keep open of what this process may: a quarter. So do all mappings that hold a descriptor."""
-    most = most_open_files()
-    return sys.maxsize if most is None else most // 4
+def memory_bytes() -> int:
+    """Maximum memory of this process in bytes: physical memory, the limit of its container, or RLIMIT_AS. ``sys.maxsize`` where
+    the system tells none of them (Windows): there a chunk that is too large ends the process, as TensorStore runs out of memory.
+    """
+    known = [sys.maxsize]
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in _CONTAINER_LIMITS:
+        # ``max`` is no number: there is no limit
+        with contextlib.suppress(ValueError, OSError), open(file, encoding="ascii") as opened:
+            known.append(int(opened.read()))
+    own = limit("RLIMIT_AS")
+    return min(known if own is None else [*known, own])
+
+
+def most_chunk_bytes(stored_bytes: int) -> int:
+    """Maximum decoded size of a chunk, given the stored bytes."""
+    return max(_SMALL_BYTES, _MOST_COMPRESSED * stored_bytes)
+
+
+def refuse_without_memory(name: str, size_bytes: int) -> None:
+    """Raises MemoryError for what TensorStore would end the process: more than half of all memory at once."""
+    if size_bytes > (most := memory_bytes() // 2):
+        raise MemoryError(
+            f"array {name!r}: a chunk of {size_bytes} bytes must be decoded at once, and this process has memory for "
+            f"one of {most}: load it on a machine with more"
+        )
+
+
+def most_stored_bytes(chunk_bytes: int) -> int:
+    """Maximum stored size of a chunk: incompressible data grows a little."""
+    return chunk_bytes + chunk_bytes // 8 + 64 * KIB
+
+
+class Values:
+    """Sizes of the stored values of each array, by keys like ``w/c/0/0``, for an item without a record; CheckpointCorrupt for too large metadata."""
+
+    def __init__(self, sizes_bytes: Iterable[tuple[str, int]]) -> None:
+        self._largest: dict[str, int] = {}
+        self._keys: dict[str, list[str]] = {}
+        self.total_bytes = 0
+        for key, size in sizes_bytes:
+            name, _, last = key.rpartition("/")
+            if last in _METADATA_FILES and size > most_bytes(last):
+                raise CheckpointCorrupt(
+                    f"{key} has {size} bytes, and can have {most_bytes(last)} at most",
+                    file=key,
+                    leaf=name,
+                )
+            for array in _arrays_of(key):
+                self._largest[array] = max(size, self._largest.get(array, 0))
+                self._keys.setdefault(array, []).append(key)
+            self.total_bytes += size
+
+    def largest(self, name: str) -> int:
+        """Size in bytes of the largest value of an array; 0 if it has none."""
+        return self._largest.get(name, 0)
+
+    def keys(self, name: str) -> list[str]:
+        """The keys of an array's values."""
+        return self._keys.get(name, [])
+
+
+def _arrays_of(key: str) -> set[str]:
+    """The possible array names of a value's key: for ``w``, keys are ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in zarr 2."""
+    parts = key.split("/")
+    last = len(parts) - 1
+    while last > 0 and parts[last].replace(".", "").isdigit():
+        last -= 1
+    named = "/".join(parts[: last + 1])
+    found = {named, key.rpartition("/")[0]}
+    if parts[last] == "c":
+        found.add("/".join(parts[:last]))
+    return found
+
+
+def refuse_chunks(store: Any, name: str, limit_bytes: int | None, values: Values | None) -> None:
+    """Raises CheckpointCorrupt if an array's chunks are impossible, or larger than ``limit_bytes`` when decoded,
+    and MemoryError if there is no memory for one. ``values`` are None if they were checked against a record before.
+    """
+    layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
+    inner = math.prod(layout.read_chunk.shape or ())
+    outer = math.prod(layout.write_chunk.shape or ())
+    shape = tuple(store.shape)
+    if (limit_bytes is not None and outer * itemsize > limit_bytes) or outer // max(
+        1, inner
+    ) > _MOST_INNER_CHUNKS:
+        raise CheckpointCorrupt(
+            f"array {name!r}: impossible shape {shape} in chunks of {tuple(layout.write_chunk.shape)}",
+            leaf=name,
+        )
+    refuse_without_memory(name, outer * itemsize)
+    if values is None:
+        return
+    most = most_stored_bytes(outer * itemsize) + 16 * (outer // max(1, inner))
+    if values.largest(name) > max(most, most_bytes("zarr.json")):
+        raise CheckpointCorrupt(
+            f"array {name!r}: a chunk of {values.largest(name)} bytes exceeds the maximum of {most}",
+            leaf=name,
+        )
+    if is_blosc(store):
+        for key in values.keys(name):
+            if key.rpartition("/")[2] not in _METADATA_FILES:
+                inside = key[len(name) + 1 :] if name else key
+                refuse_blosc(read_head(store.kvstore, inside), outer * itemsize, name)
+
+
+def is_blosc(store: Any) -> bool:
+    """Whether an array is compressed by blosc, which allocates what a chunk's header claims."""
+    codec: Mapping[str, Any] = store.codec.to_json() if store.codec is not None else {}
+    compressor = codec.get("compressor") or {}
+    names = [compressor.get("id")] + [entry.get("name") for entry in codec.get("codecs", ())]
+    return "blosc" in names
+
+
+def read_head(kvstore: Any, key: str) -> bytes:
+    """The first 16 bytes of a value; empty if it is shorter or missing."""
+    try:
+        found = kvstore.read(key, byte_range=slice(0, BLOSC_HEADER_BYTES)).result()
+    except ValueError:
+        return b""
+    return bytes(found.value) if found.state == "value" else b""
+
+
+def refuse_blosc(header: bytes | memoryview, chunk_bytes: int, name: str) -> None:
+    """Raises CheckpointCorrupt if a blosc header claims another size than that of a chunk."""
+    claimed = int.from_bytes(header[4:8], "little")
+    if len(header) == BLOSC_HEADER_BYTES and claimed != chunk_bytes:
+        raise CheckpointCorrupt(
+            f"array {name!r}: a chunk claims to be {claimed} bytes, but must be {chunk_bytes}",
+            leaf=name,
+        )

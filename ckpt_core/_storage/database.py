@@ -23,8 +23,8 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import decompress, most_bytes
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import StoreContext, answered, ts, unreadable
-from ckpt_core._storage.arrays import DataFiles
-from ckpt_core._storage.bounds import refuse_file
+from ckpt_core._storage.arrays import refuse_file
+from ckpt_core._storage.files import DataFiles
 from ckpt_core._storage.location import INDEX_FILE, Location, range_of
 
 _MOST_NODE_BYTES = 128 * MIB

@@ -24,7 +24,7 @@ from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import KIB, MIB, codec_parts
 from ckpt_core._storage._tensorstore import settled, ts, unreadable
-from ckpt_core._storage.bounds import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
+from ckpt_core._storage.arrays import BLOSC_HEADER_BYTES, refuse_blosc, refuse_without_memory
 from ckpt_core._storage.encode import Rows
 from ckpt_core._tree.leaves import LeafSpec
 

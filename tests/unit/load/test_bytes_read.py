@@ -17,7 +17,7 @@ from ckpt_core._read import extents
 from ckpt_core._read.pipeline import read_leaves
 from ckpt_core._read.wants import Want
 from ckpt_core._saved.opening import open_checkpoint
-from ckpt_core._storage import arrays, new_context
+from ckpt_core._storage import files, new_context
 from ckpt_core.testing import assert_same
 from tests.support import seams
 from tests.support.units import KIB, MIB
@@ -33,13 +33,13 @@ AN_EIGHTH_OF_COLUMNS: Region = ((0, ROWS), (COLUMNS // 8, COLUMNS // 4))
 def make_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of every read from a data file."""
     found: list[int] = []
-    plain = arrays.os.preadv
+    plain = files.os.preadv
 
     def counting(descriptor: int, buffers: Any, offset: int) -> int:
         found.append(plain(descriptor, buffers, offset))
         return found[-1]
 
-    monkeypatch.setattr(arrays.os, "preadv", counting)
+    monkeypatch.setattr(files.os, "preadv", counting)
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._storage import arrays
+from ckpt_core._storage import files
 from ckpt_core.testing import assert_same
 from tests.support.units import KIB, MIB
 
@@ -36,8 +36,8 @@ class Counted:
         self.files: list[int] = []
         self.data: list[int] = []
         self.index_bytes = 0
-        plain_file, plain_data = PosixBackend.read, arrays.DataFiles.read
-        plain_part = arrays.DataFiles.part
+        plain_file, plain_data = PosixBackend.read, files.DataFiles.read
+        plain_part = files.DataFiles.part
 
         def read_file(form: PosixBackend, path: str, name: str, *limit: int) -> bytes | None:
             found = plain_file(form, path, name, *limit)
@@ -54,8 +54,8 @@ class Counted:
             return found
 
         monkeypatch.setattr(PosixBackend, "read", read_file)
-        monkeypatch.setattr(arrays.DataFiles, "read", read_data)
-        monkeypatch.setattr(arrays.DataFiles, "part", read_part)
+        monkeypatch.setattr(files.DataFiles, "read", read_data)
+        monkeypatch.setattr(files.DataFiles, "part", read_part)
 
     @property
     def all_bytes(self) -> float:

@@ -16,7 +16,7 @@ import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
 from ckpt_core._load import loading
 from ckpt_core._read import extents
-from ckpt_core._storage import Extent, Location, arrays, new_context, read_index
+from ckpt_core._storage import Extent, Location, files, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
 
 UNVERIFIED = ckpt.Options(checksums=False)
@@ -61,13 +61,13 @@ def saved(local: Path) -> tuple[Path, dict[str, Any]]:
 def preads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the bytes of every read from a data file."""
     found: list[int] = []
-    plain = arrays.DataFiles.read
+    plain = files.DataFiles.read
 
     def counting(self: Any, *arguments: Any) -> int:
         found.append(plain(self, *arguments))
         return found[-1]
 
-    monkeypatch.setattr(arrays.DataFiles, "read", counting)
+    monkeypatch.setattr(files.DataFiles, "read", counting)
     return found
 
 
@@ -88,7 +88,7 @@ def test_large_arrays_are_mapped_and_nothing_else(saved, monkeypatch):
 
 def test_no_jax_array_is_mapped(saved, monkeypatch):
     path, tree = saved
-    monkeypatch.setattr(arrays.DataFiles, "mapped", None)
+    monkeypatch.setattr(files.DataFiles, "mapped", None)
     assert_same(ckpt.load(path)["jax"], tree["jax"])
     assert not is_mapped(ckpt.load(path)["numpy"])
 

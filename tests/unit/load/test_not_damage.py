@@ -18,7 +18,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._read import extents, wants
-from ckpt_core._storage import bounds
+from ckpt_core._storage import arrays
 from tests.contract.faults.crafted.signed import read_record, write_record
 from tests.contract.run.test_not_seen_is_not_absent import raised
 
@@ -127,7 +127,7 @@ def test_restore_latest_goes_back_for_no_want_of_memory(tmp_path, monkeypatch, a
 def test_a_compressed_chunk_beyond_memory_is_no_damage(tmp_path, monkeypatch):
     path = str(tmp_path / "one")
     ckpt.save(path, {"w": np.zeros(2**20, np.float32)}, options=ckpt.Options(compression="zstd"))
-    monkeypatch.setattr("ckpt_core._storage.bounds.memory_bytes", lambda: 2**20)
+    monkeypatch.setattr("ckpt_core._storage.arrays.memory_bytes", lambda: 2**20)
     with pytest.raises(MemoryError, match="4194304 bytes must be decoded at once"):
         ckpt.load(path)
 
@@ -142,14 +142,14 @@ def test_a_compressed_chunk_beyond_memory_is_no_damage(tmp_path, monkeypatch):
     ],
 )
 def test_the_memory_of_a_process_is_that_of_its_container(tmp_path, monkeypatch, limits, expected):
-    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", ())
-    whole = bounds.memory_bytes()
+    monkeypatch.setattr(arrays, "_CONTAINER_LIMITS", ())
+    whole = arrays.memory_bytes()
     assert whole > 2**31
     for name, text in limits.items():
         (tmp_path / name).write_text(text)
     files = (str(tmp_path / "v2"), str(tmp_path / "v1"))
-    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", files)
-    assert bounds.memory_bytes() == (expected or whole)
+    monkeypatch.setattr(arrays, "_CONTAINER_LIMITS", files)
+    assert arrays.memory_bytes() == (expected or whole)
 
 
 def test_a_newer_format_says_so_and_nothing_moves(tmp_path):

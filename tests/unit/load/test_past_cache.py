@@ -30,7 +30,7 @@ from ckpt_core import CheckpointCorrupt
 from ckpt_core._directory import is_local_disk
 from ckpt_core._platform import DIRECT
 from ckpt_core._read import pipeline
-from ckpt_core._storage import PastCache, past_cache
+from ckpt_core._storage import PastCache, files
 from ckpt_core.testing import assert_same
 from tests.support import seams
 from tests.support.units import KIB, MIB
@@ -61,7 +61,7 @@ def cached_bytes(path: Path) -> int:
     for file in (one for one in path.rglob("*") if one.is_file() and one.stat().st_size >= MIB):
         with file.open("rb") as opened:
             places = range(0, file.stat().st_size, 64 * KIB)
-            found += sum(past_cache._is_resident(opened.fileno(), place) for place in places)
+            found += sum(files._is_resident(opened.fileno(), place) for place in places)
     return found * 64 * KIB
 
 
@@ -111,7 +111,7 @@ class Kernel:
         self.asked, self.past, self.through, self.read_on = 0, list[int](), list[int](), set[str]()
         self._plain, self._advised, self._pages = os.preadv, set[str](), set[tuple[str, int]]()
         patch.setattr(os, "preadv", self._preadv)
-        patch.setattr(past_cache, "_is_resident", self._is_resident)
+        patch.setattr(files, "_is_resident", self._is_resident)
         seams.at(patch, (os, "posix_fadvise"), before=self._advise)
 
     def _advise(self, descriptor: int, *_: int) -> None:

@@ -1,0 +1,411 @@
+"""Reads ranges of files and objects, as the index of a database gives them.
+
+Files of this machine's disks are read past the page cache of the system, but for what is in it already: a read through it takes
+memory twice, for the cache and for the caller. Where state and cache together fill the memory, or where the host of a virtual
+machine gives memory only when it is first touched, that takes longer than the disk does. So a thread reads blocks with
+``O_DIRECT`` into a window of its own and copies from there: the memory of the caller, unlike the window, need not be aligned to
+the sectors of the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import io
+import mmap
+import os
+import stat
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ckpt_core._errors import CheckpointCorrupt, name_file
+from ckpt_core._options import KIB, MIB
+from ckpt_core._platform import DIRECT, READ
+from ckpt_core._storage._tensorstore import StoreContext, failure, is_shorter, ts
+from ckpt_core._storage.location import Location, range_of
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+_NOTHING = np.empty(0, np.uint8)
+_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
+"""Whether an mmap object keeps a file descriptor open (before Python 3.13)."""
+_FEW_FILES = 16
+_NO_FILE = {
+    errno.ENOENT: "is missing",
+    errno.ENOTDIR: "is missing",
+    errno.ELOOP: "leads in a circle",
+    errno.ENXIO: "is no regular file",
+}
+"""What a file is that the system does not open, which is damage; a socket, for one, is none."""
+_alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""The live mappings of this process, also those of arrays that earlier loads returned."""
+
+
+class Files(Protocol):
+    """The data files of an item."""
+
+    piece_bytes: int | None  # read so much at once for one purpose; None: all of it
+
+    def read(
+        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
+    ) -> int:
+        """Reads from ``offset`` into ``target``; gives the bytes read, fewer at file end. This thread reads on up to ``end``, if given."""
+        ...
+
+    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
+        """All bytes of a file, memory-mapped; None if that is not possible."""
+        ...
+
+    def check(self, files: Iterable[str]) -> list[int]:
+        """Sizes of files, ``sys.maxsize`` where only a read can tell; CheckpointCorrupt if one is missing or larger than recorded."""
+        ...
+
+    def close(self) -> None:
+        """Closes all files; mappings live on in the arrays."""
+        ...
+
+
+class StoreFiles:
+    """Data files in an object store, of which ranges are fetched; see ``Files``."""
+
+    piece_bytes = None
+
+    def __init__(self, location: Location, context: StoreContext) -> None:
+        self._location = location
+        self._store: Any = ts.KvStore.open(location.spec(), context=context()).result()
+
+    def read(
+        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
+    ) -> int:
+        start, stop = offset, offset + target.size
+        future = self._store.read(file, byte_range=slice(start, stop))
+        try:
+            found = range_of(self._store, file, future, start, stop)
+        except ValueError as error:
+            if is_shorter(error):
+                return 0
+            raise failure(error, f"{self._location.path}/{file}: cannot be read") from error
+        data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
+        target[: data.size] = data
+        return data.size
+
+    def mapped(self, file: str) -> None:
+        return None
+
+    def check(self, files: Iterable[str]) -> list[int]:
+        return [sys.maxsize for _ in files]
+
+    def close(self) -> None:
+        pass
+
+
+class _OpenFile:
+    """A file that is open until it is closed, or nothing refers to it: a signal handler may raise between any two lines."""
+
+    descriptor = -1  # after ``close``
+    _close = staticmethod(os.close)  # at interpreter exit, modules may be torn down already
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, READ)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            self.close()
+
+
+class DataFiles:
+    """Data files in a file system (see ``Files``); opens each once while they are not too many, and follows
+    links. ``sizes_bytes`` has the maximum size of each file in the record. ``is_local`` says whether the
+    file at a path may be memory-mapped, or read past the page cache by ``past_cache`` (None: nothing is).
+    """
+
+    piece_bytes = 256 * KIB
+    """Each piece is checksummed while it is still in the core's second-level cache."""
+
+    def __init__(
+        self,
+        location: Location,
+        sizes_bytes: Mapping[str, int] | None = None,
+        is_local: Callable[[str], bool] = lambda _: True,
+        past_cache: PastCache | None = None,
+    ) -> None:
+        self._location = location
+        self._sizes = sizes_bytes or {}
+        self._is_local = is_local
+        self._past_cache = past_cache
+        self._open: dict[str, _OpenFile] = {}
+        self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, file: str, offset: int, target: np.ndarray[Any, Any], end: int | None = None
+    ) -> int:
+        opened = self._open.get(file) or self._opened(file)
+        descriptor = opened.descriptor
+        try:
+            done = 0
+            if self._past_cache is not None:
+                end = end or offset + target.size
+                while done < target.size and (
+                    count := self._past_cache.read(
+                        file, descriptor, offset + done, target[done:], end
+                    )
+                ):
+                    done += count
+            view: Any = memoryview(target.data)
+            while done < len(view):
+                if hasattr(os, "preadv"):
+                    count = os.preadv(descriptor, [view[done:]], offset + done)
+                else:
+                    count = self._read_in_turn(descriptor, view[done:], offset + done)
+                if count == 0:
+                    break
+                done += count
+            return done
+        except OSError as error:
+            name_file(error, f"{self._location.path}/{file}")
+            raise
+
+    def part(self, file: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        """The bytes of a range, or of all of a file; fewer at its end."""
+        opened = self._opened(file)
+        descriptor = opened.descriptor
+        try:
+            size = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
+            if not hasattr(os, "pread"):
+                data = np.empty(size, np.uint8)
+                return data[: self.read(file, offset, data)].tobytes()
+            found = os.pread(descriptor, size, offset)
+            while len(found) < size:
+                more = os.pread(descriptor, size - len(found), offset + len(found))
+                if not more:
+                    break
+                found += more
+            return found
+        except OSError as error:
+            name_file(error, f"{self._location.path}/{file}")
+            raise
+
+    def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
+        """preadv where the system has none (Windows, macOS before 11): one read after the other."""
+        with self._lock, io.FileIO(descriptor, closefd=False) as stream:
+            stream.seek(offset)
+            return stream.readinto(target) or 0
+
+    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
+        """All bytes of a file as a private copy-on-write mapping: only changed pages take memory. While a
+        view of it lives, a deleted file keeps its disk space. None if the system allows no (further) mapping.
+        """
+        if file not in self._mapped:
+            self._mapped[file] = self._map(file)
+        return self._mapped[file]
+
+    def _map(self, file: str) -> np.ndarray[Any, Any] | None:
+        if _KEEPS_DESCRIPTORS and len(_alive) >= _part_of_most_files():
+            return None
+        opened = self._opened(file)
+        if os.fstat(opened.descriptor).st_size == 0:
+            return _NOTHING
+        # per file: it may be a link elsewhere
+        if not self._is_local(f"{self._location.path}/{file}"):
+            return None
+        arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
+        try:
+            memory = mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
+        except OSError:  # no address space, or no descriptor left
+            return None
+        _alive.add(memory)
+        return np.frombuffer(memory, np.uint8)
+
+    def _opened(self, file: str) -> _OpenFile:
+        """The open file, for as long as the caller refers to it: it does not stay open if too many do."""
+        with self._lock:
+            if file in self._open:
+                return self._open[file]
+            opened = self._checked(file)
+            if len(self._open) < _FEW_FILES or len(self._open) < _part_of_most_files():
+                self._open[file] = opened
+            return opened
+
+    def check(self, files: Iterable[str]) -> list[int]:
+        found: list[int] = []
+        for file in files:
+            if file not in self._sizes:
+                found.append(sys.maxsize)
+                continue
+            opened = self._opened(file)
+            found.append(os.fstat(opened.descriptor).st_size)
+        return found
+
+    def _checked(self, file: str) -> _OpenFile:
+        path = f"{self._location.path}/{file}"
+        try:
+            opened = _OpenFile(path)
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            raise self._corrupt(file, _NO_FILE[error.errno]) from error
+        status = os.fstat(opened.descriptor)
+        expected = self._sizes.get(file, status.st_size)
+        # A file that is too short is reported by the read, which can name the leaf.
+        if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
+            if self._past_cache is not None:
+                self._past_cache.opened(file, opened.descriptor, local=self._is_local(path))
+            return opened
+        opened.close()
+        if not stat.S_ISREG(status.st_mode):
+            raise self._corrupt(file, "is no regular file")
+        raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+
+    def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
+        folder = self._location.path.rpartition("/")[2]
+        return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+        self._mapped.clear()
+
+
+def _part_of_most_files() -> int:
+    """What one load may keep open of what this process may: a quarter. So do all mappings that hold a descriptor."""
+    most = limit("RLIMIT_NOFILE")
+    return sys.maxsize if most is None else most // 4
+
+
+def limit(name: str) -> int | None:
+    """A limit of this process, by the name that ``resource`` has for it; None for none, or none that is known."""
+    if resource is None or not hasattr(resource, name):
+        return None
+    soft, _ = resource.getrlimit(getattr(resource, name))
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+_ALIGNMENT = 4096
+"""Bytes: a multiple of the sectors of any disk. Places in files, in memory, and sizes must be multiples of a sector."""
+_WINDOW_BYTES = 4 * MIB + 2 * _ALIGNMENT
+"""Takes a block with a checksum, wherever that begins."""
+
+
+class _Window(threading.local):
+    """What a thread read last, the bytes from ``start`` to ``stop`` of ``file``; and up to where it reads through the cache."""
+
+    def __init__(self) -> None:
+        self.bytes: np.ndarray[Any, Any] | None = None
+        self.file, self.start, self.stop = "", 0, 0
+        self.cached: tuple[str, int, int] = "", 0, 0
+
+
+class PastCache:
+    """Reads the files of one folder past the page cache; for any number of threads, which take ``BYTES_OF_A_THREAD`` each."""
+
+    BYTES_OF_A_THREAD = _WINDOW_BYTES
+
+    def __init__(self) -> None:
+        self._window = _Window()
+        self._never: set[str] = set()
+        self._own: set[str] = set()  # the system says of these what is in its cache
+
+    def opened(self, file: str, descriptor: int, *, local: bool) -> None:
+        """A file was opened; one that is not ``local`` is read through the cache."""
+        if not local:
+            self._never.add(file)
+            return
+        user = os.geteuid()
+        if user in (0, os.fstat(descriptor).st_uid):
+            self._own.add(file)
+        # Else the system reads on from what is read through the cache, and finds more in it each time.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def read(
+        self, file: str, descriptor: int, offset: int, target: np.ndarray[Any, Any], end: int
+    ) -> int:
+        """Reads some bytes into ``target``; gives how many: 0 at the file's end, or if they must be read through the cache. This
+        thread reads on up to ``end``. Windows go by the file's name, since another file may get the descriptor's number later.
+        """
+        window = self._window
+        if file != window.file or not window.start <= offset < window.stop:
+            if self._is_cached(file, descriptor, offset, end):
+                return 0
+            self._fill(file, descriptor, offset, end)
+        if window.bytes is None or file != window.file or not window.start <= offset < window.stop:
+            return 0
+        part = window.bytes[offset - window.start : window.stop - window.start][: target.size]
+        np.copyto(target[: part.size], part)  # an assignment to a memoryview keeps the GIL
+        return part.size
+
+    def _is_cached(self, file: str, descriptor: int, offset: int, end: int) -> bool:
+        """Whether what comes next is read through the cache; its first whole page tells it, once for all up to ``end``: the
+        page before may hold the end of what another thread has just read through the cache.
+        """
+        cached, start, stop = self._window.cached
+        if file in self._never or (file == cached and start <= offset < stop):
+            return True
+        page = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        place = page if page < end else offset
+        if not (_is_resident if file in self._own else _is_read_at_once)(descriptor, place):
+            return False
+        self._window.cached = file, offset, end
+        return True
+
+    def _fill(self, file: str, descriptor: int, offset: int, end: int) -> None:
+        """Reads what comes next into this thread's window. On an error (no direct reads, larger sectors, no memory,
+        no further descriptor) it has nothing; the read through the cache says what it is, if it fails, too.
+        """
+        window = self._window
+        window.file = ""
+        start = offset - offset % _ALIGNMENT
+        size = min(_WINDOW_BYTES, -(-(end - start) // _ALIGNMENT) * _ALIGNMENT)
+        try:
+            if window.bytes is None:
+                window.bytes = np.frombuffer(mmap.mmap(-1, _WINDOW_BYTES), np.uint8)
+            # for this read only: there may be thousands of files
+            direct = os.open(f"/proc/self/fd/{descriptor}", READ | DIRECT)
+            try:
+                found = os.preadv(direct, [window.bytes[:size].data], start)
+            finally:
+                os.close(direct)
+        except (OSError, MemoryError):
+            return
+        window.start, window.stop, window.file = start, start + found, file
+
+
+def _is_resident(descriptor: int, offset: int) -> bool:
+    """Whether a page of a file of this user is in the page cache; the system is not asked to read it."""
+    try:
+        page = mmap.mmap(
+            descriptor, 1, prot=mmap.PROT_READ, offset=offset - offset % mmap.ALLOCATIONGRANULARITY
+        )
+        found, mincore = ctypes.c_ubyte(), ctypes.CDLL(None).mincore
+        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        if mincore(np.frombuffer(page, np.uint8).ctypes.data, 1, ctypes.byref(found)) == 0:
+            return bool(found.value & 1)
+    except (OSError, ValueError):  # no further descriptor or memory; beyond the file's end
+        pass
+    return _is_read_at_once(descriptor, offset)
+
+
+def _is_read_at_once(descriptor: int, offset: int) -> bool:
+    """The same of any file. If it is not there, Linux begins to read the page, and may have it before it looks."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot say
+        pass
+    return True
