@@ -16,15 +16,15 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 43_029,
-    "characters of ckpt_core": 1_822_410,
-    "lines of the integrations": 12_885,
-    "characters of the integrations": 532_352,
-    "files of both": 316,
-    "lines of tests": 59_717,
-    "lines of tests that import private names": 8_509,
-    "files of tests": 425,
-    "words of pages": 19_849,
+    "lines of ckpt_core": 40_710,
+    "characters of ckpt_core": 1_747_135,
+    "lines of the integrations": 12_714,
+    "characters of the integrations": 526_068,
+    "files of both": 289,
+    "lines of tests": 59_035,
+    "lines of tests that import private names": 8_483,
+    "files of tests": 404,
+    "words of pages": 19_848,
     "sentences of pages above 35 words": 0,
 }
 
