@@ -1,4 +1,4 @@
-"""Agreement of all processes through jax.distributed's coordination service.
+"""Agreement of all processes through jax.distributed's coordination service, and what jax offers them there.
 
 With one process, all calls return at once. No device collective is used, so every call is safe in a
 background thread.
@@ -10,19 +10,16 @@ import contextlib
 import itertools
 import json
 import logging
+import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from ckpt_core._errors import BarrierTimeout
+from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._lazy import jax
 from ckpt_core._processes import wire
-from ckpt_core._processes.jobs import coordination as coordination
-from ckpt_core._processes.jobs import coordinator_host as coordinator_host
-from ckpt_core._processes.jobs import join_from_environment as join_from_environment
-from ckpt_core._processes.jobs import preemption_service_listens as preemption_service_listens
-from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
 from ckpt_core._processes.wire import NotTogether as NotTogether
 from ckpt_core._processes.wire import Said
 
@@ -302,3 +299,79 @@ def this_run() -> Processes:
     if coordination().client is None:
         return Processes(0, 1)
     return Processes(jax.process_index(), jax.process_count())
+
+
+def coordination() -> Any:
+    """``client``, ``preemption_sync_manager`` and ``address`` of jax's distributed service, which has no public API;
+    Orbax uses this one too. If a version of jax has moved it, a process that is alone needs none, and several raise
+    CheckpointError.
+    """
+    if sys.modules.get("jax") is None:  # whoever has not imported it has joined nobody
+        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
+    try:
+        from jax._src import distributed
+
+        state = distributed.global_state
+        return SimpleNamespace(
+            client=state.client,
+            preemption_sync_manager=state.preemption_sync_manager,
+            address=getattr(state, "coordinator_address", None),
+        )
+    except (ImportError, AttributeError) as error:
+        if jax.process_count() > 1:
+            raise CheckpointError(
+                f"jax {jax.__version__} has no coordination service where ckpt looks for it, so its "
+                f"{jax.process_count()} processes cannot agree on a checkpoint: upgrade ckpt-core, or use an "
+                "older jax"
+            ) from error
+        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
+
+
+def coordinator_host() -> str:
+    """Name or IP address of the coordination service's host, as this process was given it; or empty."""
+    return (coordination().address or "").rpartition(":")[0].strip("[]")
+
+
+def preemption_service_listens() -> bool:
+    """Whether jax's preemption service is on, which hears SIGTERM in each process and tells the others."""
+    state = coordination()
+    return state.client is not None and state.preemption_sync_manager is not None
+
+
+def preemption_sync_point(step: int) -> bool | None:
+    """Whether all processes agreed, through jax's preemption service, to stop at this step; None if the service is
+    off. All processes must call it for every step.
+    """
+    state = coordination()
+    if state.client is None or state.preemption_sync_manager is None:
+        return None
+    from jax.experimental import multihost_utils
+
+    try:
+        return bool(multihost_utils.reached_preemption_sync_point(step))
+    except RuntimeError:  # the coordinator is gone; the next agreement reports that more clearly
+        return False
+
+
+def join_from_environment(environment: Mapping[str, str]) -> bool:
+    """Calls ``jax.distributed.initialize`` if the environment names the processes of the run; returns whether it is
+    initialized afterwards. The variables are JAX_COORDINATOR_ADDRESS (with the port, or with JAX_COORDINATOR_PORT),
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID; raises ValueError for only some. For programs that own the process, like the
+    command line.
+    """
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    missing = [name for name in names if not environment.get(name)]
+    joined = coordination().client is not None
+    if len(missing) == len(names) or joined:
+        return joined
+    if missing:
+        raise ValueError(f"{', '.join(names)} go together; missing: {', '.join(missing)}")
+    address = environment[names[0]]
+    port = environment.get("JAX_COORDINATOR_PORT")
+    if port and ":" not in address.rpartition("]")[2]:
+        address = f"{address}:{port}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        address, num_processes=int(environment[names[1]]), process_id=int(environment[names[2]])
+    )
+    return True

@@ -2,26 +2,165 @@
 
 In ``Save`` all processes write into one directory, which process 0 commits; ``_run/tiers/save.py`` has a directory for each, and
 all commit or none; in ``pieces`` one process writes bit by bit.
+
+Before anything is written, all processes agree that they save the same. Each sends a digest of all that decides what is stored
+where. The digest of a tree is computed once per plan and reused for later saves of the same pytree structure. If all digests are
+equal, one agreement is enough. If not, the first process that differs from process 0 sends what it is about to save, and the
+error names the first setting or leaf that differs.
 """
 
 from __future__ import annotations
 
+import json
+import operator
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from ckpt_core._background.pending import PendingSave
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Attempt
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import ANSWERS, CheckpointError, at_the_call
 from ckpt_core._format.record import library_versions
-from ckpt_core._save.agreement import agree_to_save, of_process_0
-from ckpt_core._save.job import SaveJob
+from ckpt_core._options import Options, checked_options
+from ckpt_core._processes import Round
+from ckpt_core._save.job import (
+    NOTHING,
+    PreparedItem,
+    RecordFields,
+    SaveJob,
+    collect_items,
+    save_job,
+)
+from ckpt_core._save.plan_digest import (
+    SETTING,
+    Fact,
+    difference,
+    digest_of,
+    dump_facts,
+    layout_of,
+    parse_facts,
+)
 from ckpt_core._save.prepare import landed, prepare_items
 from ckpt_core._save.write import Write
 
 Around = Callable[[Callable[[], None]], None]
 """Calls its argument, which writes and commits; may do more before and after, on that thread."""
+_NAMED = 5
+"""A message lists at most this many of the processes that differ."""
+_KINDS = {
+    "tree": "a tree",
+    "process": "one state of each process",
+    "files": "files",
+    "json": "plain values",
+}
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any = NOTHING,
+    /,
+    *,
+    overwrite: bool = False,
+    metadata: Any = None,
+    options: Options | None = None,
+    items: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> None:
+    """Writes a checkpoint at ``path``; when it returns, a power cut cannot lose the checkpoint.
+
+    Blocks until every file is written, fsynced and renamed into place. Where several processes run,
+    all must call it, with the same structure, shardings, path and options; before anything is
+    written, the processes compare all that decides what is stored where. Each process writes its
+    shards; metadata is taken from process 0. Python numbers, text, numpy arrays and arrays that no
+    sharding places must be equal on all, unless an object with ``per_process = True`` holds them.
+
+    Args:
+        path: directory of the checkpoint. It must not exist; missing parents are created.
+        state: one pytree or object, saved as the only item, ``state``.
+        overwrite: if a checkpoint exists at ``path``, replace it: after a crash, ``load`` finds
+            either the old or the new one, complete.
+        metadata: any JSON value, stored with the checkpoint.
+        options: see ``Options``.
+        items: more named items, for names that are no identifiers or are argument names.
+        **named: named items: models, optimizers, data iterators, pytrees.
+
+    Raises:
+        CheckpointExists: there is something at ``path``, and ``overwrite`` is False.
+        UnsupportedLeaf: a value cannot be saved; the message says its path and type.
+        CheckpointError: processes save different things or values, or another process failed.
+        BarrierTimeout: a process did not come within ``Options.timeout_secs``.
+        OSError: the system refused (disk full, no permission). Partial files are removed.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp
+        >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
+    """
+    chosen_options = checked_options(options)
+    chosen = collect_items(state, items, named)
+    fields = RecordFields(state is not NOTHING, metadata)
+    job = save_job(path, fields, chosen_options, overwrite=overwrite)
+    try:
+        prepared = prepare_save(job, chosen)
+    except ANSWERS as error:
+        raise at_the_call(error)  # noqa: B904
+    try:
+        prepared.run()
+    except BaseException:
+        prepared.undo()
+        raise
+
+
+def save_async(
+    path: str | os.PathLike[str],
+    state: Any = NOTHING,
+    /,
+    *,
+    overwrite: bool = False,
+    metadata: Any = None,
+    options: Options | None = None,
+    items: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> PendingSave:
+    """A ``PendingSave``: a background thread writes the checkpoint that ``save`` would write.
+
+    Blocks only until the snapshot is taken: then the caller may donate or delete arrays and write
+    to numpy arrays. (Exception: a numpy array whose memory a ``jax.Array`` shares must not be
+    written to; jax forbids that at any time.) Where several processes run, all must call it.
+
+    Takes the arguments of ``save`` and raises its errors. An error in the background thread is
+    raised by ``.result()``; if nobody calls that, it is printed when the interpreter exits, and the
+    exit status is 1. The interpreter does not exit before the save has ended. If the system has no thread
+    for it, ``RuntimeError`` is raised here, and nothing of it is left.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp
+        >>> pending = ckpt.save_async("/tmp/ckpt-docs/two", {"w": jnp.ones(3)}, overwrite=True)
+        >>> pending.result()
+    """
+    chosen_options = checked_options(options)
+    chosen = collect_items(state, items, named)
+    fields = RecordFields(state is not NOTHING, metadata)
+    job = save_job(path, fields, chosen_options, overwrite=overwrite)
+    try:
+        prepared = prepare_save(job, chosen, np.copy)
+    except ANSWERS as error:
+        raise at_the_call(error)  # noqa: B904
+    pending = None
+    try:
+        low = job.options.background_priority == "low"
+        pending = PendingSave(job.target, prepared.run, "ckpt-save", low=low)
+        pending.start()
+        return pending
+    except BaseException:
+        if pending is not None:  # interpreter exit would wait for a thread that never started
+            pending.abandon()
+        prepared.undo()  # does nothing if the background thread has begun to write
+        raise
 
 
 class Save(Write):
@@ -114,7 +253,7 @@ class Save(Write):
         self,
         settings: Mapping[str, Any],
         offer: Callable[[], Any],
-        combine: Callable[[list[Any]], Any] = of_process_0,
+        combine: Callable[[list[Any]], Any] = operator.itemgetter(0),
     ) -> Any:
         """Agreement 1 of several processes, that all save the same (see ``agree_to_save``); the answer to what they offer. ``settings``
         must be equal on all, besides items and fields. ``offer`` is called when the arrays of this process are on the host.
@@ -218,3 +357,89 @@ def prepare_save(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = Non
         save.undo()
         raise
     return save
+
+
+def agree_to_save(
+    together: Round,
+    items: Sequence[PreparedItem],
+    settings: Mapping[str, Any],
+    offer: Any,
+    refusal: Exception | None,
+    combine: Callable[[list[Any]], Any],
+) -> Any:
+    """The answer that ``combine`` makes of all offers on process 0, after all processes have agreed that they save the same,
+    with the same ``settings``, by the names that a message uses. Each of several processes must call it, and it blocks until all
+    have. A ``refusal``, which stopped preparation here, is raised after the others know of it, and they raise an error of its
+    class. If another process saves something else, CheckpointError names the first leaf or setting that differs.
+    """
+    text = ""
+    try:
+        if refusal is None:
+            layout = items_layout(items, settings)
+            text = json.dumps([layout, offer], separators=(",", ":"))
+    except Exception as error:
+        refusal = error  # the other processes wait for a message from this one: raise after sending
+
+    def judge(texts: list[str]) -> str:
+        layouts, offers = zip(*map(json.loads, texts), strict=True)
+        if differing := [n for n, layout in enumerate(layouts) if layout != layouts[0]]:
+            return json.dumps({"differing": differing[:_NAMED]})
+        return json.dumps({"offer": combine([*offers])}, separators=(",", ":"))
+
+    answer = json.loads(together.decide(text, judge, error=refusal))
+    if "differing" in answer:
+        text = _how_they_differ(together, items, settings, answer["differing"])
+        raise CheckpointError(f"{together.where}: {text}")
+    return answer["offer"]
+
+
+def _how_they_differ(
+    together: Round,
+    items: Sequence[PreparedItem],
+    settings: Mapping[str, Any],
+    differing: Sequence[int],
+) -> str:
+    """The message about the first leaf that differs between process 0 and ``differing[0]``; every process calls it."""
+    index, shows = together.processes.index, together.processes.index == differing[0]
+    facts = list(items_facts(items, settings)) if shows or index == 0 else []
+
+    def judge(texts: list[str]) -> str:
+        found = difference(facts, parse_facts(texts[differing[0]]), differing[0])
+        return (
+            f"{found.what} on processes {list(differing)} differs from that on process 0: "
+            f"{found.how}: all processes must {found.must}"
+        )
+
+    return together.decide(dump_facts(facts) if shows else "", judge)
+
+
+def items_layout(items: Sequence[PreparedItem], settings: Mapping[str, Any]) -> str:
+    """Digest of all items; equal on all processes that save the same."""
+    ordered = sorted(items, key=lambda item: item.name)
+    layouts = ["" if item.plan is None else item.plan.layout for item in ordered]
+    heads = [
+        _head(item)._replace(chunk=layout, value=digest_of(item.values))
+        for item, layout in zip(ordered, layouts, strict=True)
+    ]
+    return layout_of([*_settings(settings), *heads])[:24]
+
+
+def items_facts(items: Sequence[PreparedItem], settings: Mapping[str, Any]) -> Iterator[Fact]:
+    """All facts that must be equal on all processes, the settings first, then item by item."""
+    yield from _settings(settings)
+    for item in sorted(items, key=lambda item: item.name):
+        yield _head(item)
+        for fact in () if item.plan is None else item.plan.facts(item.values):
+            path = fact.path if len(items) == 1 else f"{item.name}/{fact.path}"
+            yield fact._replace(path=path)
+
+
+def _settings(settings: Mapping[str, Any]) -> Iterator[Fact]:
+    return (Fact(name, SETTING, value=repr(value)) for name, value in settings.items())
+
+
+def _head(item: PreparedItem) -> Fact:
+    record = item.record
+    kind = _KINDS[record.form]
+    value = item.values.get("", "")
+    return Fact(f"item {item.name}", f"{kind}, of {record.process_count} processes", value=value)

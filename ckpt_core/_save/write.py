@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import secrets
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 
 from ckpt_core._background.threads import Workers
-from ckpt_core._directory import Attempt
+from ckpt_core._directory import Attempt, pieces_of, write_pieces
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format import orbax_write
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
@@ -28,8 +29,8 @@ from ckpt_core._lazy import jax
 from ckpt_core._operation import Operation
 from ckpt_core._options import MIB
 from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob
-from ckpt_core._save.plain_items import write_sources
 from ckpt_core._save.prepare import landed
+from ckpt_core._save.unchanged import Links
 from ckpt_core._storage import INDEX_FILE, ArrayWriter, Rows, encode_index, joined
 
 _FILES_AT_ONCE = 4
@@ -326,3 +327,30 @@ def metadata_files(
             if item.record.form != "files" or mark in item.record.notes:
                 found[f"{item.folder}/{mark}"] = said
     return found | {orbax_write.COMMIT_FILE: said}
+
+
+def write_sources(
+    item: PreparedItem, attempt: Attempt, job: SaveJob, links: Links | None
+) -> dict[str, FileRecord]:
+    """Size and digest, by path in the checkpoint, of the item's larger files, which it copies into the attempt,
+    or links if they have not changed. CheckpointError if a file has changed since the save was called.
+    """
+    found: dict[str, FileRecord] = {}
+    for source in item.sources:
+        name = f"{item.folder}/{source.name}"
+        linked = None if links is None else links.link_file(name, attempt.path, source)
+        if linked is not None:
+            found[name] = linked
+        elif job.local:
+            path = os.path.join(attempt.path, name)
+            crc = write_pieces(path, pieces_of(source), durable=job.options.durable)
+            size = os.stat(path).st_size
+            if size != source.size_bytes:
+                raise CheckpointError(f"{source.path} became shorter while it was being saved")
+            found[name] = FileRecord(size, crc)
+        else:
+            data = b"".join(pieces_of(source))
+            found[name] = attempt.write(name, data)
+    if item.scratch is not None:
+        item.scratch.close()
+    return found

@@ -26,9 +26,8 @@ from ckpt_core._run.tiers.fetch import Copier
 from ckpt_core._run.tiers.folders import Folders
 from ckpt_core._run.tiers.judge import judge_copies
 from ckpt_core._run.tiers.peers import Peers, Table
-from ckpt_core._save import RecordFields, SaveJob
+from ckpt_core._save import RecordFields, Save, SaveJob
 from ckpt_core._save.job import PreparedItem
-from ckpt_core._save.protocol import Save
 from ckpt_core._storage import ArrayToWrite
 
 MOST_STATE_BYTES = 64 * KIB
