@@ -201,10 +201,6 @@ class Backend(Protocol):
         """
         ...
 
-    def garbage(self, path: str) -> list[str]:
-        """Names of what ``clean`` would delete in the directory ``path`` now; changes nothing."""
-        ...
-
-    def clean(self, path: str) -> list[str]:
-        """Deletes what dead writers left in the directory ``path``; returns the names."""
+    def clean(self, path: str, *, only_look: bool = False) -> list[str]:
+        """Deletes what dead writers left in the directory ``path``, unless it is to ``only_look``; returns the names."""
         ...

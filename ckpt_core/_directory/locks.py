@@ -98,28 +98,21 @@ around_forks(
 )
 
 
-def _open_to_lock(path: str) -> LockFile:
-    """Opens a file for an exclusive lock: for writing if permitted, because NFS requires that."""
+def lock_at(path: str, *, exclusive: bool) -> LockFile | None:
+    """Holds a lock on a file, or on a folder itself, until it is closed; None if another process holds one that
+    excludes it.
+    """
     try:
-        return LockFile(path, os.O_RDWR)
-    except PermissionError:
-        return LockFile(path, os.O_RDONLY)
+        file = LockFile(path, os.O_RDWR)  # because NFS requires that for an exclusive lock
     except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EISDIR):
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR):
             raise
-        return LockFile(path, os.O_RDONLY)
-
-
-def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
-    """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it."""
-    file = LockFile(path, os.O_RDONLY)
-    try:
+        file = LockFile(path, os.O_RDONLY)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(file)
         if file.lock(EXCLUSIVE if exclusive else SHARED):
+            stack.pop_all()
             return file
-    except BaseException:
-        file.close()
-        raise
-    file.close()
     return None
 
 
@@ -128,11 +121,12 @@ def is_locked(path: str) -> bool:
     other hosts may be invisible.
     """
     try:
-        file = _open_to_lock(path)
+        file = lock_at(path, exclusive=True)
     except OSError:
         return False
-    with file:
-        return not file.lock(EXCLUSIVE)
+    if file is not None:
+        file.close()
+    return file is None
 
 
 def locks_work_in(directory: str) -> bool:
@@ -176,14 +170,12 @@ def deleting(path: str) -> Generator[None]:
     """Holds an exclusive lock on a file during the block, or raises BlockingIOError if a reader holds it; does
     nothing if the file cannot be opened.
     """
-    try:
-        file = _open_to_lock(path)
-    except OSError:
-        yield
-        return
+    file = contextlib.nullcontext()
+    with contextlib.suppress(OSError):
+        file = lock_at(path, exclusive=True)
+    if file is None:
+        raise BlockingIOError(errno.EAGAIN, "it is being read", path)
     with file:
-        if not file.lock(EXCLUSIVE):
-            raise BlockingIOError(errno.EAGAIN, "it is being read", path)
         yield
 
 

@@ -29,23 +29,21 @@ from ckpt_core._directory.paths import mounted_bucket
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
+    MARKED,
     OWNER,
     RECORD,
     Keys,
     StoreAttempt,
     attempts_in,
-    log_failures,
-    logger,
-    token_in,
-    token_of,
-)
-from ckpt_core._directory.store_leftovers import (
-    MARKED,
     files_of,
     folders,
     is_left,
     is_marked,
+    log_failures,
+    logger,
     tidy,
+    token_in,
+    token_of,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.packed import STAGING, apart, name_apart
@@ -217,15 +215,8 @@ class ObjectStoreBackend(Backend):
             if (data := keys.get(key)) is not None:
                 copy.put(key, data)
 
-    def garbage(self, path: str) -> list[str]:
-        return self._tidy_all(path, only_look=True)
-
-    def clean(self, path: str) -> list[str]:
+    def clean(self, path: str, *, only_look: bool = False) -> list[str]:
         """Also finishes what dead writers had committed and not yet copied, and what they had begun to delete."""
-        return self._tidy_all(path)
-
-    def _tidy_all(self, path: str, *, only_look: bool = False) -> list[str]:
-        """What ``tidy`` finds at all places below a path."""
         found: list[str] = []
         present = self._open(path).list()
         for place in sorted({*attempts_in(present).values()}):

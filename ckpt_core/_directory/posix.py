@@ -32,7 +32,7 @@ from ckpt_core._directory.syscalls import (
     sync_file,
     unless_absent,
 )
-from ckpt_core._errors import VISIBLE
+from ckpt_core._errors import VISIBLE, name_file
 from ckpt_core._format.record import FileRecord
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._platform import FOLDER, WINDOWS
@@ -225,10 +225,9 @@ class PosixBackend(Backend):
                 remove(gone)  # after the rename the deletion is irrevocable: try to finish it
             raise
 
-    def garbage(self, path: str) -> list[str]:
-        return hidden_names.removable(path)
-
-    def clean(self, path: str) -> list[str]:
+    def clean(self, path: str, *, only_look: bool = False) -> list[str]:
+        if only_look:
+            return hidden_names.removable(path)
         if WINDOWS:
             return []
         for name, aside in hidden_names.interrupted(path).items():
@@ -282,8 +281,7 @@ class LocalAttempt(Attempt):
                 if self.durable:
                     sync_file(file.fileno())
         except OSError as error:
-            if error.errno is not None:  # else it is a signal handler's
-                error.filename = error.filename or full  # neither write nor fsync says it
+            name_file(error, full)
             raise
 
     def read(self, name: str) -> bytes:
