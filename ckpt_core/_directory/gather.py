@@ -155,9 +155,7 @@ def place(path: str, pieces: Iterable[bytes]) -> None:
 def placed(path: str) -> Generator[str]:
     """Where to write a file, which appears whole at ``path`` in the end, in place of what was there."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".ckpt-", dir=os.path.dirname(path))
-    os.close(descriptor)
-    remove(temporary)  # made anew, with the permissions that any new file gets
+    temporary = os.path.join(os.path.dirname(path), f".ckpt-{secrets.token_hex(8)}")
     try:
         yield temporary
         os.replace(temporary, path)

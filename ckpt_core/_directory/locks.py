@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator
+from dataclasses import dataclass
 
 from ckpt_core._fork import around_forks
 from ckpt_core._platform import READ
@@ -179,14 +180,14 @@ def deleting(path: str) -> Generator[None]:
         yield
 
 
+@dataclass(frozen=True)
 class Claim:
     """A locked file that names the writer of a directory; held until ``close`` or process exit."""
 
-    def __init__(self, file: LockFile | None, contested: bool) -> None:
-        self._file = file
-        self.contested = contested  # another live writer held the lock before
+    file: LockFile | None  # an object store has no locks
+    contested: bool  # another live writer held the lock before
 
     def close(self) -> None:
         """Releases the lock; the file stays."""
-        if self._file is not None:
-            self._file.close()
+        if self.file is not None:
+            self.file.close()
