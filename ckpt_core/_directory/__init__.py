@@ -32,7 +32,7 @@ from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import LockFile as LockFile
 from ckpt_core._directory.locks import deleting as deleting
 from ckpt_core._directory.locks import is_locked as is_locked
-from ckpt_core._directory.locks import lock_at as lock_at
+from ckpt_core._directory.locks import lock_folder as lock_folder
 from ckpt_core._directory.locks import locks_work_in as locks_work_in
 from ckpt_core._directory.locks import reading as reading
 from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend

@@ -111,9 +111,7 @@ def size_of(path: str) -> int | None:
 
 
 def file_sizes(path: str) -> dict[str, int]:
-    """``size_of`` of all files below a directory, by relative path. Follows links to directories, but enters each
-    directory once, so that cycles of links end.
-    """
+    """``size_of`` of all files below a directory, by relative path. Enters each directory once, so that cycles of links end."""
     found: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(path, onerror=unless_absent, followlinks=True):
@@ -151,12 +149,17 @@ def crc32_of(path: str, ranges: Iterable[tuple[int, int]]) -> int:
 
 
 class FileIdentity(NamedTuple):
-    """Identifies an unchanged file: device, inode, size and modification time."""
+    """Identifies an unchanged file; not by the time of its inode's last change, which moves when somebody links it."""
 
     device: int
     inode: int
     size_bytes: int
     mtime_ns: int
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    """The identity of the file with this status."""
+    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def identify(directory: str, names: Iterable[str]) -> dict[str, FileIdentity]:
@@ -187,9 +190,7 @@ def link_files(
 
 
 def link_same(source: str, target: str, known: FileIdentity, pieces: Iterable[bytes]) -> bool:
-    """Hard-links ``source`` to ``target`` if it is still the known file and holds these ``pieces``, as ``read_pieces`` gives
-    them. Nothing stays at ``target`` if it is not, or if the file system has no hard links.
-    """
+    """Hard-links ``source`` to ``target`` if it is still the known file and holds these ``pieces``; whether it is linked."""
     try:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.link(source, target, follow_symlinks=False)
@@ -219,4 +220,4 @@ def _identity(path: str) -> FileIdentity:
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no regular file", path)
-    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return identity_of(status)

@@ -82,9 +82,7 @@ def parse(entry: str) -> Hidden | None:
 
 
 def inside(path: str) -> list[str] | None:
-    """What a directory holds: nothing if there is none, None if something else is there. Raises OSError if the system
-    cannot say (EIO, EMFILE): what a replacement put beside it may count, or not.
-    """
+    """What a directory holds: nothing if there is none, None if something else is there; OSError if the system cannot say."""
     try:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries]

@@ -99,35 +99,34 @@ around_forks(
 )
 
 
-def lock_at(path: str, *, exclusive: bool) -> LockFile | None:
-    """Holds a lock on a file, or on a folder itself, until it is closed; None if another process holds one that
-    excludes it.
-    """
+def _open_to_lock(path: str) -> LockFile:
+    """Opens a file or a folder for a lock: for writing if permitted, because NFS requires that for an exclusive one."""
     try:
-        file = LockFile(path, os.O_RDWR)  # because NFS requires that for an exclusive lock
+        return LockFile(path, os.O_RDWR)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR):
             raise
-        file = LockFile(path, os.O_RDONLY)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(file)
+        return LockFile(path, os.O_RDONLY)
+
+
+def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
+    """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it."""
+    with contextlib.ExitStack() as unless_held:
+        file = unless_held.enter_context(_open_to_lock(path))
         if file.lock(EXCLUSIVE if exclusive else SHARED):
-            stack.pop_all()
+            unless_held.pop_all()
             return file
     return None
 
 
 def is_locked(path: str) -> bool:
-    """Whether any process holds a lock on the file; False if the file or the file system has none. Locks held on
-    other hosts may be invisible.
-    """
+    """Whether any process, as far as this host sees, holds a lock on the file; False if the file or the file system has none."""
     try:
-        file = lock_at(path, exclusive=True)
+        file = _open_to_lock(path)
     except OSError:
         return False
-    if file is not None:
-        file.close()
-    return file is None
+    with file:
+        return not file.lock(EXCLUSIVE)
 
 
 def locks_work_in(directory: str) -> bool:
@@ -168,15 +167,15 @@ def reading(path: str, head: bytes) -> Generator[None]:
 
 @contextlib.contextmanager
 def deleting(path: str) -> Generator[None]:
-    """Holds an exclusive lock on a file during the block, or raises BlockingIOError if a reader holds it; does
-    nothing if the file cannot be opened.
-    """
-    file = contextlib.nullcontext()
-    with contextlib.suppress(OSError):
-        file = lock_at(path, exclusive=True)
-    if file is None:
-        raise BlockingIOError(errno.EAGAIN, "it is being read", path)
+    """Holds an exclusive lock on a file, if it can be opened, during the block; BlockingIOError if a reader holds it."""
+    try:
+        file = _open_to_lock(path)
+    except OSError:
+        yield
+        return
     with file:
+        if not file.lock(EXCLUSIVE):
+            raise BlockingIOError(errno.EAGAIN, "it is being read", path)
         yield
 
 

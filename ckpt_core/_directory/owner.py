@@ -63,9 +63,7 @@ def _host() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Start time of a process in clock ticks; empty if it is a zombie, None if /proc does not show it, as those of
-    other users under ``hidepid``.
-    """
+    """Start time of a process in clock ticks; empty if it is a zombie, None if /proc does not show it (``hidepid``)."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The command name, in parentheses, may contain spaces and parentheses.

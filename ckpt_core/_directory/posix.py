@@ -404,9 +404,7 @@ def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
 
 
 def why_immovable(path: str) -> str:
-    """Whose directory it is, if this process may not write in it: it can neither move it, nor delete what is in it, nor move
-    something into it. Empty if it may, or if there is none.
-    """
+    """Whose directory it is, if this process may not write in it, and so moves neither it nor what is in it; else empty."""
     if not os.path.isdir(path) or os.access(path, os.W_OK):
         return ""
     return (

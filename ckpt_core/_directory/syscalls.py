@@ -110,10 +110,7 @@ the last file of a checkpoint, empties before the checkpoint gets its name.
 
 
 def cannot_write(path: str) -> CheckpointError:
-    """The error of every call that would change a directory on Windows, where checkpoints can be read only: no commit
-    there would be one. A directory cannot be synced, nor renamed while a file in it is open, and no lock keeps
-    retention from what is being read.
-    """
+    """The error of every call that would change a directory on Windows, where no commit would be one."""
     return CheckpointError(
         f"{path}: on Windows, checkpoints in directories can be read (load, inspect, verify, ckpt), and neither "
         "saved nor deleted: a directory cannot be made durable and swapped in one step there, nor locked against "

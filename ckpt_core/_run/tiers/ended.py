@@ -17,7 +17,7 @@ from ckpt_core._directory import (
     PosixBackend,
     StepNames,
     is_locked,
-    lock_at,
+    lock_folder,
     locks_work_in,
     remove_empty,
 )
@@ -73,7 +73,7 @@ def remove_run(run: LocalRun) -> bool:
     backend, path = PosixBackend(), run.path
     locks_work = locks_work_in(os.path.dirname(path))
     try:
-        held = lock_at(path, exclusive=True)
+        held = lock_folder(path, exclusive=True)
     except FileNotFoundError:
         return True
     if held is None:

@@ -25,7 +25,7 @@ from ckpt_core._directory import (
     PosixBackend,
     StepNames,
     is_locked,
-    lock_at,
+    lock_folder,
     refuse_file,
     refuse_lost_link,
     resolve,
@@ -366,7 +366,7 @@ def _use(root: str) -> LockFile | None:
     """
     with contextlib.suppress(OSError):
         for _ in range(_USE_TRIES):  # who lists the runs excludes others for a moment
-            if (held := lock_at(root, exclusive=False)) is not None:
+            if (held := lock_folder(root, exclusive=False)) is not None:
                 return held
             time.sleep(_USE_PAUSE_SECS)
     return None
