@@ -206,10 +206,9 @@ class StoreAttempt(Attempt):
         return FileRecord.of(data)
 
     def read(self, name: str) -> bytes:
-        for files in (self._held, self._apart):
-            if name in files:
-                return files[name]
-        found = self._keys.get(apart(self._token, PASSING + name))
+        found = self._held.get(name, self._apart.get(name))
+        if found is None:
+            found = self._keys.get(apart(self._token, PASSING + name))
         if found is None:
             raise FileNotFoundError(f"{self._target}/{name}")
         return found
