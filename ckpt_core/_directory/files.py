@@ -132,19 +132,16 @@ def file_sizes(path: str) -> dict[str, int]:
 def crc32_of(path: str, ranges: Iterable[tuple[int, int]]) -> int:
     """CRC-32 of ranges of a file, each ``(start, stop)``; reads 4 MiB at a time."""
     crc = 0
-    with open(path, "rb", buffering=0) as file:
-        for start, stop in ranges:
-            file.seek(start)
-            while start < stop:
-                try:
-                    data = file.read(min(stop - start, _PIECE_BYTES))
-                except OSError as error:
-                    name_file(error, path)
-                    raise
-                if not data:
-                    break
-                crc = zlib.crc32(data, crc)
-                start += len(data)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            for start, stop in ranges:
+                file.seek(start)
+                while start < stop and (data := file.read(min(stop - start, _PIECE_BYTES))):
+                    crc = zlib.crc32(data, crc)
+                    start += len(data)
+    except OSError as error:
+        name_file(error, path)
+        raise
     return crc
 
 
