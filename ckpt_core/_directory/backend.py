@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, Self
 
 from ckpt_core._directory.locks import Claim
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.record import FileRecord
+from ckpt_core._platform import of_tasks
 
 SIGNS = (
     "ckpt.json",
@@ -53,6 +54,20 @@ def _fits(name: str, data: bytes) -> bool:
             return data.startswith(b"Checkpoint commit was successful")
         case _:
             return data.lstrip().startswith(b"{") and any(key in data for key in _KEYS[name])
+
+
+def already_there(path: str) -> CheckpointExists:
+    """The error of a save to a place that is taken."""
+    return CheckpointExists(
+        f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
+    )
+
+
+def lies_inside(path: str, around: str) -> CheckpointExists:
+    """The error of a save into another checkpoint."""
+    return CheckpointExists(
+        f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: choose another path"
+    )
 
 
 class Attempt(Protocol):
@@ -201,10 +216,6 @@ class Backend(Protocol):
         """
         ...
 
-    def garbage(self, path: str) -> list[str]:
-        """Names of what ``clean`` would delete in the directory ``path`` now; changes nothing."""
-        ...
-
-    def clean(self, path: str) -> list[str]:
-        """Deletes what dead writers left in the directory ``path``; returns the names."""
+    def clean(self, path: str, *, only_look: bool = False) -> list[str]:
+        """Deletes what dead writers left in the directory ``path``, unless it is to ``only_look``; returns the names."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -10,12 +11,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ckpt_core._directory.syscalls import ABSENT, unless_absent
 from ckpt_core._errors import CheckpointCorrupt, name_file
 from ckpt_core._platform import READ, WINDOWS
 
 _LEAST_BYTES = 4095
 _PIECE_BYTES = 4 * 1024 * 1024
-_LEADS_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
@@ -102,85 +103,60 @@ def size_of(path: str) -> int | None:
     """Size of a regular file, following links; -1 for anything else, None if nothing is there."""
     try:
         status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return -1 if os.path.islink(path) else None
     except OSError as error:
-        if error.errno in _LEADS_NOWHERE:
-            return -1
-        raise
+        if error.errno not in ABSENT:
+            raise
+        return -1 if os.path.islink(path) else None
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def file_sizes(path: str) -> dict[str, int]:
-    """``size_of`` of all files below a directory, by relative path. Follows links to directories, but enters each
-    directory once, so that cycles of links end.
-    """
+    """``size_of`` of all files below a directory, by relative path. Enters each directory once, so that cycles of links end."""
     found: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        full = os.path.join(path, folder)
-        try:
-            status = os.stat(full)
-            with os.scandir(full) as entries:
-                listed = list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # deleted meanwhile
-        except OSError as error:
-            if error.errno not in _LEADS_NOWHERE:
-                raise
-            found[folder] = -1
-            continue
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        for entry in listed:
-            name = f"{folder}/{entry.name}" if folder else entry.name
-            if _is_directory(entry):
-                waiting.append(name)
+    for folder, folders, names in os.walk(path, onerror=unless_absent, followlinks=True):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
                 continue
-            size = size_of(entry.path)
-            if size is not None:
-                found[name] = size
+            seen.add((status.st_dev, status.st_ino))
+            inside = folder[len(path) + 1 :].replace(os.sep, "/")
+            for name in names:
+                size = size_of(os.path.join(folder, name))
+                if size is not None:
+                    found[f"{inside}/{name}" if inside else name] = size
     return found
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno not in _LEADS_NOWHERE:
-            raise
-        return False
 
 
 def crc32_of(path: str, ranges: Iterable[tuple[int, int]]) -> int:
     """CRC-32 of ranges of a file, each ``(start, stop)``; reads 4 MiB at a time."""
     crc = 0
-    with open(path, "rb", buffering=0) as file:
-        for start, stop in ranges:
-            file.seek(start)
-            while start < stop:
-                try:
-                    data = file.read(min(stop - start, _PIECE_BYTES))
-                except OSError as error:
-                    name_file(error, path)
-                    raise
-                if not data:
-                    break
-                crc = zlib.crc32(data, crc)
-                start += len(data)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            for start, stop in ranges:
+                file.seek(start)
+                while start < stop and (data := file.read(min(stop - start, _PIECE_BYTES))):
+                    crc = zlib.crc32(data, crc)
+                    start += len(data)
+    except OSError as error:
+        name_file(error, path)
+        raise
     return crc
 
 
 class FileIdentity(NamedTuple):
-    """Identifies an unchanged file: device, inode, size and modification time."""
+    """Identifies an unchanged file; not by the time of its inode's last change, which moves when somebody links it."""
 
     device: int
     inode: int
     size_bytes: int
     mtime_ns: int
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    """The identity of the file with this status."""
+    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def identify(directory: str, names: Iterable[str]) -> dict[str, FileIdentity]:
@@ -211,9 +187,7 @@ def link_files(
 
 
 def link_same(source: str, target: str, known: FileIdentity, pieces: Iterable[bytes]) -> bool:
-    """Hard-links ``source`` to ``target`` if it is still the known file and holds these ``pieces``, as ``read_pieces`` gives
-    them. Nothing stays at ``target`` if it is not, or if the file system has no hard links.
-    """
+    """Hard-links ``source`` to ``target`` if it is still the known file and holds these ``pieces``; whether it is linked."""
     try:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.link(source, target, follow_symlinks=False)
@@ -243,4 +217,4 @@ def _identity(path: str) -> FileIdentity:
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no regular file", path)
-    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return identity_of(status)

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
-from ckpt_core._directory.files import read_pieces
+from ckpt_core._directory.files import FileIdentity, identity_of, read_pieces
 from ckpt_core._directory.owner import lives, this_owner
 from ckpt_core._directory.syscalls import link_new, remove, sync_file
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
@@ -37,7 +37,7 @@ class SourceFile:
     name: str  # relative path, with ``/`` between names
     path: str
     size_bytes: int
-    state: tuple[int, ...]  # device, inode, size and times, which show a change
+    identity: FileIdentity
 
 
 def files_below(path: str) -> list[SourceFile]:
@@ -85,7 +85,7 @@ def _source(name: str, path: str) -> SourceFile:
     if base.startswith(_RESERVED):
         begin = ".".join(base.split(".")[:2]) + "."
         raise _refused(name, path, f"a file whose name begins with {begin!r}, as ckpt's own do")
-    return SourceFile(name, path, status.st_size, _state(status))
+    return SourceFile(name, path, status.st_size, identity_of(status))
 
 
 def _refused(name: str, path: str, what: str) -> UnsupportedLeaf:
@@ -101,17 +101,11 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _state(status: os.stat_result) -> tuple[int, ...]:
-    return (*_inode(status), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
 def pieces_of(source: SourceFile) -> Iterator[bytes]:
-    """The content, 4 MiB at a time; raises CheckpointError if the file has changed since it was found, or holds more
-    than its size.
-    """
+    """The content, 4 MiB at a time; CheckpointError if the file has changed since it was found, or holds more than its size."""
     done = 0
-    where = os.path.split(source.path)
-    for piece in read_pieces(*where, source.size_bytes, functools.partial(_refuse_changed, source)):
+    check = functools.partial(_refuse_changed, source)
+    for piece in read_pieces(*os.path.split(source.path), source.size_bytes, check):
         done += len(piece)
         if done <= source.size_bytes:
             yield piece
@@ -122,8 +116,7 @@ def pieces_of(source: SourceFile) -> Iterator[bytes]:
 
 
 def _refuse_changed(source: SourceFile, status: os.stat_result) -> None:
-    # not the time of the inode's last change, which moves when somebody links the file
-    if _state(status)[:-1] != source.state[:-1]:
+    if identity_of(status) != source.identity:
         raise CheckpointError(
             f"{source.path} changed while it was being saved: let a save of such files end before they change "
             "(pending.result(), wait_until_finished())"
@@ -134,12 +127,11 @@ def write_pieces(path: str, pieces: Iterable[bytes], *, durable: bool) -> int:
     """Writes a new file piece by piece; returns its CRC-32."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     crc = 0
-    with open(path, "xb", buffering=0) as file:
+    with open(path, "xb") as file:
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
+            file.write(piece)
+        file.flush()
         if durable:
             sync_file(file.fileno())
     return crc
@@ -155,9 +147,7 @@ def place(path: str, pieces: Iterable[bytes]) -> None:
 def placed(path: str) -> Generator[str]:
     """Where to write a file, which appears whole at ``path`` in the end, in place of what was there."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".ckpt-", dir=os.path.dirname(path))
-    os.close(descriptor)
-    remove(temporary)  # made anew, with the permissions that any new file gets
+    temporary = os.path.join(os.path.dirname(path), f".ckpt-{secrets.token_hex(8)}")
     try:
         yield temporary
         os.replace(temporary, path)
@@ -167,9 +157,7 @@ def placed(path: str) -> Generator[str]:
 
 
 class Scratch:
-    """An empty directory for what a caller writes; deleted when each of its ``users`` has called ``close``, or with
-    this object.
-    """
+    """An empty directory for what a caller writes; deleted when each of its ``users`` has closed it, or with this object."""
 
     def __init__(self, users: int = 1) -> None:
         _remove_of_the_dead()

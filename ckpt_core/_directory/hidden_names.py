@@ -20,14 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckpt_core._directory.backend import SIGNS, has_sign, is_meant
+from ckpt_core._directory.backend import SIGNS, already_there, has_sign, is_meant, lies_inside
 from ckpt_core._directory.files import read_bounded
 from ckpt_core._directory.locks import is_locked
 from ckpt_core._directory.owner import is_dead, lives, this_owner
 from ckpt_core._directory.syscalls import kind_at, remove
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._platform import of_tasks
 
 TEMPORARY = ".ckpt-tmp."
 """A checkpoint that is being written or deleted; readers ignore it."""
@@ -83,9 +82,7 @@ def parse(entry: str) -> Hidden | None:
 
 
 def inside(path: str) -> list[str] | None:
-    """What a directory holds: nothing if there is none, None if something else is there. Raises OSError if the system
-    cannot say (EIO, EMFILE): what a replacement put beside it may count, or not.
-    """
+    """What a directory holds: nothing if there is none, None if something else is there; OSError if the system cannot say."""
     try:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries]
@@ -109,13 +106,7 @@ def of(parent: str, name: str) -> list[Hidden]:
 def shortened(name: str, most_bytes: int) -> str:
     """The longest beginning of a name with at most ``most_bytes``, cut between two characters."""
     data = os.fsencode(name)
-    if len(data) <= most_bytes:
-        return name
-    end = most_bytes
-    # Skip continuation bytes of UTF-8, at most 3: a name that is not UTF-8 may have more.
-    while end > most_bytes - 3 and data[end] & 0xC0 == 0x80:
-        end -= 1
-    return os.fsdecode(data[:end])
+    return name if len(data) <= most_bytes else data[:most_bytes].decode(errors="ignore")
 
 
 def digest(name: str) -> str:
@@ -180,13 +171,6 @@ def discard(paths: Iterable[str]) -> None:
             remove(gone)
 
 
-def already_there(path: str) -> CheckpointExists:
-    """The error of a save to a place that is taken."""
-    return CheckpointExists(
-        f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
-    )
-
-
 def refuse_occupied(path: str, *, overwrite: bool) -> None:
     """Raises CheckpointExists if something is at ``path`` that must not or cannot be replaced, or a checkpoint is around it."""
     if overwrite and os.path.islink(path):
@@ -203,10 +187,7 @@ def refuse_occupied(path: str, *, overwrite: bool) -> None:
     while (around := os.path.dirname(around)) != os.path.dirname(around):
         here = os.path.isfile(os.path.join(around, SIGNS[0]))
         if here and _is_meant(around):
-            raise CheckpointExists(
-                f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
-                "choose another path"
-            )
+            raise lies_inside(path, around)
     names = inside(path)
     if not names:
         return

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Generator
+from dataclasses import dataclass
 
 from ckpt_core._fork import around_forks
 from ckpt_core._platform import READ
@@ -99,34 +100,27 @@ around_forks(
 
 
 def _open_to_lock(path: str) -> LockFile:
-    """Opens a file for an exclusive lock: for writing if permitted, because NFS requires that."""
+    """Opens a file or a folder for a lock: for writing if permitted, because NFS requires that for an exclusive one."""
     try:
         return LockFile(path, os.O_RDWR)
-    except PermissionError:
-        return LockFile(path, os.O_RDONLY)
     except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EISDIR):
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR):
             raise
         return LockFile(path, os.O_RDONLY)
 
 
 def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
     """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it."""
-    file = LockFile(path, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as unless_held:
+        file = unless_held.enter_context(_open_to_lock(path))
         if file.lock(EXCLUSIVE if exclusive else SHARED):
+            unless_held.pop_all()
             return file
-    except BaseException:
-        file.close()
-        raise
-    file.close()
     return None
 
 
 def is_locked(path: str) -> bool:
-    """Whether any process holds a lock on the file; False if the file or the file system has none. Locks held on
-    other hosts may be invisible.
-    """
+    """Whether any process, as far as this host sees, holds a lock on the file; False if the file or the file system has none."""
     try:
         file = _open_to_lock(path)
     except OSError:
@@ -173,9 +167,7 @@ def reading(path: str, head: bytes) -> Generator[None]:
 
 @contextlib.contextmanager
 def deleting(path: str) -> Generator[None]:
-    """Holds an exclusive lock on a file during the block, or raises BlockingIOError if a reader holds it; does
-    nothing if the file cannot be opened.
-    """
+    """Holds an exclusive lock on a file, if it can be opened, during the block; BlockingIOError if a reader holds it."""
     try:
         file = _open_to_lock(path)
     except OSError:
@@ -187,14 +179,14 @@ def deleting(path: str) -> Generator[None]:
         yield
 
 
+@dataclass(frozen=True)
 class Claim:
     """A locked file that names the writer of a directory; held until ``close`` or process exit."""
 
-    def __init__(self, file: LockFile | None, contested: bool) -> None:
-        self._file = file
-        self.contested = contested  # another live writer held the lock before
+    file: LockFile | None  # an object store has no locks
+    contested: bool  # another live writer held the lock before
 
     def close(self) -> None:
         """Releases the lock; the file stays."""
-        if self._file is not None:
-            self._file.close()
+        if self.file is not None:
+            self.file.close()

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import io
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-from ckpt_core._directory.syscalls import sync_file
+from ckpt_core._directory.syscalls import sync_file, unless_absent
 from ckpt_core._platform import BINARY
 
 _HALF = ".ckpt-put."
@@ -42,8 +41,8 @@ class MountedFiles:
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
         """The value, or its first bytes; None if there is no such key."""
         path = self._path(key)
-        with contextlib.suppress(*_NO_FILE), _naming(path), open(path, "rb", buffering=0) as file:
-            return file.read() if first_bytes is None else b"".join(_pieces(file, first_bytes))
+        with contextlib.suppress(*_NO_FILE), _naming(path), open(path, "rb") as file:
+            return file.read(first_bytes)
         return None
 
     def get_version(self, key: str) -> tuple[bytes | None, str]:
@@ -79,7 +78,16 @@ class MountedFiles:
 
     def list(self, prefix: str = "") -> list[str]:
         """Every key that begins with ``prefix``."""
-        return [key for key in self._keys() if key.startswith(prefix)]
+        found: list[str] = []
+        for folder, folders, names in os.walk(self._root, onerror=unless_absent):
+            folders.sort()
+            for name in sorted(names):
+                path = f"{folder}/{name}"
+                if name.startswith(_HALF):
+                    _remove_if_old(path)
+                else:
+                    found.append(path.removeprefix(f"{self._root}/"))
+        return [key for key in found if key.startswith(prefix)]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes the keys, and the directories that become empty, which a bucket does not have."""
@@ -108,16 +116,6 @@ class MountedFiles:
             finally:
                 os.close(descriptor)  # raises if the upload failed
 
-    def _keys(self) -> Iterator[str]:
-        for folder, folders, names in os.walk(self._root, onerror=_unless_it_is_gone):
-            folders.sort()
-            for name in sorted(names):
-                path = f"{folder}/{name}"
-                if name.startswith(_HALF):
-                    _remove_if_old(path)
-                else:
-                    yield path.removeprefix(f"{self._root}/")
-
 
 @contextlib.contextmanager
 def _naming(path: str) -> Generator[None]:
@@ -127,13 +125,6 @@ def _naming(path: str) -> Generator[None]:
     except OSError as error:
         error.filename = error.filename or path
         raise
-
-
-def _pieces(file: io.RawIOBase, size_bytes: int) -> Iterator[bytes]:
-    """So many bytes from here, or all to the end; one call may give less, of 2 GiB and of some mounts."""
-    while size_bytes > 0 and (piece := file.read(size_bytes)):
-        size_bytes -= len(piece)
-        yield piece
 
 
 def _open_for_writing(path: str) -> int:
@@ -158,12 +149,6 @@ def _if_it_can(call: Callable[[], Any]) -> bool:
             raise
         return False
     return True
-
-
-def _unless_it_is_gone(error: OSError) -> None:
-    """A directory that cannot be listed is not an empty one."""
-    if not isinstance(error, _NO_FILE):
-        raise error
 
 
 def _remove_if_old(path: str) -> None:

@@ -22,35 +22,33 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckpt_core._directory.backend import SIGNS, Backend, Look, is_meant
+from ckpt_core._directory.backend import SIGNS, Backend, Look, already_there, is_meant, lies_inside
 from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.owner import introduction, this_owner
 from ckpt_core._directory.paths import mounted_bucket
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
+    MARKED,
     OWNER,
     RECORD,
     Keys,
     StoreAttempt,
     attempts_in,
-    log_failures,
-    logger,
-    token_in,
-    token_of,
-)
-from ckpt_core._directory.store_leftovers import (
-    MARKED,
     files_of,
     folders,
     is_left,
     is_marked,
+    log_failures,
+    logger,
     tidy,
+    token_in,
+    token_of,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.packed import STAGING, apart, name_apart
 from ckpt_core._format.untrusted import most_bytes
-from ckpt_core._platform import ROOTS, of_tasks
+from ckpt_core._platform import ROOTS
 
 _TREE = "_METADATA"
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.{1,2}(/|$)")
@@ -78,9 +76,7 @@ class ObjectStoreBackend(Backend):
         if record is not None or COMMIT in present or _TREE in present:
             _refuse_another(path, keys, present, record)
         if record is not None and not overwrite:
-            raise CheckpointExists(
-                f"{path} exists already: choose another path, or pass overwrite=True to replace it{of_tasks()}"
-            )
+            raise already_there(path)
         if any(key.startswith(STAGING) for key in present) or (
             record is None and is_left(keys, present)
         ):
@@ -115,10 +111,7 @@ class ObjectStoreBackend(Backend):
             except PermissionError:
                 continue  # its credentials are for what lies below: a checkpoint around them is not theirs
             if record is not None:
-                raise CheckpointExists(
-                    f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
-                    "choose another path"
-                )
+                raise lies_inside(path, around)
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
         return StoreAttempt(path, self._open(path), attempt_path.rpartition(STAGING)[2])
@@ -217,15 +210,8 @@ class ObjectStoreBackend(Backend):
             if (data := keys.get(key)) is not None:
                 copy.put(key, data)
 
-    def garbage(self, path: str) -> list[str]:
-        return self._tidy_all(path, only_look=True)
-
-    def clean(self, path: str) -> list[str]:
+    def clean(self, path: str, *, only_look: bool = False) -> list[str]:
         """Also finishes what dead writers had committed and not yet copied, and what they had begun to delete."""
-        return self._tidy_all(path)
-
-    def _tidy_all(self, path: str, *, only_look: bool = False) -> list[str]:
-        """What ``tidy`` finds at all places below a path."""
         found: list[str] = []
         present = self._open(path).list()
         for place in sorted({*attempts_in(present).values()}):
@@ -253,10 +239,8 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
     path. Warns once of a store that ignores the conditions of a put: nothing decides there between two writers. ``missing``
     is the version of an absent key, if known.
     """
-    mounted = path.startswith(ROOTS)
     bucket = "/".join(path.split("/")[:3])
-    asked = bucket in _asked_of_conditions
-    if mounted and not asked:
+    if path.startswith(ROOTS) and bucket not in _asked_of_conditions:
         logger.warning(
             "%s is in a bucket that %s mounts as a directory: two programs that write one step there may both be "
             "sure that it is theirs, and what is acknowledged is as safe as the mount makes it. The bucket's URL "
@@ -265,15 +249,16 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
             mounted_bucket(path),
         )
         _asked_of_conditions.add(bucket)
-        asked = True
+    asked = bucket in _asked_of_conditions
     if missing is None and asked:
-        return keys.put(key, owner)
+        keys.put(key, owner)
+        return
     if missing is None:
         _, missing = keys.get_version(key)
     if not keys.put_if_unchanged(key, owner, missing) and keys.get(key) != owner:
         raise CheckpointExists(f"{path}: another process is copying the same checkpoint there")
     if asked:
-        return None
+        return
     try:
         ignored = keys.put_if_unchanged(key, owner, missing)  # it is there: this must be refused
     except BaseException:
@@ -288,7 +273,6 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
             stacklevel=2,
         )
     _asked_of_conditions.add(bucket)
-    return None
 
 
 def _refuse_others(path: str, present: list[str]) -> None:

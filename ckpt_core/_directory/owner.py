@@ -40,10 +40,7 @@ def this_machine() -> str:
 
 def this_network() -> str:
     """Identifies the machine and its network namespace, whose processes reach each other by loopback."""
-    try:
-        return f"{this_machine()} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return f"{this_machine()} {socket.gethostname()}"
+    return f"{this_machine()} {_namespace('net') or socket.gethostname()}"
 
 
 def introduction() -> str:
@@ -54,18 +51,19 @@ def introduction() -> str:
 
 @functools.cache
 def _host() -> str:
-    try:
-        processes = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        processes = ""
-    text = f"{socket.gethostname()}\n{boot_id()}\n{processes}"
+    text = f"{socket.gethostname()}\n{boot_id()}\n{_namespace('pid')}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:  # a system without them
+        return ""
+
+
 def _start_time(pid: int) -> str | None:
-    """Start time of a process in clock ticks; empty if it is a zombie, None if /proc does not show it, as those of
-    other users under ``hidepid``.
-    """
+    """Start time of a process in clock ticks; empty if it is a zombie, None if /proc does not show it (``hidepid``)."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The command name, in parentheses, may contain spaces and parentheses.

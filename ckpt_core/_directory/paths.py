@@ -9,11 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from ckpt_core._errors import (
-    CheckpointError,
-    CheckpointNotFound,
-    RefusedArgument,
-)
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, RefusedArgument
 from ckpt_core._platform import WINDOWS
 
 _REMOTE = ("memory://", "s3://", "gs://")
@@ -67,14 +63,10 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
     shortened = _ONE_SLASH.match(text)
     if shortened is not None:
         rest = text[shortened.end() :]
-        meant = (
-            f"write {shortened[1]}://{rest}"
-            if f"{shortened[1]}://" in _REMOTE
-            else f"write /{rest}"
-        )
+        root = f"{shortened[1]}://"
         raise RefusedArgument(
             f"{text!r} is a URL that lost a slash, as in a pathlib.Path, and would be a local folder called "
-            f"{shortened[1]}: {meant}, as text (or ./{text} for that folder)"
+            f"{shortened[1]}: write {root if root in _REMOTE else '/'}{rest}, as text (or ./{text} for that folder)"
         )
     where = os.path.abspath(os.path.expanduser(text))
     if WINDOWS:
@@ -140,9 +132,7 @@ def is_local_disk(path: str) -> bool:
 
 
 def mounted_bucket(path: str) -> str | None:
-    """The program that mounts the bucket in which an absolute path lies; None for any other file system. The path
-    need not exist: what it will be made in decides.
-    """
+    """The program that mounts the bucket in which an absolute path lies or will be made; None for any other file system."""
     kind, source = _mount_of(path)
     if not kind.startswith("fuse"):
         return None

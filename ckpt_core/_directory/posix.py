@@ -8,14 +8,13 @@ import os
 import secrets
 import shlex
 import shutil
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckpt_core._directory import hidden_names
-from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look
+from ckpt_core._directory.backend import SIGNS, Attempt, Backend, Look, already_there
 from ckpt_core._directory.files import file_sizes, read_bounded, size_of
 from ckpt_core._directory.hidden_names import KEPT, REPLACED, TEMPORARY
 from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_locked, reading
@@ -32,7 +31,7 @@ from ckpt_core._directory.syscalls import (
     sync_file,
     unless_absent,
 )
-from ckpt_core._errors import VISIBLE
+from ckpt_core._errors import VISIBLE, name_file
 from ckpt_core._format.record import FileRecord
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._platform import FOLDER, WINDOWS
@@ -199,8 +198,8 @@ class PosixBackend(Backend):
             raise cannot_write(path)
         parent, name = os.path.split(path)
         standing = self.replaced(path) or path
-        if os.path.isdir(standing) and not os.access(standing, os.W_OK):
-            raise PermissionError(errno.EACCES, why_immovable(standing), standing)
+        if reason := why_immovable(standing):
+            raise PermissionError(errno.EACCES, reason, standing)
         gone = hidden_names.make(TEMPORARY, parent, name)
         if trash is not None:
             gone = os.path.join(parent, trash, name)
@@ -225,10 +224,9 @@ class PosixBackend(Backend):
                 remove(gone)  # after the rename the deletion is irrevocable: try to finish it
             raise
 
-    def garbage(self, path: str) -> list[str]:
-        return hidden_names.removable(path)
-
-    def clean(self, path: str) -> list[str]:
+    def clean(self, path: str, *, only_look: bool = False) -> list[str]:
+        if only_look:
+            return hidden_names.removable(path)
         if WINDOWS:
             return []
         for name, aside in hidden_names.interrupted(path).items():
@@ -259,9 +257,6 @@ class LocalAttempt(Attempt):
     created: list[str]  # directories above it
     data_prefix: str = ""
     superseded: list[str] = field(default_factory=list[str])  # to be deleted after the commit
-    making: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # of folders: two threads would both try
     identity: tuple[int, int] | None = None  # device and inode, set by commit()
     replaced: str | None = None  # path to which the commit moves the old checkpoint
 
@@ -272,8 +267,7 @@ class LocalAttempt(Attempt):
     def write_data(self, name: str, parts: Iterable[bytes]) -> None:
         full = os.path.join(self.path, name)
         if "/" in name:
-            with self.making:
-                os.makedirs(os.path.dirname(full), exist_ok=True)
+            os.makedirs(os.path.dirname(full), exist_ok=True)
         try:
             with open(full, "xb", buffering=_BUFFER_BYTES) as file:
                 for part in parts:
@@ -282,8 +276,7 @@ class LocalAttempt(Attempt):
                 if self.durable:
                     sync_file(file.fileno())
         except OSError as error:
-            if error.errno is not None:  # else it is a signal handler's
-                error.filename = error.filename or full  # neither write nor fsync says it
+            name_file(error, full)
             raise
 
     def read(self, name: str) -> bytes:
@@ -363,7 +356,7 @@ class LocalAttempt(Attempt):
             os.rename(self.path, self.target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise hidden_names.already_there(self.target) from error
+                raise already_there(self.target) from error
             if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP):
                 error.add_note(
                     f"if {self.target} is in a mounted bucket, give its gs:// or s3:// URL"
@@ -411,9 +404,7 @@ def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
 
 
 def why_immovable(path: str) -> str:
-    """Whose directory it is, if this process may not write in it: it can neither move it, nor delete what is in it, nor move
-    something into it. Empty if it may, or if there is none.
-    """
+    """Whose directory it is, if this process may not write in it, and so moves neither it nor what is in it; else empty."""
     if not os.path.isdir(path) or os.access(path, os.W_OK):
         return ""
     return (

@@ -74,9 +74,7 @@ def series_of(name: str) -> str:
 
 
 def check_step(step: int) -> int:
-    """The step as an int; raises TypeError if it is no integer, ValueError if it is negative, larger than
-    ``MAX_STEP``, or a bool.
-    """
+    """The step as an int; TypeError if it is no integer, ValueError if it is negative, above ``MAX_STEP``, or a bool."""
     try:
         number = operator.index(step)
     except TypeError:

@@ -31,7 +31,6 @@ _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EN
 """What a file system answers that does not know a call."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """What the system says of a path at which nothing is, or can be."""
-_CONTROL_BYTES = 64
 
 
 def kind_at(path: str, *, follow: bool = True) -> str:
@@ -94,24 +93,10 @@ def _sync_the_drive(descriptor: int) -> None:
 def boot_id() -> str:
     """Differs between machines, and between two starts of one; empty where the system tells none."""
     try:
-        if MACOS:
-            return _control_text("kern.bootsessionuuid")
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def _control_text(name: str) -> str:
-    """What sysctl says; empty if it knows no such name."""
-    answer = ctypes.create_string_buffer(_CONTROL_BYTES)
-    size = ctypes.c_size_t(_CONTROL_BYTES)
-    try:
-        ask = ctypes.CDLL(None).sysctlbyname
-    except AttributeError:
-        return ""
-    done = ask(name.encode(), answer, ctypes.byref(size), None, ctypes.c_size_t(0))
-    return answer.value.decode() if done == 0 else ""
 
 
 sync_file: Callable[[int], object] = (
@@ -125,10 +110,7 @@ the last file of a checkpoint, empties before the checkpoint gets its name.
 
 
 def cannot_write(path: str) -> CheckpointError:
-    """The error of every call that would change a directory on Windows, where checkpoints can be read only: no commit
-    there would be one. A directory cannot be synced, nor renamed while a file in it is open, and no lock keeps
-    retention from what is being read.
-    """
+    """The error of every call that would change a directory on Windows, where no commit would be one."""
     return CheckpointError(
         f"{path}: on Windows, checkpoints in directories can be read (load, inspect, verify, ckpt), and neither "
         "saved nor deleted: a directory cannot be made durable and swapped in one step there, nor locked against "
@@ -161,8 +143,6 @@ def remove(path: str) -> None:
 
 
 def unless_absent(error: OSError) -> None:
-    """For ``os.walk(onerror=)``, which by default treats an unreadable directory as empty: raises the error unless
-    the directory is gone.
-    """
-    if not isinstance(error, FileNotFoundError):
+    """For ``os.walk(onerror=)``, which treats an unreadable directory as empty: raises the error unless nothing is there."""
+    if error.errno not in ABSENT:
         raise error

@@ -205,8 +205,7 @@ def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
     """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only prints the names."""
     text, local = resolve(directory)
     refuse_no_directory(text, local)
-    backend = backend_of(local)
-    names = backend.garbage(text) if dry_run else backend.clean(text)
+    names = backend_of(local).clean(text, only_look=dry_run)
     if as_json:
         print_json({"directory": text, "deleted": not dry_run, "names": names})
         return 0

@@ -70,7 +70,7 @@ def _place(
         there = traces(path, OWNER_FILE, {}) if here else []
     else:
         found, there = [*_doctor.of_store(place), *_tried(place.url)], []
-    garbage = backend_of(local).garbage(path) if here else []
+    garbage = backend_of(local).clean(path, only_look=True) if here else []
     strays = strays_as_text(steps_in(path).strays())
     return place, [*found, *_doctor.of_directory(there, garbage, strays, path)]
 

@@ -73,10 +73,7 @@ class Killed(BaseException):
 
 
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("posix",):
-        monkeypatch.setattr(
-            f"ckpt_core._directory.{module}.exchange", lambda one, other: False, raising=False
-        )
+    monkeypatch.setattr("ckpt_core._directory.posix.exchange", lambda one, other: False)
 
 
 def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch) -> None:
@@ -90,8 +87,7 @@ def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch)
 
     with patch.context() as during:
         no_exchange(during)
-        for module in ("hidden_names", "posix"):
-            during.setattr(f"ckpt_core._directory.{module}.this_owner", lambda: DEAD, raising=False)
+        during.setattr("ckpt_core._directory.hidden_names.this_owner", lambda: DEAD)
         during.setattr(os, "rename", killed)
         during.setattr("ckpt_core._directory.posix.LocalAttempt.abort", lambda attempt: None)
         with pytest.raises(Killed):
@@ -103,9 +99,7 @@ def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch)
 def dead_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Owners of this test's killed processes are known to have ended."""
     for module in ("owner", "hidden_names", "posix"):
-        monkeypatch.setattr(
-            f"ckpt_core._directory.{module}.lives", lambda owner: owner != DEAD, raising=False
-        )
+        monkeypatch.setattr(f"ckpt_core._directory.{module}.lives", lambda owner: owner != DEAD)
 
 
 def _load(folder: Path, name: str) -> None:

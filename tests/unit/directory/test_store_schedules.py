@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import object_store, store_leftovers
+from ckpt_core._directory import object_store, store_attempt
 from ckpt_core._storage import KeyValues
 from tests.support.stores import backend, keys_at, tree, value_at
 
@@ -136,7 +136,7 @@ def schedule_requests(patch: Any, schedule: Schedule) -> None:
     patch.setattr(KeyValues, "put_if_unchanged", put_if_unchanged)
     patch.setattr(KeyValues, "delete", delete)
     patch.setattr(KeyValues, "list", pages)
-    owner, lives = object_store.this_owner, store_leftovers.lives
+    owner, lives = object_store.this_owner, store_attempt.lives
 
     def owner_of_the_thread() -> str:
         name = threading.current_thread().name
@@ -147,7 +147,7 @@ def schedule_requests(patch: Any, schedule: Schedule) -> None:
         return schedule.told.get(name) != "died" if name.startswith("dead") else lives(process)
 
     patch.setattr(object_store, "this_owner", owner_of_the_thread)
-    patch.setattr(store_leftovers, "lives", lives_in_the_schedule)
+    patch.setattr(store_attempt, "lives", lives_in_the_schedule)
 
 
 def works_at(url: str, kinds: list[str]) -> dict[str, Callable[[], None]]:

@@ -65,18 +65,6 @@ def test_of_whom_nothing_is_known(text):
     assert owner.lives(text.format(host=HOST, pid=PID, start=START)) is None
 
 
-@pytest.mark.parametrize(("age", "dead"), [(0.0, False), (LONG_AGO_SECS, True)], ids=["new", "old"])
-def test_unknown_is_not_dead_before_an_age(tmp_path, age, dead):
-    folder = tmp_path / "folder"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "deep" / "file").touch()
-    for path in (folder / "deep" / "file", folder / "deep", folder):
-        os.utime(path, (LONG_AGO_SECS, LONG_AGO_SECS))
-    if age == 0.0:
-        os.utime(folder / "deep" / "file")  # the deepest one tells
-    assert owner.is_dead("elsewhere-1-1", str(folder)) is dead
-
-
 @pytest.mark.parametrize("names", ["unnamed", "named", "none"])
 @pytest.mark.parametrize("ahead_secs", [-7200.0, 0.0, 7200.0, 1e8])
 @pytest.mark.parametrize("old", [False, True])
@@ -85,9 +73,10 @@ def test_the_file_system_tells_the_time(tmp_path, monkeypatch, names, ahead_secs
     folder = tmp_path / "run" / "folder"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "file").touch()
-    if old:
-        for path in (folder / "deep" / "file", folder / "deep", folder):
-            os.utime(path, (LONG_AGO_SECS, LONG_AGO_SECS))
+    for path in (folder / "deep" / "file", folder / "deep", folder):
+        os.utime(path, (LONG_AGO_SECS, LONG_AGO_SECS))
+    if not old:
+        os.utime(folder / "deep" / "file")  # the deepest one tells
     real_open, real_time = os.open, time.time
 
     def opened(path: str, flags: int, *arguments: int) -> int:
