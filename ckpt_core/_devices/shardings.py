@@ -153,13 +153,8 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     """The distinct regions of an array that the devices of this process hold."""
     if sharding is None:
         return [whole(shape)]
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return [whole(shape)] if sharding.is_fully_addressable else []
-    regions = (
-        to_region(index, shape)
-        for index in sharding.addressable_devices_indices_map(shape).values()
-    )
-    return list(dict.fromkeys(regions))
+    held = local_shards(sharding, True, shape, jax.process_index())
+    return [region for region, _, _ in held.mine]
 
 
 def concrete(sharding: Any) -> Any:
