@@ -223,7 +223,11 @@ class Operation:
         )
         if self._reports == _STACKS_AT_REPORT:
             logger.warning("%s of %s: its threads are at\n%s", self.what, self.path, self._stacks())
-        told = {"phase": self.phase, "waits_for": absent, "resident_bytes": resident}
+        told: dict[str, Any] = {
+            "phase": self.phase,
+            "waits_for": absent,
+            "resident_bytes": resident,
+        }
         self.happened("slow", self.done_bytes, total_bytes=self.total_bytes, **told)
 
     def _stacks(self) -> str:
