@@ -113,19 +113,14 @@ def rebuild_sharding(
         spec = [
             tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]
         ]
-        if mesh is not None:
-            return jax.sharding.NamedSharding(
-                mesh, jax.sharding.PartitionSpec(*(_refit(part, mesh) for part in spec))
-            )
-        saved = _saved_mesh(described)
-        kind = described.get("memory_kind")
-        return (
-            None
-            if saved is None
-            else jax.sharding.NamedSharding(
-                saved, jax.sharding.PartitionSpec(*spec), memory_kind=kind
-            )
-        )
+        kind = None
+        if mesh is None:
+            mesh, kind = _saved_mesh(described), described.get("memory_kind")
+        else:
+            spec = [_refit(part, mesh) for part in spec]
+        if mesh is None:
+            return None
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec), memory_kind=kind)
     except Exception:  # also jax's own, for a sharding that does not fit the mesh
         return None
 
