@@ -136,8 +136,10 @@ class Record:
             return {}
         try:
             found = unpack(self.packed, MOST_PACKED_BYTES + _MOST_NAMES_BYTES)
-            if unknown := found.keys() - self.files.keys():  # names that nobody has checked
-                raise ValueError(f"{sorted(unknown)[:3]} are not among its files")
+            listed = {name: file.size_bytes for name, file in self.files.items()}
+            wrong = [name for name, data in found.items() if listed.get(name) != len(data)]
+            if wrong:
+                raise ValueError(f"{sorted(wrong)[:3]} are not among its files, or of another size")
             return found
         except _MALFORMED as error:
             raise _bad(f"the small files in it do not fit: {error}") from error
