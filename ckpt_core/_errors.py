@@ -231,13 +231,9 @@ ANSWERS = (
 
 
 def at_the_call(error: T) -> T:
-    """The error without its frames inside of ckpt; as it is if code of others is among them."""
-    trace = error.__traceback__
-    while trace is not None:
-        if not _is_known(trace.tb_frame.f_code.co_filename):
-            return error
-        trace = trace.tb_next
-    return error.with_traceback(None)
+    """The error without its frames inside of ckpt; as it is if code of others raised it."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return error.with_traceback(None) if files[-1].startswith(_OURS) else error
 
 
 def drop_locals(error: BaseException) -> None:
@@ -254,9 +250,6 @@ def drop_locals(error: BaseException) -> None:
 
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_LIBRARIES = ("crc32c", "jax", "jaxlib", "ml_dtypes", "numpy", "tensorstore")
-"""Libraries that ckpt calls: their frames belong to its own."""
 
 
 def name_file(error: OSError, path: str) -> None:
@@ -315,12 +308,3 @@ def mark_of_target(error: BaseException) -> None:
     if not isinstance(error, CheckpointCorrupt):
         with contextlib.suppress(AttributeError):  # an error with slots
             setattr(error, _OF_TARGET, True)
-
-
-def _is_known(file: str) -> bool:
-    if file.startswith(("<", _OURS)):
-        return True
-    parts = file.split(os.sep)
-    if "site-packages" in parts or "dist-packages" in parts:
-        return any(library in parts for library in _LIBRARIES)
-    return file.startswith(_STANDARD)

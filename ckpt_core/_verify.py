@@ -155,15 +155,22 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
         >>> ckpt.verify("/tmp/ckpt-docs/one").ok
         True
     """
+    chosen = checked_options(options)
     try:
-        opened = open_checkpoint(path, checked_options(options))
+        opened = open_checkpoint(path, chosen)
         for _ in range(MOST_TRIES):
             if not isinstance(opened, NativeCheckpoint):
                 break
-            report = _verified_at_once(opened, checked_options(options).max_host_bytes)
-            if report is not None:
-                return report
-            opened = open_checkpoint(path, options)
+            report = None
+            try:
+                with opened.held():
+                    report = _verified(opened, Options(max_host_bytes=chosen.max_host_bytes))
+            except (CheckpointNotFound, FileNotFoundError):
+                if not opened.was_replaced():
+                    raise
+            if report is not None and (report.ok or not opened.was_replaced()):
+                return report  # else of parts of two checkpoints
+            opened = open_checkpoint(path, chosen)
     except CheckpointCorrupt as error:
         return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
     note = "written by Orbax, which records no checksums: nothing can be verified"
@@ -173,18 +180,6 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
             "be verified"
         )
     return VerifyReport(False, (Problem(opened.path, note),), 0, has_checksums=False)
-
-
-def _verified_at_once(opened: NativeCheckpoint, max_host_bytes: int) -> VerifyReport | None:
-    """The report; None if the checkpoint was replaced meanwhile: then it is of parts of two."""
-    try:
-        with opened.held():
-            report = _verified(opened, Options(max_host_bytes=max_host_bytes))
-    except (CheckpointNotFound, FileNotFoundError):
-        if not opened.was_replaced():
-            raise
-        return None
-    return report if report.ok or not opened.was_replaced() else None
 
 
 def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:

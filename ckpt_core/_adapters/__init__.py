@@ -117,9 +117,15 @@ class Stateful(Protocol):
 
 
 class _StatefulAdapter:
-    """Adapter of objects with get_state and set_state, which validate the state themselves."""
+    """Adapter of objects with get_state and set_state, which validate the state themselves; with ``per_process``, by
+    check_state if they have it.
+    """
 
-    accepts_any_structure = True
+    def __init__(self, *, per_process: bool = False, checks: bool = False) -> None:
+        self.per_process = per_process
+        self.accepts_any_structure = not per_process
+        check: Callable[[Any, Any], None] = lambda obj, state: obj.check_state(state)  # noqa: E731
+        self.check_state = check if checks else None
 
     def accepts(self, cls: type, /) -> bool:
         return True
@@ -130,13 +136,6 @@ class _StatefulAdapter:
     def set_state(self, obj: Stateful, state: Any, /) -> None:
         obj.set_state(state)
 
-
-class _StatefulOfProcessAdapter(_StatefulAdapter):
-    """Adapter of objects with get_state, set_state and ``per_process = True``."""
-
-    accepts_any_structure = False
-    per_process = True
-
     def to_text(self, state: Any, /) -> str:
         return json.dumps(state, default=repr)
 
@@ -144,16 +143,9 @@ class _StatefulOfProcessAdapter(_StatefulAdapter):
         return json.loads(text)
 
 
-class _CheckedOfProcessAdapter(_StatefulOfProcessAdapter):
-    """The same for objects that have check_state, too."""
-
-    def check_state(self, obj: Any, state: Any, /) -> None:
-        obj.check_state(state)
-
-
 _STATEFUL = _StatefulAdapter()
-_STATEFUL_OF_PROCESS = _StatefulOfProcessAdapter()
-_CHECKED_OF_PROCESS = _CheckedOfProcessAdapter()
+_STATEFUL_OF_PROCESS = _StatefulAdapter(per_process=True)
+_CHECKED_OF_PROCESS = _StatefulAdapter(per_process=True, checks=True)
 _LEAVES = (np.random.Generator, np.random.RandomState)
 """Types of leaves that also have get_state and set_state, and are not Stateful objects."""
 

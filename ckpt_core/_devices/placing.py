@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,16 @@ Parts = dict[Region, np.ndarray[Any, Any]]
 
 
 @functools.cache
-def _private() -> tuple[Callable[..., Any], Callable[[], Any]] | None:
-    """Private functions of jax: the core of ``jax.device_put``, and the explicit-transfer scope; None if they are missing."""
+def _private() -> tuple[Callable[..., Any] | None, Callable[[], AbstractContextManager[object]]]:
+    """Private functions of jax: the core of ``jax.device_put``, and the explicit-transfer scope. Without them None, and a scope
+    that permits all transfers.
+    """
     try:
         from jax._src.config import explicit_device_put_scope
         from jax._src.interpreters.pxla import batched_device_put
     except ImportError as error:
         _warn(type(error).__name__, str(error))
-        return None
+        return None, functools.partial(jax.transfer_guard_host_to_device, "allow")
     return batched_device_put, explicit_device_put_scope
 
 
@@ -53,39 +56,25 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
     if not parts:
         # make_array_from_callback would ask for regions that only other processes hold.
         return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
-    if private := _private():
-        _, explicit = private
-        with explicit():
-            return jax.make_array_from_callback(
-                shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
-            )
-    indices = sharding.addressable_devices_indices_map(shape)
-    kind = sharding.memory_kind
-    placed = [
-        jax.device_put(
-            parts[to_region(index, shape)],
-            jax.sharding.SingleDeviceSharding(device, memory_kind=kind),
+    _, explicit = _private()
+    with explicit():
+        return jax.make_array_from_callback(
+            shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
         )
-        for device, index in indices.items()
-    ]
-    return jax.make_array_from_single_device_arrays(shape, sharding, placed, dtype=dtype)
 
 
 def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
     """One host array on one device, at a tenth of the cost of ``jax.device_put``, which is Python code."""
     target = _on(_default_device()) if sharding is None else sharding
     made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
-    if made is not None:
-        return made
-    return jax.device_put(part, sharding)
+    return jax.device_put(part, sharding) if made is None else made
 
 
 def _put_fast(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:
     """The same host array on every device of this process; None without the private functions."""
-    private = _private()
-    if private is None:
+    put, explicit = _private()
+    if put is None:
         return None
-    put, explicit = private
     single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     devices: list[Any] = list(
         sharding.device_set if single else sharding.addressable_devices_indices_map(part.shape)

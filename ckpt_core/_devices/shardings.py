@@ -113,19 +113,14 @@ def rebuild_sharding(
         spec = [
             tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]
         ]
-        if mesh is not None:
-            return jax.sharding.NamedSharding(
-                mesh, jax.sharding.PartitionSpec(*(_refit(part, mesh) for part in spec))
-            )
-        saved = _saved_mesh(described)
-        kind = described.get("memory_kind")
-        return (
-            None
-            if saved is None
-            else jax.sharding.NamedSharding(
-                saved, jax.sharding.PartitionSpec(*spec), memory_kind=kind
-            )
-        )
+        kind = None
+        if mesh is None:
+            mesh, kind = _saved_mesh(described), described.get("memory_kind")
+        else:
+            spec = [_refit(part, mesh) for part in spec]
+        if mesh is None:
+            return None
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec), memory_kind=kind)
     except Exception:  # also jax's own, for a sharding that does not fit the mesh
         return None
 
@@ -153,13 +148,8 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     """The distinct regions of an array that the devices of this process hold."""
     if sharding is None:
         return [whole(shape)]
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return [whole(shape)] if sharding.is_fully_addressable else []
-    regions = (
-        to_region(index, shape)
-        for index in sharding.addressable_devices_indices_map(shape).values()
-    )
-    return list(dict.fromkeys(regions))
+    held = local_shards(sharding, True, shape, jax.process_index())
+    return [region for region, _, _ in held.mine]
 
 
 def concrete(sharding: Any) -> Any:

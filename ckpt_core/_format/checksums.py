@@ -7,7 +7,6 @@ into blocks.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -20,18 +19,11 @@ from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, keyed_parts
 from ckpt_core._layout.regions import Region, Shape, region_slices
 
 CHECKSUM_DIRECTORY = "checksums"
-_DUMPED_AT_ONCE = 256
 
 
 def dump_checksums(chunks: Mapping[str, Sequence[int]]) -> bytes:
     """The content of a checksum file."""
-    # json makes a tuple of each entry of a dict before it begins, which the garbage collector looks after: of many
-    # thousand it takes as long as the rest. So a few at a time.
-    left = iter(chunks.items())
-    pieces: list[bytes] = []
-    while some := dict(itertools.islice(left, _DUMPED_AT_ONCE)):
-        pieces.append(dump_json(some)[1:-1])
-    return b'{"block_bytes":%d,"chunks":{%s}}' % (BLOCK_BYTES, b",".join(pieces))
+    return dump_json({"block_bytes": BLOCK_BYTES, "chunks": chunks})
 
 
 def load_checksums(data: bytes, file: str) -> tuple[int, dict[str, list[int]]]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat
-from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, unpack
+from ckpt_core._format.packed import MOST_PACKED_BYTES, apart, unpack
 from ckpt_core._format.part import Part
 from ckpt_core._format.treedef import (
     TreeBounds,
@@ -81,15 +81,6 @@ class FileRecord:
         return FileRecord(len(data), zlib.crc32(data))
 
 
-class LeafColumns(NamedTuple):
-    """For every leaf of an item, in order: kind, dtype and shape; shape of its chunks; sharding; name of its compression."""
-
-    specs: list[LeafSpec]
-    chunks: list[tuple[int, ...]]
-    shardings: list[dict[str, Any] | None]
-    codecs: list[str | None]
-
-
 @dataclass(frozen=True)
 class ItemRecord:
     """One item of a checkpoint."""
@@ -103,16 +94,6 @@ class ItemRecord:
     process_count: int = 1  # that wrote the item
     notes: tuple[str, ...] = ()  # of ``files``: files that are for Orbax, not the user's
     shared: tuple[tuple[int, ...], ...] = ()  # positions of leaves that were one object
-
-    def columns(self) -> LeafColumns:
-        """What is recorded of the leaves, as one list for each property."""
-        by_position = {None: None, **dict(enumerate(self.shardings))}
-        return LeafColumns(
-            [leaf.spec for leaf in self.leaves],
-            [leaf.chunk for leaf in self.leaves],
-            [by_position[leaf.sharding] for leaf in self.leaves],
-            [leaf.codec or self.codec for leaf in self.leaves],
-        )
 
     @property
     def compressed(self) -> bool:
@@ -153,13 +134,12 @@ class Record:
         """Name -> content of the small files in the record itself; raises CheckpointCorrupt."""
         if not self.packed:
             return {}
-        small = {name: file for name, file in self.files.items() if not self._is_data(name)}
-        sizes = (min(file.size_bytes, MOST_HELD_BYTES) for file in small.values())
-        most = sum(sizes) + sum(12 * len(name) + 64 for name in small)  # JSON: "\\ud83d\\ude00"
         try:
-            found = unpack(self.packed, min(most, MOST_PACKED_BYTES + _MOST_NAMES_BYTES))
-            if unknown := found.keys() - self.files.keys():  # names that nobody has checked
-                raise ValueError(f"{sorted(unknown)[:3]} are not among its files")
+            found = unpack(self.packed, MOST_PACKED_BYTES + _MOST_NAMES_BYTES)
+            listed = {name: file.size_bytes for name, file in self.files.items()}
+            wrong = [name for name, data in found.items() if listed.get(name) != len(data)]
+            if wrong:
+                raise ValueError(f"{sorted(wrong)[:3]} are not among its files, or of another size")
             return found
         except _MALFORMED as error:
             raise _bad(f"the small files in it do not fit: {error}") from error

@@ -94,7 +94,9 @@ def parse_header(data: bytes, file: str, file_bytes: int | None = None) -> Heade
     if not data.startswith(b"{"):
         raise _corrupt(file, "has a header that does not begin with a brace")
     described = _parsed(data, file)
-    metadata = _metadata(described.pop(_METADATA, {}), file)
+    metadata: Any = described.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
+        raise _corrupt(file, f"has {_METADATA} that is not texts by name")
     first = LENGTH_BYTES + len(data)
     tensors = [_tensor(name, entry, first, file) for name, entry in described.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size_bytes))
@@ -141,12 +143,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the name {twice!r} stands in it twice")
     return found
-
-
-def _metadata(value: Any, file: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _corrupt(file, f"has {_METADATA} that is not texts by name")
-    return value
 
 
 def _tensor(name: str, entry: Any, first: int, file: str) -> Tensor:

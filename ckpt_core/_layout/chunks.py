@@ -41,13 +41,8 @@ def chunk_shape(shape: Shape, regions: Iterable[Region], itemsize: int, chunk_by
 
 
 def _largest_divisor(number: int, limit: int) -> int:
-    best = 1
-    for small in range(1, math.isqrt(number) + 1):
-        if number % small == 0:
-            for divisor in (small, number // small):
-                if best < divisor <= limit:
-                    best = divisor
-    return best
+    small = (divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0)
+    return max(n for divisor in small for n in (divisor, number // divisor) if n <= limit)
 
 
 def chunk_count(region: Region, chunk: Shape) -> int:
@@ -119,6 +114,7 @@ def rows_per_block(chunk: Shape, itemsize: int, block_bytes: int = BLOCK_BYTES) 
 class Block:
     """Rows ``[start, stop)`` of a chunk, with their byte offset and size in it."""
 
+    number: int  # of the block in its chunk
     start: int
     stop: int
     offset_bytes: int
@@ -137,18 +133,9 @@ def blocks(
     row_bytes = itemsize * math.prod(chunk[1:])
     step = rows_per_block(chunk, itemsize, block_bytes)
     first, last = rows if rows is not None else (0, total)
-    begin = first // step * step
+    starts = range(first // step * step, last, step)
+    stops = [min(start + step, total) for start in starts]
     return [
-        Block(
-            row, min(row + step, total), row * row_bytes, (min(row + step, total) - row) * row_bytes
-        )
-        for row in range(begin, last, step)
+        Block(start // step, start, stop, start * row_bytes, (stop - start) * row_bytes)
+        for start, stop in zip(starts, stops, strict=True)
     ]
-
-
-def covered_blocks(
-    chunk: Shape, itemsize: int, *, rows: tuple[int, int], block_bytes: int = BLOCK_BYTES
-) -> tuple[int, list[Block]]:
-    """The blocks that overlap ``rows``, preceded by the index of the first one."""
-    step = rows_per_block(chunk, itemsize, block_bytes)
-    return rows[0] // step, blocks(chunk, itemsize, rows=rows, block_bytes=block_bytes)

@@ -51,9 +51,8 @@ from ckpt_core._tree import (
     format_path,
     unflatten,
 )
-from ckpt_core._tree.abstract import Placeholders, as_abstract
-from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
-from ckpt_core._tree.match import Match, MatchRules, match, positions_of, renamed_path
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_abstract
+from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
 from ckpt_core.arguments import nearest
@@ -197,7 +196,7 @@ def _matched(
     like: Any,
     request: Request,
     live: list[tuple[Any, bool]],
-    places: Placeholders | None,
+    places: Sequence[Path] | None,
 ) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
     rules, left_alone = request.rules, frozenset[str]()
@@ -208,8 +207,8 @@ def _matched(
     if left_alone:
         selected = _less(selected, lambda path: format_path(path) in left_alone)
     loaded = selected
-    if places is not None and places.paths:
-        cover, rename = places.cover, rules.rename
+    if places:
+        cover, rename = covers(places), rules.rename
         loaded = _less(selected, lambda path: cover(path) or cover(renamed_path(path, rename)))
     found = match(
         item.leaves,
@@ -335,9 +334,9 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     return selector(only, item=item)
 
 
-def _as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
-    """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and its placeholders. Leaves of ``inspect``
-    that are no jax arrays are wanted as they were saved.
+def _as_asked(flat: FlatTree) -> tuple[FlatTree, list[Path]]:
+    """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and the places that hold ``...``: what was
+    saved there is left out. Leaves of ``inspect`` that are no jax arrays are wanted as they were saved.
     """
     leaves = [
         SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
@@ -345,7 +344,8 @@ def _as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
         else as_abstract(leaf)
         for leaf in flat.leaves
     ]
-    return replace(flat, leaves=leaves), Placeholders(flat.paths, leaves)
+    places = [path for path, leaf in zip(flat.paths, leaves, strict=True) if leaf is ...]
+    return replace(flat, leaves=leaves), places
 
 
 def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
@@ -358,10 +358,10 @@ def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
 
 
 def _placeholders_for_nothing(
-    places: Placeholders, item: SavedItem, rules: MatchRules
+    places: Sequence[Path], item: SavedItem, rules: MatchRules
 ) -> list[Mismatch]:
     """A mismatch for each placeholder below which nothing was saved, unless that is allowed."""
-    if not places.paths or rules.missing == "keep":
+    if not places or rules.missing == "keep":
         return []
     saved: set[tuple[str, ...]] = set()
     for path in item.paths:
@@ -371,7 +371,7 @@ def _placeholders_for_nothing(
         Mismatch(
             format_path(path), "missing", None, "anything, to be left out", None, item.name or None
         )
-        for path in places.paths
+        for path in places
         if tuple(map(str, path)) not in saved
     ]
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 from ckpt_core._load import load
 from ckpt_core._look.leaves import Leaf, Trees, check_found
 from ckpt_core._look.numbers import PairSums
-from ckpt_core._look.structure import NodeDifference, differing_nodes
 from ckpt_core._options import Options, checked_options
+from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.patterns import read_again
 from ckpt_core._words import in_order
 
@@ -40,6 +40,16 @@ class LeafDifference:
     nan_b: int = 0
     inf_a: int = 0
     inf_b: int = 0
+
+
+@dataclass(frozen=True)
+class NodeDifference:
+    """A place of a tree that is another container on either side, or stands under another key; ``item`` is its name in A."""
+
+    item: str
+    path: str
+    a: str
+    b: str
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ def compare(
         root_a, root_b = one.root(name_a), other.root(name_b)
         if root_a is not None and root_b is not None:
             paths = None if only is None else one.chosen(name_a) + other.chosen(name_b)
-            structure += differing_nodes(name_a, root_a, root_b, paths)
+            structure += _differing_nodes(name_a, root_a, root_b, paths)
         mine, theirs = _by_path(one.items[name_a], other.items[name_b])
         only_a += [f"{name_a}/{leaf.path}" for path, leaf in mine.items() if path not in theirs]
         only_b += [f"{name_b}/{leaf.path}" for path, leaf in theirs.items() if path not in mine]
@@ -185,3 +195,49 @@ def _same_item(one: Trees, other: Trees, name: str, options: Options) -> bool | 
         return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     names = sorted(a.names())
     return names == sorted(b.names()) and all(a.read(name) == b.read(name) for name in names)
+
+
+def _differing_nodes(
+    item: str, a: Node, b: Node, below: Collection[Path] | None
+) -> list[NodeDifference]:
+    """Where two trees differ beside their leaves, in the order of A, on the way to the leaves ``below`` (None: everywhere)."""
+    nodes_a, nodes_b = (
+        {format_path(path): text for path, text in _nodes_of(root, ())} for root in (a, b)
+    )
+    prefixes = (path[:length] for path in below or () for length in range(len(path) + 1))
+    wanted = set(map(format_path, prefixes))
+    return [
+        NodeDifference(item, path, nodes_a.get(path, "nothing"), nodes_b.get(path, "nothing"))
+        for path in dict.fromkeys([*nodes_a, *nodes_b])
+        if below is None or path in wanted
+        if nodes_a.get(path) != nodes_b.get(path) and not _is_listed(path, nodes_a, nodes_b)
+    ]
+
+
+_LEAF, _CONSTANT = "a leaf", "static "
+
+
+def _is_listed(path: str, a: dict[str, str], b: dict[str, str]) -> bool:
+    """Whether one side alone has a leaf there, which the lists of leaves say, or a value that earlier versions did not record."""
+    return (path in a) != (path in b) and (a.get(path) or b[path]).startswith((_LEAF, _CONSTANT))
+
+
+def _nodes_of(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
+    """Path and description of a node and all below it."""
+    while node.kind == "expanded":
+        (node,) = node.children
+    under = " under an int" if path and type(path[-1]) is int else ""
+    if node.kind == "leaf":
+        yield path, _LEAF + under
+        return
+    name = node.type_name.rpartition(":")[2] if node.kind not in ("list", "tuple") else ""
+    empty = "" if node.children or node.kind in ("none", "code") else "empty "
+    kind = "None" if node.kind == "none" else node.kind
+    static = json.loads(node.static) if node.static else {}
+    fields = [f" {key}={json.dumps(value)}" for key, value in static.get("fields", {}).items()]
+    fields += [f" function={static['function']}"] if "function" in static else []
+    yield path, f"{empty}{kind}{' ' + name if name else ''}{''.join(fields)}{under}"
+    for name, value in static.get("constants", {}).items():
+        yield (*path, *name.split("/")), _CONSTANT + json.dumps(value)
+    for key, child in zip(node.keys, node.children, strict=True):
+        yield from _nodes_of(child, (*path, key))

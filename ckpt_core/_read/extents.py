@@ -19,9 +19,9 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, crc_of, load_checksums
 from ckpt_core._layout.chunks import (
     Block,
+    blocks,
     chunk_count,
     chunk_key,
-    covered_blocks,
     keyed_parts,
     rows_per_block,
 )
@@ -405,11 +405,8 @@ class ExtentReader:
             raise stored.corrupt(leaf, f"too few checksums for chunk {key}")
         touched: dict[int, tuple[Block, list[Share]]] = {}
         for share, of_share in zip(shares, rows, strict=True):
-            first, blocks = covered_blocks(
-                chunk, dtype.itemsize, rows=of_share, block_bytes=block_bytes
-            )
-            for number, block in enumerate(blocks, first):
-                touched.setdefault(number, (block, []))[1].append(_in_block(share, block))
+            for block in blocks(chunk, dtype.itemsize, rows=of_share, block_bytes=block_bytes):
+                touched.setdefault(block.number, (block, []))[1].append(_in_block(share, block))
         for number, (block, takers) in touched.items():
             crc = None if crcs is None else crcs[number]
             reads = ReadsOf(functools.partial(self._read, leaf, extent, crc), dtype)
@@ -451,13 +448,12 @@ class ExtentReader:
         if crcs is None:
             return
         chunk, itemsize = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype.itemsize
-        rows = (0, chunk[0] if chunk else 1)
-        count = -(-rows[1] // rows_per_block(chunk, itemsize, block_bytes))
+        rows = chunk[0] if chunk else 1
+        count = -(-rows // rows_per_block(chunk, itemsize, block_bytes))
         if count != len(crcs):  # checked first: a forged count must not make millions of objects
             what = f"{len(crcs)} checksums for chunk {key}, not {count}"
             raise self._stored.corrupt(leaf, what)
-        _, blocks = covered_blocks(chunk, itemsize, rows=rows, block_bytes=block_bytes)
-        for block, crc in zip(blocks, crcs, strict=True):
+        for block, crc in zip(blocks(chunk, itemsize, block_bytes=block_bytes), crcs, strict=True):
             yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
 
     def _decode(self, codec: str, leaf: int, found: Chunk, shares: list[Share]) -> None:

@@ -154,18 +154,19 @@ def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeC
 
 
 def _native_item(name: str, item: ItemRecord, record: Record) -> NativeItem:
-    stored, columns = stored_paths(item.tree, item.paths), item.columns()
+    stored = stored_paths(item.tree, item.paths)
+    shardings = {None: None, **dict(enumerate(item.shardings))}
     return NativeItem(
         name=name,
         form=item.form,
         root=item.tree,
         paths=item.paths,
-        specs=columns.specs,
-        shardings=columns.shardings,
+        specs=[leaf.spec for leaf in item.leaves],
+        shardings=[shardings[leaf.sharding] for leaf in item.leaves],
         names=() if stored is item.paths else list(map(array_name, stored)),
         directory=orbax_write.folder_of(name),
-        chunks=columns.chunks,
-        codecs=columns.codecs,
+        chunks=[leaf.chunk for leaf in item.leaves],
+        codecs=[leaf.codec or item.codec for leaf in item.leaves],
         process_count=item.process_count,
         run_processes=record.topology.get("process_count", item.process_count),
         notes=item.notes,

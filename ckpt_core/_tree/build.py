@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ckpt_core._tree.code import type_name
+from ckpt_core._tree.fields import filled
 from ckpt_core._tree.flatten import DEFAULTDICT, Node
 from ckpt_core._tree.static import NotPlain, static_fields
 
@@ -51,17 +53,11 @@ def _build(node: Node, leaves: Iterator[Any]) -> Any:
             return _saved_dict(node, children)
 
 
-_FACTORIES: dict[str, Any] = {
-    **{
-        f"builtins:{made.__name__}": made
-        for made in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
-    },
-    **{
-        f"collections:{made.__name__}": made
-        for made in (collections.Counter, collections.OrderedDict, collections.deque)
-    },
-    "None": None,
-}
+_MADE = (
+    *(bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple),
+    *(collections.Counter, collections.OrderedDict, collections.deque),
+)
+_FACTORIES: dict[str, Any] = {"None": None, **{type_name(made): made for made in _MADE}}
 """The only default factories that a checkpoint may name: calling any other would be unsafe."""
 
 
@@ -114,7 +110,8 @@ def _importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
         if _are_fields_of(cls, node.kind, fields):
             if node.kind == "namedtuple":
                 return lambda new, cls=cls: tuple.__new__(cls, new)
-            return lambda new, cls=cls: _fill(cls, fields, [*new, *static.values()])
+            names = fields[: len(node.keys)]
+            return lambda new, cls=cls: filled(cls, dict(zip(names, new, strict=True)) | static)
     return None
 
 
@@ -127,13 +124,6 @@ def _are_fields_of(cls: type, kind: str, fields: list[str]) -> bool:
     known = [field.name for field in dataclasses.fields(cls)]
     # The fields of a registered dataclass come in the order of registration, statics last.
     return known == fields or (kind == "custom" and sorted(known) == sorted(fields))
-
-
-def _fill(cls: type, fields: list[str], values: list[Any]) -> Any:
-    made = object.__new__(cls)
-    for name, value in zip(fields, values, strict=True):
-        object.__setattr__(made, name, value)
-    return made
 
 
 def _candidate_modules(module_name: str) -> Iterator[Any]:

@@ -25,7 +25,7 @@ def converted(
     """
     if array.dtype == dtype:
         return array, array.reshape(-1)[:0]
-    from_, to = _family(array.dtype), _family(dtype)
+    from_, to = family(array.dtype.name), family(dtype.name)
     exact = array
     if from_ == "i" and array.dtype.kind not in "iu":  # of 2 or 4 bits
         exact = array.astype(np.int8)
@@ -53,11 +53,11 @@ def converted(
     return made, array[lost] if np.any(lost) else array.reshape(-1)[:0]
 
 
-def _family(dtype: np.dtype[Any]) -> str:
-    """``b``, ``i``, ``f`` or ``c``; also of dtypes that numpy does not know."""
-    if dtype.kind in "biufc":
-        return "i" if dtype.kind == "u" else dtype.kind
-    return "i" if dtype.name.startswith(("int", "uint")) else "f"
+def family(name: str) -> str:
+    """``b``, ``i``, ``f`` or ``c``, by the name of a dtype: numpy does not know all of them."""
+    if name.startswith(("int", "uint")):
+        return "i"
+    return "f" if name.startswith("bfloat") else name[:1]
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -79,7 +79,7 @@ def _as_integers(array: Array, dtype: np.dtype[Any]) -> Array:
 
 def _rounded(integers: Array, made: Array, dtype: np.dtype[Any]) -> Any:
     """Which integers have another value as floats of a dtype."""
-    part = made.real if _family(dtype) == "c" else made
+    part = made.real if family(dtype.name) == "c" else made
     digits = int(ml_dtypes.finfo(part.dtype).nmant) + 1
     if not _reaches(integers, -(2**digits), 2**digits) and part.dtype.itemsize > 1:
         return False

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpt_core._tree.code import unsupported
@@ -68,12 +68,12 @@ def _beyond(value: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
 def dataclass_maker(value: Any, names: Sequence[str]) -> Callable[[list[Any]], Any]:
     """A function that makes an object like ``value`` from new values of its fields."""
     cls, beyond = type(value), dict(_beyond(value, names))
+    return lambda new: filled(cls, {**dict(zip(names, new, strict=True)), **beyond})
 
-    def make(new: list[Any]) -> Any:
-        # Set the fields without __init__, which may compute other values or raise.
-        made = object.__new__(cls)
-        for name, child in (*zip(names, new, strict=True), *beyond.items()):
-            object.__setattr__(made, name, child)
-        return made
 
-    return make
+def filled(cls: type, attributes: Mapping[str, Any]) -> Any:
+    """An object with these attributes, made without __init__, which may compute other values or raise."""
+    made = object.__new__(cls)
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
+    return made

@@ -345,7 +345,7 @@ class _Walk:
             node.keys,
             by_field=all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed),
             aux=treedef.node_data()[1],
-            names_function=not _has_code(node),
+            names_function=not any_node(node, lambda below: below.kind == "code"),
         )
         return dataclasses.replace(node, static=static) if static else node
 
@@ -364,11 +364,6 @@ class _Walk:
             type_name=type_name(type(value)),
             make=make,
         )
-
-
-def _has_code(node: Node) -> bool:
-    """Whether a node has a ``code`` node below it."""
-    return any(child.kind == "code" or _has_code(child) for child in node.children)
 
 
 def is_plain_tuple(key: Any) -> bool:

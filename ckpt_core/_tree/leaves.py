@@ -141,6 +141,22 @@ def is_key_dtype(dtype: Any) -> bool:
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def as_abstract(leaf: Any) -> Any:
+    """A ``jax.ShapeDtypeStruct`` for an object with ``shape`` and ``dtype``, with its sharding if that is jax's; else the leaf."""
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
+        return leaf
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None or isinstance(leaf, type):
+        return leaf
+    try:
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, jax.sharding.Sharding):
+            sharding = None
+        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+    except (TypeError, ValueError):
+        return leaf
+
+
 def describe(leaf: Any, path: Path) -> LeafSpec:
     """The ``LeafSpec`` of a value or of a description of an array; raises UnsupportedLeaf with advice if it cannot be saved."""
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
+from ckpt_core._tree.casts import family
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.patterns import Select
 from ckpt_core.arguments import nearest
@@ -103,6 +104,18 @@ def match(
     return result
 
 
+def covers(places: Iterable[Path]) -> Callable[[Path], bool]:
+    """The function that says whether a path is one of these places, or below one; keys count by their text."""
+    texts = {tuple(map(str, path)) for path in places}
+    lengths = {len(text) for text in texts}
+
+    def covered(path: Path) -> bool:
+        text = tuple(map(str, path))
+        return any(text[:length] in texts for length in lengths)
+
+    return covered
+
+
 def renamed_path(path: Path, rename: Callable[[str], str] | None) -> Path:
     return path if rename is None else parse_path(rename(format_path(path)))
 
@@ -142,9 +155,9 @@ def _compare(
     if saved.dtype == wanted.dtype:
         return
     loose = _PYTHON_NUMBERS.get(saved.kind) or _PYTHON_NUMBERS.get(wanted.kind)
-    if loose and _dtype_group(saved.dtype) == _dtype_group(wanted.dtype):
+    if loose and family(saved.dtype) == family(wanted.dtype):
         return  # a Python number has no fixed width; assembling raises if the value does not fit
-    drops_imaginary = _dtype_group(saved.dtype) == "c" != _dtype_group(wanted.dtype)
+    drops_imaginary = family(saved.dtype) == "c" != family(wanted.dtype)
     if rules.cast and not drops_imaginary:
         result.cast.append(path)
     else:
@@ -155,14 +168,6 @@ def _group(spec: LeafSpec) -> str:
     """The group of a leaf's kind; a leaf of one group never fits a target of another."""
     numbers = ("jax", "numpy", "numpy_scalar", "float", "bool", "complex", "int")
     return "number" if spec.kind in numbers else spec.kind
-
-
-def _dtype_group(name: str) -> str:
-    if name.startswith(("uint", "int")):
-        return "i"
-    if name.startswith(("float", "bfloat")):
-        return "f"
-    return name[:1]
 
 
 def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:

@@ -13,7 +13,7 @@ import enum
 import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -25,7 +25,6 @@ from ckpt_core._tree.code import wrapped_name
 _DEEPEST = 32
 _TYPES = {cls.__name__: cls for cls in (bool, int, float, complex, str, bytes)}
 _NUMBERS = frozenset("biufcV")
-_KINDS = ("tuple", "enum", "int", "float", "complex", "bytes", "type", "dtype", "numpy", "jax")
 _MEMBERS = {"fields", "function", "constants"}
 _DEEPEST_PART = 4
 
@@ -127,7 +126,7 @@ def static_fields(text: str) -> dict[str, Any]:
     fields = json.loads(text).get("fields", {}) if text else {}
     try:
         return {name: _load(field) for name, field in fields.items()}
-    except (ValueError, OverflowError) as error:
+    except _NO_VALUE as error:
         raise NotPlain(str(error)) from error
 
 
@@ -166,7 +165,7 @@ def _dump(value: Any, depth: int) -> Any:
     elif any(value is known for known in _TYPES.values()):
         token = ["type", value.__name__]
     else:  # jax.numpy.float32 and the like, which are neither numpy classes nor dtypes
-        token = ["jax", getattr(getattr(value, "dtype", None), "name", "")]
+        token = ["jax", str(getattr(getattr(value, "dtype", None), "name", ""))]
     made = _load(token)  # differs for other values, such as a dtype of the other byte order
     if made is not value and not (isinstance(value, np.dtype) and made == value):
         raise NotPlain(f"{cls.__name__} is no plain value")
@@ -177,7 +176,12 @@ def _check(value: Any, depth: int) -> None:
     """Raises ValueError for a value that ``_dump`` never writes."""
     if value is None or type(value) in (bool, int, str):
         return
-    if not isinstance(value, list) or not value or value[0] not in _KINDS or depth < 0:
+    if (
+        not isinstance(value, list)
+        or not value
+        or value[0] not in ("tuple", *_LOADERS)
+        or depth < 0
+    ):
         raise ValueError(f"impossible static value {str(value)[:80]}")
     for part in value[1:]:
         if value[0] == "tuple":
@@ -187,32 +191,11 @@ def _check(value: Any, depth: int) -> None:
 
 
 def _load(value: Any) -> Any:
-    """The value that ``_dump`` wrote; raises ValueError or OverflowError for what it never writes."""
+    """The value that ``_dump`` wrote; for others that ``_check`` passes one of _NO_VALUE."""
     if not isinstance(value, list):
         return value
-    match value:
-        case ["tuple", *parts]:
-            return tuple(map(_load, parts))
-        case ["enum", str(name), str(entry)]:
-            return _member(name, entry)
-        case ["int", str(digits)]:
-            return int(digits, 16)
-        case ["float", str(text)]:
-            return float.fromhex(text)
-        case ["complex", str(real), str(imaginary)]:
-            return complex(float.fromhex(real), float.fromhex(imaginary))
-        case ["bytes", str(digits)]:
-            return bytes.fromhex(digits)
-        case ["type", str(name)] if name in _TYPES:
-            return _TYPES[name]
-        case ["dtype", str(name)]:
-            return _dtype(name)
-        case ["numpy", str(name)]:
-            return _dtype(name).type
-        case ["jax", str(name)]:
-            return getattr(jax.numpy, _dtype(name).name, None)
-        case _:
-            raise ValueError(f"impossible static value {str(value)[:80]}")
+    kind, *parts = value
+    return tuple(map(_load, parts)) if kind == "tuple" else _LOADERS[kind](*parts)
 
 
 def _meaning(value: Any) -> Any:
@@ -227,7 +210,7 @@ def _meaning(value: Any) -> Any:
         case ["int" | "float" | "complex", *_]:
             try:
                 number = _load(value)
-            except (ValueError, OverflowError):  # of a crafted record
+            except _NO_VALUE:  # of a crafted record
                 return value
             return number if number == number else ["nan"]
         case _:
@@ -254,3 +237,18 @@ def _member(name: str, entry: str) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, enum.Enum)) or entry not in cls.__members__:
         raise NotPlain(f"{name} has no member {entry!r} here")
     return cls.__members__[entry]
+
+
+_LOADERS: dict[str, Callable[..., Any]] = {
+    "enum": _member,
+    "int": lambda digits: int(digits, 16),
+    "float": float.fromhex,
+    "complex": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
+    "bytes": bytes.fromhex,
+    "type": _TYPES.__getitem__,
+    "dtype": _dtype,
+    "numpy": lambda name: _dtype(name).type,
+    "jax": lambda name: getattr(jax.numpy, _dtype(name).name, None),
+}
+"""Kind of a static value -> the function of its texts that gives it."""
+_NO_VALUE = (ValueError, OverflowError, TypeError, KeyError)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._devices import alike
+from ckpt_core._devices import transfer
 from ckpt_core._devices.staging import Staging
 from tests.support import seams
 
@@ -109,7 +109,7 @@ def test_device_memory_is_copied_once_and_brought_to_the_host_once(tmp_path, mon
         if isinstance(value, jax.Array) and threading.current_thread().name.startswith("ckpt-"):
             landed.append(value.shape)
 
-    copies = (alike, "copies")
+    copies = (transfer, "copies")
     seams.at(monkeypatch, copies, before=lambda values: staged.append(len(values)))
     seams.at(monkeypatch, (np, "asarray"), before=land)
     with both(tmp_path, snapshot="device") as checkpointer:

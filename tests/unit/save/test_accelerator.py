@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._devices import alike, transfer
+from ckpt_core._devices import transfer
 from ckpt_core.testing import assert_same
 from tests.support.meshes import explicit_mesh
 
@@ -184,7 +184,7 @@ def test_without_room_there_arrays_are_fetched_plainly(tmp_path, sent, monkeypat
 
 
 def test_a_device_without_room_for_stacks_sends_each(tmp_path, sent, monkeypatch):
-    monkeypatch.setattr(alike, "_stack", full)
+    monkeypatch.setattr(transfer, "_stack", full)
     tree = [jnp.full(3, float(n)) for n in range(64)]
     ckpt.save(tmp_path / "a", tree)
     assert len(sent) == 64
