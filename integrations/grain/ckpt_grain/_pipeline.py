@@ -117,7 +117,7 @@ _COUNT_ADVICE = (
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
     same_words = all(saved.get(key) == now[key] for key in ("grain", "python"))
-    sources = saved.get("sources", ()) if saved.get("python") == _WORDING else ()
+    sources: Any = saved.get("sources", ()) if saved.get("python") == _WORDING else ()
     for (name, before), (_, after) in zip(sources, now["sources"], strict=False):
         if before != after:
             yield Mismatch(name, "content", f"digest {before}", f"digest {after}")

@@ -152,10 +152,10 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises the error of a failed one."""
-        if self._session is not None:
-            if self._fit is None:
-                self._session.abandon()  # an exception may have ended the last fit
-            self._session.wait_until_finished()
+        if self._fit is not None:
+            self.checkpointer.wait_until_finished()
+        elif self._session is not None:
+            self._session.close()  # an exception may have ended the last fit
 
     @property
     def _running(self) -> Fit:
