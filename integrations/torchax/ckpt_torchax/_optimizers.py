@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_torchax import _bits, _tensors, _torchax
+from ckpt_torchax import _tensors, _torchax
 
 # State that has the shape of its parameter, in torch's own optimizers.
 _LIKE_PARAMETER = frozenset(
@@ -180,7 +180,7 @@ def _wanted_leaf(own: Any, saved: Any, parameter: Any, where: str) -> Any:
     if saved.kind == "numpy" and where.endswith("/step"):
         return saved  # torch keeps step counters on the CPU
     sharding = parameter.jax().sharding if saved.shape == tuple(parameter.shape) else None
-    return jax.ShapeDtypeStruct(saved.shape, _bits.dtype_named(saved.dtype), sharding=sharding)
+    return jax.ShapeDtypeStruct(saved.shape, _tensors.dtype_named(saved.dtype), sharding=sharding)
 
 
 def _refuse(where: str, saved: str, wanted: str, kind: str = "structure") -> None:
@@ -211,11 +211,11 @@ def set_plain_state(obj: Any, state: Mapping[str, Any]) -> None:
 
 def get_generator_state(generator: torch.Generator) -> dict[str, Any]:
     """The bytes of a generator's state."""
-    with _bits.plain_torch():
+    with _tensors.plain_torch():
         return {"state": generator.get_state().numpy().copy()}
 
 
 def set_generator_state(generator: torch.Generator, state: Mapping[str, Any]) -> None:
     """Sets a generator to a saved state."""
-    with _bits.plain_torch():
+    with _tensors.plain_torch():
         generator.set_state(torch.from_numpy(np.array(state["state"])))
