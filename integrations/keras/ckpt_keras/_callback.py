@@ -172,16 +172,6 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         go_around(fit.inside, self._first, self, _ending(self, fit.session))
         fit.begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Prepares an epoch, unless that was done before all other callbacks."""
-        if not self._running.called_first:
-            self._running.before_epoch(epoch)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Saves between two steps, unless that was done before all other callbacks."""
-        if not self._running.called_first:
-            self._running.between_batches(batch)
-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves after an epoch."""
         self._running.after_epoch(epoch, logs)

@@ -225,12 +225,10 @@ class Kept:
             self._dataset.set_state(state["state"])
             return
         own, held = self.state()["attributes"], state.get("attributes", {})
-        unlike = own.keys() ^ held.keys()
-        unlike |= {
-            name
-            for name in own.keys() & held.keys()
-            if (type(own[name]), np.shape(own[name])) != (type(held[name]), np.shape(held[name]))
-        }
+        forms = (
+            {(name, type(one), np.shape(one)) for name, one in side.items()} for side in (own, held)
+        )
+        unlike = {name for name, *_ in set.symmetric_difference(*forms)}
         if not unlike:
             for name, value in held.items():
                 self._put(name, value)

@@ -154,11 +154,6 @@ class Fit:
     def _batches_per_epoch(self) -> int | None:
         return (self._callback.params or {}).get("steps")
 
-    @property
-    def called_first(self) -> bool:
-        """Whether ``fit`` calls this object before all other callbacks; else the callback does."""
-        return self.inside.callbacks is not None
-
     def _skip(self, why: str, level: int = logging.INFO) -> None:
         self._leave_averages()
         logger.log(level, "%s: nothing to train, %s", self._arguments.directory, why)
@@ -223,8 +218,6 @@ class Fit:
 
     def _check_neighbours(self) -> None:
         """Raises ValueError if another callback of ``fit`` saves into the same directory."""
-        if self.inside.callbacks is None:
-            return
         listed, mine = self.inside.callbacks.callbacks, self._arguments.directory
         others = [getattr(one, "_arguments", None) for one in listed if one is not self._callback]
         taken = {place_of(one.directory) for one in others if isinstance(one, Arguments)}
@@ -448,7 +441,7 @@ def _pairs(optimizer: Any) -> list[tuple[Any, Any]]:
 
 
 def _swapper(callbacks: Any) -> Any:
-    for callback in getattr(callbacks, "callbacks", ()):
+    for callback in callbacks.callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
             return callback
     return None
