@@ -180,8 +180,6 @@ def _entries(module: Any) -> dict[str, Any]:
     """Name -> live tensor, or value of ``get_extra_state``; names as in the bare module's."""
     module = _torchax.unwrapped(module)
     entries: dict[str, Any] = dict(module.state_dict(keep_vars=True))
-    if TIED in entries:
-        raise UnsupportedLeaf(f"{TIED} is a name that ckpt uses itself: rename it", leaf=TIED)
     live: set[int] = set()
     for part in module.modules():
         live.update(map(id, vars(part)["_parameters"].values()))  # without torch's walk over names

@@ -118,7 +118,7 @@ def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any, order: Ord
     live = state_with_arrays(optimizer)
     groups: list[Any] = [None] * len(saved_groups)
     for own, place in zip(live["param_groups"], order.groups, strict=True):
-        groups[place] = _wanted_group(own, saved_groups[place])
+        groups[place] = {**own, **saved_groups[place]}  # settings that were not saved stay
     state: dict[Any, Any] = {}
     for key, entry in saved.get("state", {}).items():
         if not str(key).isdigit():  # not a parameter's: some optimizers also have text keys
@@ -145,10 +145,8 @@ def set_optimizer_state(
         groups = [groups[place] for place in order.groups]
     made: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in state["state"].items():
-        if isinstance(key, int):
-            made[parameters[key]] = _tensors.tensors_of(entry, parameters[key])
-        else:
-            made[key] = _tensors.tensors_of(entry)
+        parameter = parameters[key] if isinstance(key, int) else None
+        made[key if parameter is None else parameter] = _tensors.tensors_of(entry, parameter)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         kept = ("params", "param_names") if "param_names" in group else ("params",)
         settings = {name: value for name, value in saved.items() if name not in kept}
@@ -158,12 +156,6 @@ def set_optimizer_state(
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _wanted_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved settings of a group; settings that were not saved keep the group's values."""
-    group = {name: saved.get(name, value) for name, value in own.items()}
-    return group | {name: value for name, value in saved.items() if name not in own}
 
 
 def _wanted_leaf(own: Any, saved: Any, parameter: Any, where: str) -> Any:

@@ -25,7 +25,8 @@ def read(tensor: Any, where: str) -> Any:
     if _torchax.is_jax(tensor):
         return tensor.jax()
     if tensor.is_meta:
-        return _abstract(tensor, where)
+        dtype = jax.dtypes.canonicalize_dtype(numpy_dtype(tensor, where))
+        return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
     return to_numpy(tensor, where)
 
 
@@ -68,12 +69,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor | None:
         return made.requires_grad_(tensor.requires_grad)
 
 
-def _abstract(tensor: torch.Tensor, where: str) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the array for a tensor on the meta device."""
-    dtype = jax.dtypes.canonicalize_dtype(numpy_dtype(tensor, where))
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
-
-
 def write(tensor: Any, value: Any) -> None:
     """Sets a value of the same shape and dtype on a tensor, which stays the same object."""
     if _torchax.is_view(tensor):
@@ -81,7 +76,12 @@ def write(tensor: Any, value: Any) -> None:
     elif _torchax.is_tensor(tensor):
         tensor._elem = value
     else:
-        _write_cpu(tensor, from_numpy(np.asarray(value), "value"))
+        made = from_numpy(np.asarray(value), "value")
+        with plain_torch(), torch.no_grad():
+            if 0 in tensor.stride() and tensor.numel() > 1:
+                tensor.data = made  # an expanded tensor, whose elements share memory
+            else:
+                tensor.detach().copy_(made)
 
 
 def is_of(value: Any, tensor: Any) -> bool:
@@ -89,23 +89,6 @@ def is_of(value: Any, tensor: Any) -> bool:
     if _torchax.is_jax(tensor) or tensor.is_meta:
         return value is read(tensor, "tensor") or isinstance(value, jax.ShapeDtypeStruct)
     return isinstance(value, np.ndarray) and np.shares_memory(value, to_numpy(tensor, ""))
-
-
-def _write_cpu(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    with plain_torch(), torch.no_grad():
-        if 0 in tensor.stride() and tensor.numel() > 1:
-            tensor.data = value  # an expanded tensor, whose elements share memory
-        else:
-            tensor.detach().copy_(value)
-
-
-def as_tensor(value: Any, like: Any = None) -> Any:
-    """A new tensor from an array; from a jax array a torchax one, unless ``like`` is a CPU tensor."""
-    on_cpu = like is not None and not _torchax.is_tensor(like)
-    if isinstance(value, jax.Array) and not on_cpu:
-        torchax = _torchax.require("for state that lies on JAX arrays")
-        return torchax.tensor.Tensor(value, torchax.default_env())
-    return from_numpy(np.asarray(value), "value")
 
 
 def map_tree(change: Callable[[Any, str], Any], tree: Any, where: str = "") -> Any:
@@ -128,10 +111,15 @@ def arrays_of(tree: Any) -> Any:
 
 
 def tensors_of(tree: Any, like: Any = None) -> Any:
-    """A tree of plain containers with tensors in place of arrays."""
+    """A tree of plain containers with tensors in place of arrays; for jax arrays torchax ones, unless ``like`` is a CPU tensor."""
+    on_cpu = like is not None and not _torchax.is_tensor(like)
 
     def change(leaf: Any, where: str) -> Any:
-        return as_tensor(leaf, like) if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+        if isinstance(leaf, jax.Array) and not on_cpu:
+            torchax = _torchax.require("for state that lies on JAX arrays")
+            return torchax.tensor.Tensor(leaf, torchax.default_env())
+        is_array = isinstance(leaf, (jax.Array, np.ndarray))
+        return from_numpy(np.asarray(leaf), "value") if is_array else leaf
 
     return map_tree(change, tree)
 
