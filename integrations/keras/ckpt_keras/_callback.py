@@ -167,6 +167,8 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest step."""
+        if self._session is not None:
+            self._session.abandon()  # an exception may have ended the last fit
         fit = self._fit = Fit(self, self._arguments, self._data, self._past)
         self._session = fit.session
         go_around(fit.inside, self._first, self, _ending(self, fit.session))

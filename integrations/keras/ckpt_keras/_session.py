@@ -58,26 +58,29 @@ class Session:
         """Waits for a running save and closes the session; raises the error of a failed save, once. If Ctrl-C ends the wait,
         the session is still open, and may be closed again.
         """
-        # Another thread may have noticed that an exception ended the fit, and be waiting for the save.
         with self._closing:
-            if not self.closed:
-                try:
-                    self.checkpointer.close()
-                except Exception as error:
-                    self._failure = error
-                self.closed = True
+            self._close_checkpointer()
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def abandon(self) -> None:
-        """Closes the session of a fit that an exception ended; logs a failure of its last save, and keeps it."""
-        try:
-            self.close()
-        except Exception as error:  # that step is lost; earlier ones remain
-            self._failure = error
-            what = "the last save of an interrupted fit failed"
-            logger.warning("%s: %s: %s", self.checkpointer.directory, what, error)
+        """Closes the session of a fit that an exception ended; logs a failure of its last save, and keeps it for ``close``."""
+        with self._closing:  # the thread that trains may be waiting for the save, too
+            if self.closed:
+                return
+            self._close_checkpointer()
+            if self._failure is not None:  # that step is lost; earlier ones remain
+                what = "the last save of an interrupted fit failed"
+                logger.warning("%s: %s: %s", self.checkpointer.directory, what, self._failure)
+
+    def _close_checkpointer(self) -> None:
+        if not self.closed:
+            try:
+                self.checkpointer.close()
+            except Exception as error:
+                self._failure = error
+            self.closed = True
 
     # --------------------------------------------------------------------------------- save
 
