@@ -145,8 +145,10 @@ def set_optimizer_state(
         groups = [groups[place] for place in order.groups]
     made: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in state["state"].items():
-        parameter = parameters[key] if isinstance(key, int) else None
-        made[key if parameter is None else parameter] = _tensors.tensors_of(entry, parameter)
+        if isinstance(key, int):
+            made[parameters[key]] = _tensors.tensors_of(entry, parameters[key])
+        else:
+            made[key] = _tensors.tensors_of(entry)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         kept = ("params", "param_names") if "param_names" in group else ("params",)
         settings = {name: value for name, value in saved.items() if name not in kept}
