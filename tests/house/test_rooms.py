@@ -41,7 +41,6 @@ STATE = {
     "ckpt_core._run.tiers.peers": {"_ended"},  # keys of closed runs, which the next one removes
     "ckpt_core._storage.files": {"_alive"},  # files that a forked child must close
     "ckpt_keras._assets": {"_saved_beside"},  # Keras' hooks get no argument of ours
-    "ckpt_keras._session": {"_RUNNING"},  # one fit at a time may write a directory
     "ckpt_orbax.v1._context": {"_ACTIVE"},  # Orbax's own `with Context(...)`
     "ckpt_orbax._checkpointables": {"_GLOBAL"},  # Orbax's own global registry
     "ckpt_orbax.handlers": {"_FOR_RESTORE", "_FOR_SAVE"},  # as the registry

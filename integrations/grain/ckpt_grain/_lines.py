@@ -99,15 +99,11 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
-def described(obj: Any) -> tuple[list[str], list[list[str]]]:
-    """One line for each node of an iterator's pipeline, with its inputs indented below; and for each of its sources the name,
-    and a digest of the lists of texts and numbers that it holds.
+class Lines:
+    """One line for each node of an iterator's pipeline, with its inputs indented below; and for each of its sources the name, and
+    a digest of the lists of texts and numbers that it holds.
     """
-    lines = _Lines()
-    return lines.of(obj), lines.sources
 
-
-class _Lines:
     def __init__(self) -> None:
         self._known: dict[int, list[str]] = {}
         self.sources: list[list[str]] = []
@@ -212,7 +208,8 @@ def _lists_in(source: Any, depth: int = 3, given: bool = True) -> Iterator[str]:
     """
     if isinstance(source, (list, tuple, np.ndarray)):
         is_array = isinstance(source, np.ndarray) and source.dtype.kind in "biufcSU"
-        leaves = [] if is_array else _leaves(list(cast("Sequence[Any]", source)))
+        entries: list[Any] = [] if is_array else list(cast("Sequence[Any]", source))
+        leaves = jax.tree.leaves(entries, is_leaf=lambda one: not isinstance(one, (list, tuple)))
         counts = given or any(isinstance(leaf, (str, PurePath)) for leaf in leaves)
         plain = all(
             isinstance(one, (str, bytes, int, float, np.number, PurePath)) for one in leaves
@@ -225,12 +222,6 @@ def _lists_in(source: Any, depth: int = 3, given: bool = True) -> Iterator[str]:
             if hasattr(type(value), "__getitem__"):
                 given = name.lstrip("_") in parameters
                 yield from (f"{name}: {text}" for text in _lists_in(value, depth - 1, given))
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for part in cast("Sequence[Any]", value) for leaf in _leaves(part)]
-    return [value]
 
 
 # ------------------------------------------------------------------------- settings as text

@@ -19,7 +19,7 @@ from grain import experimental as grain_experimental
 from grain import python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_grain._lines import ADDRESS, QUOTED, described, digest_of, is_elastic, loader_of
+from ckpt_grain._lines import ADDRESS, QUOTED, Lines, digest_of, is_elastic, loader_of
 
 MAX_LINES = 200
 """The most lines of a description that are stored; the rest is compared by a digest."""
@@ -30,7 +30,8 @@ _WORDING = "arguments that use keeps"
 
 def describe(obj: Any) -> dict[str, Any]:
     """An iterator's pipeline as plain values."""
-    lines, sources = described(obj)
+    described = Lines()
+    lines = described.of(obj)
     digest = digest_of("\n".join(lines))
     return {
         "grain": grain.__version__,
@@ -41,7 +42,7 @@ def describe(obj: Any) -> dict[str, Any]:
         "lines": lines[:MAX_LINES],
         "digest": digest,
         "digest_of_names": digest,
-        "sources": sources,
+        "sources": described.sources,
     }
 
 
@@ -117,7 +118,7 @@ _COUNT_ADVICE = (
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
     same_words = all(saved.get(key) == now[key] for key in ("grain", "python"))
-    sources = saved.get("sources", ()) if saved.get("python") == _WORDING else ()
+    sources: Any = saved.get("sources", ()) if saved.get("python") == _WORDING else ()
     for (name, before), (_, after) in zip(sources, now["sources"], strict=False):
         if before != after:
             yield Mismatch(name, "content", f"digest {before}", f"digest {after}")

@@ -21,20 +21,11 @@ from ckpt_keras._adapter import KerasAdapter as KerasAdapter
 
 if TYPE_CHECKING:
     from ckpt_keras._callback import OrbaxCheckpointCallback as OrbaxCheckpointCallback
+    from ckpt_keras._directory import KerasCheckpointManager as KerasCheckpointManager
+    from ckpt_keras._directory import KerasOrbaxCheckpointManager as KerasOrbaxCheckpointManager
     from ckpt_keras._directory import load_model as load_model
     from ckpt_keras._directory import restore as restore
     from ckpt_keras._directory import save as save
-    from ckpt_keras._manager import KerasCheckpointManager as KerasCheckpointManager
-    from ckpt_keras._manager import KerasOrbaxCheckpointManager as KerasOrbaxCheckpointManager
-
-_HOMES = {
-    "OrbaxCheckpointCallback": "_callback",
-    "KerasCheckpointManager": "_manager",
-    "KerasOrbaxCheckpointManager": "_manager",
-    "load_model": "_directory",
-    "restore": "_directory",
-    "save": "_directory",
-}
 
 __all__ = [
     "ADAPTER",
@@ -51,12 +42,13 @@ __all__ = [
 if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module 'ckpt_keras' has no attribute {name!r}")
         from ckpt_keras._backend import import_keras
 
         import_keras()  # its error says what to do if Keras or its backend is missing
-        value = getattr(importlib.import_module(f"ckpt_keras.{_HOMES[name]}"), name)
+        home = "_callback" if name == "OrbaxCheckpointCallback" else "_directory"
+        value = getattr(importlib.import_module(f"ckpt_keras.{home}"), name)
         globals()[name] = value
         return value
 

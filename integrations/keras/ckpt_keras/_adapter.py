@@ -14,7 +14,7 @@ from ckpt_core import CheckpointError
 from ckpt_keras import _matching
 from ckpt_keras._assets import warn_of_left_out
 from ckpt_keras._backend import on_jax
-from ckpt_keras._names import Named
+from ckpt_keras._matching import Named
 from ckpt_keras._slots import (
     Slot,
     counted_anywhere,
@@ -57,8 +57,6 @@ class KerasAdapter:
         Raises:
             CheckpointError: the model was not built, so it has no variables yet.
         """
-        if _is_variable(obj):
-            return value_of(obj)
         slots = slots_of(obj)
         if _is_layer(obj):
             warn_of_left_out(obj)
@@ -66,9 +64,6 @@ class KerasAdapter:
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Assigns a state with the structure of ``get_state(obj)``."""
-        if _is_variable(obj):
-            obj.assign(state)
-            return
         slots = slots_of(obj)
         values = [reduce(getitem, slot.path, state) for slot in slots]
         for slot, value in zip(slots, values, strict=True):
@@ -78,9 +73,6 @@ class KerasAdapter:
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[str, ...], Any], /) -> list[Any]:
         """Assigns some variables, by their paths in ``get_state(obj)``; returns their new values."""
-        if _is_variable(obj):
-            obj.assign(leaves[()])
-            return [obj.value]
         chosen = [slot for slot in slots_of(obj) if slot.path in leaves]
         for slot in chosen:
             slot.variable.assign(leaves[slot.path])
@@ -91,8 +83,6 @@ class KerasAdapter:
     ) -> tuple[dict[str, str], set[str]]:
         """Maps saved names to names in the object; see ``ckpt_core.Adapter``."""
         del ordered  # the counters in the names give the order
-        if _is_variable(obj):
-            return {}, set()
         before = [Named(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in saved.items()]
         now = named(obj)
         if _is_layer(obj):
@@ -186,12 +176,6 @@ def _is_layer(obj: Any) -> bool:
     import keras
 
     return isinstance(obj, keras.layers.Layer)
-
-
-def _is_variable(obj: Any) -> bool:
-    import keras
-
-    return isinstance(obj, keras.Variable)
 
 
 ADAPTER = KerasAdapter()

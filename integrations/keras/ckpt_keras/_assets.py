@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
-from ckpt_keras._matching import leading, table_of
-from ckpt_keras._names import pair_parts
+from ckpt_keras._matching import leading, pair_parts, table_of
 from ckpt_keras._slots import counted_in, layers_of, nested
 
 ASSETS = "assets"

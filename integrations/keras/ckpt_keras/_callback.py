@@ -152,10 +152,10 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises the error of a failed one."""
-        if self._session is not None:
-            if self._fit is None:
-                self._session.abandon()  # an exception may have ended the last fit
-            self._session.wait_until_finished()
+        if self._fit is not None:
+            self.checkpointer.wait_until_finished()
+        elif self._session is not None:
+            self._session.close()  # an exception may have ended the last fit
 
     @property
     def _running(self) -> Fit:
@@ -167,20 +167,12 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest step."""
+        if self._session is not None:
+            self._session.abandon()  # an exception may have ended the last fit
         fit = self._fit = Fit(self, self._arguments, self._data, self._past)
         self._session = fit.session
         go_around(fit.inside, self._first, self, _ending(self, fit.session))
         fit.begin()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Prepares an epoch, unless that was done before all other callbacks."""
-        if not self._running.called_first:
-            self._running.before_epoch(epoch)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Saves between two steps, unless that was done before all other callbacks."""
-        if not self._running.called_first:
-            self._running.between_batches(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves after an epoch."""

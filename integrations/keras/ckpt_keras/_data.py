@@ -1,18 +1,23 @@
-"""A Grain pipeline that ``fit`` trains from: its iterator, and its position after a trained batch."""
+"""The data that ``fit`` trains from: the position of a Grain pipeline after a trained batch, and what a PyDataset keeps."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import queue
+import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import crc32c
 import jax
 import keras
+import numpy as np
 
-from ckpt_core import CheckpointError
+from ckpt_core import CheckpointError, Stateful
 from ckpt_keras._inside_fit import InsideFit
-from ckpt_keras._kept import Kept
 
 
 class FitData:
@@ -161,3 +166,161 @@ class _Feed:
 def _reads_ahead() -> bool:
     """Whether Keras draws the next batch before it trains the current one."""
     return jax.default_backend() != "cpu" and keras.distribution.distribution() is None
+
+
+# ------------------------------------------------------------------- what a PyDataset keeps
+
+MOST_BYTES = 16 << 20
+"""No step holds a larger order."""
+
+_SAMPLES, _LOOKED_AT_BYTES = 4096, 1 << 20
+"""How much of an attribute is looked at: one that is shuffled changes in almost all of its elements."""
+
+
+class Kept:
+    """What a ``keras.utils.PyDataset`` keeps from epoch to epoch while ``fit`` runs: what its ``get_state()`` gives, if it has
+    that and ``set_state(state)``; else its own attributes that are generators of numpy or Python, or orders of the places
+    0 to n - 1. Of None it is empty.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._warned = set[str]()
+        self._prints = self._look()
+
+    def ended(self) -> None:
+        """An epoch is over: warns once of each attribute that has changed and is not saved."""
+        before, self._prints = self._prints, self._look()
+        for name, text in self._prints.items():
+            if before.get(name, text) != text and name not in self._warned:
+                self._warned.add(name)
+                what = "neither a generator nor an order of indices, which a step holds"
+                self._warn(f"{name} changes from epoch to epoch, and is {what}")
+
+    def state(self) -> dict[str, Any]:
+        """What to save of the dataset; call it where no epoch is running."""
+        if self._dataset is None:
+            return {}
+        if isinstance(self._dataset, Stateful):  # a copy, as the next epoch may change it
+            return {"state": copy.deepcopy(self._dataset.get_state())}
+        stored = {name: _stored(value) for name, value in self._attributes()}
+        return {"attributes": {name: one for name, one in stored.items() if one is not None}}
+
+    def set(self, state: dict[str, Any]) -> None:
+        """Sets the result of ``state``, all of it or nothing, and warns of what does not fit."""
+        if not state or self._dataset is None:
+            return
+        if isinstance(self._dataset, Stateful) != ("state" in state):
+            kind = type(self._dataset).__name__
+            when = "when" if "state" in state else "before"
+            warnings.warn(
+                f"the step was saved {when} {kind} had get_state() and set_state(state): what it kept from epoch to epoch "
+                "is not restored, and fit may train on other batches than without the restart. The steps from here on can "
+                "be restored",
+                UserWarning,
+                stacklevel=3,
+            )
+            return
+        if "state" in state:
+            self._dataset.set_state(state["state"])
+            return
+        own, held = self.state()["attributes"], state.get("attributes", {})
+        forms = (
+            {(name, type(one), np.shape(one)) for name, one in side.items()} for side in (own, held)
+        )
+        unlike = {name for name, *_ in set.symmetric_difference(*forms)}
+        if not unlike:
+            for name, value in held.items():
+                self._put(name, value)
+        elif not state.get("of_other_processes"):
+            names = ", ".join(sorted(unlike))
+            self._warn(
+                f"{names} had another length or kind when the step was saved. All stay as they are"
+            )
+        self._prints = self._look()
+
+    def _put(self, name: str, saved: Any) -> None:
+        """Sets an attribute in place, as others may hold its value, too."""
+        match now := vars(self._dataset)[name]:
+            case np.random.Generator():
+                now.bit_generator.state = saved.bit_generator.state
+            case np.random.RandomState():
+                now.set_state(saved.get_state())
+            case random.Random():
+                now.setstate(saved.getstate())
+            case list():
+                now[:] = saved.tolist()
+            case _ if now.flags.writeable:
+                now[:] = saved
+            case _:
+                setattr(self._dataset, name, saved)
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        """Its attributes without those of Keras' own class: workers, a queue."""
+        known = vars(keras.utils.PyDataset())
+        return ((name, value) for name, value in vars(self._dataset).items() if name not in known)
+
+    def _look(self) -> dict[str, str]:
+        """A checksum of a sample of each attribute that no step holds, as far as it can be read."""
+        if self._dataset is None or isinstance(self._dataset, Stateful):
+            return {}
+        others = ((name, value) for name, value in self._attributes() if _stored(value) is None)
+        prints = ((name, _print_of(value)) for name, value in others)
+        return {name: text for name, text in prints if text}
+
+    def _warn(self, what: str) -> None:
+        kind = type(self._dataset).__name__
+        warnings.warn(
+            f"{kind}.{what}: fit goes on after a restart, but may train on other batches than without it. Let {kind} shuffle an "
+            "array of indices, or give it the methods get_state() and set_state(state)",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _stored(value: Any) -> Any:
+    """What a step holds of an attribute: a copy of a generator, or an array of an order, which has each place from 0 to n - 1
+    once; None of all others.
+    """
+    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+        return copy.deepcopy(value)
+    if type(value) is list:
+        if len(value) > MOST_BYTES >> 4 or not all(type(one) is int for one in value):
+            return None
+    elif type(value) is not np.ndarray or value.ndim != 1 or value.dtype.kind not in "iu":
+        return None
+    fits = len(value) > 1 and getattr(value, "nbytes", 0) <= MOST_BYTES
+    is_order = fits and np.array_equal(np.sort(value), np.arange(len(value)))
+    return np.array(value) if is_order else None
+
+
+class _Sum:
+    """A checksum of the beginning of what is written; EOFError when it is complete."""
+
+    crc = 0
+    left_bytes = _LOOKED_AT_BYTES
+
+    def write(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        self.crc = crc32c.crc32c(view[: self.left_bytes], self.crc)
+        self.left_bytes -= len(view)
+        if self.left_bytes <= 0:
+            raise EOFError
+
+
+def _print_of(value: Any) -> str:
+    """Of a dict, which may be a cache that grows, only its first entry counts; empty for what cannot be looked into."""
+    if isinstance(value, dict):
+        return _print_of(next(iter(value.values()))) if value else ""
+    is_sequence = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim)
+    if is_sequence and len(value) > _SAMPLES:
+        value = value[:: len(value) // _SAMPLES]
+    into = _Sum()
+    pickler = pickle.Pickler(into, 5, buffer_callback=lambda part: into.write(part.raw()))
+    pickler.fast = True  # equal values are equal, whether they share parts or not
+    try:
+        pickler.dump(value)
+    except Exception:  # whatever a class of the user's raises
+        if into.left_bytes > 0:
+            return ""
+    return f"{into.crc:08x}"

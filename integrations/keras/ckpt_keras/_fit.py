@@ -10,14 +10,14 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 import keras
 
-from ckpt_keras import _inside_fit, _progress, _tracked
+from ckpt_keras import _inside_fit, _progress
 from ckpt_keras._adapter import is_lost, value_of
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._backend import on_jax
 from ckpt_keras._data import FitData
-from ckpt_keras._ema import Averages
 from ckpt_keras._progress import Progress, entered_at
 from ckpt_keras._session import Session, place_of
 
@@ -97,7 +97,7 @@ class Fit:
             return
         self._data.kept.set(resumed.dataset)
         _progress.set_random_state(resumed.random_state)
-        _tracked.set_states(self._arguments.track, resumed.callbacks)
+        _progress.set_states(self._arguments.track, resumed.callbacks)
         if resumed.averages_swapped:
             self.averages.restored(trains=True)
         for variable, value in self._running_means:
@@ -153,11 +153,6 @@ class Fit:
     @property
     def _batches_per_epoch(self) -> int | None:
         return (self._callback.params or {}).get("steps")
-
-    @property
-    def called_first(self) -> bool:
-        """Whether ``fit`` calls this object before all other callbacks; else the callback does."""
-        return self.inside.callbacks is not None
 
     def _skip(self, why: str, level: int = logging.INFO) -> None:
         self._leave_averages()
@@ -223,8 +218,6 @@ class Fit:
 
     def _check_neighbours(self) -> None:
         """Raises ValueError if another callback of ``fit`` saves into the same directory."""
-        if self.inside.callbacks is None:
-            return
         listed, mine = self.inside.callbacks.callbacks, self._arguments.directory
         others = [getattr(one, "_arguments", None) for one in listed if one is not self._callback]
         taken = {place_of(one.directory) for one in others if isinstance(one, Arguments)}
@@ -232,7 +225,7 @@ class Fit:
             raise ValueError(
                 f"two callbacks of one fit save into {mine}: give each a directory of its own"
             )
-        _tracked.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
+        _progress.warn_of_unlisted(self._arguments.track, listed, stacklevel=3)
 
     def _warn_of_learning_rate(self, restored: float | None) -> None:
         """Warns if the program sets another learning rate than before, which a restored optimizer does not have."""
@@ -373,3 +366,82 @@ def _refilled(model: Any) -> Generator[None]:
             variable._value = None
     for variable in left:
         value_of(variable)
+
+
+# ---------------------------------------------------------------------------- averaged weights
+
+
+class Averages:
+    """The averages (``use_ema``) of a model that ``fit`` trains, and the ``SwapEMAWeights`` that swaps them with the weights.
+    With ``swap_on_epoch`` the model holds the averages at the end of an epoch, which readers of a checkpoint should get,
+    and the optimizer holds the trained weights in their place; after the last epoch Keras drops those. A checkpoint holds
+    both, and notes that they are swapped.
+    """
+
+    def __init__(self, model: Any, callbacks: Any) -> None:
+        self._pairs = _pairs(getattr(model, "optimizer", None))
+        self._swapper = _swapper(callbacks) if self._pairs else None
+        self._trained: list[Any] = []
+
+    @property
+    def swapped(self) -> bool:
+        """Whether weights and averages are swapped now."""
+        return bool(getattr(self._swapper, "_ema_weights_in_model", False))
+
+    def unshare(self) -> None:
+        """Copies averages that share an array with their weight, as at the end of a fit: Keras donates both to the next
+        compiled step, and jax refuses to donate an array twice.
+        """
+        for weight, average in self._pairs:
+            if average._value is weight._value is not None:
+                average.assign(jnp.copy(average.value))
+
+    def before_epoch_end(self) -> None:
+        """Keeps the trained weights before the end of the last epoch overwrites them with averages."""
+        self._trained = [weight.value for weight, _ in self._pairs] if self._swapper else []
+
+    @contextlib.contextmanager
+    def as_saved(self) -> Generator[None]:
+        """Inside the block the averages' variables hold the trained weights, if they were swapped."""
+        if not self.swapped or not self._trained:
+            yield
+            return
+        now = [average.value for _, average in self._pairs]
+        try:
+            for (_, average), value in zip(self._pairs, self._trained, strict=True):
+                average.assign(value)
+            yield
+        finally:
+            for (_, average), value in zip(self._pairs, now, strict=True):
+                average.assign(value)
+            self._trained = []
+
+    def restored(self, *, trains: bool) -> None:
+        """Handles a restored state that was saved swapped. If no epoch follows, the end of fit copies the averages'
+        variables into the model, as after the last one.
+        """
+        if trains and self._swapper is not None:
+            self._swapper._ema_weights_in_model = True
+            return
+        for weight, average in self._pairs:
+            trained, averaged = average.value, weight.value
+            average.assign(averaged)
+            if trains:
+                weight.assign(trained)
+        if not trains:
+            self.unshare()
+
+
+def _pairs(optimizer: Any) -> list[tuple[Any, Any]]:
+    own = getattr(optimizer, "inner_optimizer", optimizer)
+    averages = getattr(own, "_model_variables_moving_average", None)
+    if not averages or not own.use_ema:
+        return []
+    return list(zip(own._trainable_variables, averages, strict=True))
+
+
+def _swapper(callbacks: Any) -> Any:
+    for callback in callbacks.callbacks:
+        if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
+            return callback
+    return None

@@ -2,8 +2,7 @@
 
 Keras passes a callback neither. Both are local variables of the functions that call it, so this module reads their frames:
 to run after all other callbacks, so that a learning rate that they change is saved as changed, and to continue in the middle
-of an epoch. Without them, as in a loop by hand, the callback runs in the order of the list, and an interrupted epoch is run
-from its beginning.
+of an epoch. Without the iterator, as in a loop by hand, an interrupted epoch is run from its beginning.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt_core import CheckpointError
 from ckpt_keras._progress import Batches
 
 
 @dataclass(frozen=True)
 class InsideFit:
-    """The parts of a running ``fit``; None for parts that were not found, and after ``fit``."""
+    """The parts of a running ``fit``; None for those that were not found."""
 
     # only `fit` refers to Keras' CallbackList: its garbage collection shows that `fit` is gone, even after an exception
     list_of_callbacks: Callable[[], Any]
@@ -46,7 +46,7 @@ class InsideFit:
 
 
 def look_around(callback: Any) -> InsideFit:
-    """The parts of the ``fit`` that is calling ``callback`` right now."""
+    """The parts of the ``fit`` that is calling ``callback`` right now; CheckpointError if no list of callbacks holds it."""
     callbacks = epochs = last_epoch = None
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
@@ -59,8 +59,13 @@ def look_around(callback: Any) -> InsideFit:
             epochs, last_epoch = known["epoch_iterator"], known.get("epochs")
             break
         frame = frame.f_back
-    of_fit = (lambda: None) if callbacks is None else weakref.ref(callbacks)
-    return InsideFit(of_fit, epochs, last_epoch)
+    if callbacks is None:
+        kind = type(callback).__name__
+        raise CheckpointError(
+            f"{kind} is called, and is in no list of callbacks: pass it in callbacks= of fit. Your own loop takes "
+            "KerasCheckpointManager(model, directory)"
+        )
+    return InsideFit(weakref.ref(callbacks), epochs, last_epoch)
 
 
 def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]) -> None:
@@ -68,8 +73,6 @@ def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]
     to what ``fit`` refers to, when ``fit`` is gone, however it ended.
     """
     callbacks = inside.callbacks
-    if callbacks is None:
-        return
     others = [other for other in callbacks.callbacks if other not in (first, last)]
     # A new list, because Keras is iterating over the old one right now.
     callbacks.callbacks = [first, *others, last]
@@ -78,7 +81,7 @@ def go_around(inside: InsideFit, first: Any, last: Any, over: Callable[[], None]
 
 def can_skip(inside: InsideFit) -> bool:
     """Whether training can start in the middle of an epoch."""
-    return hasattr(inside.epochs, "_enumerate_iterator") and inside.callbacks is not None
+    return hasattr(inside.epochs, "_enumerate_iterator")
 
 
 def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> None:

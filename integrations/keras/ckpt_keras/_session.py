@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, StructureMismatch
-from ckpt_keras import _tracked
+from ckpt_keras import _progress
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
 from ckpt_keras._items import (
@@ -30,10 +30,6 @@ from ckpt_keras._progress import FIT, HOST, OfProcess, Progress
 
 logger = logging.getLogger("ckpt_keras")
 
-_RUNNING: dict[str, Session] = {}
-"""Directory -> session of each fit that has not ended. After Ctrl-C, a traceback may refer to a fit (in a notebook), and its
-last save may still be running: the next fit in that directory must find it."""
-
 
 class Session:
     """The checkpointer of one ``fit``, and what the steps in its directory are."""
@@ -45,59 +41,46 @@ class Session:
         self._unfinished: int | None = None
         self.closed = False
         self._failure: Exception | None = None
-        self._closing = threading.RLock()
+        self._closing = threading.Lock()
         self.processes = 1 if arguments.host_only else jax.process_count()
-        self._place = place_of(arguments.directory)
-        before = _RUNNING.get(self._place)
-        if before is not None:
-            before.abandon()
-        if "://" not in self._place:  # even if nothing will be saved
+        place = place_of(arguments.directory)
+        if "://" not in place:  # even if nothing will be saved
             with contextlib.suppress(FileExistsError):  # the Checkpointer looks at what is there
-                os.makedirs(self._place)
+                os.makedirs(place)
         self.checkpointer = Checkpointer(
             arguments.directory,
             keep_policy=arguments.keep_policy(model),
             asynchronous=arguments.save_on_background,
             options=arguments.options,
         )
-        _RUNNING[self._place] = self
 
     def close(self) -> None:
-        """Waits for a running save and closes the session; raises the save's error. If Ctrl-C ends the wait, the session
-        is still open, and may be closed again.
+        """Waits for a running save and closes the session; raises the error of a failed save, once. If Ctrl-C ends the wait,
+        the session is still open, and may be closed again.
         """
-        failure = None
         with self._closing:
-            try:
-                self.checkpointer.close()
-            except Exception as error:
-                failure = error
-            self.closed = True
-            if _RUNNING.get(self._place) is self:
-                del _RUNNING[self._place]
+            self._close_checkpointer()
+            failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def abandon(self) -> None:
-        """Closes the session of a fit that an exception ended; logs a failure of its last save."""
-        # Another thread may have noticed the end of the fit, and be waiting for the save.
-        with self._closing:
+        """Closes the session of a fit that an exception ended; logs a failure of its last save, and keeps it for ``close``."""
+        with self._closing:  # the thread that trains may be waiting for the save, too
             if self.closed:
                 return
-            try:
-                self.close()
-            except Exception as error:  # that step is lost; earlier ones remain
-                self._failure = error
+            self._close_checkpointer()
+            if self._failure is not None:  # that step is lost; earlier ones remain
                 what = "the last save of an interrupted fit failed"
-                logger.warning("%s: %s: %s", self.checkpointer.directory, what, error)
+                logger.warning("%s: %s: %s", self.checkpointer.directory, what, self._failure)
 
-    def wait_until_finished(self) -> None:
-        """Returns when no save is running; raises the error of a failed one, once."""
-        self.checkpointer.wait_until_finished()
-        with self._closing:  # another thread may be about to keep the error
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+    def _close_checkpointer(self) -> None:
+        if not self.closed:
+            try:
+                self.checkpointer.close()
+            except Exception as error:
+                self._failure = error
+            self.closed = True
 
     # --------------------------------------------------------------------------------- save
 
@@ -116,7 +99,7 @@ class Session:
         step = self._step(progress)
         weights_only = self._arguments.save_weights_only
         vars(progress).update({name: {} for name in host} if self.processes > 1 else host)
-        progress.callbacks = _tracked.states_of(self._arguments.track)
+        progress.callbacks = _progress.states_of(self._arguments.track)
         if not weights_only and self._config is None:
             # Once: Keras needs longer for it than a save takes, and it does not change during fit.
             self._config = config_item(model)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
-
-from ckpt_keras._names import numbered
 
 TRAINABLE = "trainable_variables"
 NON_TRAINABLE = "non_trainable_variables"
@@ -17,6 +16,7 @@ MORE_OPTIMIZERS = "more_optimizers"
 """Top-level names of a model's state; the first four are those of ``Model.get_state_tree``."""
 
 _ALWAYS_COUNTED = frozenset({"variable", "seed_generator"})
+_COUNTED = re.compile(r"(.+)_([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,11 @@ def slots_of_model(model: Any) -> list[Slot]:
 
 
 def slots_of_object(obj: Any) -> list[Slot]:
-    """The variables of an optimizer, a metric or a seed generator."""
+    """The variables of an optimizer, a metric or a seed generator; a single variable without a name."""
+    import keras
+
+    if isinstance(obj, keras.Variable):
+        return [Slot((), obj)]
     if not hasattr(obj, "variables"):
         return list(_named((), [obj.state], {}))
     weights = _weights(list(getattr(obj, "_trainable_variables", ())), [], {})
@@ -132,15 +136,16 @@ def _free(path: tuple[str, ...], *taken: Set[tuple[str, ...]]) -> tuple[str, ...
     return candidate
 
 
-def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
-    """Nested dictionaries of values, each of which comes with its path."""
-    tree: dict[str, Any] = {}
-    for (*parents, last), value in values:
-        node = tree
+def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> Any:
+    """Nested dictionaries of values, each of which comes with its path; the value itself if its path is empty."""
+    top: dict[str, Any] = {"": {}}
+    for path, value in values:
+        *parents, last = ("", *path)
+        node = top
         for part in parents:
             node = node.setdefault(part, {})
         node[last] = value
-    return tree
+    return top[""]
 
 
 def owners_of(model: Any) -> dict[int, tuple[str, ...]]:
@@ -207,6 +212,14 @@ def _of_metrics(model: Any) -> dict[int, str]:
 
 
 # ------------------------------------------------------------- names that Keras numbers, or loses
+
+
+def numbered(part: str, counted: Set[str]) -> tuple[str, int | None]:
+    """A part of a path without its number, and the number: 0 for the first, which has none; None if Keras counts no such."""
+    found = _COUNTED.fullmatch(part)
+    if found is not None and found[1] in counted and part not in counted:
+        return found[1], int(found[2])
+    return part, 0 if part in counted else None
 
 
 def counted_in(model: Any) -> frozenset[str]:

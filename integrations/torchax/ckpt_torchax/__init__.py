@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckpt_torchax._adapter import ADAPTER as ADAPTER
     from ckpt_torchax._adapter import TorchAdapter as TorchAdapter
-    from ckpt_torchax._convert import to_torch as to_torch
-    from ckpt_torchax._load_into import load_into as load_into
+    from ckpt_torchax._fill import load_into as load_into
+    from ckpt_torchax._fill import to_torch as to_torch
     from ckpt_torchax._weights import export_file as export_file
     from ckpt_torchax._weights import import_file as import_file
 
@@ -32,8 +32,8 @@ _HOMES = {
     "TorchAdapter": "_adapter",
     "export_file": "_weights",
     "import_file": "_weights",
-    "load_into": "_load_into",
-    "to_torch": "_convert",
+    "load_into": "_fill",
+    "to_torch": "_fill",
 }
 
 __all__ = ["ADAPTER", "TorchAdapter", "export_file", "import_file", "load_into", "to_torch"]

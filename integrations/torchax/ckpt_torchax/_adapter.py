@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ckpt_torchax import _environment, _modules, _optimizers, _tensors, _torchax
+from ckpt_torchax import _modules, _optimizers, _tensors, _torchax
 
 
 class TorchAdapter:
@@ -84,7 +84,7 @@ class TorchAdapter:
 
         It skips tensors on the CPU, on the meta device and views of others: ``set_state`` sets those.
         """
-        if isinstance(obj, _modules.Filling) or not isinstance(obj, torch.nn.Module):
+        if isinstance(obj, _torchax.Filling) or not isinstance(obj, torch.nn.Module):
             return []
         return _modules.set_leaves(obj, leaves)
 
@@ -138,25 +138,20 @@ def _renamed(path: str, table: Sequence[tuple[str, str]]) -> str:
 
 
 def _copied(obj: Any) -> Any:
-    if isinstance(obj, _modules.Filling):
-        return _modules.Filling(obj.inside)
+    if isinstance(obj, _torchax.Filling):
+        return _torchax.Filling(obj.inside)
     return _tensors.copied(obj) if isinstance(obj, torch.Tensor) else None
 
 
 Verbs = tuple[Callable[[Any], Any], Callable[[Any, Any], None], Callable[[Any, Any], Any]]
 
 _MODULE: Verbs = (_modules.get_state, _modules.set_state, _modules.wanted)
-_FILLING: Verbs = (
-    lambda filling: _modules.get_state(filling.inside),
-    lambda filling, state: setattr(filling, "state", state),
-    lambda filling, saved: _modules.wanted(filling.inside, saved),
-)
 _GENERATOR: Verbs = (
     _optimizers.get_generator_state,
     _optimizers.set_generator_state,
     lambda generator, saved: _optimizers.get_generator_state(generator),
 )
-_ENVIRONMENT: Verbs = (_environment.get_state, _environment.set_state, _environment.wanted)
+_ENVIRONMENT: Verbs = (_torchax.get_key, _torchax.set_key, _torchax.wanted_key)
 _PLAIN: Verbs = (
     _optimizers.state_with_arrays,
     _optimizers.set_plain_state,
@@ -167,8 +162,6 @@ _PLAIN: Verbs = (
 def _verbs(obj: Any) -> Verbs:
     """The functions that get, set and request the state of this kind of object."""
     cls = type(obj)
-    if issubclass(cls, _modules.Filling):
-        return _FILLING
     if issubclass(cls, torch.nn.Module):
         return _MODULE
     if issubclass(cls, torch.Generator):

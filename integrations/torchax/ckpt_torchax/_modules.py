@@ -25,32 +25,6 @@ TIED = "_tied_weights"
 _EXTRA = "_extra_state"  # torch's name in state_dict
 
 
-def refuse_no_module(call: str, module: Any) -> None:
-    """Raises TypeError, for a call that fills a module, if that is a class or no module."""
-    if isinstance(module, type):
-        raise TypeError(
-            f"{call}(path, module) fills an object, got the class {module.__name__}: write {call}(path, "
-            f"{module.__name__}(...))"
-        )
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"{call}(path, module) fills a torch.nn.Module, got a {type(module).__name__}: for tensors by name, "
-            "ckpt_torchax.to_torch(path)"
-        )
-
-
-class Filling(torch.nn.Module):
-    """A target that receives the loaded state of the module ``inside``; the caller then sets the state. It is a torch
-    module so that the adapter accepts it; its tensors are those of ``inside``.
-    """
-
-    state: Any = None
-
-    def __init__(self, inside: Any) -> None:
-        super().__init__()
-        vars(self)["inside"] = inside  # bypasses torch's registration of submodules
-
-
 def get_state(module: Any) -> dict[str, Any]:
     """The arrays of a module by name, tied ones once; tensors in ``_extra_state`` as arrays."""
     entries = _entries(module)
@@ -63,9 +37,9 @@ def get_state(module: Any) -> dict[str, Any]:
         name: leaf if isinstance(leaf, jax.Array) else entries[name]
         for name, leaf in leaves.items()
     }
-    groups = _groups(held)
-    tied = {first: dict.fromkeys(others, True) for first, *others in groups if others}
-    state = {names[0]: leaves[names[0]] for names in groups}
+    shared = by_object(held)
+    tied = {first: dict.fromkeys(others, True) for first, *others in shared if others}
+    state = {names[0]: leaves[names[0]] for names in shared}
     return state | {TIED: tied} if tied else state
 
 
@@ -78,7 +52,6 @@ def numbers_in(module: Any) -> dict[str, int | float]:
     """Path and value of the numbers that a module, and those in it, hold as attributes. ``state_dict`` leaves them out, unless
     a part has an extra state, which may have its numbers.
     """
-    module = module.inside if isinstance(module, Filling) else module
     return {
         f"{path}.{name}" if path else name: value
         for path, part in _torchax.unwrapped(module).named_modules()
@@ -99,7 +72,7 @@ def wanted(module: Any, saved: Any) -> Any:
     saved = saved if isinstance(saved, Mapping) else {}
     first_of = first_names(saved)
     state: dict[str, Any] = {}
-    for names in _groups(entries):
+    for names in by_object(entries):
         value = entries[names[0]]
         if _is_extra(names[0]):
             state[names[0]] = saved.get(names[0], value)
@@ -121,12 +94,15 @@ def wanted(module: Any, saved: Any) -> Any:
 
 def set_state(module: Any, state: Mapping[str, Any]) -> None:
     """Sets a state on the live tensors, which stay the same objects; meta tensors are replaced."""
+    if isinstance(module, _torchax.Filling):
+        module.state = state
+        return
     module = _torchax.unwrapped(module)
     entries = _entries(module)
     first_of = first_names(state)
     values: list[tuple[list[str], Any]] = []
     untied: list[str] = []
-    for names in _groups(entries):
+    for names in by_object(entries):
         sources = [name for name in names if name in state]
         if not sources:
             sources = [first_of[name] for name in names]
@@ -204,8 +180,6 @@ def _entries(module: Any) -> dict[str, Any]:
     """Name -> live tensor, or value of ``get_extra_state``; names as in the bare module's."""
     module = _torchax.unwrapped(module)
     entries: dict[str, Any] = dict(module.state_dict(keep_vars=True))
-    if TIED in entries:
-        raise UnsupportedLeaf(f"{TIED} is a name that ckpt uses itself: rename it", leaf=TIED)
     live: set[int] = set()
     for part in module.modules():
         live.update(map(id, vars(part)["_parameters"].values()))  # without torch's walk over names
@@ -221,7 +195,7 @@ def _entries(module: Any) -> dict[str, Any]:
     return entries
 
 
-def _groups(entries: Mapping[str, Any]) -> list[list[str]]:
+def by_object(entries: Mapping[str, Any]) -> list[list[str]]:
     """Names of the same object together, in order; an extra state is alone."""
     groups: dict[Any, list[str]] = {}
     for name, value in entries.items():
@@ -290,18 +264,6 @@ def _warn_of_lost_differences(names: list[str], values: list[Any]) -> None:
 
 def _warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=3)
-
-
-def names_of_tensors(module: Any) -> list[tuple[list[str], Any]]:
-    """Every parameter and buffer, including non-persistent ones, with all of its names."""
-    tensors = dict(module.named_parameters(remove_duplicate=False))
-    tensors |= dict(module.named_buffers(remove_duplicate=False))
-    return [(names, tensors[names[0]]) for names in _groups(tensors)]
-
-
-def tensor_at(module: Any, name: str) -> Any:
-    """The parameter or buffer with this name."""
-    return getattr(_owner(module, name), name.rpartition(".")[2])
 
 
 def put(module: Any, name: str, tensor: Any) -> None:

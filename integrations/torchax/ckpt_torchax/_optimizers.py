@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_torchax import _bits, _tensors, _torchax
+from ckpt_torchax import _tensors, _torchax
 
 # State that has the shape of its parameter, in torch's own optimizers.
 _LIKE_PARAMETER = frozenset(
@@ -118,7 +118,7 @@ def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any, order: Ord
     live = state_with_arrays(optimizer)
     groups: list[Any] = [None] * len(saved_groups)
     for own, place in zip(live["param_groups"], order.groups, strict=True):
-        groups[place] = _wanted_group(own, saved_groups[place])
+        groups[place] = {**own, **saved_groups[place]}  # settings that were not saved stay
     state: dict[Any, Any] = {}
     for key, entry in saved.get("state", {}).items():
         if not str(key).isdigit():  # not a parameter's: some optimizers also have text keys
@@ -160,12 +160,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _wanted_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved settings of a group; settings that were not saved keep the group's values."""
-    group = {name: saved.get(name, value) for name, value in own.items()}
-    return group | {name: value for name, value in saved.items() if name not in own}
-
-
 def _wanted_leaf(own: Any, saved: Any, parameter: Any, where: str) -> Any:
     """The target for one entry of a parameter's state."""
     if getattr(saved, "kind", None) not in ("jax", "numpy"):
@@ -180,7 +174,7 @@ def _wanted_leaf(own: Any, saved: Any, parameter: Any, where: str) -> Any:
     if saved.kind == "numpy" and where.endswith("/step"):
         return saved  # torch keeps step counters on the CPU
     sharding = parameter.jax().sharding if saved.shape == tuple(parameter.shape) else None
-    return jax.ShapeDtypeStruct(saved.shape, _bits.dtype_named(saved.dtype), sharding=sharding)
+    return jax.ShapeDtypeStruct(saved.shape, _tensors.dtype_named(saved.dtype), sharding=sharding)
 
 
 def _refuse(where: str, saved: str, wanted: str, kind: str = "structure") -> None:
@@ -211,11 +205,11 @@ def set_plain_state(obj: Any, state: Mapping[str, Any]) -> None:
 
 def get_generator_state(generator: torch.Generator) -> dict[str, Any]:
     """The bytes of a generator's state."""
-    with _bits.plain_torch():
+    with _tensors.plain_torch():
         return {"state": generator.get_state().numpy().copy()}
 
 
 def set_generator_state(generator: torch.Generator, state: Mapping[str, Any]) -> None:
     """Sets a generator to a saved state."""
-    with _bits.plain_torch():
+    with _tensors.plain_torch():
         generator.set_state(torch.from_numpy(np.array(state["state"])))

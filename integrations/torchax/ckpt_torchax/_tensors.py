@@ -1,16 +1,23 @@
-"""Reads single tensors, and sets values on them without replacing the tensor object."""
+"""Reads single tensors, and sets values on them without replacing the tensor object.
+
+Tensors on the CPU become numpy arrays and back without a copy. numpy has no bfloat16 and no fp8, so those are viewed as integers
+of the same width, and these as the dtypes of ml_dtypes. No value is ever converted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import jax
+import ml_dtypes
 import numpy as np
 import torch
+from torch.utils._mode_utils import no_dispatch
 
 from ckpt_core import UnsupportedLeaf
-from ckpt_torchax import _bits, _torchax
+from ckpt_torchax import _torchax
 
 
 def read(tensor: Any, where: str) -> Any:
@@ -18,8 +25,9 @@ def read(tensor: Any, where: str) -> Any:
     if _torchax.is_jax(tensor):
         return tensor.jax()
     if tensor.is_meta:
-        return _abstract(tensor, where)
-    return _bits.to_numpy(tensor, where)
+        dtype = jax.dtypes.canonicalize_dtype(numpy_dtype(tensor, where))
+        return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
+    return to_numpy(tensor, where)
 
 
 def read_live(tensor: Any, where: str) -> Any:
@@ -51,7 +59,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     if _torchax.is_jax(tensor):
         return _torchax.parameter_or_tensor(cast(Any, tensor).jax(), tensor)
-    with _bits.plain_torch():
+    with plain_torch():
         try:
             made = tensor.detach().resolve_conj().resolve_neg().clone()
         except (RuntimeError, NotImplementedError, ValueError):
@@ -61,12 +69,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor | None:
         return made.requires_grad_(tensor.requires_grad)
 
 
-def _abstract(tensor: torch.Tensor, where: str) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the array for a tensor on the meta device."""
-    dtype = jax.dtypes.canonicalize_dtype(_bits.numpy_dtype(tensor, where))
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype)
-
-
 def write(tensor: Any, value: Any) -> None:
     """Sets a value of the same shape and dtype on a tensor, which stays the same object."""
     if _torchax.is_view(tensor):
@@ -74,31 +76,19 @@ def write(tensor: Any, value: Any) -> None:
     elif _torchax.is_tensor(tensor):
         tensor._elem = value
     else:
-        _write_cpu(tensor, _bits.from_numpy(np.asarray(value), "value"))
+        made = from_numpy(np.asarray(value), "value")
+        with plain_torch(), torch.no_grad():
+            if 0 in tensor.stride() and tensor.numel() > 1:
+                tensor.data = made  # an expanded tensor, whose elements share memory
+            else:
+                tensor.detach().copy_(made)
 
 
 def is_of(value: Any, tensor: Any) -> bool:
     """Whether a value is the object that ``read`` returns for a tensor."""
     if _torchax.is_jax(tensor) or tensor.is_meta:
         return value is read(tensor, "tensor") or isinstance(value, jax.ShapeDtypeStruct)
-    return isinstance(value, np.ndarray) and np.shares_memory(value, _bits.to_numpy(tensor, ""))
-
-
-def _write_cpu(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    with _bits.plain_torch(), torch.no_grad():
-        if 0 in tensor.stride() and tensor.numel() > 1:
-            tensor.data = value  # an expanded tensor, whose elements share memory
-        else:
-            tensor.detach().copy_(value)
-
-
-def as_tensor(value: Any, like: Any = None) -> Any:
-    """A new tensor from an array; from a jax array a torchax one, unless ``like`` is a CPU tensor."""
-    on_cpu = like is not None and not _torchax.is_tensor(like)
-    if isinstance(value, jax.Array) and not on_cpu:
-        torchax = _torchax.require("for state that lies on JAX arrays")
-        return torchax.tensor.Tensor(value, torchax.default_env())
-    return _bits.from_numpy(np.asarray(value), "value")
+    return isinstance(value, np.ndarray) and np.shares_memory(value, to_numpy(tensor, ""))
 
 
 def map_tree(change: Callable[[Any, str], Any], tree: Any, where: str = "") -> Any:
@@ -121,9 +111,115 @@ def arrays_of(tree: Any) -> Any:
 
 
 def tensors_of(tree: Any, like: Any = None) -> Any:
-    """A tree of plain containers with tensors in place of arrays."""
+    """A tree of plain containers with tensors in place of arrays; for jax arrays torchax ones, unless ``like`` is a CPU tensor."""
+    on_cpu = like is not None and not _torchax.is_tensor(like)
 
     def change(leaf: Any, where: str) -> Any:
-        return as_tensor(leaf, like) if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+        if isinstance(leaf, jax.Array) and not on_cpu:
+            torchax = _torchax.require("for state that lies on JAX arrays")
+            return torchax.tensor.Tensor(leaf, torchax.default_env())
+        is_array = isinstance(leaf, (jax.Array, np.ndarray))
+        return from_numpy(np.asarray(leaf), "value") if is_array else leaf
 
     return map_tree(change, tree)
+
+
+# ------------------------------------------------------------------------- tensors on the CPU
+
+Array = np.ndarray[Any, Any]
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name such as ``bfloat16``."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+_NAMES = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+_NUMPY = {getattr(torch, name): dtype_named(name) for name in _NAMES}
+_WIDENED: dict[Any, Any] = {
+    **{dtype_named(name): np.int8 for name in ("int2", "int4")},
+    **{dtype_named(name): np.uint8 for name in ("uint2", "uint4")},
+}
+_TORCH = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY.items()}
+
+
+@contextmanager
+def plain_torch() -> Generator[None]:
+    """Inside the block operations on CPU tensors are torch's own, even if torchax is enabled."""
+    with torch._C.DisableTorchFunction(), no_dispatch():  # pyright: ignore
+        yield
+
+
+def numpy_dtype(tensor: torch.Tensor, where: str) -> np.dtype[Any]:
+    """The dtype that a checkpoint stores a tensor in; UnsupportedLeaf if numpy and ml_dtypes have none."""
+    found = _NUMPY.get(tensor.dtype)
+    if found is None:
+        raise _unsupported(tensor, where, f"nothing outside of torch has its dtype {tensor.dtype}")
+    return found
+
+
+def to_numpy(tensor: torch.Tensor, where: str) -> Array:
+    """A numpy array on the memory of a CPU tensor, which must be plain and strided, of a known dtype."""
+    _refuse_unusual(tensor, where)
+    dtype = numpy_dtype(tensor, where)
+    with plain_torch():
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        if dtype.isbuiltin == 1:
+            return plain.numpy()
+        return plain.view({1: torch.uint8, 2: torch.int16}[dtype.itemsize]).numpy().view(dtype)
+
+
+def from_numpy(array: Array, where: str) -> torch.Tensor:
+    """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory. 4-bit and 2-bit
+    integers, for which torch has no arithmetic, become 8-bit ones.
+    """
+    if array.dtype in _WIDENED:
+        array = array.astype(_WIDENED[array.dtype])
+    dtype = _TORCH.get(array.dtype.newbyteorder("="))
+    if dtype is None:
+        raise UnsupportedLeaf(
+            f"{where}: torch has no dtype for {array.dtype.name}: load it as numpy with "
+            "ckpt_core.load(path, as_numpy=True)",
+            leaf=where,
+            type_name=array.dtype.name,
+        )
+    if not (array.flags.writeable and array.dtype.isnative and all(s >= 0 for s in array.strides)):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+    with plain_torch():
+        if array.dtype.isbuiltin == 1:
+            return torch.from_numpy(array)
+        return torch.from_numpy(array.view(f"i{array.itemsize}")).view(dtype)
+
+
+def _refuse_unusual(tensor: torch.Tensor, where: str) -> None:
+    """Refuses everything but ordinary CPU tensors; the error says why and what to save instead."""
+    cls: Any = type(tensor)
+    plain: Any = torch.Tensor
+    roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    device = tensor.device.type
+    why = None
+    if device == "tpu" or roots & {"torch_tpu", "torchtpu"}:
+        why = "TorchTPU tensors are not supported: use torchax, or save tensor.cpu()"
+    elif torch.nn.parameter.is_lazy(tensor):
+        why = "it is not initialized: run the lazy module once"
+    elif tensor.is_nested:
+        why = "it is nested: save its parts"
+    elif tensor.layout != torch.strided:
+        why = f"its layout is {tensor.layout}: save tensor.to_dense()"
+    elif tensor.is_quantized:
+        why = "it is quantized: save int_repr(), scale and zero point"
+    elif device != "cpu":
+        why = f"it lies on {device}: save tensor.cpu()"
+    elif cls.__torch_dispatch__ is not plain.__torch_dispatch__:
+        why = "it is a wrapper, with no memory of its own to save"
+    if why is not None:
+        raise _unsupported(tensor, where, why)
+
+
+def _unsupported(tensor: torch.Tensor, where: str, why: str) -> UnsupportedLeaf:
+    name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+    return UnsupportedLeaf(f"{where}: cannot save a {name}: {why}", leaf=where, type_name=name)
