@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ckpt_core.bench._config import ConfigError
 from ckpt_core.bench._machine import warnings_about
 from ckpt_core.bench._measure import PEAK, RATE, TIME, is_rate
 from ckpt_core.bench._results import CaseResult, SuiteResult, Summary
-from ckpt_core.bench._schema import ConfigError
 
 _ACKNOWLEDGED = ("save", "save_background")
 """Operations after which a save is acknowledged. `save_blocking` acknowledges nothing."""

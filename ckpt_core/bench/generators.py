@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
+from ckpt_core.bench._config import nearest
 from ckpt_core.bench._data import abstract, check_equal, load_onto, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._measure import DEFAULT_KEYS, GB, RATE, TIME
-from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
 
 # The text of swept options in tables; null, the library's own choice, has none.
