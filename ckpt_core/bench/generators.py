@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core.bench._config import nearest
-from ckpt_core.bench._data import abstract, check_equal, load_onto, total_bytes
+from ckpt_core.bench._config import ArraySpec, CheckpointConfig, nearest
+from ckpt_core.bench._data import abstract, check_equal, host_data, load_onto, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._measure import DEFAULT_KEYS, GB, RATE, TIME
 from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
@@ -170,14 +170,9 @@ class UniformLeaves(SaveLoad):
     """``SaveLoad`` on equal arrays that it makes itself; small ones show the cost per leaf."""
 
     def state(self, context: bench.TestContext) -> Any:
-        if jax.process_count() > 1:
-            raise bench.Skipped("runs in one process; use SaveLoad with a checkpoint_config")
-        rng, length = np.random.default_rng(0), max(1, context.options.leaf_bytes // 4)
-        state: dict[str, Any] = {}
-        for index in range(context.options.leaves):
-            values = jax.device_put(rng.standard_normal(length, np.float32))
-            state.setdefault(f"layer_{index // 10}", {})[f"w{index % 10}"] = values
-        return jax.block_until_ready(state)
+        shape = (max(1, context.options.leaf_bytes // 4),)
+        arrays = ArraySpec("float32", shape, count=context.options.leaves)
+        return host_data(CheckpointConfig(spec={"params": arrays}))(context.mesh)
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         result = super().test_fn(context)
