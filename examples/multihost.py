@@ -152,7 +152,8 @@ def start(run: Path, processes: int, *arguments: str) -> list[int]:
 
 def curve(run: Path) -> dict[int, tuple[float, int]]:
     """Step -> loss, and how many processes computed it."""
-    lines = map(json.loads, (run / "losses.jsonl").read_text().splitlines())
+    path = run / "losses.jsonl"
+    lines = map(json.loads, path.read_text().splitlines() if path.exists() else ())
     return {line["step"]: (line["loss"], line["processes"]) for line in lines}
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +24,6 @@ from ckpt_core.testing._prints import (
     prints_from,
     prints_of,
 )
-from ckpt_core.testing._processes import portable, run_apart
 
 By = Literal["exception", "SIGKILL", "SIGTERM"]
 """How a run is interrupted."""
@@ -345,3 +348,52 @@ def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) 
     except BaseException:
         write({"error": traceback.format_exc()})
         raise
+
+
+def run_apart(
+    target: Callable[..., None], arguments: tuple[Any, ...], name: str, timeout_secs: float
+) -> int | None:
+    """The exit status of a new interpreter that calls ``target``; it is killed, with its process group, if that takes too long."""
+    # spawn, because JAX and TensorStore do not survive a fork
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    process.join(timeout_secs)
+    if not process.is_alive():
+        return process.exitcode
+    assert process.pid is not None
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has not made its process group yet, or has ended
+    process.join()
+    raise TimeoutError(f"{name} was not done after {timeout_secs:g} s in a process of its own")
+
+
+def portable(value: Any) -> Any:
+    """The value, or a substitute for it, that can be sent to a new process; TypeError if there is none."""
+    try:
+        pickle.dumps(value)
+        return value
+    except Exception as error:
+        named = _ByName(getattr(value, "__module__", ""), getattr(value, "__qualname__", ""))
+        if named.find() is value:  # a decorated function, such as a jitted one
+            return named
+        raise TypeError(
+            f"{value!r} cannot be taken to a new process: it must be a function at the top of a "
+            f"module (or a functools.partial of one), not a lambda or a local function. {error}"
+        ) from error
+
+
+class _ByName:
+    """A wrapped function that pickle cannot send; the new process imports it by name."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self._name = name
+
+    def find(self) -> Any:
+        return getattr(sys.modules.get(self._module), self._name, None)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(self._module), self._name)(*arguments, **options)
