@@ -65,13 +65,6 @@ class SaveLoadOptions(bench.BenchmarkOptions):
     restore_concurrent_gb: float | list[float | None] | None = None
     metric_tracemalloc_enabled: bool = False
 
-    def problem(self) -> str | None:
-        name = str(self.library)
-        if name not in LIBRARIES:
-            return f"no library {name!r}{nearest(name, LIBRARIES)}"
-        reason = LIBRARIES[name].refuses(self)
-        return None if reason is None else f"{name} {reason}"
-
     def label(self, name: str) -> str:
         if name in _WORDS:
             return _WORDS[name].get(getattr(self, name), "")
@@ -86,12 +79,19 @@ def _data_of(context: bench.TestContext) -> Any:
 
 
 def _library_of(context: bench.TestContext, *, sharded: bool) -> Library:
-    """The library of the options; raises ``Skipped`` if it must, and cannot, save arrays that several devices or processes hold."""
+    """The library of the options; raises ``Skipped`` if it cannot do what they ask, or must, and cannot, save arrays that several
+    devices or processes hold.
+    """
+    name = str(context.options.library)
+    if name not in LIBRARIES:
+        raise bench.Skipped(f"no library {name!r}{nearest(name, LIBRARIES)}")
+    if reason := LIBRARIES[name].refuses(context.options):
+        raise bench.Skipped(f"{name} {reason}")
     lib = make_library(context.options)
     if not lib.sharded and jax.process_count() > 1:
-        raise bench.Skipped(f"{context.options.library} runs in one process only")
+        raise bench.Skipped(f"{name} runs in one process only")
     if not lib.sharded and sharded:
-        raise bench.Skipped(f"{context.options.library} knows no shardings")
+        raise bench.Skipped(f"{name} knows no shardings")
     return lib
 
 
@@ -262,11 +262,6 @@ class ReshardingOptions(SaveLoadOptions):
     reference_checkpoint_path: str | list[str | None] | None = None
     reference_sharding_path: str | list[str | None] | None = None
 
-    def problem(self) -> str | None:
-        if self.library != "ckpt" and self.reference_checkpoint_path is not None:
-            return "loading an existing checkpoint is measured for ckpt only"
-        return super().problem()
-
 
 @bench.benchmark_options(ReshardingOptions)
 class Resharding(bench.BenchmarksGenerator):
@@ -280,6 +275,8 @@ class Resharding(bench.BenchmarksGenerator):
         metrics, state = bench.Metrics(), context.pytree
         reference = context.options.reference_checkpoint_path
         if reference is not None:
+            if context.options.library != "ckpt":
+                raise bench.Skipped("loading an existing checkpoint is measured for ckpt only")
             sharding = context.options.reference_sharding_path
             load = functools.partial(load_onto, reference, sharding)
             _measure_load(metrics, context, Path(reference), load)
