@@ -1,6 +1,6 @@
 """Measures saves and loads in a bucket beside plain transfers of the same bytes: python benchmarks/stores.py
 
-The servers are the tests': SeaweedFS for S3, one of Google's JSON API, each in a process of its own on this machine.
+The servers are the tests': SeaweedFS for S3, one of Google's JSON API, in other processes of this machine than the tools.
 So nothing here is the speed of a cloud; it shows what a library costs beside a server that answers at once. In
 each round every tool saves and loads in turn. The requests are counted in a run of their own, through a
 proxy. Needs boto3 or gcsfs for their rows, and Orbax with gcsfs for its. ``TMPDIR=/dev/shm`` leaves the disk out.
@@ -12,7 +12,6 @@ import contextlib
 import io
 import itertools
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared import MIB, ROOT, fresh, header, middle, options, row, spread, timed  # isort: skip
+from shared import MIB, fresh, header, middle, options, row, spread, timed  # isort: skip
 
 import numpy as np
 import tensorstore as ts
 
 import ckpt_core as ckpt
-from tests.support import counting_proxy, s3_server
+from tests.support import counting_proxy, gcs_server, s3_server
 
 THREADS = 10  # as many as boto3's managed transfers take
 SIZES = {"4 x 16 MiB": (4, 16 * MIB), "16 x 32 MiB": (16, 32 * MIB), "2,000 x 4 KiB": (2000, 4096)}
@@ -244,27 +243,15 @@ def measure(
 
 
 @contextlib.contextmanager
-def child(*arguments: str) -> Iterator[list[str]]:
-    """The words that a server in a process of its own prints first; it ends with the block."""
-    command = [sys.executable, "-m", *arguments]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().split()
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
-def server(store: str) -> Iterator[list[str]]:
+def server(store: str) -> Iterator[tuple[str, str]]:
     """URL and bucket."""
-    with contextlib.ExitStack() as stack:
-        if store == "S3":
-            os.environ[HOME] = home = stack.enter_context(tempfile.TemporaryDirectory())
-            yield [stack.enter_context(s3_server.running(Path(home), 1024)), s3_server.BUCKET]
-        else:
-            yield stack.enter_context(child("tests.support.gcs_server"))
+    if store == "GCS":
+        with gcs_server.running() as served:
+            yield served.url, served.bucket
+        return
+    with tempfile.TemporaryDirectory() as home, s3_server.running(Path(home), 1024) as url:
+        os.environ[HOME] = home
+        yield url, s3_server.BUCKET
 
 
 def cells_of(found: Row, counts: Row, verb: str, best: float) -> list[str]:
@@ -291,7 +278,7 @@ def main() -> None:
             continue
         with server(store) as (url, bucket):
             rows = fresh(measure, store, url, bucket, given.sizes, given.rounds, False)
-            with child("tests.support.counting_proxy", url) as (proxy,):
+            with counting_proxy.running(url) as proxy:
                 counts = fresh(measure, store, proxy, bucket, given.sizes, 1, True)
         for found, seen in zip(rows, counts, strict=True):
             rivals = [r for r in rows if r["plain"] and r["size"] == found["size"]]

@@ -22,18 +22,7 @@ CONTEXT = 64
 BATCH = 8
 
 # Python's own sources: text that every machine has.
-SOURCES = (
-    "argparse.py",
-    "ast.py",
-    "dataclasses.py",
-    "difflib.py",
-    "functools.py",
-    "heapq.py",
-    "inspect.py",
-    "pathlib.py",
-    "statistics.py",
-    "textwrap.py",
-)
+SOURCES = "argparse ast dataclasses difflib functools heapq inspect pathlib statistics textwrap"
 
 
 class Block(nnx.Module):
@@ -97,25 +86,6 @@ def _is_matrix(params: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
 
 
-class TextWindows:
-    """Windows of the text that overlap by half: a Grain random-access source."""
-
-    def __init__(self, text: np.ndarray, length: int):
-        self._text = text
-        self._length = length
-        self._stride = length // 2
-
-    def __len__(self) -> int:
-        return (len(self._text) - self._length) // self._stride
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        start = int(index) * self._stride
-        return self._text[start : start + self._length]
-
-    def __repr__(self) -> str:
-        return f"TextWindows({len(self._text)} characters, {self._length} each)"
-
-
 def inputs_and_targets(windows: np.ndarray) -> dict[str, np.ndarray]:
     """The same characters, shifted by one."""
     return {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
@@ -127,7 +97,7 @@ def make_data(seed: int = 0) -> grain.DatasetIterator[dict[str, np.ndarray]]:
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["train"])
     dataset = (
-        grain.MapDataset.source(TextWindows(_read_sources(), CONTEXT + 1))
+        grain.MapDataset.source(_windows())
         .seed(seed)
         .shuffle()
         .repeat()
@@ -139,8 +109,10 @@ def make_data(seed: int = 0) -> grain.DatasetIterator[dict[str, np.ndarray]]:
     return iter(dataset)
 
 
-def _read_sources() -> np.ndarray:
+def _windows() -> Any:
+    """Windows of the text that overlap by half."""
     folder = Path(sysconfig.get_path("stdlib"))
-    text = b"".join((folder / name).read_bytes() for name in SOURCES)
+    text = b"".join((folder / f"{name}.py").read_bytes() for name in SOURCES.split())
     characters = np.frombuffer(text, np.uint8)
-    return np.where(characters < VOCABULARY, characters, ord("?")).astype(np.int32)
+    numbers = np.where(characters < VOCABULARY, characters, ord("?")).astype(np.int32)
+    return np.lib.stride_tricks.sliding_window_view(numbers, CONTEXT + 1)[:: CONTEXT // 2]

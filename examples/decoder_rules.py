@@ -7,19 +7,11 @@ projections take a row vector from the left, and those of attention have a dimen
 heads, size]``, ``kv`` is ``[layer, 2, width, kv_heads, size]``, ``out`` is ``[layer, heads, size, width]``; ``gate_up`` is
 ``[layer, width, 2 * hidden]``. Sizes and shardings are those of the target.
 
-Run it to see it: it makes a small Llama of zeros, and loads it into such a target.
+`llama_weights.py` loads a Llama into such a target.
 """
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-import ckpt_core as ckpt
 from ckpt_core import Rule
 
 _LAYER = "model.layers.{n}"
@@ -71,61 +63,3 @@ GEMMA = [  # logits come from the embedding; the scale of a norm is 1 + weight, 
     Rule(f"{_LAYER}.pre_feedforward_layernorm.weight", "layers/norm/before_mlp", stack=_N),
     Rule(f"{_LAYER}.post_feedforward_layernorm.weight", "layers/norm/after_mlp", stack=_N),
 ]
-
-
-def main() -> None:
-    from safetensors.numpy import save_file
-
-    width, heads, kv_heads, size, hidden, layers, vocabulary = 64, 4, 2, 16, 128, 3, 256
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj": (heads * size, width),
-        "self_attn.k_proj": (kv_heads * size, width),
-        "self_attn.v_proj": (kv_heads * size, width),
-        "self_attn.o_proj": (width, heads * size),
-        "mlp.gate_proj": (hidden, width),
-        "mlp.up_proj": (hidden, width),
-        "mlp.down_proj": (width, hidden),
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-    }
-    tensors = {
-        f"model.layers.{n}.{name}.weight": np.zeros(shape, np.float32)
-        for n in range(layers)
-        for name, shape in shapes.items()
-    }
-    tensors["model.embed_tokens.weight"] = np.zeros((vocabulary, width), np.float32)
-    tensors["lm_head.weight"] = np.zeros((vocabulary, width), np.float32)
-    tensors["model.norm.weight"] = np.zeros(width, np.float32)
-
-    def leaf(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)  # give it a sharding here
-
-    target = {
-        "embed": leaf(vocabulary, width),
-        "head": leaf(width, vocabulary),
-        "norm": leaf(width),
-        "layers": {
-            "attention": {
-                "q": leaf(layers, width, heads, size),
-                "kv": leaf(layers, 2, width, kv_heads, size),
-                "out": leaf(layers, heads, size, width),
-            },
-            "mlp": {
-                "gate_up": leaf(layers, width, 2 * hidden),
-                "down": leaf(layers, hidden, width),
-            },
-            "norm": {
-                "before_attention": leaf(layers, width),
-                "before_mlp": leaf(layers, width),
-            },
-        },
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        save_file(tensors, Path(folder) / "model.safetensors")
-        params = ckpt.load(folder, target, rules=LLAMA)
-    for path, array in jax.tree_util.tree_leaves_with_path(params):
-        print(jax.tree_util.keystr(path, simple=True, separator="/"), array.shape)
-
-
-if __name__ == "__main__":
-    main()

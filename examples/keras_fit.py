@@ -12,19 +12,19 @@ any clean-up) and started again. It compares every weight, optimizer slot and ra
 from __future__ import annotations
 
 import argparse
-import hashlib
+import functools
 import os
-import signal
-import subprocess
-import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
 
-def train(directory: str, epochs: int, save_freq: int, kill_at: int) -> None:
-    """Trains in this process, from the newest step in the directory if there is one."""
+def train(
+    directory: Path, report: Callable[..., None] | None, epochs: int = 3, save_freq: int = 10
+) -> Any:
+    """Trains in this process, from the newest step in the directory if there is one; returns the model."""
     import keras
     import sklearn.datasets
 
@@ -44,17 +44,16 @@ def train(directory: str, epochs: int, save_freq: int, kill_at: int) -> None:
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=0.05)
 
-    class Kill(keras.callbacks.Callback):
-        """Kills this process at one step, like a machine that loses power."""
+    class Report(keras.callbacks.Callback):
+        """Tells the demonstration of every batch; there, it may kill the process."""
 
-        def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-            if kill_at and int(self.model.optimizer.iterations) == kill_at:
-                checkpoint.wait_until_finished()  # so that the demonstration resumes at this step
-                print(f"killed after {kill_at} batches", flush=True)
-                os.kill(os.getpid(), signal.SIGKILL)
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if report is not None:
+                checkpoint.wait_until_finished()  # so that the demonstration resumes at step 30
+                report(int(self.model.optimizer.iterations), model=self.model)
 
     checkpoint = OrbaxCheckpointCallback(directory, save_freq=save_freq, track=[plateau], verbose=1)
-    callbacks = [checkpoint, plateau, *([Kill()] if kill_at else [])]
+    callbacks = [checkpoint, plateau, Report()]
     model.fit(
         x,
         y,
@@ -64,36 +63,7 @@ def train(directory: str, epochs: int, save_freq: int, kill_at: int) -> None:
         verbose=2,
         callbacks=callbacks,
     )
-    digest = hashlib.sha256()
-    for variable in [*model.variables, *model.optimizer.variables]:
-        digest.update(keras.ops.convert_to_numpy(variable.value).tobytes())
-    print(f"fingerprint {digest.hexdigest()}")
-
-
-def start(directory: Path, epochs: int, save_freq: int, kill_at: int = 0) -> str:
-    """Runs a training in a new process and returns what it printed."""
-    command = [sys.executable, __file__, "--directory", str(directory), "--epochs", str(epochs)]
-    command += ["--save-freq", str(save_freq), "--kill-at", str(kill_at)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    expected = -signal.SIGKILL if kill_at else 0
-    if done.returncode != expected:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}")
-    print(done.stdout, end="")
-    return done.stdout.splitlines()[-1]
-
-
-def demonstrate(epochs: int, save_freq: int) -> None:
-    """Trains without a stop, and killed and resumed; both fingerprints must be equal."""
-    with tempfile.TemporaryDirectory() as folder:
-        print("--- without a stop")
-        straight = start(Path(folder) / "straight", epochs, save_freq)
-        print("--- killed in the middle of the second epoch")
-        start(Path(folder) / "stopped", epochs, save_freq, kill_at=35)
-        print("--- started again")
-        resumed = start(Path(folder) / "stopped", epochs, save_freq)
-    if straight != resumed:
-        raise SystemExit(f"not the same: {straight} and {resumed}")
-    print("--- the same weights, optimizer state and random seeds, bit for bit")
+    return model
 
 
 def main() -> None:
@@ -101,15 +71,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--directory", help="train here; without it, the demonstration")
+    parser.add_argument("--directory", type=Path, help="train here; without it, the demonstration")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--save-freq", type=int, default=10, help="batches between saves")
-    parser.add_argument("--kill-at", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.directory is None:
-        demonstrate(given.epochs, given.save_freq)
-    else:
-        train(given.directory, given.epochs, given.save_freq, given.kill_at)
+    if given.directory is not None:
+        train(given.directory, None, given.epochs, given.save_freq)
+        return
+
+    from ckpt_core.testing import assert_exact_resume
+
+    training = functools.partial(train, epochs=given.epochs, save_freq=given.save_freq)
+    # in the middle of the second epoch
+    found = assert_exact_resume(training, interrupt_at=35, by="SIGKILL")
+    print(
+        f"killed after {found.interrupted_at[0]} batches and started again: {found.leaves} values"
+    )
+    print("of weights, optimizer state and random seeds are the same, bit for bit")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
     python examples/llama_weights.py --gib 2
 
 1. Writes a decoder with the names and shapes of Llama as safetensors, random, of about the size that is asked for.
-2. Loads it into an NNX model that is sharded over 8 CPU devices: every bit as in the file, and hardly more memory than
-   the model has. Each device reads its own parts, and the rules are applied on the way.
-3. Trains a few steps, and saves with ckpt.
-4. Exports the checkpoint to safetensors, through the same rules backwards.
-5. Loads that in PyTorch, and compares the logits.
+2. Loads it into an NNX model that is sharded over 8 CPU devices, with hardly more memory than the model has. Each device
+   reads its own parts, and the rules are applied on the way.
+3. Exports it to safetensors, through the same rules backwards: every bit as in the file.
+4. Trains a few steps, exports again, loads that in PyTorch, and compares the logits.
 """
 
 from __future__ import annotations
@@ -168,20 +167,21 @@ def memory_bytes(which: str) -> int:
     return int(next(line for line in lines if line.startswith(which)).split()[1]) * 1024
 
 
-def is_in_file(model: Llama, folder: Path) -> bool:
-    """Whether parameters are, bit for bit, what was written; one tensor at a time."""
-    index = ckpt.load(folder, as_numpy=True)
-    q = model.layers.attention.q[...]
-    gate_up, down = model.layers.mlp.gate_up[...], model.layers.mlp.down[...]
-    pairs = [(model.embed[...], index["model.embed_tokens.weight"])]
-    pairs.append((model.head[...], index["lm_head.weight"].T))
-    for n in range(LAYERS):
-        saved = index[f"model.layers.{n}.self_attn.q_proj.weight"]
-        pairs.append((q[n], saved.reshape(HEADS, SIZE, WIDTH).transpose(2, 0, 1)))
-        both = [index[f"model.layers.{n}.mlp.{name}_proj.weight"].T for name in ("gate", "up")]
-        pairs.append((gate_up[n], np.concatenate(both, 1)))
-        pairs.append((down[n], index[f"model.layers.{n}.mlp.down_proj.weight"].T))
-    return all(np.array_equal(np.asarray(one), other) for one, other in pairs)
+def exported(model: Llama, folder: Path) -> Path:
+    """The folder with the weights of a model as safetensors, by the rules backwards."""
+    ckpt.save(folder / "checkpoint", model=model)
+    ckpt.convert.export_safetensors(
+        folder / "checkpoint", folder / "weights", item="model", rules=LLAMA
+    )
+    return folder / "weights"
+
+
+def are_same(one: Path, other: Path) -> bool:
+    """Whether two folders have the same tensors, bit for bit."""
+    here, there = (ckpt.load(folder, as_numpy=True) for folder in (one, other))
+    return here.keys() == there.keys() and all(
+        np.array_equal(here[name], there[name]) for name in here
+    )
 
 
 @nnx.jit
@@ -246,11 +246,6 @@ def main() -> None:
         run(Path(name), hidden_for(int(arguments.gib * 2**30)))
 
 
-def small_file(folder: Path) -> Path:
-    save_file({"w": np.zeros(2, np.float32)}, folder / "small.safetensors")
-    return folder / "small.safetensors"
-
-
 def run(folder: Path, hidden: int) -> None:
     hub = folder / "hub"
     hub.mkdir()
@@ -258,27 +253,24 @@ def run(folder: Path, hidden: int) -> None:
     print(f"a Llama of {total / 2**20:.0f} MiB in {len(list(hub.glob('*.safetensors')))} files")
 
     model = abstract_model(hidden)
-    ckpt.load(small_file(folder))  # what a process needs once is not memory of the model
+    small = folder / "small.safetensors"
+    save_file({"w": np.zeros(2, np.float32)}, small)
+    ckpt.load(small)  # what a process needs once is not memory of the model
     before = memory_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
     model = ckpt.load(hub, model, rules=LLAMA)
     ratio = (memory_bytes("VmHWM") - before) / total
     print(f"loaded onto 8 devices: peak memory is {ratio:.3f} of the model")
-    print(f"bit for bit as in the file: {is_in_file(model, hub)}")
+    print(f"bit for bit as in the file: {are_same(hub, exported(model, folder / 'loaded'))}")
 
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, 33)
     losses = [float(train_step(model, jnp.asarray(tokens))) for _ in range(3)]
     print(f"trained: loss {losses[0]:.3f} to {losses[-1]:.3f}")
-
-    ckpt.save(folder / "trained", model=model)
-    written = ckpt.convert.export_safetensors(
-        folder / "trained", folder / "out", item="model", rules=LLAMA
-    )
-    print(f"exported {len(written)} files")
+    weights = exported(model, folder / "trained")
 
     with jax.default_matmul_precision("highest"):
         ours = np.asarray(nnx.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(tokens)))
-    theirs = torch_logits(folder / "out", tokens)
+    theirs = torch_logits(weights, tokens)
     print(
         f"logits of PyTorch differ by {np.abs(ours - theirs).max():.1e} of {np.abs(ours).max():.1f}"
     )

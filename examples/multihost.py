@@ -37,15 +37,8 @@ LIMIT_SECS = 180
 OPTIMIZER = optax.adam(3e-3)
 
 
-def shardings(mesh: Mesh) -> dict[str, NamedSharding]:
-    """The first layer is replicated on all devices, the others are sharded over them."""
-    cut, whole = PartitionSpec("data"), PartitionSpec()
-    specs = {"copied": whole, "cut": cut, "out": cut, "bias": whole}
-    return {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
-
-
 def fresh_state(mesh: Mesh) -> dict[str, Any]:
-    """Parameters and optimizer state, created on their shardings."""
+    """Parameters and optimizer state, created on their shardings: the first layer is on every device, the others are cut."""
 
     def make() -> dict[str, Any]:
         keys = jax.random.split(jax.random.key(0), 3)
@@ -58,13 +51,11 @@ def fresh_state(mesh: Mesh) -> dict[str, Any]:
         }
         return {"params": params, "optimizer": OPTIMIZER.init(params)}
 
-    by_name, everywhere = shardings(mesh), NamedSharding(mesh, PartitionSpec())
+    def place(path: Any, _: Any) -> NamedSharding:
+        is_cut = getattr(path[-1], "key", None) in ("cut", "out")
+        return NamedSharding(mesh, PartitionSpec("data") if is_cut else PartitionSpec())
 
-    def where(path: Any, leaf: Any) -> NamedSharding:
-        name = getattr(path[-1], "key", None)
-        return by_name[name] if name in by_name and leaf.ndim else everywhere
-
-    places = jax.tree_util.tree_map_with_path(where, jax.eval_shape(make))
+    places = jax.tree_util.tree_map_with_path(place, jax.eval_shape(make))
     return jax.jit(make, out_shardings=places)()
 
 
@@ -135,65 +126,57 @@ def join(arguments: argparse.Namespace) -> None:
         jax.distributed.initialize()  # jax finds the others under Slurm, Kubernetes and on TPU pods
 
 
-def start(directory: Path, processes: int, *arguments: str) -> list[int]:
+def start(run: Path, processes: int, *arguments: str) -> list[int]:
     """Runs the training in local processes; returns their exit codes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     children: list[subprocess.Popen[bytes]] = []
-    try:
-        for process in range(processes):
-            command = [sys.executable, __file__, "--directory", str(directory)]
-            command += ["--coordinator", address, "--processes", str(processes)]
-            with (directory / f"log.{processes}.{process}").open("wb") as log:
-                children.append(
-                    subprocess.Popen(
-                        [*command, "--process", str(process), *arguments],
-                        env=environment,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        deadline = time.monotonic() + LIMIT_SECS
-        while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-            time.sleep(0.1)
-            if any(child.poll() == -signal.SIGKILL for child in children):
-                # A job scheduler kills the remaining processes in the same way.
-                time.sleep(1)
-                break
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    for process in range(processes):
+        command = [sys.executable, __file__, "--directory", str(run), "--coordinator", address]
+        command += ["--processes", str(processes), "--process", str(process), *arguments]
+        with (run / f"log.{processes}.{process}").open("wb") as log:
+            children.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    deadline = time.monotonic() + LIMIT_SECS
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        if any(child.poll() == -signal.SIGKILL for child in children):
+            time.sleep(1)  # a job scheduler kills the remaining processes in the same way
+            break
+    for child in children:
+        child.kill()
+        child.wait()
     return [child.returncode for child in children]
+
+
+def curve(run: Path) -> dict[int, tuple[float, int]]:
+    """Step -> loss, and how many processes computed it."""
+    path = run / "losses.jsonl"
+    lines = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+    return {line["step"]: (line["loss"], line["processes"]) for line in lines}
 
 
 def demonstrate(directory: Path, steps: int) -> int:
     """Runs four processes without interruption; then four that lose one, and two that continue."""
-    curves: dict[str, dict[int, tuple[float, int]]] = {}
-    for name in ("straight", "lost"):
-        run = directory / name
+    straight, lost = directory / "straight", directory / "lost"
+    for run in (straight, lost):
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(parents=True)
-        if name == "lost":
-            ended = start(run, 4, "--steps", str(steps), "--die-at", str(steps // 2 + 2))
-            print(f"four processes, one killed after step {steps // 2 + 2}: {ended}")
-            ended = start(run, 2, "--steps", str(steps))
-        else:
-            ended = start(run, 4, "--steps", str(steps))
-        if any(ended):
-            print(f"a process failed: {ended}; its log is in {run}")
-            return 1
-        lines = [json.loads(line) for line in (run / "losses.jsonl").read_text().splitlines()]
-        curves[name] = {line["step"]: (line["loss"], line["processes"]) for line in lines}
+    length, last = ("--steps", str(steps)), steps // 2 + 2
+    start(straight, 4, *length)
+    ended = start(lost, 4, *length, "--die-at", str(last))
+    print(f"four processes, one killed after step {last}: {ended}")
+    start(lost, 2, *length)
+    expected, found = curve(straight), curve(lost)
+    if not len(expected) == len(found) == steps:
+        print(f"a process failed: its log is below {directory}")
+        return 1
     print("step  loss, four processes  loss, one lost  processes")
-    furthest = 0.0
-    for step, (loss, _) in sorted(curves["straight"].items()):
-        other, processes = curves["lost"][step]
-        furthest = max(furthest, abs(other - loss) / loss)
-        if step % 5 == 0 or processes != curves["lost"].get(step - 1, (0, processes))[1]:
-            print(f"{step:4}  {loss:20.6f}  {other:14.6f}  {processes:9}")
+    for step, (loss, processes) in found.items():
+        if step % 5 == 0:
+            print(f"{step:4}  {expected[step][0]:20.6f}  {loss:14.6f}  {processes:9}")
+    furthest = max(abs(loss - found[step][0]) / loss for step, (loss, _) in expected.items())
     print(f"largest relative difference: {furthest:.1e}")
     # Sums over two devices and over four are rounded differently.
     return 0 if furthest < 1e-3 else 1

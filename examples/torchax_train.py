@@ -9,11 +9,8 @@ Checkpoints take five lines: the import of ckpt_core, and four lines in `train`.
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import subprocess
-import sys
-import time
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +73,8 @@ def make_step(model: nn.Module, optimizer: Any, env: Any) -> Any:
     return jax_jit(torchax.train.make_train_step(forward, F.cross_entropy, optimizer))
 
 
-def train(path: Path, total_steps: int) -> dict[int, str]:
-    """Trains up to `total_steps`, from the newest step in `path`; returns step -> bits of the loss."""
-    losses: dict[int, str] = {}
+def train(path: Path, report: Callable[..., None], total_steps: int = 1000) -> None:
+    """Trains up to `total_steps`, from the newest step in `path`."""
     torchax.enable_globally()
     env = torchax.default_env()
     torch.manual_seed(0)
@@ -97,53 +93,40 @@ def train(path: Path, total_steps: int) -> dict[int, str]:
             rows = torch_view(np.arange(BATCH) + step * BATCH) % len(labels)
             inputs = (images[rows], torch_view(env.get_and_rotate_prng_key()))
             loss, weights, opt_state = update(weights, buffers, opt_state, inputs, labels[rows])
-            losses[step] = float(loss).hex()
             run.save(step, model={**weights, **buffers}, optimizer=opt_state, random=env)
-    return losses
+            report(step, loss=float(loss))
 
 
-def demonstrate(directory: Path) -> int:
-    """Kills a run, resumes it, and compares its next 50 losses with an uninterrupted run."""
-    killed = start(directory / "killed", 1_000_000)
-    first_saved = directory / "killed" / "step_100"
-    while not first_saved.exists():
-        if killed.poll() is not None:
-            raise SystemExit("the run ended by itself")
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
+def demonstrate() -> None:
+    """Kills a run, resumes it, and compares its losses with an uninterrupted run."""
+    from ckpt_core.testing import assert_exact_resume
 
-    with ckpt.Checkpointer(directory / "killed", step_prefix="step", read_only=True) as run:
-        latest = run.latest_step()
-    assert latest is not None
-    resuming = start(directory / "killed", latest + 51)
-    straight = train(directory / "straight", latest + 51)
-    resumed: dict[str, str] = json.loads(resuming.communicate()[0] or "{}")
-    following = range(latest + 1, latest + 51)
-    equal = sum(resumed.get(str(step)) == straight[step] for step in following)
-    print(f"killed, resumed after step {latest}: {equal} of the next 50 losses are equal")
-    print(f"loss at first {float.fromhex(straight[0])}, now {float.fromhex(straight[latest + 50])}")
-    return 0 if len(resumed) == equal == 50 else 1
+    training = functools.partial(train, total_steps=200)
+    found = assert_exact_resume(training, interrupt_at=149, by="SIGKILL")
+    (killed,), (resumed,) = found.interrupted_at, found.resumed_from
+    following = sum(step > killed for step in found.steps)
+    print(f"killed at step {killed}, resumed from step {resumed}: ", end="")
+    print(f"{following} of the next {following} losses are equal")
 
 
-def start(path: Path, total_steps: int) -> subprocess.Popen[str]:
-    """Starts this script in a new process, which prints its losses at the end."""
-    command = [sys.executable, __file__, "--directory", str(path), "--steps", str(total_steps)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def show(step: int, loss: float) -> None:
+    """Prints the loss of every tenth step."""
+    if step % 10 == 0:
+        print(f"step {step}: {loss:.4f}", flush=True)
 
 
-def main() -> int:
-    """Parses the command line; returns the exit status."""
+def main() -> None:
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("runs/digits"))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--demo", action="store_true", help="kill, resume, compare")
     arguments = parser.parse_args()
     if arguments.demo:
-        return demonstrate(arguments.directory)
-    print(json.dumps(train(arguments.directory, arguments.steps)))
-    return 0
+        demonstrate()
+    else:
+        train(arguments.directory, show, arguments.steps)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -26,6 +26,7 @@ keys of the file.
 The rest of ckpt does not import this package, and importing it imports no jax: the command sets what jax reads first.
 """
 
+from ckpt_core.bench._config import ConfigError as ConfigError
 from ckpt_core.bench._config import SuiteConfig as SuiteConfig
 from ckpt_core.bench._config import load_suite as load_suite
 from ckpt_core.bench._config import parse_suite as parse_suite
@@ -39,4 +40,3 @@ from ckpt_core.bench._machine import settle as settle
 from ckpt_core.bench._measure import Metrics as Metrics
 from ckpt_core.bench._run import RunSettings as RunSettings
 from ckpt_core.bench._run import run_suite as run_suite
-from ckpt_core.bench._schema import ConfigError as ConfigError

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeAlias
 
-from ckpt_core.bench._schema import nearest
+from ckpt_core.bench._config import nearest
 
 MB, GB, GIB = 1e6, 1e9, 2**30
 TIME, RATE, PEAK = "0_basics/time_s", "4_throughput/gb_per_s", "0_basics/host_rss_peak_mb"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core._format.plain_json import strict_json
+from ckpt_core.bench._config import ConfigError
 from ckpt_core.bench._measure import is_rate
-from ckpt_core.bench._schema import ConfigError
 
 Values = Mapping[str, Mapping[str, list[float]]]
 """Operation -> metric -> values."""

@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core import _processes
-from ckpt_core._background.threads import Workers
 from ckpt_core._directory import PosixBackend
-from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
+from ckpt_core.bench._config import (
+    BenchmarkConfig,
+    CheckpointConfig,
+    ConfigError,
+    MeshConfig,
+    Reader,
+    SuiteConfig,
+    nearest,
+)
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator, Skipped, TestContext
 from ckpt_core.bench._machine import describe_environment, inventory
 from ckpt_core.bench._measure import TRACE_PATH
@@ -31,7 +38,6 @@ from ckpt_core.bench._results import (
     SuiteResult,
     over_hosts,
 )
-from ckpt_core.bench._schema import ConfigError, Reader, nearest
 
 AGREEMENT_SECS = 1800.0
 """How long processes wait for the slowest of them after a run."""
@@ -228,7 +234,6 @@ class _Loop:
     listener: Listener | None
     found: dict[str, CaseResult]
     processes: _processes.Processes = field(default_factory=_processes.this_run)
-    worker: Workers = field(default_factory=lambda: Workers(1, "ckpt-bench-agree"))
 
     def run_group(self, cases: list[_Case]) -> None:
         """All runs of cases that share data and mesh."""
@@ -291,14 +296,11 @@ class _Loop:
         return repeat == warm_ups - 1 if kind == WARM_UP else warm_ups == 0 and repeat == 0
 
     def _agree(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """The answers of all processes. They meet in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
+        """The answers of all processes."""
         if self.processes.count == 1:
             return [answer]
-        together, text = self.processes.round("bench", AGREEMENT_SECS), json.dumps(answer)
-        texts = self.worker.submit(
-            lambda: together.decide(text, lambda found: f"[{','.join(found)}]")
-        )
-        return json.loads(texts.result())
+        together = self.processes.round("bench", AGREEMENT_SECS)
+        return json.loads(together.decide(json.dumps(answer), lambda found: f"[{','.join(found)}]"))
 
     def _delete(self, paths: list[Path]) -> None:
         for path in paths if self.processes.index == 0 else ():
@@ -313,8 +315,7 @@ def _attempt(case: _Case, context: TestContext, put: Any) -> dict[str, Any]:
     token = TRACE_PATH.set(context.trace_path)
     try:
         if not case.options.is_valid():
-            kind = type(case.options).__name__
-            raise Skipped(case.options.problem() or f"{kind}.is_valid() says no")
+            raise Skipped(f"{type(case.options).__name__}.is_valid() says no")
         mesh = make_mesh(case.mesh)
         context = replace(context, mesh=mesh, pytree=put(mesh))
         result = case.generator().test_fn(context)

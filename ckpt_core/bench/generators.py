@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import bench
-from ckpt_core.bench._data import abstract, check_equal, load_onto, total_bytes
+from ckpt_core.bench._config import ArraySpec, CheckpointConfig, nearest
+from ckpt_core.bench._data import abstract, check_equal, host_data, load_onto, total_bytes
 from ckpt_core.bench._machine import drop_page_cache, fsync_all, warm_free_memory
 from ckpt_core.bench._measure import DEFAULT_KEYS, GB, RATE, TIME
-from ckpt_core.bench._schema import nearest
 from ckpt_core.bench.libraries import LIBRARIES, Library, make_library
 
 # The text of swept options in tables; null, the library's own choice, has none.
@@ -65,13 +65,6 @@ class SaveLoadOptions(bench.BenchmarkOptions):
     restore_concurrent_gb: float | list[float | None] | None = None
     metric_tracemalloc_enabled: bool = False
 
-    def problem(self) -> str | None:
-        name = str(self.library)
-        if name not in LIBRARIES:
-            return f"no library {name!r}{nearest(name, LIBRARIES)}"
-        reason = LIBRARIES[name].refuses(self)
-        return None if reason is None else f"{name} {reason}"
-
     def label(self, name: str) -> str:
         if name in _WORDS:
             return _WORDS[name].get(getattr(self, name), "")
@@ -86,12 +79,19 @@ def _data_of(context: bench.TestContext) -> Any:
 
 
 def _library_of(context: bench.TestContext, *, sharded: bool) -> Library:
-    """The library of the options; raises ``Skipped`` if it must, and cannot, save arrays that several devices or processes hold."""
+    """The library of the options; raises ``Skipped`` if it cannot do what they ask, or must, and cannot, save arrays that several
+    devices or processes hold.
+    """
+    name = str(context.options.library)
+    if name not in LIBRARIES:
+        raise bench.Skipped(f"no library {name!r}{nearest(name, LIBRARIES)}")
+    if reason := LIBRARIES[name].refuses(context.options):
+        raise bench.Skipped(f"{name} {reason}")
     lib = make_library(context.options)
     if not lib.sharded and jax.process_count() > 1:
-        raise bench.Skipped(f"{context.options.library} runs in one process only")
+        raise bench.Skipped(f"{name} runs in one process only")
     if not lib.sharded and sharded:
-        raise bench.Skipped(f"{context.options.library} knows no shardings")
+        raise bench.Skipped(f"{name} knows no shardings")
     return lib
 
 
@@ -170,14 +170,9 @@ class UniformLeaves(SaveLoad):
     """``SaveLoad`` on equal arrays that it makes itself; small ones show the cost per leaf."""
 
     def state(self, context: bench.TestContext) -> Any:
-        if jax.process_count() > 1:
-            raise bench.Skipped("runs in one process; use SaveLoad with a checkpoint_config")
-        rng, length = np.random.default_rng(0), max(1, context.options.leaf_bytes // 4)
-        state: dict[str, Any] = {}
-        for index in range(context.options.leaves):
-            values = jax.device_put(rng.standard_normal(length, np.float32))
-            state.setdefault(f"layer_{index // 10}", {})[f"w{index % 10}"] = values
-        return jax.block_until_ready(state)
+        shape = (max(1, context.options.leaf_bytes // 4),)
+        arrays = ArraySpec("float32", shape, count=context.options.leaves)
+        return host_data(CheckpointConfig(spec={"params": arrays}))(context.mesh)
 
     def test_fn(self, context: bench.TestContext) -> bench.TestResult:
         result = super().test_fn(context)
@@ -267,11 +262,6 @@ class ReshardingOptions(SaveLoadOptions):
     reference_checkpoint_path: str | list[str | None] | None = None
     reference_sharding_path: str | list[str | None] | None = None
 
-    def problem(self) -> str | None:
-        if self.library != "ckpt" and self.reference_checkpoint_path is not None:
-            return "loading an existing checkpoint is measured for ckpt only"
-        return super().problem()
-
 
 @bench.benchmark_options(ReshardingOptions)
 class Resharding(bench.BenchmarksGenerator):
@@ -285,6 +275,8 @@ class Resharding(bench.BenchmarksGenerator):
         metrics, state = bench.Metrics(), context.pytree
         reference = context.options.reference_checkpoint_path
         if reference is not None:
+            if context.options.library != "ckpt":
+                raise bench.Skipped("loading an existing checkpoint is measured for ckpt only")
             sharding = context.options.reference_sharding_path
             load = functools.partial(load_onto, reference, sharding)
             _measure_load(metrics, context, Path(reference), load)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import warnings
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -21,7 +20,7 @@ import numpy as np
 
 from ckpt_core.bench._core import Skipped
 from ckpt_core.bench._data import names_of
-from ckpt_core.bench._machine import fsync_all
+from ckpt_core.bench._machine import MIB, fsync_all
 from ckpt_core.bench._measure import GIB
 
 _UNTUNED = {
@@ -407,7 +406,7 @@ class Equinox(Library):
 
 
 class Floor(Library):
-    """The lower bound: writes all bytes to one file with writev and fsync, and reads them back. The buffer to read into
+    """The lower bound: writes all bytes to one file, with fsync, and reads them back. The buffer to read into
     is touched before the clock starts, so that a load causes no page faults. A library that stores and returns the same
     bytes has more to do.
     """
@@ -423,18 +422,15 @@ class Floor(Library):
         return [leaf.reshape(-1).view(np.uint8).data for leaf in leaves if leaf.nbytes]
 
     def save(self, path: Path, state: Any) -> None:
-        with path.open("xb", buffering=0) as file:
-            for start in range(0, len(state), 1000):  # below the limit of one writev
-                _write_all(file.fileno(), list(state[start : start + 1000]))
+        with path.open("xb", buffering=MIB) as file:  # one write for many small leaves
+            file.writelines(state)
         if self.options.durable is not False:
             fsync_all(path)
 
     def load(self, path: Path, like: Any) -> Any:
         del like
-        view, done = self._buffer.data, 0
-        with path.open("rb", buffering=0) as file:
-            while done < len(view):
-                done += file.readinto(view[done:])
+        with path.open("rb") as file:
+            file.readinto(self._buffer.data)
         return self._buffer
 
     def finish(self, loaded: Any, like: Any) -> Any:
@@ -445,15 +441,6 @@ class Floor(Library):
             leaves[index] = loaded[start:end].view(dtype).reshape(leaf.shape)
             start = end
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def _write_all(descriptor: int, views: list[memoryview]) -> None:
-    while views:
-        written = os.writev(descriptor, views)
-        while views and written >= len(views[0]):
-            written -= len(views.pop(0))
-        if views:
-            views[0] = views[0][written:]
 
 
 LIBRARIES: dict[str, type[Library]] = {

@@ -202,7 +202,7 @@ def _prepare_process(suite: SuiteConfig, hlo_output: Path | None) -> None:
 
 def _tensorboard(output: Path, result: SuiteResult) -> str:
     """Writes TensorBoard's files; returns a line that says where they are."""
-    from ckpt_core.bench._tensorboard import write_tensorboard
+    from ckpt_core.bench._tables import write_tensorboard
 
     try:
         return f"tensorboard --logdir={write_tensorboard(output, result)}"

@@ -8,7 +8,6 @@ back to the step before it, so that half of an interval *and* one write are redo
 from __future__ import annotations
 
 import math
-from itertools import repeat
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -60,13 +59,20 @@ def plan(
 
     probe_bytes, failure_secs = mib * 2**20, mtbf_hours * 3600
     copies = host_rate or copy_bytes_per_sec(probe_bytes)
-    places = [directory] if local is None else [local, directory]
-    shares = [1.0] if local is None else [1 - lost_hosts, lost_hosts]
-    # what the fast directory has is uploaded from there, without stopping training again
-    blocking = [state_bytes / copies, 0.0]
-    speeds = [probe(*resolve(place), probe_bytes) for place in places]
-    job = _Job(state_bytes, step_secs, failure_secs, start_secs, slowdown)
-    found = _best(list(map(_Tier, repeat(job), places, speeds, blocking, shares)))
+    shares = {directory: 1.0} if local is None else {local: 1 - lost_hosts, directory: lost_hosts}
+    tiers: list[_Tier] = []
+    for place, share in shares.items():
+        speed = probe(*resolve(place), probe_bytes)
+        write_secs = state_bytes / speed.write_bytes_per_sec
+        restore_secs = start_secs + state_bytes / speed.read_bytes_per_sec
+        # what the fast directory has is uploaded from there, without stopping training again
+        blocking_secs = 0.0 if tiers else state_bytes / copies
+        cost_secs = blocking_secs + slowdown * write_secs
+        per_sec = share / failure_secs
+        tiers.append(
+            _Tier(place, speed, blocking_secs, write_secs, cost_secs, restore_secs, per_sec)
+        )
+    found = _best(tiers, step_secs)
     facts = {
         "directory": directory,
         "local": local,
@@ -88,44 +94,23 @@ def plan(
     return 0
 
 
-class _Job(NamedTuple):
-    """The training, whose saves and failures are planned."""
-
-    state_bytes: int
-    step_secs: float
-    failure_secs: float  # mean time between failures of the whole job
-    start_secs: float  # from a failure until the restore begins
-    slowdown: float  # of training while a save is written, 0 to 1
-
-
 class _Tier(NamedTuple):
     """One place for checkpoints."""
 
-    job: _Job
     name: str
     speed: Disk | Store
     blocking_secs: float  # a save stops training for this long
-    share: float  # of all failures, those that restore from this place
+    write_secs: float  # from then on, until the step is committed
+    cost_secs: float  # training time that one save takes away
+    restore_secs: float  # from a failure to the end of the restore
+    failures_per_sec: float  # those that restore from this place
 
-    @property
-    def write_secs(self) -> float:
-        """From the end of the blocking part until the step is committed."""
-        return self.job.state_bytes / self.speed.write_bytes_per_sec
-
-    @property
-    def cost_secs(self) -> float:
-        """Training time that one save takes away."""
-        return self.blocking_secs + self.job.slowdown * self.write_secs
-
-    def lost(self, steps: int) -> dict[str, Any]:
-        """What saving every so many steps loses, as shares of all time."""
-        job, secs = self.job, steps * self.job.step_secs
-        failures_per_sec = self.share / job.failure_secs
-        restore_secs = job.start_secs + job.state_bytes / self.speed.read_bytes_per_sec
+    def lost(self, steps: int, secs: float) -> dict[str, Any]:
+        """What saving every so many steps, or seconds, loses, as shares of all time."""
         lost = {
             "saving": self.cost_secs / secs,
-            "redone": failures_per_sec * (secs / 2 + self.write_secs),
-            "restoring": failures_per_sec * restore_secs,
+            "redone": self.failures_per_sec * (secs / 2 + self.write_secs),
+            "restoring": self.failures_per_sec * self.restore_secs,
         }
         rates = {
             "write_bytes_per_sec": self.speed.write_bytes_per_sec,
@@ -135,28 +120,26 @@ class _Tier(NamedTuple):
         return {"name": self.name, "steps": steps, "secs": secs, **lost, "lost": total, **rates}
 
 
-def _best(tiers: list[_Tier]) -> list[dict[str, Any]]:
+def _best(tiers: list[_Tier], step_secs: float) -> list[dict[str, Any]]:
     """The intervals that lose least time, of one tier or of two; the second takes every n-th save of the first."""
     # n in steps of 5 %: between two of them the loss changes by less than a thousandth
     every = sorted({round(1.05**power) for power in range(190)}) if len(tiers) > 1 else [1]
-    counted = (list(zip(tiers, (1, n), strict=False)) for n in every)
     found = (
-        [tier.lost(steps * n) for tier, n in pairs]
-        for pairs in counted
-        for steps in _candidates(pairs)
+        [tier.lost(steps * n, steps * n * step_secs) for tier, n in pairs]
+        for pairs in (list(zip(tiers, (1, n), strict=False)) for n in every)
+        for steps in _candidates(pairs, step_secs)
     )
     return min(found, key=lambda intervals: sum(one["lost"] for one in intervals))
 
 
-def _candidates(tiers: list[tuple[_Tier, int]]) -> set[int]:
+def _candidates(tiers: list[tuple[_Tier, int]], step_secs: float) -> set[int]:
     """Whole numbers of steps beside Young's optimum, if each tier takes every n-th save."""
-    job = tiers[0][0].job
     cost_secs = sum(tier.cost_secs / n for tier, n in tiers)
-    redone = sum(tier.share * n for tier, n in tiers)
-    near = math.sqrt(2 * cost_secs * job.failure_secs / redone) / job.step_secs
+    redone_per_sec = sum(tier.failures_per_sec * n for tier, n in tiers)
+    near = math.sqrt(2 * cost_secs / redone_per_sec) / step_secs
     # one save is written at a time: with a shorter interval training would wait for the last one
     busy_secs = max((tier.blocking_secs + tier.write_secs) / n for tier, n in tiers)
-    least = max(1, math.ceil(busy_secs / job.step_secs))
+    least = max(1, math.ceil(busy_secs / step_secs))
     return {max(least, math.floor(near)), max(least, math.ceil(near))}
 
 

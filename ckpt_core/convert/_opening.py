@@ -29,7 +29,7 @@ from ckpt_core._saved import (
 from ckpt_core._storage import new_context
 from ckpt_core._tree import FlatTree, flatten
 from ckpt_core._tree.leaves import TEXT_KINDS, to_host_array
-from ckpt_core.convert import _distributed, _keras, _npz, _torch
+from ckpt_core.convert import _keras, _npz, _torch
 from ckpt_core.convert._source import Array, Slot, array_spec, each, library, parsing, with_slots
 
 
@@ -56,7 +56,7 @@ def _read(slot: Slot) -> Array:
 _READERS = {
     "npz": _npz.opened,
     "torch": _torch.opened,
-    "dcp": _distributed.opened,
+    "dcp": _torch.opened_folder,
     "flax": _flax,
     "keras": _keras.opened,
 }
@@ -145,7 +145,7 @@ def format_of(path: str) -> str:
         return "ckpt"
     kind = kind_at(path)
     if kind == "directory":
-        return "dcp" if kind_at(os.path.join(path, _distributed.INDEX)) else "ckpt"
+        return "dcp" if kind_at(os.path.join(path, _torch.INDEX)) else "ckpt"
     if not kind:
         raise CheckpointNotFound(f"{path}: there is no such file or folder")
     if kind != "file":  # to open a pipe would wait for its other end

@@ -8,12 +8,17 @@ list of a step's leaves, as ranges of their numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ckpt_core._results import ItemInfo
-from ckpt_core.report._sharding import drawing_of
+
+_MOST_DEVICES = 65_536
+"""A page lists the ids of no more."""
 
 
 class LeafType(NamedTuple):
@@ -75,14 +80,13 @@ class Table:
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values: positions are those in lists, and leaves are columns."""
-        drawings = [drawing_of(json.loads(text)) for text in self._shardings]
         return {
             "items": list(self._items),
             "types": list(self._types),
             "leaves": {
                 name: [getattr(leaf, name) for leaf in self._leaves] for name in Leaf._fields
             },
-            "shardings": [{**asdict(one), "parts": one.parts} for one in drawings],
+            "shardings": [drawing_of(json.loads(text)) for text in self._shardings],
             "structures": list(self._structures),
         }
 
@@ -99,3 +103,48 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
         first = found.pop()[0] if found and found[-1][1] == number else number
         found.append((first, number + 1))
     return tuple(found)
+
+
+def drawing_of(sharding: Mapping[str, Any]) -> dict[str, Any]:
+    """How an array lies over a mesh, from the sharding that a checkpoint has in JSON: its ``kind``; name and size of the ``axes``
+    of the mesh; ``spec``, for each dimension of the array the axes that it is split over, and ``parts``, into how many;
+    ``devices``, for each part, in C order, the ids of those that hold it. A ``note`` says why there is no drawing.
+    """
+    kind = str(sharding.get("sharding_type", "")) or "unknown"
+    drawing = {"kind": kind, "axes": (), "spec": (), "devices": (), "note": "", "parts": ()}
+    if kind != "NamedSharding":
+        device = sharding.get("device_str")
+        note = f"all of it on {device}" if device else f"{kind}: its parts are not described"
+        return drawing | {"note": note}
+    try:
+        return drawing | _over_a_mesh(sharding)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        return drawing | {"note": f"cannot be drawn: {error}"}
+
+
+def _over_a_mesh(sharding: Mapping[str, Any]) -> dict[str, Any]:
+    names = [str(name) for name in sharding["axis_names"]]
+    sizes = [int(size) for size in sharding["shape"]]
+    axes = dict(zip(names, sizes, strict=True))
+    entries = sharding["partition_spec"]
+    each = [one if isinstance(one, list | tuple) else [one] for one in entries]
+    spec = [[str(name) for name in split if name is not None] for split in each]
+    split = [name for one in spec for name in one]
+    if unknown := {*split} - {*names}:
+        raise ValueError(f"no axis of the mesh is called {min(unknown)}")
+    parts = [math.prod(axes[name] for name in one) for one in spec]
+    found = {"axes": list(axes.items()), "spec": spec, "parts": parts}
+    if math.prod(sizes) > _MOST_DEVICES:
+        return found | {"note": "too many devices to draw"}
+    # a part is on the devices whose place on the split axes is its own; the first axis is the slowest
+    order = [*split, *(name for name in names if name not in split)]
+    ids = _ids(sharding, sizes).transpose([names.index(name) for name in order])
+    return found | {"devices": ids.reshape(math.prod(parts), -1).tolist()}
+
+
+def _ids(sharding: Mapping[str, Any], sizes: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The ids of the devices by their place in the mesh; their numbers in it if ids were not saved."""
+    mesh = (sharding.get("device_mesh") or {}).get("mesh")
+    flat = range(math.prod(sizes)) if mesh is None else np.array(mesh, dtype=object).reshape(-1)
+    ids = [int(one["id"] if isinstance(one, dict) else one) for one in flat]
+    return np.array(ids).reshape(sizes)

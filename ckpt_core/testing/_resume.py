@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
+import pickle
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +24,6 @@ from ckpt_core.testing._prints import (
     prints_from,
     prints_of,
 )
-from ckpt_core.testing._processes import portable, run_apart
 
 By = Literal["exception", "SIGKILL", "SIGTERM"]
 """How a run is interrupted."""
@@ -33,16 +36,23 @@ class Interrupted(BaseException):
     """Raised by ``report`` to interrupt training; a BaseException, so ``except Exception`` misses it."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Run:
     """What a run reported: prints by step in order, and the prints of its return value if it ended."""
 
-    reports: dict[int, Prints] = field(default_factory=dict[int, Prints])
-    final: Prints | None = None
+    reports: dict[int, Prints]
+    final: Prints | None
 
     @property
     def steps(self) -> list[int]:
         return list(self.reports)
+
+
+def _run_of(entries: Iterable[dict[str, Any]]) -> _Run:
+    """The run of these entries, which may have been JSON in between."""
+    reports = {one["step"]: prints_from(one["prints"]) for one in entries if "step" in one}
+    final = next((prints_from(one["final"]) for one in entries if "final" in one), None)
+    return _Run(reports, final)
 
 
 class Report:
@@ -56,21 +66,20 @@ class Report:
         self,
         stop_at: int | None,
         stop: Callable[[], None],
-        write: Callable[[dict[str, Any]], None] | None = None,
+        write: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.run = _Run()
         self.stopped = False
+        self._steps = set[int]()
         self._stop_at = stop_at
         self._stop = stop
         self._write = write
 
     def __call__(self, step: int, /, **values: Any) -> None:
         step = int(step)
-        if step in self.run.reports:
+        if step in self._steps:
             raise ValueError(f"step {step} was reported before: call report once a step")
-        self.run.reports[step] = prints_of(values)
-        if self._write is not None:
-            self._write({"step": step, "prints": self.run.reports[step]})
+        self._steps.add(step)
+        self._write({"step": step, "prints": prints_of(values)})
         if self._stop_at is not None and step >= self._stop_at and not self.stopped:
             self.stopped = True
             self._stop()
@@ -284,17 +293,16 @@ def _run_here(train: Train, directory: Path, stop_at: int | None) -> _Run:
     def stop() -> None:
         raise Interrupted(f"interrupted at step {stop_at} by assert_exact_resume")
 
-    report = Report(stop_at, stop)
-    try:
+    entries: list[dict[str, Any]] = []
+    report = Report(stop_at, stop, entries.append)
+    with suppress(Interrupted):
         result = train(directory, report)
-    except Interrupted:
-        return report.run
-    if report.stopped:
-        raise AssertionError(
-            f"train went on after report raised Interrupted at step {stop_at}: it must not be caught"
-        )
-    report.run.final = prints_of(result)
-    return report.run
+        if report.stopped:
+            raise AssertionError(
+                f"train went on after report raised Interrupted at step {stop_at}: it must not be caught"
+            )
+        entries.append({"final": prints_of(result)})
+    return _run_of(entries)
 
 
 def _run_in_process(
@@ -306,28 +314,16 @@ def _run_in_process(
     log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
     sent = (portable(train), str(directory), str(log), stop_at, by)
     status = run_apart(_child, sent, "train", timeout_secs)
-    run, error = _read(log)
-    if error is not None:
-        raise RuntimeError(f"train failed in a process of its own:\n{error}")
+    lines = log.read_text().splitlines() if log.exists() else []
+    entries: list[dict[str, Any]] = list(map(json.loads, lines))
+    if entries and "error" in entries[-1]:
+        raise RuntimeError(f"train failed in a process of its own:\n{entries[-1]['error']}")
     if status != 0 and (stop_at is None or status != -signal.Signals[by]):
         raise RuntimeError(f"the process of train ended with status {status}")
+    run = _run_of(entries)
     if by == "SIGTERM" and stop_at is not None and any(step >= stop_at for step in run.steps):
-        run.final = None  # it ended early because of SIGTERM, so its result is not the final one
+        return replace(run, final=None)  # it ended early, so its result is not the final one
     return run
-
-
-def _read(log: Path) -> tuple[_Run, str | None]:
-    """The run that a child's log tells of, and its traceback if it failed."""
-    run = _Run()
-    for line in log.read_text().splitlines() if log.exists() else []:
-        entry = json.loads(line)
-        if "error" in entry:
-            return run, entry["error"]
-        if "final" in entry:
-            run.final = prints_from(entry["final"])
-        else:
-            run.reports[entry["step"]] = prints_from(entry["prints"])
-    return run, None
 
 
 def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) -> None:
@@ -352,3 +348,52 @@ def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) 
     except BaseException:
         write({"error": traceback.format_exc()})
         raise
+
+
+def run_apart(
+    target: Callable[..., None], arguments: tuple[Any, ...], name: str, timeout_secs: float
+) -> int | None:
+    """The exit status of a new interpreter that calls ``target``; it is killed, with its process group, if that takes too long."""
+    # spawn, because JAX and TensorStore do not survive a fork
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    process.join(timeout_secs)
+    if not process.is_alive():
+        return process.exitcode
+    assert process.pid is not None
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has not made its process group yet, or has ended
+    process.join()
+    raise TimeoutError(f"{name} was not done after {timeout_secs:g} s in a process of its own")
+
+
+def portable(value: Any) -> Any:
+    """The value, or a substitute for it, that can be sent to a new process; TypeError if there is none."""
+    try:
+        pickle.dumps(value)
+        return value
+    except Exception as error:
+        named = _ByName(getattr(value, "__module__", ""), getattr(value, "__qualname__", ""))
+        if named.find() is value:  # a decorated function, such as a jitted one
+            return named
+        raise TypeError(
+            f"{value!r} cannot be taken to a new process: it must be a function at the top of a "
+            f"module (or a functools.partial of one), not a lambda or a local function. {error}"
+        ) from error
+
+
+class _ByName:
+    """A wrapped function that pickle cannot send; the new process imports it by name."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self._name = name
+
+    def find(self) -> Any:
+        return getattr(sys.modules.get(self._module), self._name, None)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(self._module), self._name)(*arguments, **options)

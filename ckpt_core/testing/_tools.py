@@ -1,10 +1,14 @@
-"""Helpers of the suite: shard and donate arrays, make targets that do not fit, damage files."""
+"""Helpers of the suite: shard and donate arrays, make targets that do not fit, damage files, call functions in new processes."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+import tempfile
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,8 +24,10 @@ from ckpt_core import _adapters
 from ckpt_core._tree import Node, flatten, format_path
 from ckpt_core._tree import Path as LeafPath
 from ckpt_core._tree.leaves import is_key_dtype
-from ckpt_core.testing._prints import Prints, first_difference
+from ckpt_core.testing._prints import Prints, first_difference, prints_from
+from ckpt_core.testing._resume import portable, run_apart
 
+_TIMEOUT_SECS = 300
 Placement = dict[str, tuple[Sharding, bool]]
 """Path -> the array's sharding, and whether it is committed to it."""
 
@@ -242,3 +248,42 @@ def _flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0x10
     file.write_bytes(data)
+
+
+# -------------------------------------------------------------------------------- new processes
+
+
+def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:
+    """The result of the function in a new interpreter; an error there is an AssertionError here, with the traceback in its message."""
+    with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
+        answer = Path(directory) / "answer.json"
+        sent = (str(answer), function, *map(portable, arguments))
+        status = run_apart(_answer, sent, function.__name__, _TIMEOUT_SECS)
+        if not answer.exists():
+            raise AssertionError(f"the new process ended with status {status}")
+        found = json.loads(answer.read_text())
+    if "error" in found:
+        raise AssertionError(f"in a new process:\n{found['error']}")
+    return {name: prints_from(prints) for name, prints in found.items()}
+
+
+@contextmanager
+def blocked(packages: Sequence[str]) -> Generator[None]:
+    """Makes imports of these packages fail inside the block."""
+    imported = [name for name in packages if sys.modules.get(name) is not None]
+    if imported:
+        raise AssertionError(f"{', '.join(imported)} was imported before it could be blocked")
+    sys.modules.update(dict.fromkeys(packages))  # pyright: ignore  # None makes `import` fail
+    try:
+        yield
+    finally:
+        for name in packages:
+            del sys.modules[name]
+
+
+def _answer(answer: str, function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        found: dict[str, Any] = function(*arguments)
+    except BaseException:
+        found = {"error": traceback.format_exc()}
+    Path(answer).write_text(json.dumps(found))

@@ -36,7 +36,7 @@ from ckpt_core._load import load, restore
 from ckpt_core._options import Options
 from ckpt_core._run.checkpointer import Checkpointer
 from ckpt_core._save import save, save_async
-from ckpt_core.testing import _processes, _tools
+from ckpt_core.testing import _tools
 from ckpt_core.testing._prints import Prints, leaves_only, prints_of
 from ckpt_core.testing._resume import assert_exact_resume
 from ckpt_core.testing._tools import require_same
@@ -116,7 +116,7 @@ class _Suite:
     def test_in_a_new_process(self, make: Make, step: Step, tmp_path: Path) -> None:
         saved, _ = self._advance(step, make(0))
         save(tmp_path / "a", subject=saved)
-        found = _processes.call(_restore_and_go_on, type(self), make, step, str(tmp_path / "a"))
+        found = _tools.call(_restore_and_go_on, type(self), make, step, str(tmp_path / "a"))
         require_same(prints_of(saved), found["restored"], "what came back in a new process")
         expected = self._goes_on(step, saved)
         require_same(expected, found["then"], "training in a new process")
@@ -126,7 +126,7 @@ class _Suite:
     ) -> None:
         saved, _ = self._advance(step, make(0))
         save(tmp_path / "a", subject=saved)
-        found = _processes.call(_load_without, frameworks, str(tmp_path / "a"))
+        found = _tools.call(_load_without, frameworks, str(tmp_path / "a"))
         expected = leaves_only(prints_of(saved))
         require_same(expected, leaves_only(found["loaded"]), f"loading without {frameworks}")
 
@@ -395,5 +395,5 @@ def _restore_and_go_on(suite: type[_Suite], make: Make, step: Step, path: str) -
 
 def _load_without(frameworks: tuple[str, ...], path: str) -> dict[str, Prints]:
     """Runs in a new process that cannot import the frameworks: loads without a target."""
-    with _processes.blocked(frameworks):
+    with _tools.blocked(frameworks):
         return {"loaded": prints_of(load(path, item="subject"))}

@@ -1,6 +1,5 @@
 """The examples run as a user starts them: in processes of their own, from the command line."""
 
-import json
 import os
 import subprocess
 import sys
@@ -36,16 +35,10 @@ def _run_example(compiled: dict[str, str], name: str, *arguments: str) -> str:
 def test_train_nnx_goes_on_where_it_stopped(run_example, tmp_path):
     pytest.importorskip("flax")
     pytest.importorskip("grain")
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    run_example("train_nnx.py", "--directory", str(straight), "--steps", "17")
-    assert "starting at step 0" in run_example(
-        "train_nnx.py", "--directory", str(stopped), "--steps", "17"
-    )
-    # the run is over and its last save, of step 16, is there: starting again trains nothing more
-    again = run_example("train_nnx.py", "--directory", str(stopped), "--steps", "17")
-    assert "starting at step 17" in again
-    prints = [json.loads((run / "fingerprint.json").read_text()) for run in (straight, stopped)]
-    assert prints[0] == prints[1]
+    arguments = ("train_nnx.py", "--directory", str(tmp_path), "--steps", "9")
+    assert "starting at step 0" in run_example(*arguments)
+    # the run is over and its last save, of step 8, is there: starting again trains nothing more
+    assert "starting at step 9" in run_example(*arguments)
 
 
 def test_train_nnx_resumes_exactly(run_example):
@@ -83,11 +76,6 @@ def test_torchax_train_is_killed_and_goes_on(run_example, tmp_path):
         pytest.importorskip(needed)
     printed = run_example("torchax_train.py", "--demo", "--directory", str(tmp_path))
     assert "50 of the next 50 losses are equal" in printed
-
-
-def test_decoder_rules_load_a_small_llama(run_example):
-    pytest.importorskip("safetensors")
-    assert "layers/attention/kv (3, 2, 64, 2, 16)" in run_example("decoder_rules.py")
 
 
 def test_llama_weights_go_in_and_out(run_example, tmp_path):

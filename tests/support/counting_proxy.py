@@ -1,18 +1,18 @@
-"""Passes HTTP requests on to a server, and counts them and their bytes: python -m tests.support.counting_proxy URL
+"""Passes HTTP requests on to a server, and counts them and their bytes.
 
-It prints its own URL, and ends when its input ends. ``/counts`` below it answers with what came since the last time.
+``/counts`` below its URL answers with what came since the last time.
 """
 
 import collections
 import http.client
 import json
-import sys
 import threading
 import urllib.parse
 import urllib.request
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from tests.support.gcs_server import QuickHandler, QuickServer
+from tests.support.gcs_server import QuickHandler, serving
 
 _BETWEEN_TWO = {"connection", "keep-alive", "transfer-encoding", "expect"}
 """Headers that one connection is told of, not the request."""
@@ -66,13 +66,6 @@ def counted(proxy_url: str) -> dict[str, int]:
         return json.load(answer)
 
 
-def main(url: str) -> None:
-    handler = type("Handler", (_Handler,), {"host": urllib.parse.urlsplit(url).netloc})
-    server = QuickServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+def running(url: str) -> AbstractContextManager[str]:
+    """The URL of a proxy of the server at ``url``, ended with the block."""
+    return serving(type("Handler", (_Handler,), {"host": urllib.parse.urlsplit(url).netloc}))

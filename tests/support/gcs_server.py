@@ -274,23 +274,22 @@ class QuickServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Server]:
-    """A server on a free port of 127.0.0.1, ended with the block."""
-    state = Server()
-    handler = type("Handler", (_Handler,), {"state": state})
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server on a free port of 127.0.0.1, ended with the block."""
     http = QuickServer(("127.0.0.1", 0), handler)
-    state.url = f"http://127.0.0.1:{http.server_address[1]}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield state
+        yield f"http://127.0.0.1:{http.server_address[1]}"
     finally:
         http.shutdown()
         thread.join(10)
         http.server_close()
 
 
-if __name__ == "__main__":  # until its input ends
-    with running() as served:
-        print(served.url, served.bucket, flush=True)
-        sys.stdin.read()
+@contextlib.contextmanager
+def running() -> Iterator[Server]:
+    """A server with one bucket, ended with the block."""
+    state = Server()
+    with serving(type("Handler", (_Handler,), {"state": state})) as state.url:
+        yield state
