@@ -16,6 +16,8 @@ import keras
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+import ckpt_core as ckpt
+
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -45,6 +47,38 @@ def compiled_for_children(compiled_once: None) -> Iterator[None]:
         ):
             patch.setenv(name.upper(), str(getattr(jax.config, name)))
         yield
+
+
+class Stop(keras.callbacks.Callback):
+    """Ctrl-C before the batch after so many, over all epochs, or in the validation of an epoch."""
+
+    def __init__(self, batches: int | None = None, validation: int | None = None) -> None:
+        super().__init__()
+        self.batches, self.validation, self.seen, self.epoch = batches, validation, 0, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.seen == self.batches:
+            raise KeyboardInterrupt
+        self.seen += 1
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if self.epoch == self.validation:
+            raise KeyboardInterrupt
+
+
+def steps(directory: Any) -> list[int]:
+    """The steps of a run."""
+    return ckpt.Checkpointer(directory, read_only=True).all_steps()
+
+
+def fill(model: Any) -> Any:
+    """Every variable gets a value that says which one it is."""
+    for index, variable in enumerate(variables(model, metrics=True)):
+        variable.assign(np.full(variable.shape, index + 1, str(variable.dtype)))
+    return model
 
 
 def data(samples: int = 48) -> tuple[np.ndarray, np.ndarray]:
