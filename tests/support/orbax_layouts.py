@@ -107,11 +107,10 @@ def save_v1(path, tree, **settings):
     return path
 
 
-def save_v1_training(path, tree):
-    checkpointer = ocp_v1.training.Checkpointer(path)
-    checkpointer.save(5, tree, metrics={"loss": 0.25})
-    checkpointer.close()
-    return path / "5"
+def save_v1_training(path, tree, step=5):
+    with ocp_v1.training.Checkpointer(path) as checkpointer:
+        checkpointer.save(step, tree, metrics={"loss": 0.25})
+    return path / str(step)
 
 
 def save_standard(path, tree):
