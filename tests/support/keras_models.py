@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -11,42 +11,11 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import pytest
 
 pytest.importorskip("keras")
-import jax
 import keras
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
 import ckpt_core as ckpt
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every model of these tests compiles to the same few programs: seven eighths of their time."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "jax-cache"),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="module")
-def compiled_for_children(compiled_once: None) -> Iterator[None]:
-    """New processes find what was compiled here."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in (
-            "jax_compilation_cache_dir",
-            "jax_persistent_cache_min_compile_time_secs",
-            "jax_persistent_cache_min_entry_size_bytes",
-        ):
-            patch.setenv(name.upper(), str(getattr(jax.config, name)))
-        yield
+from tests.support.compiling import compiled_once as compiled_once  # a fixture
 
 
 class Stop(keras.callbacks.Callback):

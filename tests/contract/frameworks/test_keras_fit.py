@@ -22,7 +22,6 @@ from tests.support.damage import turn_a_bit
 
 keras = km.keras
 compiled_once = km.compiled_once
-compiled_for_children = km.compiled_for_children
 OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
 load_model = ckpt_keras.load_model
 Stop, steps = km.Stop, km.steps
@@ -106,7 +105,6 @@ print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wa
 
 
 @pytest.mark.always
-@pytest.mark.usefixtures("compiled_for_children")
 def test_killed_and_started_again_it_ends_as_never_stopped(tmp_path, monkeypatch, capsys):
     """Trained three epochs and started again with seven, once after kill -9: as never stopped."""
 
