@@ -230,3 +230,19 @@ def test_eight_devices_to_fewer_and_back_with_no_argument(tmp_path, devices):
     assert_same(ckpt.load(tmp_path / "back"), tree)
     wanted = jax.device_put(tree, rows)
     assert_same(ckpt.load(tmp_path / "back", abstract(wanted)), wanted, sharding=True)
+
+
+@pytest.mark.parametrize(("saved", "spec"), [(8, P("x")), (8, P()), (2, P("x"))])
+def test_the_report_names_what_lies_elsewhere_now(tmp_path, saved, spec):
+    devices = jax.devices()
+    sharding = NamedSharding(Mesh(np.array(devices[:saved]), ("x",)), spec)
+    tree = {"w": jax.device_put(jnp.arange(16.0), sharding), "n": np.ones(2), "s": 3}
+    ckpt.save(tmp_path / "one", model=tree)
+    for target, expected in (
+        (jnp.zeros(16), ("model/w",)),  # on the default device, chosen by nobody
+        (jax.device_put(jnp.zeros(16), devices[3]), ("model/w",)),
+        (jax.device_put(jnp.zeros(16), sharding), ()),
+    ):
+        restored = ckpt.restore(tmp_path / "one", model={**tree, "w": target})
+        assert restored.report.resharded == expected
+        assert np.asarray(restored["model"]["w"]).tolist() == list(range(16))
