@@ -1,4 +1,4 @@
-"""What an adapter may ask of the core: a target that depends on what was saved, arrays that are copied, names that are aligned."""
+"""What an adapter may ask of the core: targets that depend on what was saved, arrays that are copied, names that are aligned."""
 
 import collections
 from typing import Any

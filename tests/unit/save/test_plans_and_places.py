@@ -1,4 +1,4 @@
-"""A tree is planned once, and a leaf does not look at every process again; a jax without the private functions that place arrays quickly."""
+"""A tree is planned once, a leaf does not look at every process again, and a jax without its quick way of placing arrays."""
 
 import logging
 import sys
