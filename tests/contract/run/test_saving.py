@@ -134,6 +134,8 @@ def test_metrics_of_every_kind_of_number(place):
 def test_none_is_a_state(place):
     with open_at(place) as checkpointer:
         assert checkpointer.save(0, None)
+        with pytest.raises(TypeError, match="at least one target"):
+            checkpointer.restore_latest()
     assert checkpointer.load(0) is None
 
 

@@ -117,7 +117,6 @@ REFUSED = [
         for more in ({"model": tree()}, {"items": {"model": tree()}})
         for call in (saves(tree(), **more), a_step(0, **more))
     ],
-    (lambda root, run: run.restore_latest(), TypeError, "at least one target"),
     (lambda root, run: run.best_step(), ckpt.CheckpointError, "best_metric"),
     *[(saves(items={name: tree()}), ValueError, "name of an item") for name in IMPOSSIBLE_NAMES],
     *[(a_step(1, metrics=one), TypeError, "items|number|metrics") for one in NO_METRICS],
