@@ -26,7 +26,7 @@ import numpy as np
 import tensorstore as ts
 
 import ckpt_core as ckpt
-from tests.support import counting_proxy, gcs_server, s3_server
+from tests.support import fault_proxy, gcs_server, s3_server
 
 THREADS = 10  # as many as boto3's managed transfers take
 SIZES = {"4 x 16 MiB": (4, 16 * MIB), "16 x 32 MiB": (16, 32 * MIB), "2,000 x 4 KiB": (2000, 4096)}
@@ -228,12 +228,12 @@ def measure(
                 place = f"{PLACES}{os.getpid()}-{next(_places)}"
                 for verb, work in (("save", tool.save), ("load", tool.load)):
                     if count:
-                        counting_proxy.counted(url)
+                        fault_proxy.counted(url)
                     secs, result = timed(
                         lambda work=work, place=place, state=state: work(place, state)
                     )
                     if turn:  # the first connects, and imports
-                        one[verb].append(counting_proxy.counted(url) if count else secs)
+                        one[verb].append(fault_proxy.counted(url) if count else secs)
                     print(store, size, tool.name, verb, f"{secs:.2f} s", file=sys.stderr)
                 checked(state, result)
                 del result
@@ -278,8 +278,8 @@ def main() -> None:
             continue
         with server(store) as (url, bucket):
             rows = fresh(measure, store, url, bucket, given.sizes, given.rounds, False)
-            with counting_proxy.running(url) as proxy:
-                counts = fresh(measure, store, proxy, bucket, given.sizes, 1, True)
+            with fault_proxy.proxied(url) as proxy:
+                counts = fresh(measure, store, proxy.url, bucket, given.sizes, 1, True)
         for found, seen in zip(rows, counts, strict=True):
             rivals = [r for r in rows if r["plain"] and r["size"] == found["size"]]
             best = {v: min(middle(r[v]) for r in rivals) for v in ("save", "load")}

@@ -11,7 +11,6 @@ import pytest
 
 from tests.house.test_readme import READMES, blocks_of
 from tests.support.paths import INTEGRATIONS, ROOT
-from tests.support.typed import diagnostics_of
 
 GOOD = """
 from typing import Any, assert_type
@@ -57,30 +56,63 @@ ckpt.when.every_step(3)
 """
 
 
-STRICT = "\n# pyright: strict\n"
-"""Behind a script, whose lines keep their numbers."""
+SCRIPTS = {"good.py": GOOD, "bad.py": BAD}
+_PACKAGES = [str(ROOT), *(str(one) for one in INTEGRATIONS.iterdir() if one.is_dir())]
+
+
+@pytest.fixture(name="folder", scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file for each page, of all its blocks, the examples, and two scripts, which are to be checked strictly."""
+    folder = tmp_path_factory.mktemp("programs")
+    for page in READMES:
+        name = "_".join(page.relative_to(ROOT).with_suffix("").parts)
+        code = "\n".join(block for _, block in blocks_of(page.read_text("utf-8")))
+        (folder / f"page_{name}.py").write_text(code)
+    for example in (ROOT / "examples").glob("*.py"):
+        (folder / example.name).write_text(example.read_text("utf-8"))
+    for name, text in SCRIPTS.items():
+        (folder / name).write_text(f"{text}\n# pyright: strict\n")  # behind it: lines keep numbers
+    return folder
 
 
 @pytest.fixture(name="errors", scope="module")
-def make_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Pyright's errors in scripts that use the installed packages, as a user has them."""
+def make_errors(folder: Path) -> list[dict[str, Any]]:
+    """Pyright's errors, for a user who has the packages installed."""
+    pytest.importorskip("pyright")
     settings = {
-        "extraPaths": [str(ROOT), *(str(path) for path in INTEGRATIONS.iterdir() if path.is_dir())],
+        "typeCheckingMode": "standard",
+        "extraPaths": _PACKAGES,
+        "reportMissingModuleSource": False,
         "reportMissingTypeStubs": False,
     }
-    texts = {"good.py": GOOD + STRICT, "bad.py": BAD + STRICT}
-    found = diagnostics_of(tmp_path_factory.mktemp("typed"), texts, settings)
-    return {
-        name: [one for one in told if one["severity"] == "error"] for name, told in found.items()
-    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    text = _run(folder, "pyright", "--outputjson", "--pythonpath", sys.executable, ".")
+    if not text.startswith("{"):
+        pytest.skip(f"pyright does not run here: {text[-200:]}")
+    told = json.loads(text)
+    assert told["summary"]["filesAnalyzed"] == len([*folder.glob("*.py")])
+    return [one for one in told["generalDiagnostics"] if one["severity"] == "error"]
+
+
+def _run(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=os.environ | {"MYPYPATH": os.pathsep.join(_PACKAGES)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    return done.stdout or done.stderr
 
 
 def test_right_calls_have_their_types(errors):
-    assert errors["good.py"] == []
+    assert [one for one in errors if one["file"].endswith("good.py")] == []
 
 
 def test_misspelt_names_are_errors(errors):
-    lines = {one["range"]["start"]["line"] for one in errors["bad.py"]}
+    lines = {one["range"]["start"]["line"] for one in errors if one["file"].endswith("bad.py")}
     wrong = {n for n, line in enumerate(BAD.splitlines()) if line and "import" not in line}
     unknown = {
         n for n, line in enumerate(BAD.splitlines()) if ".load(" in line
@@ -120,55 +152,15 @@ NOT_OURS = (
 )
 
 
-@pytest.fixture(name="folder", scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One file for each page, of all its blocks, and the examples."""
-    folder = tmp_path_factory.mktemp("programs")
-    for page in READMES:
-        name = "_".join(page.relative_to(ROOT).with_suffix("").parts)
-        code = "\n".join(block for _, block in blocks_of(page.read_text("utf-8")))
-        (folder / f"page_{name}.py").write_text(code)
-    for example in (ROOT / "examples").glob("*.py"):
-        (folder / example.name).write_text(example.read_text("utf-8"))
-    return folder
-
-
 def _ours(lines: list[str]) -> list[str]:
     return [line for line in lines if not any(known in line for known in NOT_OURS)]
 
 
-def _run(folder: Path, *arguments: str) -> str:
-    packages = [ROOT, *(one for one in INTEGRATIONS.iterdir() if one.is_dir())]
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=os.environ | {"MYPYPATH": os.pathsep.join(map(str, packages))},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    return done.stdout or done.stderr
-
-
-def test_for_pyright(folder):
-    pytest.importorskip("pyright")
-    packages = [ROOT, *(one for one in INTEGRATIONS.iterdir() if one.is_dir())]
-    settings = {
-        "typeCheckingMode": "standard",
-        "extraPaths": [str(one) for one in packages],
-        "reportMissingModuleSource": False,
-    }
-    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
-    text = _run(folder, "pyright", "--outputjson", "--pythonpath", sys.executable, ".")
-    if not text.startswith("{"):
-        pytest.skip(f"pyright does not run here: {text[-200:]}")
-    told = json.loads(text)
-    assert told["summary"]["filesAnalyzed"] == len([*folder.glob("*.py")])
+def test_for_pyright(errors):
     found = [
         f"{Path(one['file']).name}:{one['range']['start']['line'] + 1}: {one['message']}"
-        for one in told["generalDiagnostics"]
-        if one["severity"] == "error"
+        for one in errors
+        if Path(one["file"]).name not in SCRIPTS
     ]
     assert _ours(found) == []
 
@@ -176,7 +168,7 @@ def test_for_pyright(folder):
 def test_for_mypy(folder):
     pytest.importorskip("mypy")
     options = ("--ignore-missing-imports", "--check-untyped-defs", "--follow-imports=silent")
-    files = sorted(one.name for one in folder.glob("*.py"))
+    files = sorted(one.name for one in folder.glob("*.py") if one.name not in SCRIPTS)
     lines = _run(folder, "mypy", *options, *files).splitlines()
     assert "checked" in lines[-1] or "no issues found" in lines[-1], lines
     assert _ours([line for line in lines if ": error:" in line]) == []

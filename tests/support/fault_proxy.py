@@ -1,22 +1,26 @@
 """A proxy in front of an object store that counts requests and spoils some of them, as a rule says.
 
 It sits between ckpt and a server on this machine. Requests go on as they are, the name of the host included, which
-S3's signatures cover.
+S3's signatures cover. ``python -m tests.support.fault_proxy URL`` spoils none, prints its own URL, and ends when its
+input ends; ``counted`` asks it for what came.
 """
 
 import contextlib
 import http.client
+import json
 import socket
 import struct
+import sys
 import threading
 import time
 import urllib.parse
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from typing import Literal
 
-from tests.support.gcs_server import QuickHandler
+from tests.support.gcs_server import QuickHandler, QuickServer
 
 Fault = int | tuple[int, bytes] | Literal["reset", "truncate", "flip", "stall", "lost"]
 """What becomes of one request:
@@ -47,6 +51,8 @@ class Proxy:
     upstream: str
     url: str = ""
     requests: list[Request] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """Requests by method, and bytes of bodies ``up`` and ``down``, since somebody asked."""
     rule: Callable[[Request], Fault | None] = lambda _: None
     applied: Callable[[Request], None] = lambda _: None
     """Called when the server has answered, and the client does not know it yet."""
@@ -81,6 +87,9 @@ def _key(path: str) -> str | None:
     return urllib.parse.unquote(parts[last]) if len(parts) > last and parts[last] else None
 
 
+_COUNTS = "/counts"
+
+
 class _Handler(QuickHandler):
     proxy: Proxy
     _server: http.client.HTTPConnection | None = None
@@ -98,6 +107,10 @@ class _Handler(QuickHandler):
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         proxy = self.proxy
+        if self.path == _COUNTS:
+            told = json.dumps(proxy.counts).encode()
+            proxy.counts.clear()
+            return self._answer(200, [], told)
         with proxy.lock:
             number = len(proxy.requests) + 1
             request = Request(number, self.command, self.path, _key(self.path))
@@ -114,6 +127,8 @@ class _Handler(QuickHandler):
             if fault in ("reset", "stall"):
                 return self._hang() if fault == "stall" else self._cut()
             status, headers, data = self._ask(body)
+            with proxy.lock:
+                proxy.counts.update({self.command: 1, "up": len(body), "down": len(data)})
             proxy.applied(request)
         finally:
             with proxy.lock:
@@ -182,8 +197,7 @@ def proxied(upstream: str) -> Iterator[Proxy]:
     """A proxy on a free port of 127.0.0.1, in front of the server at a URL; ended with the block."""
     proxy = Proxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = QuickServer(("127.0.0.1", 0), handler)
     server.block_on_close = False
     proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -195,3 +209,15 @@ def proxied(upstream: str) -> Iterator[Proxy]:
         server.shutdown()
         thread.join(10)
         server.server_close()
+
+
+def counted(proxy_url: str) -> dict[str, int]:
+    """The counts of a proxy in another process, which begin anew."""
+    with urllib.request.urlopen(f"{proxy_url}{_COUNTS}", timeout=60) as answer:
+        return json.load(answer)
+
+
+if __name__ == "__main__":
+    with proxied(sys.argv[1]) as served:
+        print(served.url, flush=True)
+        sys.stdin.read()

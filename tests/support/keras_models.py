@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -11,40 +11,43 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import pytest
 
 pytest.importorskip("keras")
-import jax
 import keras
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
+
+import ckpt_core as ckpt
+from tests.support.compiling import compiled_once as compiled_once  # a fixture
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every model of these tests compiles to the same few programs: seven eighths of their time."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "jax-cache"),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+class Stop(keras.callbacks.Callback):
+    """Ctrl-C before the batch after so many, over all epochs, or in the validation of an epoch."""
+
+    def __init__(self, batches: int | None = None, validation: int | None = None) -> None:
+        super().__init__()
+        self.batches, self.validation, self.seen, self.epoch = batches, validation, 0, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.seen == self.batches:
+            raise KeyboardInterrupt
+        self.seen += 1
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if self.epoch == self.validation:
+            raise KeyboardInterrupt
 
 
-@pytest.fixture(scope="module")
-def compiled_for_children(compiled_once: None) -> Iterator[None]:
-    """New processes find what was compiled here."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in (
-            "jax_compilation_cache_dir",
-            "jax_persistent_cache_min_compile_time_secs",
-            "jax_persistent_cache_min_entry_size_bytes",
-        ):
-            patch.setenv(name.upper(), str(getattr(jax.config, name)))
-        yield
+def steps(directory: Any) -> list[int]:
+    """The steps of a run."""
+    return ckpt.Checkpointer(directory, read_only=True).all_steps()
+
+
+def fill(model: Any) -> Any:
+    """Every variable gets a value that says which one it is."""
+    for index, variable in enumerate(variables(model, metrics=True)):
+        variable.assign(np.full(variable.shape, index + 1, str(variable.dtype)))
+    return model
 
 
 def data(samples: int = 48) -> tuple[np.ndarray, np.ndarray]:

@@ -47,6 +47,19 @@ def raised(call):
         }
     return None
 
+mesh = Mesh(np.array(jax.devices()), ("data",))
+
+def put(values, spec=P("data"), mesh=mesh):
+    # an array of which each process holds its parts
+    values, where = np.asarray(values), NamedSharding(mesh, spec)
+    dtype = jax.dtypes.canonicalize_dtype(values.dtype)  # of what has no part here, too
+    return jax.make_array_from_callback(values.shape, where, lambda at: values[at], dtype=dtype)
+
+def same(one, two):
+    # bit for bit, of what this process holds
+    pairs = zip(one.addressable_shards, two.addressable_shards, strict=True)
+    return all(np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes() for a, b in pairs)
+
 def shorten(secs):
     # what comes next waits no longer: what went before may have been slow on a busy machine
     object.__setattr__(options, "timeout_secs", secs)

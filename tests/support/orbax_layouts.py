@@ -15,7 +15,8 @@ import pytest
 from orbax.checkpoint import v1 as ocp_v1
 
 from tests.support.orbax import eight_mesh, put
-from tests.support.same_bits import bits
+from tests.support.trees import abstract as abstract
+from tests.support.trees import assert_same as assert_same
 
 Moments = namedtuple("Moments", "mu nu")
 
@@ -92,48 +93,6 @@ def with_keys(tree):
     }
 
 
-def assert_same(got, want, path="", *, sharding=False, numpy_as_jax=False):
-    """Container types, leaf types, dtypes and every bit are equal; shardings too where asked.
-
-    `numpy_as_jax` allows a numpy array where a jax array was saved: v0 gives that without a target.
-    """
-    how = {"sharding": sharding, "numpy_as_jax": numpy_as_jax}
-    if not (numpy_as_jax and isinstance(want, jax.Array | np.ndarray)):
-        is_jax = isinstance(want, jax.Array)
-        assert isinstance(got, jax.Array) == is_jax, (path, type(got), type(want))
-        assert is_jax or type(got) is type(want), (path, type(got), type(want))
-    if isinstance(want, dict):
-        assert set(got) == set(want), path
-        for key in want:
-            assert_same(got[key], want[key], f"{path}/{key}", **how)
-    elif isinstance(want, list | tuple):
-        assert len(got) == len(want), path
-        for index, (one, other) in enumerate(zip(got, want, strict=True)):
-            assert_same(one, other, f"{path}/{index}", **how)
-    elif isinstance(want, Pair):
-        assert_same([got.left, got.right], [want.left, want.right], path, **how)
-    elif isinstance(want, jax.Array | np.ndarray | np.generic):
-        assert bits(got) == bits(want), path
-        if sharding and isinstance(want, jax.Array):
-            same = got.sharding.is_equivalent_to(want.sharding, want.ndim)
-            assert same, (path, got.sharding, want.sharding)
-    else:
-        assert got == want or (got != got and want != want), (path, got, want)
-
-
-def abstract(tree, *, sharding=True):
-    """The tree with every jax array as a ShapeDtypeStruct."""
-
-    def one(leaf):
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf.sharding if sharding else None
-        )
-
-    return jax.tree.map(one, tree)
-
-
 def v1_context(**settings):
     context = ocp_v1.Context()
     for path, value in settings.items():
@@ -148,11 +107,10 @@ def save_v1(path, tree, **settings):
     return path
 
 
-def save_v1_training(path, tree):
-    checkpointer = ocp_v1.training.Checkpointer(path)
-    checkpointer.save(5, tree, metrics={"loss": 0.25})
-    checkpointer.close()
-    return path / "5"
+def save_v1_training(path, tree, step=5):
+    with ocp_v1.training.Checkpointer(path) as checkpointer:
+        checkpointer.save(step, tree, metrics={"loss": 0.25})
+    return path / str(step)
 
 
 def save_standard(path, tree):

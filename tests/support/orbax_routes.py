@@ -88,33 +88,26 @@ def v1_load_checkpointables(root, step, item, like):
 
 
 def v1_training(root, step, item, like):
-    checkpointer = ocp_v1.training.Checkpointer(root)
-    try:
+    with ocp_v1.training.Checkpointer(root) as checkpointer:
         return checkpointer.load(step, like, checkpointable_name=item)
-    finally:
-        checkpointer.close()
 
 
 def v1_training_checkpointables(root, step, item, like):
-    checkpointer = ocp_v1.training.Checkpointer(root)
-    try:
-        return checkpointer.load_checkpointables(step, None if like is None else {item: like})[item]
-    finally:
-        checkpointer.close()
+    names = None if like is None else {item: like}
+    with ocp_v1.training.Checkpointer(root) as checkpointer:
+        return checkpointer.load_checkpointables(step, names)[item]
 
 
-ROUTES = [
-    v0_no_args,
+BY_NAME = [  # with a target
     v0_composite_standard,
     v0_composite_pytree,
     v0_standard_checkpointer,
     v0_pytree_checkpointer,
-    v1_load,
     v1_load_item,
     v1_load_checkpointables,
     v1_training,
-    v1_training_checkpointables,
 ]
+ROUTES = [v0_no_args, *BY_NAME, v1_load, v1_training_checkpointables]
 
 
 def named(routes):

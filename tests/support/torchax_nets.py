@@ -1,22 +1,28 @@
-"""Modules and steps that the tests of torchax share; importing it needs torch and torchax."""
+"""What the tests of torch and torchax share: modules, tensors, fixtures; importing it needs both."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+import ckpt_core as ckpt
 from ckpt_torchax import shim
 
 shim.install()
 import torchax  # noqa: E402
 import torchax.train  # noqa: E402
-from torchax.interop import call_jax, jax_jit, torch_view  # noqa: E402
+from torchax.interop import call_jax as call_jax  # noqa: E402
+from torchax.interop import jax_jit as jax_jit  # noqa: E402
+from torchax.interop import torch_view as torch_view  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -83,15 +89,51 @@ def batch(step: int) -> tuple[Any, Any]:
     return tokens, labels
 
 
-__all__ = [
-    "Net",
-    "batch",
-    "call_jax",
-    "jax_jit",
-    "net",
-    "same",
-    "torch_view",
-    "torchax",
-    "torchax_enabled",
-    "values",
+def tensor(array: Any) -> Any:
+    return torch_view(jnp.asarray(array))
+
+
+class Holder(nn.Module):
+    """One parameter or buffer."""
+
+    def __init__(self, value: Any, buffer: bool = True) -> None:
+        super().__init__()
+        if buffer:
+            self.register_buffer("x", value)
+        else:
+            self.x = nn.Parameter(value, requires_grad=False)
+
+
+@pytest.fixture(name="env", autouse=True)
+def make_env() -> Iterator[Any]:
+    """torchax, on for each test of a module that imports this, and off after it."""
+    with torchax_enabled() as environment:
+        yield environment
+
+
+@pytest.fixture(name="saved")
+def make_saved(tmp_path: Path) -> Any:
+    """A tied Net on JAX arrays, in a checkpoint, and the module."""
+    with torchax_enabled():
+        model = net(0, tied=True)
+        model.norm.num_batches_tracked.add_(5)
+        ckpt.save(tmp_path / "saved", model=model, step=7)
+    return tmp_path / "saved", model
+
+
+DTYPES = [
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
 ]
+
+
+def bits(dtype: str, count: int = 64) -> Any:
+    """A tensor of random bits; of bools, for bool."""
+    width = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    numbers = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 256, count * width)
+    return torch.from_numpy(numbers.astype(np.uint8)).view(getattr(torch, dtype))
+
+
+def bytes_of(value: Any) -> bytes:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -69,38 +69,38 @@ class Keyed:
         return cls(*children)
 
 
-def fields_of(value):
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return vars(value)
+def assert_same(got, want, path="", *, sharding=False, numpy_as_jax=False):
+    """Types of containers and leaves, and every bit; shardings too where asked.
 
-
-def assert_same(got, want, path="", *, sharding=False):
-    """Types of containers and leaves, and every bit; shardings too where asked."""
+    `numpy_as_jax` allows a numpy array where a jax array was saved: Orbax v0 gives that without a target.
+    """
+    how = {"sharding": sharding, "numpy_as_jax": numpy_as_jax}
     if isinstance(want, jax.Array):
-        assert isinstance(got, jax.Array), (path, type(got))
+        assert numpy_as_jax or isinstance(got, jax.Array), (path, type(got))
         assert bits(got) == bits(want), path
         if sharding:
             same = got.sharding.is_equivalent_to(want.sharding, want.ndim)
             assert same, (path, got.sharding, want.sharding)
         return
+    if isinstance(want, np.ndarray | np.generic):
+        assert numpy_as_jax or type(got) is type(want), (path, type(got), type(want))
+        assert bits(got) == bits(want), path
+        return
     assert type(got) is type(want), (path, type(got), type(want))
     if isinstance(want, dict):
         assert {*got} == {*want}, path
         for key in want:
-            assert_same(got[key], want[key], f"{path}/{key}", sharding=sharding)
+            assert_same(got[key], want[key], f"{path}/{key}", **how)
     elif isinstance(want, list | tuple):
         assert len(got) == len(want), path
         for index, pair in enumerate(zip(got, want, strict=True)):
-            assert_same(*pair, f"{path}/{index}", sharding=sharding)
-    elif isinstance(want, Plain | Registered | Keyless | Keyed):
-        assert_same(fields_of(got), fields_of(want), path, sharding=sharding)
-    elif isinstance(want, np.ndarray | np.generic):
-        assert bits(got) == bits(want), path
+            assert_same(*pair, f"{path}/{index}", **how)
+    elif isinstance(want, Keyless | Keyed) or dataclasses.is_dataclass(want):
+        assert_same(vars(got), vars(want), path, **how)
     elif isinstance(want, np.random.Generator):
-        assert_same_state(got.bit_generator.state, want.bit_generator.state)
+        np.testing.assert_equal(got.bit_generator.state, want.bit_generator.state)
     elif isinstance(want, np.random.RandomState):
-        assert_same_state(got.get_state(legacy=False), want.get_state(legacy=False))
+        np.testing.assert_equal(got.get_state(legacy=False), want.get_state(legacy=False))
     elif isinstance(want, random.Random):
         assert got.getstate() == want.getstate(), path
     elif isinstance(want, float | complex):
@@ -109,8 +109,16 @@ def assert_same(got, want, path="", *, sharding=False):
         assert got == want, path
 
 
-def assert_same_state(got, want):
-    np.testing.assert_equal(got, want)
+def abstract(tree, *, sharding=True):
+    """The tree with every jax array as a ShapeDtypeStruct."""
+
+    def one(leaf):
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        where = leaf.sharding if sharding else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+    return jax.tree.map(one, tree)
 
 
 def round_trip(tmp_path, tree, **load):
@@ -118,21 +126,6 @@ def round_trip(tmp_path, tree, **load):
     report = ckpt.verify(tmp_path / "c")
     assert report.ok, report.problems
     return ckpt.load(tmp_path / "c", **load)
-
-
-def with_shardings(tree):
-    def one(leaf):
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-    return jax.tree.map(one, tree)
-
-
-def without_shardings(tree):
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, tree
-    )
 
 
 def every_bit_pattern(name, shape=(16, 16)):

@@ -12,8 +12,6 @@ from tests.support import keras_models as km  # chooses the backend before Keras
 
 keras = km.keras
 compiled_once = km.compiled_once
-compiled_for_children = km.compiled_for_children
-pytestmark = pytest.mark.usefixtures("compiled_for_children")
 
 
 TOKENS = np.arange(32, dtype=np.int32).reshape(4, 8) % 11

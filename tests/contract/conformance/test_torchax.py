@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,32 +11,12 @@ pytest.importorskip("torch")
 
 import jax
 import torch
-from jax.experimental.compilation_cache import compilation_cache
 from torch import nn
 
 from ckpt_core.testing import InPlaceSuite
 from tests.contract.conformance import CasesSuite
+from tests.support.compiling import compiled_once  # noqa: F401 (fixture)
 from tests.support.torchax_nets import batch, net, torch_view, torchax_enabled
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """torchax compiles every operation; here and in new processes, each of them once."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax-cache")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-            patch.setenv(name.upper(), str(value))
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
 
 # ------------------------------------------------------------------------------------- torchax
 

@@ -1,10 +1,21 @@
-"""In a bucket, one conditional put decides who has saved a checkpoint; Orbax's mark comes last."""
+"""Buckets: of two writers the first stays, what is deleted goes into a trash on request, and how many requests calls take."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
 
 import ckpt_core as ckpt
 from tests.support import seams
-from tests.support.stores import make_server, saved, tree, value_at  # noqa: F401 (fixture)
+from tests.support.gcs_server import Request, Server
+from tests.support.stores import (
+    saved,
+    tree,
+    value_at,
+)
+from tests.support.units import MIB
 
 
 def test_of_two_writers_the_first_to_commit_stays(server, monkeypatch):
@@ -26,3 +37,154 @@ def test_the_mark_of_a_whole_checkpoint_is_the_last_object_of_it(server):
     record, mark = put.index("ckpt.json"), put.index("commit_success.txt")
     assert all("/d/" not in name for name in put[record:]), "data after the record"
     assert mark == len(put) - 1 > record
+
+
+OPTIONS = ckpt.Options(trash_directory="trash")
+
+
+def words(step: int) -> dict[str, Any]:
+    return {"n": step, "w": np.full(1000, step, np.float32), "text": "words"}
+
+
+def test_steps_go_to_the_trash_whole(store):
+    with ckpt.Checkpointer(store, max_to_keep=2, asynchronous=False, options=OPTIONS) as run:
+        for step in range(5):
+            run.save(step, words(step), metrics={"loss": step})
+        assert run.all_steps() == [3, 4]
+    for step in range(3):
+        path = f"{store}/trash/{step}"
+        assert ckpt.verify(path).ok and ckpt.load(path)["n"] == step
+        with pytest.raises(ckpt.CheckpointNotFound):
+            ckpt.load(f"{store}/{step}")
+    with ckpt.Checkpointer(store, options=OPTIONS) as run:
+        assert run.restore_latest(state=words(9)).step == 4
+        assert run.all_steps() == [3, 4]
+
+
+def test_a_number_that_is_in_the_trash_already_keeps_both(store):
+    for n in (1, 2):
+        with ckpt.Checkpointer(store, asynchronous=False, options=OPTIONS) as run:
+            run.save(7, words(n), force=True)
+            run.delete(7)
+    with ckpt.Checkpointer(f"{store}/trash", read_only=True) as trash:
+        assert trash.all_steps() == [7]
+    assert ckpt.load(f"{store}/trash/7")["n"] == 1
+
+
+def test_a_step_stays_whole_until_its_copy_is(server):
+    """The copy is refused at each of its objects: the step is there, and no half of it is a step in the trash."""
+    url = f"{server.root}/run"
+    with ckpt.Checkpointer(url, asynchronous=False, options=OPTIONS) as run:
+        run.save(0, words(0))
+        number = 0
+        while True:
+            number += 1
+            puts = 0
+
+            def fault(request: Request, at: int = number) -> int | None:
+                nonlocal puts
+                puts += request.kind == "put" and "/trash/" in request.name
+                return 403 if puts == at and "/trash/" in request.name else None
+
+            server.fault = fault
+            try:
+                run.delete(0)
+                break
+            except PermissionError:
+                server.fault = lambda _: None
+                assert ckpt.verify(f"{url}/0").ok
+                if "run/trash/0/ckpt.json" not in server.objects:
+                    with pytest.raises(ckpt.CheckpointNotFound):
+                        ckpt.load(f"{url}/trash/0")
+    server.fault = lambda _: None
+    assert number > 5
+    assert ckpt.verify(f"{url}/trash/0").ok
+
+
+def requests(server: Server, work: Callable[[], Any]) -> int:
+    before = len(server.requests)
+    work()
+    return len(server.requests) - before
+
+
+def test_a_small_save_and_its_load(server):
+    url = f"{server.root}/a"
+    state = {"w": np.arange(20_000.0), "b": np.ones(30), "n": 1}
+    # the first of a process in a bucket asks it whether it regards conditions
+    assert requests(server, lambda: ckpt.save(f"{server.root}/first", state)) <= 24
+    assert requests(server, lambda: ckpt.save(url, state)) <= 22
+    assert requests(server, lambda: ckpt.load(url)) <= 5
+
+
+def test_small_leaves_are_fetched_together(server):
+    url = f"{server.root}/a"
+    state = {f"w{number}": np.full(256, number) for number in range(2000)}
+    assert requests(server, lambda: ckpt.save(url, state)) <= 24
+    assert requests(server, lambda: ckpt.load(url)) <= 30
+    assert requests(server, lambda: ckpt.load(url, only="w77")) <= 5
+
+
+def test_a_large_leaf_is_fetched_in_few_large_pieces(server):
+    url = f"{server.root}/a"
+    ckpt.save(url, {"w": np.arange(2**22)})  # 32 MiB
+    assert requests(server, lambda: ckpt.load(url)) <= 15
+
+
+def test_the_number_of_steps_costs_nothing(server):
+    def reader(run: str) -> int:
+        with ckpt.Checkpointer(f"{server.root}/{run}", read_only=True) as checkpointer:
+            return requests(server, lambda: checkpointer.restore_latest({"n": 0}))
+
+    for run, count in [("few", 2), ("many", 20)]:
+        with ckpt.Checkpointer(f"{server.root}/{run}") as checkpointer:
+            for step in range(count):
+                checkpointer.save(step, {"n": step})
+    assert reader("many") == reader("few") <= 15
+
+
+def test_nothing_is_read_back_or_listed_for_what_was_uploaded(server):
+    state = {f"w{number}": np.full(2**20, float(number)) for number in range(24)}  # 192 MiB
+    ckpt.save(f"{server.root}/a", state)
+    kinds = [request.kind for request in server.requests]
+    put = [request.name for request in server.requests if request.kind == "put"]
+    data = [name for name in put if "/ocdbt.process_0/d/" in name]
+    assert len(data) == len({*data}) >= 5  # each data file is put once
+    assert max(len(server.objects[name][1]) for name in data) < 40 * MIB
+    # TensorStore fills a file up with zeros to a whole page, and does not tell
+    read = [r.name for r in server.requests if "/d/" in r.name and r.kind == "get"]
+    assert len(read) == len({*read}) <= len(data)
+    assert server.read_bytes < 2**18
+    assert kinds.count("list") == 3  # of the empty place
+
+
+def test_an_asynchronous_save_waits_for_no_answer_before_it_returns(server):
+    returned = threading.Event()
+    server.fault = lambda _: None if returned.wait(20) else 403
+    pending = ckpt.save_async(f"{server.root}/a", {"w": np.arange(20_000.0)})
+    returned.set()
+    pending.result()
+    assert ckpt.load(f"{server.root}/a")["w"][3] == 3
+
+
+def test_a_later_save_of_a_run_waits_for_no_answer_before_it_returns(server):
+    state = {"w": np.arange(20_000.0)}
+    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
+        checkpointer.save(0, state)
+        checkpointer.wait_until_finished()
+        returned = threading.Event()
+        server.fault = lambda _: None if returned.wait(20) else 403
+        checkpointer.save(1, state)
+        returned.set()
+    assert ckpt.Checkpointer(f"{server.root}/run", read_only=True).all_steps() == [0, 1]
+
+
+def test_a_save_of_a_run(server):
+    with ckpt.Checkpointer(f"{server.root}/run", max_to_keep=3) as checkpointer:
+
+        def save(step: int) -> None:
+            checkpointer.save(step, {"w": np.arange(20_000.0)})
+            checkpointer.wait_until_finished()
+
+        assert requests(server, lambda: save(0)) <= 43
+        assert requests(server, lambda: save(1)) <= 36
+        assert requests(server, lambda: save(2)) <= 36

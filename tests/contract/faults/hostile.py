@@ -1,12 +1,17 @@
-"""The child that opens checkpoints made to harm: tries every reader on each and reports the result.
+"""The children that open checkpoints made to harm, or a file of which was grown beyond all memory: every reader on each.
 
 What must not happen (an abort, a hang, much memory, a file outside) is for the parent to see; here
 each call is only classed: "ok", "good", "problems ..." of `verify`, the name and text of a
 `CheckpointError`, or "untyped ...".
 """
 
+import json
+import os
+import shutil
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import child
@@ -43,10 +48,21 @@ def open_all(cases: list[tuple[str, str]]) -> None:
             "like": lambda path=path: ckpt.load(path, GOOD),
             "verify": lambda path=path: ckpt.verify(path),
         }
-        started = time.perf_counter()
-        results = {reader: _class(call) for reader, call in readers.items()}
-        secs = time.perf_counter() - started
-        child.report(opened=name, results=results, rss_bytes=_peak_bytes(), secs=secs)
+        child.report(
+            opened=name, results={reader: _class(call) for reader, call in readers.items()}
+        )
+
+
+def opened(call: str, path: str) -> None:
+    """One call, and its seconds of a core, whatever else the machine does."""
+    calls: dict[str, Callable[[], Any]] = {
+        "inspect": lambda: ckpt.inspect(path),
+        "load": lambda: ckpt.load(path, as_numpy=True),
+        "verify": lambda: ckpt.verify(path),
+    }
+    started = time.process_time()
+    child.report(said=_class(calls[call])[-3000:])
+    child.report(secs=time.process_time() - started)
 
 
 def open_steps(directory: str) -> None:
@@ -57,6 +73,98 @@ def open_steps(directory: str) -> None:
             return checkpointer.restore_latest(state=GOOD)
 
     child.report(opened=directory, results={"restore_latest": _class(resume)})
+
+
+# ---- grown files ---------------------------------------------------------------------------------
+
+
+def _tree(step: int) -> dict[str, Any]:
+    return {
+        "w": jax.device_put(np.full((300, 300), step, np.float32)),
+        "small": jax.device_put(np.full(3, step, np.float32)),
+        "text": f"step {step}",
+    }
+
+
+def make_run(path: str) -> None:
+    """Two steps, with metadata of the run, and the name of the run as for a local tier."""
+    import grain
+
+    data = iter(grain.MapDataset.range(100))
+    with ckpt.Checkpointer(
+        path, asynchronous=False, local_directory=f"{path}-local", save_interval_steps=1
+    ) as checkpointer:
+        checkpointer.write_run_metadata({"by": "grown"})
+        for step in range(2):
+            next(data)
+            checkpointer.save(step, state=_tree(step), data=data, metrics={"loss": 1.0 - step})
+    shutil.rmtree(f"{path}-local")
+
+
+def open_grown(jobs: list[tuple[str, str]]) -> None:
+    """Every reader on every directory of steps, whose newest step may be damaged."""
+    warnings.simplefilter("ignore")
+    for name, directory in jobs:
+        before = _read_bytes()
+        step = f"{directory}/1"
+        results = {
+            "inspect": _class(lambda step=step: ckpt.inspect(step)),
+            "load": _class(lambda step=step: jax.block_until_ready(ckpt.load(step, item="state"))),
+            "as_numpy": _class(lambda step=step: ckpt.load(step, item="state", as_numpy=True)),
+            "verify": _class(lambda step=step: ckpt.verify(step)),
+        }
+        with ckpt.Checkpointer(
+            directory, read_only=True, best_metric="loss", best_mode="min"
+        ) as checkpointer:
+            results["all_steps"] = str(checkpointer.all_steps())
+            results["best_step"] = str(checkpointer.best_step())
+            results["step_metadata"] = _class(lambda c=checkpointer: (c.metadata(1), c.metrics(1)))
+            restored = checkpointer.restore_latest(items={"state": _tree(7)})
+            results["restore_latest"] = f"step {restored.step}" if restored else "none"
+            if restored:
+                restored["state"]
+        child.report(file=name, results=results, read_bytes=_read_bytes() - before)
+
+
+def go_on(directory: str) -> None:
+    """What a job does that goes on with a run."""
+    warnings.simplefilter("ignore")
+
+    def train() -> None:
+        with ckpt.Checkpointer(
+            directory, asynchronous=False, local_directory=f"{directory}-local"
+        ) as checkpointer:
+            checkpointer.save(2, state=_tree(2))
+
+    def save() -> None:
+        with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
+            checkpointer.save(3, state=_tree(3))
+
+    results = [_class(lambda: ckpt.inspect(f"{directory}/1")), _class(train), _class(save)]
+    child.report(results=results)
+
+
+def without_record(path: str) -> None:
+    """Makes a checkpoint one as Orbax writes them: no record, and no marker that asks for it."""
+    os.unlink(f"{path}/ckpt.json")
+    for file in Path(path).rglob("_*METADATA"):
+        value = json.loads(file.read_bytes())
+        value["custom_metadata"] = {}
+        file.write_text(json.dumps(value))
+    shutil.rmtree(f"{path}/data", ignore_errors=True)
+    ckpt.load(path)
+
+
+def open_one(path: str) -> None:
+    results = {
+        "inspect": _class(lambda: ckpt.inspect(path)),
+        "load": _class(lambda: jax.block_until_ready(ckpt.load(path))),
+        "as_numpy": _class(lambda: ckpt.load(path, as_numpy=True)),
+    }
+    child.report(results=results)
+
+
+# ---- what became of a call -----------------------------------------------------------------------
 
 
 def _class(call: Callable[[], Any]) -> str:
@@ -74,7 +182,7 @@ def _class(call: Callable[[], Any]) -> str:
     return "ok"
 
 
-def _peak_bytes() -> int:
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
+def _read_bytes() -> int:
+    """What system calls have read so far, from wherever."""
+    with open("/proc/self/io") as counts:
+        return int(next(line for line in counts if line.startswith("rchar")).split()[1])

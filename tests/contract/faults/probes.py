@@ -2,11 +2,9 @@
 
 import ctypes
 import errno
-import filecmp
 import itertools
 import os
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import child
 import numpy as np
 import scenarios
+from harness import cut_power
 from states import state, version_of
 
 import ckpt_core as ckpt
@@ -39,9 +38,9 @@ def marked_save(name: str, root: str, begin: str, end: str) -> None:
     context = scenario.prepare(root)
     child.report(mark=begin)
     with child.armed():
-        scenario.disturbed(context)
+        scenario.save(context)
     child.report(mark=end)
-    scenario.close(context)
+    scenarios.close(context)
 
 
 # ---- no room, no permission ---------------------------------------------------------------------
@@ -181,23 +180,14 @@ def _obey_permissions() -> None:
 # ---- no power -----------------------------------------------------------------------------------
 
 
-def _cut_power(image: str, copy: str) -> None:
-    """Copies what has reached the device: what a machine would find after losing power now."""
-    for _ in range(20):
-        subprocess.run(["cp", "--sparse=always", image, copy], check=True, timeout=60)
-        if filecmp.cmp(image, copy, shallow=False):
-            return  # nothing was written while it was being copied
-    raise RuntimeError("the device is never quiet")
-
-
 def save_and_cut(name: str, root: str, image: str, copy: str) -> None:
     """A scenario undisturbed, and the power cut as soon as its last save is acknowledged."""
     scenario = scenarios.SCENARIOS[name]
     context = scenario.prepare(root)
-    scenario.disturbed(context)
-    _cut_power(image, copy)
+    scenario.save(context)
+    cut_power(image, copy)
     child.report(acknowledged=[scenario.name, 2])
-    scenario.close(context)
+    scenarios.close(context)
 
 
 def save_in_new_directory(disk: str, name: str, image: str, copy: str) -> None:
@@ -206,14 +196,14 @@ def save_in_new_directory(disk: str, name: str, image: str, copy: str) -> None:
     with ckpt.Checkpointer(f"{disk}/{name}/steps") as checkpointer:
         checkpointer.save(0, state(2))
         checkpointer.wait_until_finished()
-        _cut_power(image, copy)
+        cut_power(image, copy)
 
 
 def save_carelessly(path: str, image: str, copy: str) -> None:
     """Saves without waiting for the disk and cuts the power."""
     ckpt.save(path, state(1), options=ckpt.Options(durable=False))
     assert version_of(ckpt.load(path)) == 1
-    _cut_power(image, copy)
+    cut_power(image, copy)
 
 
 def read_one(path: str) -> None:

@@ -17,220 +17,113 @@ import ckpt_core as ckpt
 
 @dataclass(frozen=True)
 class Scenario:
-    """How to prepare, what to disturb, and what a later, undisturbed process does.
+    """How to prepare, and what to disturb.
 
     Attributes:
-        name: of the checkpoint that `disturbed` makes, below the root.
-        prepare: makes the earlier checkpoints; returns what `disturbed` and `again` work on.
-        disturbed: the save of version 2 that is counted and killed.
-        again: the same save once more, after it failed.
-        later: a save by a process that knows nothing of this one.
+        name: of the checkpoint that `save` makes, below the root; a number is a step.
+        prepare: makes the earlier checkpoints; returns what `save` works on.
+        save: the save of version 2 that is counted and killed; with `overwrite=True` once more, after it failed.
     """
 
     name: str
     prepare: Callable[[str], Any]
-    disturbed: Callable[[Any], None]
-    again: Callable[[Any], None]
-    later: Callable[[str], None]
-    close: Callable[[Any], None] = lambda context: None
+    save: Callable[..., object]
+
+    def later(self, root: str) -> None:
+        """A save by a process that knows nothing of this one."""
+        if self.name != "2":
+            ckpt.save(f"{root}/{self.name}", state(3), overwrite=True)
+            return
+        with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
+            checkpointer.save(3, state(3))
+
+
+def close(context: Any) -> None:
+    """Ends what `prepare` gave."""
+    if isinstance(context, ckpt.Checkpointer):
+        context.close()
 
 
 def _acknowledge(name: str, version: int) -> None:
     child.report(acknowledged=[name, version])
 
 
-# ---- save to a new path -------------------------------------------------------------------------
+def _first(name: str) -> Callable[[str], str]:
+    """Version 1 under a name."""
+
+    def prepare(root: str) -> str:
+        ckpt.save(f"{root}/{name}", state(1))
+        _acknowledge(name, 1)
+        return root
+
+    return prepare
 
 
-def _prepare_new(root: str) -> str:
-    ckpt.save(f"{root}/first", state(1))
-    _acknowledge("first", 1)
-    return root
+def _no_exchange(root: str) -> str:
+    child.refuse_exchange()
+    return _first("second")(root)
 
 
-def _later_path(root: str) -> None:
-    ckpt.save(f"{root}/second", state(3), overwrite=True)
+def _at(name: str, **more: Any) -> Callable[..., object]:
+    return lambda root, overwrite=False: ckpt.save(
+        f"{root}/{name}", state(2), overwrite=overwrite, **more
+    )
 
 
-NEW = Scenario(
-    name="second",
-    prepare=_prepare_new,
-    disturbed=lambda root: ckpt.save(f"{root}/second", state(2)),
-    again=lambda root: ckpt.save(f"{root}/second", state(2), overwrite=True),
-    later=_later_path,
-)
-
-_SMALL_FILES = ckpt.Options(target_data_file_bytes=64 * 1024, chunk_bytes=32 * 1024)
-
-
-def _save_in_small_files(root: str, *, overwrite: bool = False) -> None:
-    ckpt.save(f"{root}/second", state(2), overwrite=overwrite, options=_SMALL_FILES)
-
-
-# Several data files, which TensorStore's threads write at the same time.
-FILES = Scenario(
-    name="second",
-    prepare=_prepare_new,
-    disturbed=_save_in_small_files,
-    again=lambda root: _save_in_small_files(root, overwrite=True),
-    later=_later_path,
-)
-
-# ---- overwrite a path ---------------------------------------------------------------------------
-
-
-def _prepare_overwrite(root: str) -> str:
-    ckpt.save(f"{root}/second", state(1))
-    _acknowledge("second", 1)
-    return root
-
-
-def _overwrite(root: str) -> None:
+def _replaced(root: str, overwrite: bool = True) -> None:
     ckpt.save(f"{root}/second", state(2), overwrite=True)
 
 
-OVERWRITE = Scenario(
-    name="second",
-    prepare=_prepare_overwrite,
-    disturbed=_overwrite,
-    again=_overwrite,
-    later=_later_path,
-)
+def _steps(asynchronous: bool = False, **more: Any) -> Callable[[str], ckpt.Checkpointer]:
+    """Two steps; the next one deletes the older of them."""
+
+    def prepare(root: str) -> ckpt.Checkpointer:
+        checkpointer = ckpt.Checkpointer(root, max_to_keep=2, asynchronous=asynchronous)
+        for step in (0, 1):
+            checkpointer.save(step, state(step) | more)
+            checkpointer.wait_until_finished()
+            _acknowledge(str(step), step)
+        return checkpointer
+
+    return prepare
 
 
-def _prepare_no_exchange(root: str) -> str:
-    child.refuse_exchange()
-    return _prepare_overwrite(root)
-
-
-NO_EXCHANGE = Scenario(
-    name="second",
-    prepare=_prepare_no_exchange,
-    disturbed=_overwrite,
-    again=_overwrite,
-    later=_later_path,
-)
-
-# ---- save below directories that do not exist ---------------------------------------------------
-
-
-def _later_nested(root: str) -> None:
-    ckpt.save(f"{root}/a/b/second", state(3), overwrite=True)
-
-
-NESTED = Scenario(
-    name="a/b/second",
-    prepare=_prepare_new,
-    disturbed=lambda root: ckpt.save(f"{root}/a/b/second", state(2)),
-    again=lambda root: ckpt.save(f"{root}/a/b/second", state(2), overwrite=True),
-    later=_later_nested,
-)
-
-# ---- a further step, which deletes an older one -------------------------------------------------
-
-
-def _checkpointer(root: str, *, asynchronous: bool) -> ckpt.Checkpointer:
-    checkpointer = ckpt.Checkpointer(root, max_to_keep=2, asynchronous=asynchronous)
-    for step in (0, 1):
-        checkpointer.save(step, state(step))
-        checkpointer.wait_until_finished()
-        _acknowledge(str(step), step)
-    return checkpointer
-
-
-def _step(checkpointer: ckpt.Checkpointer, *, overwrite: bool = False) -> None:
+def _step(checkpointer: ckpt.Checkpointer, overwrite: bool = False) -> None:
     checkpointer.save(2, state(2), overwrite=overwrite)
     checkpointer.wait_until_finished()
 
 
-def _later_step(root: str) -> None:
-    with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
-        checkpointer.save(3, state(3))
-
-
-def _close(checkpointer: ckpt.Checkpointer) -> None:
-    checkpointer.close()
-
-
-STEP = Scenario(
-    name="2",
-    prepare=lambda root: _checkpointer(root, asynchronous=False),
-    disturbed=_step,
-    again=lambda checkpointer: _step(checkpointer, overwrite=True),
-    later=_later_step,
-    close=_close,
-)
-ASYNC_STEP = Scenario(
-    name="2",
-    prepare=lambda root: _checkpointer(root, asynchronous=True),
-    disturbed=_step,
-    again=lambda checkpointer: _step(checkpointer, overwrite=True),
-    later=_later_step,
-    close=_close,
-)
-
-# ---- a further step that shares files with the one before ---------------------------------------
-
-
-def _prepare_linked(root: str) -> ckpt.Checkpointer:
-    checkpointer = ckpt.Checkpointer(root, max_to_keep=2, asynchronous=False)
-    for step in (0, 1):
-        checkpointer.save(step, state(step) | {"frozen": FROZEN})
-        _acknowledge(str(step), step)
-    return checkpointer
-
-
-def _linked_step(checkpointer: ckpt.Checkpointer, *, overwrite: bool = False) -> None:
+def _linked_step(checkpointer: ckpt.Checkpointer, overwrite: bool = False) -> None:
+    """It shares a file with the one before; reports the bytes of files that stand elsewhere too."""
     checkpointer.save(2, state(2) | {"frozen": FROZEN}, overwrite=overwrite)
-    child.report(shared=_shared_bytes(f"{checkpointer.directory}/2"))
+    found = os.walk(f"{checkpointer.directory}/2")
+    files = [os.stat(os.path.join(parent, name)) for parent, _, names in found for name in names]
+    child.report(shared=sum(file.st_size for file in files if file.st_nlink > 1))
 
 
-def _shared_bytes(path: str) -> int:
-    """Bytes of the files of a checkpoint that stand elsewhere too."""
-    files = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]
-    return sum(os.stat(file).st_size for file in files if os.stat(file).st_nlink > 1)
-
-
-LINKED = Scenario(
-    name="2",
-    prepare=_prepare_linked,
-    disturbed=_linked_step,
-    again=lambda checkpointer: _linked_step(checkpointer, overwrite=True),
-    later=_later_step,
-    close=_close,
-)
-
-# ---- a process that takes a directory over and saves a step -------------------------------------
-
-
-def _prepare_open(root: str) -> str:
-    _checkpointer(root, asynchronous=False).close()
+def _closed(root: str) -> str:
+    _steps()(root).close()
     return root
 
 
-def _open_and_save(root: str, *, overwrite: bool = False) -> None:
+def _open_and_save(root: str, overwrite: bool = False) -> None:
+    """A process takes a directory over and saves a step."""
     with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
         checkpointer.save(2, state(2), overwrite=overwrite)
 
 
-OPEN = Scenario(
-    name="2",
-    prepare=_prepare_open,
-    disturbed=_open_and_save,
-    again=lambda root: _open_and_save(root, overwrite=True),
-    later=_later_step,
-)
-
+# Several data files, which several threads write at the same time.
+_SMALL_FILES = ckpt.Options(target_data_file_bytes=64 * 1024, chunk_bytes=32 * 1024)
 SCENARIOS = {
-    "new": NEW,
-    "files": FILES,
-    "nested": NESTED,
-    "overwrite": OVERWRITE,
-    "no_exchange": NO_EXCHANGE,
-    "step": STEP,
-    "async_step": ASYNC_STEP,
-    "linked": LINKED,
-    "open": OPEN,
+    "new": Scenario("second", _first("first"), _at("second")),
+    "files": Scenario("second", _first("first"), _at("second", options=_SMALL_FILES)),
+    "nested": Scenario("a/b/second", _first("first"), _at("a/b/second")),
+    "overwrite": Scenario("second", _first("second"), _replaced),
+    "no_exchange": Scenario("second", _no_exchange, _replaced),
+    "step": Scenario("2", _steps(), _step),
+    "async_step": Scenario("2", _steps(asynchronous=True), _step),
+    "linked": Scenario("2", _steps(frozen=FROZEN), _linked_step),
+    "open": Scenario("2", _closed, _open_and_save),
 }
 PATHS = ("first", "second", "a/b/second")
 
@@ -281,14 +174,14 @@ def save(name: str, root: str) -> None:
     before = listing(root)
     try:
         with child.armed():
-            scenario.disturbed(context)
+            scenario.save(context)
     except Exception as error:
         child.report(error=child.describe(error), new=sorted(set(listing(root)) - set(before)))
         child.report(after_error=contents(root))
-        scenario.again(context)
+        scenario.save(context, overwrite=True)
     _acknowledge(scenario.name, 2)
     child.report(left=listing(root))
-    scenario.close(context)
+    close(context)
 
 
 def later(name: str, root: str) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
+from tests.contract.faults.fixtures import (
+    make_pool,  # noqa: F401 (fixtures)
+    make_shim,  # noqa: F401 (fixtures)
+)
 from tests.contract.faults.harness import Children, Fault, Op, Outcome
 
 _KEPT_OLD = (".ckpt-old.", ".ckpt-kept.")
@@ -301,3 +304,26 @@ def test_short_writes_are_completed(pool, tmp_path, name):
         assert not outcome.reported("error"), str(outcome)
 
     _sweep(pool, tmp_path, name, [Fault("short", 1)], check, _check_next_process)
+
+
+def test_all_is_synced_before_the_rename_and_the_name_after_it(pool, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    outcome = pool.run("scenarios:save", ["nested", str(root)], path=str(root), fresh=True)
+    assert outcome.exit_code == 0, str(outcome)
+    target = root / "a" / "b" / "second"
+    (named,) = (at for at, op in enumerate(outcome.ops) if op.path.endswith(f" -> {target}"))
+    assert _unsynced(outcome.ops[:named]) == {target.parent}  # which has the attempt's name
+    assert not _unsynced(outcome.ops)
+
+
+def _unsynced(ops: list[Op]) -> set[Path]:
+    """Files with bytes, and directories with names, that a power cut would take."""
+    found: set[Path] = set()
+    for op in ops:
+        path = Path(op.path.rpartition(" -> ")[2])
+        if op.name == "fsync":
+            found.discard(path)
+        else:
+            found.add(path if op.name == "write" else path.parent)
+    return found

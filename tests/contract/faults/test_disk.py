@@ -4,7 +4,6 @@ Most of these mount something, which takes root; elsewhere they are skipped and 
 """
 
 import contextlib
-import filecmp
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import RUN, Outcome, environment, request_of
+from tests.contract.faults.harness import RUN, Outcome, cut_power, environment, request_of
 
 pytestmark = pytest.mark.faults
 
@@ -134,15 +133,6 @@ def _ext4(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         yield image, disk
 
 
-def _cut_power(image: Path, copy: Path) -> None:
-    """Copies what has reached the device: what a machine would find after losing power now."""
-    for _ in range(10):
-        assert _command("cp", "--sparse=always", image, copy).returncode == 0
-        if filecmp.cmp(image, copy, shallow=False):
-            return  # nothing was written while it was being copied
-    pytest.fail("the device is never quiet")
-
-
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -207,7 +197,7 @@ def test_power_cut_at_any_moment(plain_pool, tmp_path):
             time.sleep(0.05 + number * 0.013 % 0.2)
             with trainer.stopped():
                 acknowledged = trainer.acknowledged()
-                _cut_power(image, tmp_path / "cut")
+                cut_power(str(image), str(tmp_path / "cut"))
             with _mounted(tmp_path / "after", "-o", "loop", tmp_path / "cut") as after:
                 reader = plain_pool.run("probes:read_steps", [str(after / "steps")])
             assert reader.exit_code == 0, str(reader)

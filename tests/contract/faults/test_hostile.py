@@ -108,6 +108,7 @@ def _open(pool: Children, cases: list[Case], paths: dict[str, Path]) -> Iterator
     by_name = {case.name: case for case in cases}
     left = list(by_name)
     while left:
+        names = left.copy()
         outcome = pool.run(
             "hostile:open_all",
             [[(name, str(paths[name])) for name in left]],
@@ -121,6 +122,8 @@ def _open(pool: Children, cases: list[Case], paths: dict[str, Path]) -> Iterator
                 yield from judge(case, event)
                 if not refused_by(case, event):
                     yield f"{case.name}: not refused with {case.says!r}, but {event['results']}"
+        if outcome.max_rss_bytes > RESIDENT_BYTES:
+            yield f"{outcome.max_rss_bytes / GIB:.1f} GiB resident, with {names}"
         if outcome.exit_code == 0:
             break
         died_at = outcome.reported("opening")
@@ -140,8 +143,6 @@ def judge(case: Case, event: dict[str, Any]) -> Iterator[str]:
             yield f"{case.name}: {reader} takes it"
     if case.found and event["results"]["verify"] == "ok":
         yield f"{case.name}: verify finds nothing"
-    if event["rss_bytes"] > RESIDENT_BYTES:
-        yield f"{case.name}: {event['rss_bytes'] / GIB:.1f} GiB resident"
 
 
 def refused_by(case: Case, event: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from tests.contract.faults.crafted.by_hand import as_json, node, tree_metadata, 
 from tests.contract.faults.crafted.databases import put_root
 from tests.contract.faults.crafted.signed import read_record, sign, write_record
 from tests.contract.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
-from tests.contract.faults.harness import Children, Outcome
+from tests.contract.faults.harness import Outcome
 
 GIB = 2**30
 MOST_RESIDENT_BYTES = int(1.2 * GIB)
@@ -238,24 +238,6 @@ COSTS = [
 ]
 
 
-def _made(case: Cost, tmp_path: Path) -> str:
-    path = tmp_path / case.name
-    case.make(path)
-    if path.is_dir():
-        return str(path)
-    (file,) = tmp_path.glob(f"{case.name}.*")
-    return str(file)
-
-
-def _open(pool: Children, call: str, path: str) -> Outcome:
-    return pool.run(
-        "costs:opened",
-        [call, path],
-        timeout_secs=_STOP_SECS,
-        limits={"RLIMIT_AS": ADDRESS_SPACE_BYTES},
-    )
-
-
 def _too_much(outcome: Outcome) -> Iterator[str]:
     if outcome.exit_code < 0 or outcome.timed_out or "MemoryError" in outcome.output:
         yield f"ends with {outcome.exit_code}{' (time)' * outcome.timed_out}: {outcome.output[-500:]}"
@@ -271,10 +253,14 @@ def _too_much(outcome: Outcome) -> Iterator[str]:
     ids=lambda case: case.name,
 )
 def test_it_is_refused_for_little(plain_pool, tmp_path, case):
-    path = _made(case, tmp_path)
+    path = tmp_path / case.name
+    case.make(path)
+    limits = {"RLIMIT_AS": ADDRESS_SPACE_BYTES}
     for call in case.calls:
-        outcome = _open(plain_pool, call, path)
+        outcome = plain_pool.run(
+            "hostile:opened", [call, str(path)], timeout_secs=_STOP_SECS, limits=limits
+        )
         assert not [*_too_much(outcome)], f"{call}: {[*_too_much(outcome)]}"
         assert outcome.exit_code == 0, str(outcome)
-        (said,) = outcome.reported("refused")
-        assert case.says in said, f"{call}: {said}"
+        (said,) = outcome.reported("said")
+        assert case.says in said and not said.startswith("untyped"), f"{call}: {said}"

@@ -12,7 +12,6 @@ import optax
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core.testing import assert_exact_resume
 
 eqx = pytest.importorskip("equinox")
 
@@ -289,34 +288,3 @@ def test_names_are_compared_by_package_and_name(one, other, same, tmp_path):
             continue
         with pytest.raises(ckpt.StructureMismatch, match="function differs"):
             ckpt.load(tmp_path / "one", make(wanted))
-
-
-def test_a_loop_with_filter_jit_resumes_bit_for_bit():
-    optimizer = optax.adamw(1e-2)
-
-    @eqx.filter_jit(donate="all")
-    def update(model: Any, opt_state: Any, key: Any) -> tuple[Any, ...]:
-        key, used = jax.random.split(key)
-        x = jax.random.normal(used, (8, 2))
-
-        def loss_of(model: Any) -> jax.Array:
-            return jnp.mean((jax.vmap(model)(x).sum(axis=1) - x.prod(axis=1)) ** 2)
-
-        loss, gradients = eqx.filter_value_and_grad(loss_of)(model)
-        updates, opt_state = optimizer.update(gradients, opt_state, eqx.filter(model, eqx.is_array))
-        return eqx.apply_updates(model, updates), opt_state, key, loss
-
-    def train(directory: Any, report: Any) -> None:
-        model = MODULES["MLP"](0)
-        opt_state = optimizer.init(eqx.filter(model, eqx.is_array))
-        key = jax.random.key(5)
-        with ckpt.Checkpointer(directory) as checkpointer:
-            restored = checkpointer.restore_latest(model=model, opt_state=opt_state, key=key)
-            if restored:
-                model, opt_state, key = (restored[n] for n in ("model", "opt_state", "key"))
-            for step in range(restored.step + 1 if restored else 0, 9):
-                model, opt_state, key, loss = update(model, opt_state, key)
-                report(step, loss=loss, model=model, opt_state=opt_state, key=key)
-                checkpointer.save(step, model=model, opt_state=opt_state, key=key)
-
-    assert_exact_resume(train, interrupt_at=(3, 6))

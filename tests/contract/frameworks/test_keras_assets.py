@@ -109,17 +109,6 @@ def test_load_model_restore_and_the_manager_have_them(tmp_path):
     assert ckpt.verify(tmp_path / "0").ok
 
 
-def test_fit_goes_on_with_them(tmp_path):
-    straight = make("cities", "names", words=GERMAN.values())
-    km.fit(straight, epochs=2)
-    trained(tmp_path)
-    other = make("cities", "names", seed=1)
-    km.fit(other, [OrbaxCheckpointCallback(tmp_path)], epochs=2)
-    assert vocabularies(other) == GERMAN
-    km.assert_same(km.values(straight), km.values(other))
-    assert vocabularies(ckpt_keras.load_model(tmp_path, step=1)) == GERMAN
-
-
 def test_two_vocabularies_are_not_mixed_up(tmp_path):
     """Keras' place is a class and a number: in another order, names would be cities."""
     trained(tmp_path)

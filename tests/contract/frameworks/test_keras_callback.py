@@ -17,6 +17,7 @@ compiled_once = km.compiled_once
 KerasCheckpointManager = ckpt_keras.KerasCheckpointManager
 OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
 load_model = ckpt_keras.load_model
+Stop, steps = km.Stop, km.steps
 
 # Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -44,10 +45,6 @@ class Report(Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs[self.name] = self.values[epoch]
-
-
-def steps(directory):
-    return ckpt.Checkpointer(directory, read_only=True).all_steps()
 
 
 def trained(directory, *others, epochs=1, **arguments):
@@ -337,16 +334,6 @@ ON_GRAIN = [
 ]
 
 
-class StopAt(Callback):
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.model.optimizer.iterations == self.step:
-            raise KeyboardInterrupt
-
-
 def on_grain(directory, seed, *others, kind="map", steps_per_epoch=4, epochs=4, **arguments):
     """Trains from a pipeline, which is repeated unless its epochs are whole ones."""
     dataset = grain_dataset(repeat=steps_per_epoch is not None, kind=kind)
@@ -373,7 +360,7 @@ class TestGrain:
         """4 steps an epoch of 6 batches: epochs begin in the middle of the data."""
         straight, logs = on_grain(tmp_path / "a", 0, kind=kind, save_freq=3)
         with pytest.raises(KeyboardInterrupt):
-            on_grain(tmp_path / "b", 0, StopAt(stop), kind=kind, save_freq=3)
+            on_grain(tmp_path / "b", 0, Stop(stop), kind=kind, save_freq=3)
         model, history = on_grain(tmp_path / "b", 1, kind=kind, save_freq=3)
         begun = (stop // 3) * 3 // 4
         assert history.epoch == [*range(begun, 4)]
@@ -402,7 +389,7 @@ class TestGrain:
         monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
         straight, _ = on_grain(tmp_path / "a", 0, epochs=3, save_freq=3)
         with pytest.raises(KeyboardInterrupt):
-            on_grain(tmp_path / "b", 0, StopAt(9), epochs=3, save_freq=3)
+            on_grain(tmp_path / "b", 0, Stop(9), epochs=3, save_freq=3)
         model, _ = on_grain(tmp_path / "b", 1, epochs=3, save_freq=3)
         km.assert_same(km.values(straight), km.values(model))
         with pytest.raises(ckpt.CheckpointError, match="Pass the dataset itself"):

@@ -18,34 +18,18 @@ import ckpt_keras
 from tests.support import forked, seams
 from tests.support import keras_models as km
 from tests.support.children import environment
+from tests.support.damage import turn_a_bit
 
 keras = km.keras
 compiled_once = km.compiled_once
-compiled_for_children = km.compiled_for_children
 OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
 load_model = ckpt_keras.load_model
+Stop, steps = km.Stop, km.steps
 
 # Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 Callback = keras.callbacks.Callback
-
-
-class StopAt(Callback):
-    """Ends fit with an exception before a batch, as a kill would, but for the process."""
-
-    def __init__(self, batch, error=KeyboardInterrupt):
-        super().__init__()
-        self.left, self.error = batch, error
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.left == 0:
-            raise self.error
-        self.left -= 1
-
-
-def steps(directory):
-    return ckpt.Checkpointer(directory, read_only=True).all_steps()
 
 
 def progress(directory, step):
@@ -81,7 +65,7 @@ def test_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
     logs = km.fit(straight, epochs=3).history
     callback = OrbaxCheckpointCallback(tmp_path, save_freq=2)
     with pytest.raises(KeyboardInterrupt):
-        km.fit(km.small(), [callback, StopAt(batch)], epochs=3)
+        km.fit(km.small(), [callback, Stop(batch)], epochs=3)
     callback.wait_until_finished()
     newest = steps(tmp_path)[-1]
     assert newest == (batch // 2) * 2
@@ -121,7 +105,6 @@ print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wa
 
 
 @pytest.mark.always
-@pytest.mark.usefixtures("compiled_for_children")
 def test_killed_and_started_again_it_ends_as_never_stopped(tmp_path, monkeypatch, capsys):
     """Trained three epochs and started again with seven, once after kill -9: as never stopped."""
 
@@ -205,7 +188,7 @@ def test_batches_before_an_interrupt_do_not_count_for_the_next_fit(tmp_path):
 
     model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        km.fit(model, [callback, StopAt(4)])
+        km.fit(model, [callback, Stop(4)])
     km.fit(model, [Stopped(), callback])
     assert (progress(tmp_path, 0)["batch"], progress(tmp_path, 0)["batches"]) == (3, 3)
 
@@ -320,7 +303,7 @@ def test_a_script_with_two_fits_goes_on_in_the_second(tmp_path):
     def script(model, *, stop=None):
         callback = OrbaxCheckpointCallback(tmp_path, max_to_keep=None)
         epochs = [km.fit(model, [callback], epochs=2).epoch]
-        extra = [] if stop is None else [StopAt(stop)]
+        extra = [] if stop is None else [Stop(stop)]
         try:
             epochs.append(km.fit(model, [callback, *extra], epochs=3).epoch)
         finally:
@@ -369,10 +352,7 @@ def test_a_damaged_step_is_skipped_and_written_again(tmp_path):
     straight = km.small()
     km.fit(straight, epochs=3)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
-    (data_file,) = (tmp_path / "1" / "pytree" / "d").iterdir()
-    content = bytearray(data_file.read_bytes())
-    content[len(content) // 2] ^= 1
-    data_file.write_bytes(content)
+    turn_a_bit(tmp_path / "1" / "pytree")
     with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
         model, history = resume(tmp_path, 3)
     assert history.epoch == [1, 2]
@@ -507,7 +487,7 @@ def test_another_callback_after_ctrl_c(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", late)
     with pytest.raises(KeyboardInterrupt):
-        km.fit(km.small(0), [OrbaxCheckpointCallback(tmp_path, save_freq=8), StopAt(8)], epochs=2)
+        km.fit(km.small(0), [OrbaxCheckpointCallback(tmp_path, save_freq=8), Stop(8)], epochs=2)
     assert reached.wait(60)
     second = km.small(1)
     callback = OrbaxCheckpointCallback(tmp_path, save_freq=8)

@@ -1,7 +1,5 @@
 """Keras on two real processes of four devices: killed in the middle of an epoch, resumed on two and on one of eight."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -221,3 +219,51 @@ def test_another_number_of_processes_says_whose_random_state_it_takes(tmp_path: 
     fit(directory, "data", 2, how="own order", killed_at=KILLED_AT, save_on_background=False)
     (one,) = fit(directory, "data", 1, how="own order")
     assert "saved by 2 processes, and 1 run now" in one["words"], one["words"]
+
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+pytest.importorskip("keras")
+
+CODE = """
+import keras
+from ckpt_keras import OrbaxCheckpointCallback
+
+epochs, seed, frequency, stopped = SETTINGS
+keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+keras.utils.set_random_seed(seed)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+model.compile("adam", "mse", metrics=["mae"])
+rng = np.random.default_rng(0)
+x, y = rng.random((32, 4)).astype("f4"), rng.random((32, 2)).astype("f4")
+share = slice(index * 32 // count, (index + 1) * 32 // count)
+
+class Stopped(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == stopped and index == count - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            value_of = jax._src.distributed.global_state.client.blocking_key_value_get
+            value_of("RECEIVED_PREEMPTION_NOTICE", 60_000)  # the service has it, and sends it to all
+
+callbacks = [OrbaxCheckpointCallback(directory, save_freq=frequency), Stopped()]
+history = model.fit(x[share], y[share], batch_size=8 // count, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+variables = model.variables + model.optimizer.variables
+values = [np.asarray(v.value.addressable_data(0)).tobytes().hex() for v in variables]
+report(epochs=history.epoch, values=values)
+"""
+
+
+def stopped_fit(directory: Path, processes: int, *settings: Any) -> list[dict[str, Any]]:
+    code = CODE.replace("SETTINGS", repr(settings))
+    return reports(
+        launch(code, directory, processes=processes, limit_secs=240.0, imported=("keras",))
+    )
+
+
+@pytest.mark.parametrize("frequency", ["epoch", pytest.param(1000, marks=pytest.mark.always)])
+def test_all_stop_at_the_end_of_one_epoch(tmp_path: Path, frequency: str | int) -> None:
+    """One of them gets the signal; with a number of batches nothing would be due then, and it is saved."""
+    one, other = stopped_fit(tmp_path / "run", 2, 9, 0, frequency, 1)
+    assert one == other
+    assert one["epochs"] in ([0, 1], [0, 1, 2])
+    (alone,) = stopped_fit(tmp_path / "run", 1, len(one["epochs"]), 5, frequency, -1)
+    assert alone == {"epochs": [], "values": one["values"]}

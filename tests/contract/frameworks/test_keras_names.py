@@ -19,18 +19,12 @@ compiled_once = km.compiled_once
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 Make = Callable[[], Any]
+fill = km.fill
 
 
 @pytest.fixture(autouse=True)
 def counters_from_zero() -> None:
     keras.backend.clear_session()
-
-
-def fill(model: Any) -> Any:
-    """Every variable gets a value that says which one it is."""
-    for index, variable in enumerate(km.variables(model, metrics=True)):
-        variable.assign(np.full(variable.shape, index + 1, str(variable.dtype)))
-    return model
 
 
 def first(variable: Any) -> float:

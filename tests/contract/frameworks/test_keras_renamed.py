@@ -13,7 +13,7 @@ import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
 
-keras, layers = km.keras, km.keras.layers
+keras, layers, fill = km.keras, km.keras.layers, km.fill
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -86,11 +86,6 @@ def mixed(*names: str) -> Any:
     for number, name in enumerate(names):
         x = layers.Dense(4, name=f"dense_of_{number}")(Proj(name=name)(x))
     return keras.Model(inputs, layers.Dropout(0.5)(x))
-
-
-def fill(model: Any) -> None:
-    for index, variable in enumerate(km.variables(model, metrics=False)):
-        variable.assign(np.full(variable.shape, index + 1, str(variable.dtype)))
 
 
 def values(model: Any) -> list[Any]:

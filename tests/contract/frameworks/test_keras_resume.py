@@ -21,33 +21,13 @@ from tests.support.py_datasets import Batches
 keras = km.keras
 compiled_once = km.compiled_once
 OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
-Callback = keras.callbacks.Callback
+Callback, Stop, steps = keras.callbacks.Callback, km.Stop, km.steps
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
 ]
-
-
-class Stop(Callback):
-    """Ctrl-C after so many batches, or in the validation of an epoch."""
-
-    def __init__(self, batches=None, validation=None):
-        super().__init__()
-        self.batches, self.validation, self.seen, self.epoch = batches, validation, 0, 0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.seen == self.batches:
-            raise KeyboardInterrupt
-        self.seen += 1
-
-    def on_test_begin(self, logs=None):
-        if self.epoch == self.validation:
-            raise KeyboardInterrupt
 
 
 class Journal(Callback):
@@ -68,10 +48,6 @@ class Journal(Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.calls.append(("end", epoch, logs["loss"], logs.get("val_loss")))
-
-
-def steps(directory):
-    return ckpt.Checkpointer(directory, read_only=True).all_steps()
 
 
 def interrupted(model, callbacks, data=None, **arguments):

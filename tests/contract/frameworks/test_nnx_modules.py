@@ -297,15 +297,6 @@ def test_training_goes_on_bit_for_bit(name, tmp_path):
     assert same(state_of((other_model, other_optimizer)), state_of((model, optimizer)))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flax will drop it
-def test_model_and_optimizer_in_one(tmp_path):
-    made = nnx.ModelAndOptimizer(MLP(0), optax.adam(1e-2))
-    other = nnx.ModelAndOptimizer(MLP(1), optax.adam(1e-2))
-    ckpt.save(tmp_path / "a", both=made)
-    ckpt.restore(tmp_path / "a", both=other)
-    assert same(state_of(other), state_of(made))
-
-
 def test_stacked_layers_with_key_arrays(tmp_path):
     class Block(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):

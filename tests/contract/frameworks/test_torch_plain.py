@@ -12,14 +12,7 @@ from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
 from ckpt_torchax import to_torch  # noqa: E402
-from tests.support.torch_modules import DTYPES, bits, bytes_of  # noqa: E402
-from tests.support.torchax_nets import same, values  # noqa: E402
-
-
-class Holder(nn.Module):
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.register_buffer("x", value)
+from tests.support.torchax_nets import DTYPES, Holder, bits, bytes_of, same, values  # noqa: E402
 
 
 def test_every_dtype_bit_by_bit(tmp_path):

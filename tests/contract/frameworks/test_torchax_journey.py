@@ -97,15 +97,13 @@ import torch
 from torch import nn
 from tests.support.torchax_nets import torchax
 
-mesh = Mesh(np.array(jax.devices()), ("data",))
 sharding = NamedSharding(mesh, P("data"))
 env = torchax.default_env()
 env.manual_seed(7)  # else each process draws its own, which the save refuses
 
 def module(offset):
     made = nn.Linear(4, 8, bias=False)
-    values = np.arange(32, dtype=np.float32).reshape(8, 4) + offset
-    array = jax.make_array_from_callback((8, 4), sharding, lambda where: values[where])
+    array = put(np.arange(32, dtype=np.float32).reshape(8, 4) + offset)
     made.weight = nn.Parameter(torchax.tensor.Tensor(array, env))
     return made
 

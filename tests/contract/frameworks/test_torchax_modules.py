@@ -15,13 +15,18 @@ nets = pytest.importorskip("tests.support.torchax_nets")
 from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
-from tests.support.torchax_cases import (  # noqa: E402
+from tests.support.torchax_nets import (  # noqa: E402
     Holder,
+    Net,
+    batch,
+    jax_jit,
     make_env,  # noqa: F401 (fixtures)
+    net,
+    same,
     tensor,
     torchax,
+    values,
 )
-from tests.support.torchax_nets import Net, batch, jax_jit, net, same, values  # noqa: E402
 
 # ------------------------------------------------------------------------------- modules
 
@@ -150,9 +155,9 @@ def test_every_dtype_of_jax_comes_back_bitwise(tmp_path: Path, dtype: str):
     array = jnp.asarray([[0, 1, 2], [3, -2 if "u" not in dtype else 2, 1]]).astype(
         getattr(jnp, dtype)
     )
-    holder = Holder(tensor(array), buffer=True)
+    holder = Holder(tensor(array))
     ckpt.save(tmp_path / "a", model=holder)
-    other = Holder(tensor(jnp.zeros_like(array)), buffer=True)
+    other = Holder(tensor(jnp.zeros_like(array)))
     ckpt.restore(tmp_path / "a", model=other)
     assert other.x.jax().dtype == array.dtype
     assert np.asarray(other.x.jax()).tobytes() == np.asarray(array).tobytes()
@@ -163,10 +168,10 @@ def test_every_dtype_of_jax_comes_back_bitwise(tmp_path: Path, dtype: str):
 def test_64_bits_are_never_narrowed_in_silence(tmp_path: Path, dtype: str):
     with jax.enable_x64(True):
         array = jnp.asarray([2**40], dtype)
-        holder = Holder(tensor(array), buffer=True)
+        holder = Holder(tensor(array))
         ckpt.save(tmp_path / "a", model=holder)
-        ckpt.restore(tmp_path / "a", model=Holder(tensor(array * 0), buffer=True))
-    narrow = Holder(tensor(jnp.zeros(1, jax.dtypes.canonicalize_dtype(dtype))), buffer=True)
+        ckpt.restore(tmp_path / "a", model=Holder(tensor(array * 0)))
+    narrow = Holder(tensor(jnp.zeros(1, jax.dtypes.canonicalize_dtype(dtype))))
     assert mismatch(narrow, tmp_path / "a") == [("x", "dtype")]
     if "int" in dtype:
         with pytest.raises(ckpt.StructureMismatch, match="1099511627776"):
@@ -179,11 +184,11 @@ def test_64_bits_are_never_narrowed_in_silence(tmp_path: Path, dtype: str):
 
 def test_a_view_is_set_through_its_parent(tmp_path: Path):
     parent = tensor(jnp.arange(6.0).reshape(2, 3))
-    holder = Holder(parent[0], buffer=True)
+    holder = Holder(parent[0])
     assert type(holder.x).__name__ == "View"
     ckpt.save(tmp_path / "a", model=holder)
     other_parent = tensor(jnp.zeros((2, 3)))
-    other = Holder(other_parent[0], buffer=True)
+    other = Holder(other_parent[0])
     ckpt.restore(tmp_path / "a", model=other)
     assert other.x.jax().tolist() == [0, 1, 2]
     assert other_parent.jax().tolist() == [[0, 1, 2], [0, 0, 0]]

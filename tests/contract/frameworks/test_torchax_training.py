@@ -19,13 +19,18 @@ nets = pytest.importorskip("tests.support.torchax_nets")
 from torch import nn  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
-from tests.support.torchax_cases import (  # noqa: E402
+from tests.support.torchax_nets import (  # noqa: E402
     Holder,
+    Net,
+    call_jax,
+    jax_jit,
     make_env,  # noqa: F401 (fixtures)
+    net,
+    same,
     tensor,
     torchax,
+    values,
 )
-from tests.support.torchax_nets import Net, call_jax, jax_jit, net, same, values  # noqa: E402
 
 F = nn.functional
 
@@ -313,7 +318,7 @@ def test_tpu_tensors_are_refused_by_type(tmp_path: Path):
         __module__ = "torch_tpu.tensor"
 
     with pytest.raises(ckpt.UnsupportedLeaf, match="TorchTPU tensors are not supported") as caught:
-        ckpt.save(tmp_path / "a", model=Holder(torch.zeros(2).as_subclass(Tensor), buffer=True))
+        ckpt.save(tmp_path / "a", model=Holder(torch.zeros(2).as_subclass(Tensor)))
     assert caught.value.type_name.endswith("Tensor")
     assert "x: " in str(caught.value)
 

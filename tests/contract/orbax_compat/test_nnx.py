@@ -17,6 +17,16 @@ from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
+from tests.support.orbax_layouts import (
+    abstract,
+    save_manager,
+    save_manager_pytree,
+    save_pytree,
+    save_standard,
+    save_v1,
+    save_v1_training,
+)
+from tests.support.orbax_routes import BY_NAME
 
 # Orbax warns of every load that is given no sharding.
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
@@ -94,27 +104,8 @@ def state_of(obj):
     return obj if isinstance(obj, nnx.State) else nnx.state(obj)
 
 
-def abstract(obj):
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-        state_of(obj),
-    )
-
-
 # ------------------------------------------------------------------------------ what Orbax wrote
-# Each writes a state into the directory of steps, and gives the path and the name of the item.
-
-
-def v0_manager(root, state):
-    with ocp.CheckpointManager(root) as manager:
-        manager.save(3, args=ocp.args.StandardSave(state))
-    return root / "3", "default"
-
-
-def v0_manager_pytree(root, state):
-    with ocp.CheckpointManager(root) as manager:
-        manager.save(3, args=ocp.args.PyTreeSave(state))
-    return root / "3", "default"
+# Each writes a state into the directory of steps, as step 3; with the name of the item.
 
 
 def v0_composite(root, state):
@@ -123,41 +114,30 @@ def v0_composite(root, state):
             model=ocp.args.StandardSave(state), n=ocp.args.JsonSave({"a": 1})
         )
         manager.save(3, args=saved)
-    return root / "3", "model"
-
-
-def v0_standard_checkpointer(root, state):
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(root / "3", state)
-    return root / "3", "state"
-
-
-def v0_pytree_checkpointer(root, state):
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(root / "3", state)
-    return root / "3", "state"
-
-
-def v1_save(root, state):
-    ocp_v1.save(root / "3", state)
-    return root / "3", "state"
 
 
 def v1_checkpointables(root, state):
     ocp_v1.save_checkpointables(root / "3", {"model": state, "other": {"x": jnp.ones(1)}})
-    return root / "3", "model"
 
 
-def v1_training(root, state):
-    with ocp_v1.training.Checkpointer(root) as checkpointer:
-        checkpointer.save(3, state)
-    return root / "3", "state"
-
-
-_V0 = [v0_manager, v0_manager_pytree, v0_composite]
-_V0 += [v0_standard_checkpointer, v0_pytree_checkpointer]
-WRITERS = {writer.__name__: writer for writer in [*_V0, v1_save, v1_checkpointables, v1_training]}
+WRITERS = {
+    "v0_manager": (save_manager, "default"),
+    "v0_manager_pytree": (save_manager_pytree, "state"),
+    "v0_composite": (v0_composite, "model"),
+    "v0_standard_checkpointer": (lambda root, state: save_standard(root / "3", state), "state"),
+    "v0_pytree_checkpointer": (lambda root, state: save_pytree(root / "3", state), "state"),
+    "v1_save": (lambda root, state: save_v1(root / "3", state), "state"),
+    "v1_checkpointables": (v1_checkpointables, "model"),
+    "v1_training": (lambda root, state: save_v1_training(root, state, step=3), "state"),
+}
 MANAGED = ("v0_manager", "v0_manager_pytree", "v0_composite", "v1_training")
+
+
+def written(writer, root, state):
+    """The path of the step, and the name of the item in it."""
+    save, item = WRITERS[writer]
+    save(root, state)
+    return root / "3", item
 
 
 def pairs(others):
@@ -173,8 +153,8 @@ def test_what_orbax_wrote_loads_into_nnx_objects(tmp_path, kind, writer):
     saved, target = OBJECTS[kind](1), OBJECTS[kind](2)
     want, before = bits(saved), bits(target)
     assert want != before
-    path, item = WRITERS[writer](tmp_path / "orbax", state_of(saved))
-    loaded = ckpt.load(path, abstract(target), item=item)
+    path, item = written(writer, tmp_path / "orbax", state_of(saved))
+    loaded = ckpt.load(path, abstract(state_of(target)), item=item)
     assert isinstance(loaded, nnx.State) and bits(loaded) == want
     deep = {"deep": [state_of(target)]}
     deep = ckpt.load(path, deep, item=item, rename=lambda p: f"deep/0/{p}")
@@ -201,14 +181,14 @@ def test_what_orbax_wrote_loads_into_nnx_objects(tmp_path, kind, writer):
 def test_an_object_that_was_given_to_orbax_as_it_is(tmp_path, kind, writer):
     """NNX objects are pytrees of their own; the entry for their bookkeeping is no leaf."""
     saved, target = OBJECTS[kind](1), OBJECTS[kind](2)
-    path, item = WRITERS[writer](tmp_path / "orbax", saved)
+    path, item = written(writer, tmp_path / "orbax", saved)
     ckpt.restore(path, items={item: target})
     assert bits(target) == bits(saved)
 
 
 def test_parts_and_renamed_parts_of_what_orbax_wrote(tmp_path):
     saved, target = OBJECTS["module"](1), OBJECTS["module"](2)
-    path, item = v0_manager(tmp_path / "orbax", nnx.state(saved))
+    path, item = written("v0_manager", tmp_path / "orbax", nnx.state(saved))
     ckpt.restore(path, items={item: target}, only=nnx.Param)
     assert bits(nnx.state(target, nnx.Param)) == bits(nnx.state(saved, nnx.Param))
     assert bits(nnx.state(target, nnx.RngState)) != bits(nnx.state(saved, nnx.RngState))
@@ -229,57 +209,6 @@ def test_parts_and_renamed_parts_of_what_orbax_wrote(tmp_path):
 
 
 # ------------------------------------------------------------------------------ what we wrote
-# Each reads an item of a step with a target.
-
-
-def read_v0_composite(root, item, like):
-    with ocp.CheckpointManager(root) as manager:
-        return manager.restore(
-            3, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(like)})
-        )[item]
-
-
-def read_v0_composite_pytree(root, item, like):
-    how = ocp.checkpoint_utils.construct_restore_args(like)
-    args = ocp.args.PyTreeRestore(item=like, restore_args=how)
-    with ocp.CheckpointManager(root) as manager:
-        return manager.restore(3, args=ocp.args.Composite(**{item: args}))[item]
-
-
-def read_v0_standard_checkpointer(root, item, like):
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(root / "3" / item, like)
-
-
-def read_v0_pytree_checkpointer(root, item, like):
-    how = ocp.checkpoint_utils.construct_restore_args(like)
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        args = ocp.args.PyTreeRestore(item=like, restore_args=how)
-        return checkpointer.restore(root / "3" / item, args=args)
-
-
-def read_v1_load(root, item, like):
-    return ocp_v1.load(root / "3", like, checkpointable_name=item)
-
-
-def read_v1_checkpointables(root, item, like):
-    return ocp_v1.load_checkpointables(root / "3", {item: like})[item]
-
-
-def read_v1_training(root, item, like):
-    with ocp_v1.training.Checkpointer(root) as checkpointer:
-        return checkpointer.load(3, like, checkpointable_name=item)
-
-
-NAMED = [
-    read_v0_composite,
-    read_v0_composite_pytree,
-    read_v0_standard_checkpointer,
-    read_v0_pytree_checkpointer,
-    read_v1_load,
-    read_v1_checkpointables,
-    read_v1_training,
-]
 
 
 @pytest.fixture(scope="module")
@@ -292,10 +221,7 @@ def ours(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize(("kind", "reader"), pairs(NAMED))
-def test_orbax_loads_our_items_into_states(ours, kind, reader):
-    got = reader(ours / kind, "model", abstract(OBJECTS[kind](2)))
+@pytest.mark.parametrize(("kind", "route"), pairs(BY_NAME))
+def test_orbax_loads_our_items_into_states(ours, kind, route):
+    got = route(ours / kind, 3, "model", abstract(state_of(OBJECTS[kind](2))))
     assert isinstance(got, nnx.State) and bits(got) == bits(OBJECTS[kind](1))
-
-
-# ---------------------------------------------------------------------------- names stay as they were

@@ -19,10 +19,7 @@ import orbax.checkpoint as ocp
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
 specs = {"rows": P("a"), "blocks": P("a", "b"), "all": P(), "crossed": P("b", "a")}
 values = {name: np.arange(96, dtype=np.float32).reshape(8, 12) + n for n, name in enumerate(specs)}
-def put(name):
-    sharding = NamedSharding(mesh, specs[name])
-    return jax.make_array_from_callback((8, 12), sharding, lambda where: values[name][where])
-state = {"params": {name: put(name) for name in specs}}
+state = {"params": {name: put(values[name], specs[name], mesh) for name in specs}}
 def target(turned):
     names = list(specs)
     return {"params": {

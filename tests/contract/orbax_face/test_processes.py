@@ -15,13 +15,10 @@ from tests.support.launch import launch, reports
 RUN = """
 from ckpt_orbax import v1 as ocp
 
-mesh = Mesh(np.array(jax.devices()), ("x",))
-spread = NamedSharding(mesh, P("x"))
+spread = NamedSharding(mesh, P("data"))
 
 def state_of(step):
-    values = np.arange(8.0, dtype=np.float32) + step
-    w = jax.make_array_from_callback((8,), spread, lambda index: values[index])
-    return {"w": w, "step": step}
+    return {"w": put(np.arange(8.0, dtype=np.float32) + step), "step": step}
 
 def numbers(state):
     shards = {str(shard.index[0].start or 0): shard.data.tolist() for shard in state["w"].addressable_shards}
@@ -66,13 +63,10 @@ def test_two_processes(tmp_path):
 FIRST_API = """
 import ckpt_orbax as ocp
 
-mesh = Mesh(np.array(jax.devices()), ("x",))
-spread = NamedSharding(mesh, P("x"))
+spread = NamedSharding(mesh, P("data"))
 
 def state_of(step):
-    values = np.arange(8.0, dtype=np.float32) + step
-    w = jax.make_array_from_callback((8,), spread, lambda index: values[index])
-    return {"w": w, "step": step}
+    return {"w": put(np.arange(8.0, dtype=np.float32) + step), "step": step}
 
 options = ocp.CheckpointManagerOptions(
     max_to_keep=2, best_fn=lambda m: m["loss"], async_options=ocp.AsyncOptions(timeout_secs=60)
@@ -118,10 +112,8 @@ def test_two_processes_with_the_first_api(tmp_path):
 SINGLE = """
 import ckpt_orbax as ocp
 
-mesh = Mesh(np.array(jax.devices()), ("x",))
 values = np.arange(8.0, dtype=np.float32)
-w = jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), lambda index: values[index])
-state, path = {"w": w, "step": 3}, directory + "/one"
+state, path = {"w": put(values), "step": 3}, directory + "/one"
 """
 SAVE_SINGLE = """
 ocp.PyTreeCheckpointer().save(path, state)
@@ -191,8 +183,7 @@ def fails(path):
     if index == 1:
         raise OSError("no words")
 
-spread = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
-w = jax.make_array_from_callback((8,), spread, lambda at: np.arange(8.0)[at])
+w = put(np.arange(8.0))
 options = ocp.CheckpointManagerOptions(async_options=ocp.AsyncOptions(timeout_secs=60))
 
 def saved(step, item):

@@ -19,7 +19,7 @@ import ckpt_core as ckpt
 from ckpt_orbax import v1 as ours
 from tests.support.children import environment
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
-from tests.support.trees import assert_same
+from tests.support.trees import abstract, assert_same
 
 theirs = pytest.importorskip("orbax.checkpoint.experimental.v1")
 
@@ -30,17 +30,6 @@ def state_of(step, mesh):
     spread = NamedSharding(mesh, P(mesh.axis_names[0]))
     params = {"w": jax.device_put(jnp.arange(16.0) + step, spread), "b": np.full(3, step)}
     return {"params": params, "optimizer": optax.adam(0.1).init(params["w"]), "step": step}
-
-
-def abstract(state):
-    return jax.tree.map(
-        lambda leaf: (
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            if isinstance(leaf, jax.Array)
-            else leaf
-        ),
-        state,
-    )
 
 
 def test_one_run_goes_back_and_forth(tmp_path, mesh):

@@ -43,14 +43,9 @@ def shardings(shift=0):
         for number, name in enumerate(SPECS)
     }
 
-def put(values, sharding):
-    return jax.make_array_from_callback(
-        values.shape, sharding, lambda where: values[where], dtype=values.dtype
-    )
-
 def keys():
     words = np.arange(16, dtype=np.uint32).reshape(8, 2)
-    return jax.random.wrap_key_data(put(words, NamedSharding(flat, P("a", None))))
+    return jax.random.wrap_key_data(put(words, P("a", None), flat))
 
 def bits(key):
     return [np.asarray(part.data).tolist() for part in jax.random.key_data(key).addressable_shards]
@@ -73,7 +68,7 @@ def wrong(shift, options):
 """
 
 SAVE = """
-state = {name: put(values(n), where) for n, (name, where) in enumerate(shardings().items())}
+state = {name: put(values(n), one.spec, one.mesh) for n, (name, one) in enumerate(shardings().items())}
 ckpt.save(f"{directory}/one", {**state, "keys": keys()}, options=options)
 report()
 """
@@ -102,14 +97,12 @@ def written(item: Path, processes: int) -> list[int]:
 
 REPLICAS = """
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("replica", "shard"))
-def put(shape, spec):
-    return jax.make_array_from_callback(
-        shape, NamedSharding(mesh, spec), lambda where: np.zeros(shape, np.float32)[where]
-    )
-tree = {"large": put((4096, 1024), P())}
+def zeros(rows, spec=P()):
+    return put(np.zeros((rows, 1024), np.float32), spec, mesh)
+tree = {"large": zeros(4096)}
 for number in range(7):
-    tree[f"replicated{number}"] = put((64, 1024), P())
-    tree[f"split{number}"] = put((64, 1024), P("shard"))
+    tree[f"replicated{number}"] = zeros(64)
+    tree[f"split{number}"] = zeros(64, P("shard"))
 ckpt.save(f"{directory}/one", tree, options=options)
 report()
 """
@@ -173,9 +166,7 @@ UNSHARED = """
 # one path that leads elsewhere in each process, as it does where every host has a disk of its own
 os.makedirs(f"{directory}/{index}")
 os.chdir(f"{directory}/{index}")
-mesh = Mesh(np.array(jax.devices()), ("a",))
-sharding = NamedSharding(mesh, P("a"))
-tree = {"w": jax.make_array_from_callback((8,), sharding, lambda where: np.arange(8.0)[where])}
+tree = {"w": put(np.arange(8.0))}
 alone = raised(lambda: ckpt.save("/proc/self/cwd/one", tree, options=options))
 with ckpt.Checkpointer("/proc/self/cwd/steps", asynchronous=False, options=options) as steps:
     in_steps = raised(lambda: steps.save(0, tree))
@@ -200,9 +191,7 @@ def test_a_directory_that_is_not_shared(tmp_path):
 
 
 LARGE = """
-rows = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), P("a"))
-values = np.arange(2 * 36 * 2**18, dtype=np.float32).reshape(2, -1)
-tree = {"large": jax.make_array_from_callback(values.shape, rows, lambda where: values[where])}
+tree = {"large": put(np.arange(2 * 36 * 2**18, dtype=np.float32).reshape(2, -1))}
 chosen = ckpt.Options(timeout_secs=40, chunk_bytes=1 << 30, target_data_file_bytes=1 << 30)
 ckpt.save(f"{directory}/one", tree, options=chosen)
 report()

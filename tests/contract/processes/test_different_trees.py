@@ -11,16 +11,11 @@ PRELUDE = """
 from dataclasses import replace
 import jax.numpy as jnp
 devices = np.array(jax.devices())
-mesh = Mesh(devices, ("data",))
 other_order = Mesh(devices[[0, 2, 1, 3]] if index else devices, ("data",))
 values = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
 
-def put(array=values, spec=P("data"), mesh=mesh):
-    where = NamedSharding(mesh, spec)
-    return jax.make_array_from_callback(array.shape, where, lambda at: array[at])
-
 def state(**more):
-    return {"a": put(), "layers": {"b": put(), "n": 1}, "z": np.arange(3), **more}
+    return {"a": put(values), "layers": {"b": put(values), "n": 1}, "z": np.arange(3), **more}
 
 def at(first, second):
     # an argument that is not the same in both processes
@@ -44,7 +39,7 @@ REFUSED = {
         ["the compression", "layers/b is zstd on process 0, and none on process 1"],
     ),
     "the order of devices": (
-        "lambda path: ckpt.save(path, state(layers={'b': put(mesh=other_order)}))",
+        "lambda path: ckpt.save(path, state(layers={'b': put(values, mesh=other_order)}))",
         [
             "the sharding",
             "layers/b is",
@@ -53,7 +48,7 @@ REFUSED = {
         ],
     ),
     "the axis that is cut": (
-        "lambda path: ckpt.save(path, state(b=put(spec=at(P('data'), P(None, 'data')))))",
+        "lambda path: ckpt.save(path, state(b=put(values, spec=at(P('data'), P(None, 'data')))))",
         ["b is", "P('data')", "P(None, 'data')"],
     ),
     "arrays of each process's own": (
@@ -173,13 +168,13 @@ differing = {
     "link_unchanged": dict(options=replace(options, link_unchanged=index == 0)),
     "checksums": dict(options=replace(options, checksums=index == 0)),
     "on_event": dict(options=replace(options, on_event=at(None, events))),
-    "empty end of a spec": dict(state=state(b=put(spec=at(P("data"), P("data", None))))),
+    "empty end of a spec": dict(state=state(b=put(values, spec=at(P("data"), P("data", None))))),
     "metadata": dict(metadata={"host": index}),
     "same codec": dict(options=replace(options, compression=at("zstd", {"**": "zstd"}))),
 }
 for name, named in differing.items():
     ckpt.save(f"{directory}/{name}", named.pop("state", state()), **named)
-one, two = {"a": put(), "n": 1}, {"b": put(), "m": 2}
+one, two = {"a": put(values), "n": 1}, {"b": put(values), "m": 2}
 ckpt.save(f"{directory}/order", items=at({"one": one, "two": two}, {"two": two, "one": one}))
 with ckpt.Checkpointer(
     f"{directory}/steps", asynchronous=index == 0, max_to_keep=at(2, 1), options=options
@@ -222,7 +217,7 @@ def saving(name, step=0, options=options, **more):
 cases = {
     "chunk_bytes": saving("1", options=at(options, small)),
     "compression": saving("2", options=at(options, zstd)),
-    "order": saving("3", b=put(mesh=other_order)),
+    "order": saving("3", b=put(values, mesh=other_order)),
     "structure": saving("4", **at({}, {"m": 1})),
     "step": saving("5", step=index),
     "durable": saving("6", options=replace(options, durable=index == 0)),
@@ -263,13 +258,11 @@ def test_local_directories(tmp_path):
 CODE = """
 import jax.numpy as jnp
 from dataclasses import replace
-mesh = Mesh(np.array(jax.devices()), ("data",))
 spread = NamedSharding(mesh, P("data"))
 steps = directory + "/steps"
 
-def put(value, dtype=np.float32):
-    array = np.full(8, value, dtype)
-    return jax.make_array_from_callback(array.shape, spread, lambda at: array[at])
+def full(value):
+    return put(np.full(8, value, np.float32))
 
 def like(dtype=jnp.float32):
     return {"w": jax.ShapeDtypeStruct((8,), dtype, sharding=spread)}
@@ -280,7 +273,7 @@ def value_of(tree):
 
 with ckpt.Checkpointer(steps, options=options) as c:
     for step in range(3):
-        c.save(step, {"w": put(step), "v": put(step)})
+        c.save(step, {"w": full(step), "v": full(step)})
 meet("saved")
 failed = {}
 atomic = replace(options, atomic_restore=True)

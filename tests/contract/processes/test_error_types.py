@@ -5,23 +5,22 @@ import pytest
 from tests.support.launch import launch, reports
 
 CODE = """
-mesh = Mesh(np.array(jax.devices()), ("x",))
-def put(value):
-    return jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), lambda at: np.full(8, value, np.float32)[at])
+def full(value):
+    return put(np.full(8, value, np.float32))
 one = directory + "/one"
-ckpt.save(one, w=put(1), options=options)
+ckpt.save(one, w=full(1), options=options)
 failed = {}
-failed["save"] = raised(lambda: ckpt.save(one, w=put(2), options=options))
-failed["save_async"] = raised(lambda: ckpt.save_async(one, w=put(2), options=options).result())
+failed["save"] = raised(lambda: ckpt.save(one, w=full(2), options=options))
+failed["save_async"] = raised(lambda: ckpt.save_async(one, w=full(2), options=options).result())
 for who in range(count):
     value = object() if index == who else 1
-    failed[f"unsupported {who}"] = raised(lambda: ckpt.save(directory + "/no", {"w": put(3), "v": value}, options=options))
-ckpt.save(directory + "/two", {"w": put(1)}, options=options)
+    failed[f"unsupported {who}"] = raised(lambda: ckpt.save(directory + "/no", {"w": full(3), "v": value}, options=options))
+ckpt.save(directory + "/two", {"w": full(1)}, options=options)
 for who in range(count):
-    wanted = {"w": put(0), "more": 1} if index == who else {"w": put(0)}
+    wanted = {"w": full(0), "more": 1} if index == who else {"w": full(0)}
     failed[f"mismatch {who}"] = raised(lambda: ckpt.load(directory + "/two", wanted, options=options))
     path = directory + ("/absent" if index == who else "/two")
-    failed[f"absent {who}"] = raised(lambda: ckpt.load(path, {"w": put(0)}, options=options))
+    failed[f"absent {who}"] = raised(lambda: ckpt.load(path, {"w": full(0)}, options=options))
 still = ckpt.load(one, options=options)["w"]
 report(failed=failed, still=[int(part.data[0]) for part in still.addressable_shards])
 """
@@ -48,9 +47,7 @@ def test_errors_have_one_class_on_all_processes(tmp_path):
 
 # what process 0 alone reads, for its log, the others have not read
 READ_BY_ONE = """
-spread = NamedSharding(Mesh(jax.devices(), "d"), P("d"))
-w = jax.make_array_from_callback((8,), spread, lambda at: np.arange(8.0, dtype="f4")[at])
-state = {"w": w, "step": 1}
+state = {"w": put(np.arange(8.0, dtype="f4")), "step": 1}
 with ckpt.Checkpointer(directory, options=options) as run:
     run.save(1, state)
 told = {}

@@ -28,12 +28,9 @@ LOST = """
 from tests.support import seams
 VICTIM, (POINT, WHEN, IS_LATE) = {victim}, {phase!r}
 leaving = [n for n in range(count) if n != VICTIM]
-mesh = Mesh(np.array(jax.devices()), ("data",))
 
 def state(step):
-    values = np.arange(12 << 13, dtype=np.float32).reshape(12, -1) + step
-    sharding = NamedSharding(mesh, P("data"))
-    return {{"w": jax.make_array_from_callback(values.shape, sharding, lambda w: values[w])}}
+    return {{"w": put(np.arange(12 << 13, dtype=np.float32).reshape(12, -1) + step)}}
 
 def dies(*_, **__):
     open(f"{{directory}}.dies", "w").close()
@@ -64,7 +61,6 @@ report(error=error, steps=checkpointer.all_steps())
 """
 
 AGAIN = """
-mesh = Mesh(np.array(jax.devices()), ("data",))
 where = NamedSharding(mesh, P("data"))
 like = {"w": jax.ShapeDtypeStruct((12, 1 << 13), np.float32, sharding=where)}
 values = np.arange(12 << 13, dtype=np.float32).reshape(12, -1)
@@ -161,11 +157,9 @@ def hook(event, arguments):
             opened.wait(60)  # until the other has raised
 
 sys.addaudithook(hook)
-mesh = Mesh(np.array(jax.devices()), ("data",))
 
 def state(step):
-    values = np.arange(12 << 13, dtype=np.float32).reshape(12, -1) + step
-    return {{"w": jax.make_array_from_callback(values.shape, NamedSharding(mesh, P("data")), lambda w: values[w])}}
+    return {{"w": put(np.arange(12 << 13, dtype=np.float32).reshape(12, -1) + step)}}
 
 checkpointer = ckpt.Checkpointer(f"{{directory}}/steps", options=options, asynchronous={asynchronous})
 checkpointer.save(0, state(0))

@@ -9,8 +9,7 @@ CODE = """
 import jax.numpy as jnp
 from dataclasses import dataclass, field, replace
 import ml_dtypes, random
-mesh = Mesh(np.array(jax.devices()), ("x",))
-w = jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), lambda at: np.arange(8, dtype=np.float32)[at])
+w = put(np.arange(8, dtype=np.float32))
 def state(value):
     return {"w": w, "inner": {"v": value, "same": np.arange(3), "step": jnp.int32(3)}}
 class Reader:
@@ -205,11 +204,8 @@ report()
 
 MESH = """
 import jax.numpy as jnp
-mesh = Mesh(np.array(jax.devices()), ("x",))
 def sharded(values, *spec):
-    values = np.asarray(values)
-    place = NamedSharding(mesh, P(*spec))
-    return jax.make_array_from_callback(values.shape, place, lambda at: values[at])
+    return put(values, P(*spec))
 def params(n):
     return {"w": sharded(np.arange(32, dtype=np.float32).reshape(8, 4) + n, "x"), "b": sharded(np.ones(4) + n)}
 """

@@ -190,7 +190,7 @@ with start(ROWS, persist_policy=ckpt.when.every_steps(1)) as checkpointer:
 on(0, destroy_persistent)
 for case, more in {"writer": {}, "reader": {"read_only": True}}.items():
     with ckpt.Checkpointer(persistent, local_directory=own, options=ckpt.Options(**options_of), **more) as one:
-        told[case] = same(one.load(3, state(99, ROWS)), 3, ROWS), same(one.restore(3, state=state(99, ROWS))["state"], 3, ROWS)
+        told[case] = is_at(one.load(3, state(99, ROWS)), 3, ROWS), is_at(one.restore(3, state=state(99, ROWS))["state"], 3, ROWS)
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.contract.processes.test_lost_hosts import COMMON
-from tests.contract.processes.test_two_processes import _PRELUDE
+from tests.contract.processes.test_two_processes import PRELUDE
 from tests.support.gcs_server import Server
 from tests.support.launch import launch, reports
 from tests.support.stores import keys_at
@@ -42,14 +42,14 @@ with ckpt.Checkpointer(url, max_to_keep=2, options=options) as checkpointer:
 meet("closed")
 report(
     step=restored.step,
-    restored=same(restored["state"], 3),
+    restored=is_at(restored["state"], 3),
     batch=int(next(again)) == int(next(batches)),
     steps=checkpointer.all_steps(),
-    over=same(ckpt.load(f"{{url}}-over", state(9)), 2),
+    over=is_at(ckpt.load(f"{{url}}-over", state(9)), 2),
     verified=ckpt.verify(f"{{url}}/3").ok and ckpt.verify(f"{{url}}-over").ok,
 )
 """
-    told = reports(launch(_PRELUDE + code, tmp_path / "run"))
+    told = reports(launch(PRELUDE + code, tmp_path / "run"))
     expected = {"step": 3, "restored": True, "batch": True, "steps": [2, 3], "over": True}
     assert told == [expected | {"verified": True}] * 2
     # and in one process, which has eight devices; what passed between the processes is gone
@@ -69,7 +69,7 @@ try:
 except ckpt.CheckpointError as error:
     report(said="all processes share" in str(error))
 """
-    assert reports(launch(_PRELUDE + code, tmp_path / "run")) == [{"said": True}] * 2
+    assert reports(launch(PRELUDE + code, tmp_path / "run")) == [{"said": True}] * 2
 
 
 OVER = (

@@ -9,11 +9,8 @@ from tests.support.launch import launch, reports
 CODE = """
 import shutil
 from pathlib import Path
-mesh = Mesh(np.array(jax.devices()), ("data",))
-
-def put(value, spec=P("data")):
-    array = np.full((512, 64), value, np.float32)
-    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda at: array[at])
+def full(value, spec=P("data")):
+    return put(np.full((512, 64), value, np.float32), spec)
 
 def values(array):
     return sorted({float(value) for shard in array.addressable_shards for value in np.ravel(shard.data)})
@@ -37,7 +34,7 @@ def start():
 
 told = {}
 copied = directory + "/copied"
-ckpt.save(copied, {str(n): put(n, P()) for n in range(4)}, options=options)
+ckpt.save(copied, {str(n): full(n, P()) for n in range(4)}, options=options)
 told["mebibytes"] = sum(file.stat().st_size for file in Path(copied).rglob("d/*")) / 2**20
 told["loaded"] = raised(lambda: ckpt.load(copied, options=options))
 
@@ -49,7 +46,7 @@ told["position"] = position.at
 
 with start() as run:
     for step in (0, 1):
-        run.save(step, {"w": put(step)})
+        run.save(step, {"w": full(step)})
     told["no step"] = raised(lambda: run.delete(99))
 meet("saved")
 if index:
@@ -57,13 +54,13 @@ if index:
 meet("lost")
 with start() as run:
     told["whole"] = run.all_steps()
-    found = run.restore_latest({"w": put(9)})
+    found = run.restore_latest({"w": full(9)})
     told["after a loss"] = [found.step, values(found["state"]["w"])]
 
 meet("alone")
 if index == 0:
     short = ckpt.Options(timeout_secs=2)
-    told["late"] = raised(lambda: ckpt.save(directory + "/late", {"w": put(1)}, options=short))
+    told["late"] = raised(lambda: ckpt.save(directory + "/late", {"w": full(1)}, options=short))
 report(**told)
 """
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.own import Own
 from tests.support.places import (  # noqa: F401 (fixtures)
     Place,
     make_asynchronous,
@@ -92,18 +91,6 @@ def test_restored(place):
     with pytest.raises(AttributeError):
         _ = restored.model
     assert "step=4" in repr(restored)
-
-
-def test_stateful_objects_are_set_in_place(place):
-    mine = Own(count=5, history=np.array([1.0, 2.0, 3.0]))
-    with open_at(place) as checkpointer:
-        checkpointer.save(0, counter=mine, params=state(0))
-        mine.count = 6
-        mine.history[:] = 0
-    other = Own(count=0, history=np.zeros(3))
-    restored = open_at(place).restore_latest(counter=other, params=state(1))
-    assert restored["counter"] is other and other.count == 5
-    assert other.history.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

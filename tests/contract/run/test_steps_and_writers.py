@@ -106,7 +106,9 @@ def test_a_failure_masks_no_other_one(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(KeyError) as caught:
         loop()
-    assert any("No space left" in note for note in caught.value.__notes__)
+    (note,) = caught.value.__notes__
+    assert "No space left" in note and str(tmp_path) in note
+    assert not [name for name in os.listdir(tmp_path) if "0" in name]
 
 
 def test_a_changed_array_is_not_that_of_the_step_before(tmp_path: Path) -> None:

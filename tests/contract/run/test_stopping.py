@@ -51,17 +51,6 @@ def test_signals_that_are_none(name):
         ckpt.Options(stop_signals=(name,))
 
 
-def test_the_policy_saves_the_last_step(tmp_path):
-    policy = ckpt.when.every_steps(100) | ckpt.when.preempted()
-    before = signal.getsignal(signal.SIGTERM)
-    with ckpt.Checkpointer(tmp_path, save_policy=policy, asynchronous=False) as checkpointer:
-        assert not checkpointer.save(1, STATE)
-        signal.raise_signal(signal.SIGTERM)
-        assert checkpointer.save(2, STATE)
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert checkpointer.all_steps() == [2]
-
-
 def test_a_signal_right_after_a_step_was_declined(tmp_path, monkeypatch):
     """A loop that stops there would lose that step: it does one more, which is saved."""
 

@@ -1,16 +1,21 @@
-"""Saves and loads in the background: when they end, and where a failure is raised."""
+"""Saves and loads in the background: when they end, where a failure is raised, their priority, and what says that one is slow."""
 
+import json
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support import seams
+from tests.support import forked, seams
+from tests.support.children import environment
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -198,3 +203,85 @@ def test_continuously_saves_when_it_can(path, gate):
         checkpointer.wait_until_finished()
         assert checkpointer.save(4, {"n": 4}) is True
     assert checkpointer.all_steps() == [0, 4]
+
+
+CHILD = """
+import json, os, sys
+import numpy as np
+import ckpt_core as ckpt
+from tests.support import seams
+
+path = sys.argv[1]
+base = os.getpriority(os.PRIO_PROCESS, 0)
+told = {}
+
+def look(*_):
+    told.setdefault(now, set()).add(os.getpriority(os.PRIO_PROCESS, 0) - base)
+
+seams.at(None, "commit", before=look)
+for priority in ("normal", "low"):
+    options = ckpt.Options(background_priority=priority)
+    for way in ("save", "save_async", "Checkpointer"):
+        now = f"{priority} {way}"
+        state = {"w": np.zeros(2**20, np.float32)}
+        if way == "save":
+            ckpt.save(f"{path}/{now}", state, options=options)
+        elif way == "save_async":
+            ckpt.save_async(f"{path}/{now}", state, options=options).result()
+        else:
+            with ckpt.Checkpointer(f"{path}/{now}", options=options) as run:
+                run.save(0, state)
+told = {name: list(found) for name, found in told.items()}
+print(json.dumps([told, os.getpriority(os.PRIO_PROCESS, 0) - base, 19 - base]))
+"""
+
+
+@pytest.mark.linux("threads have priorities of their own")
+def test_only_the_threads_of_a_background_save_give_way(tmp_path):
+    done = forked.run(CHILD, str(tmp_path), environment=environment())
+    assert done.returncode == 0, done.stderr
+    told, caller, low = json.loads(done.stdout)
+    assert caller == 0
+    assert told.pop("low save_async") == told.pop("low Checkpointer") == [low]
+    assert len(told) == 4 and all(found == [0] for found in told.values())
+
+
+def wait_for(condition: Any, secs: float = 60.0) -> None:
+    end = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_save_that_hangs_says_where(tmp_path, monkeypatch, caplog):
+    gate, told = seams.Gate(), []
+    seams.at(monkeypatch, "record", before=gate)
+
+    def listen(event: ckpt.Event) -> None:
+        if event.kind == "slow":
+            told.append(event)
+            raise SystemExit if len(told) % 2 else ValueError("a listener")  # which ends no report
+
+    options = ckpt.Options(report_secs=0.05, on_event=listen)
+    caplog.set_level(logging.WARNING, "ckpt_core")
+    with ckpt.Checkpointer(tmp_path, options=options) as run:
+        run.save(3, {"w": jnp.ones(1000)})
+        wait_for(lambda: len(told) > 6)
+        gate.go.set()
+        run.wait_until_finished()
+        count = len(told)
+    assert told[-1].step == 3 and told[-1].phase
+    assert told[-1].secs > told[0].secs > 0
+    assert "save of" in caplog.text and "has taken" in caplog.text
+    stacks = [line for line in caplog.messages if "its threads are at" in line]
+    assert len(stacks) == 1 and "self.go.wait(" in stacks[0]
+    time.sleep(0.2)
+    assert len(told) == count, "it has ended"
+
+
+def test_quick_work_is_not_reported(tmp_path):
+    events: list[Any] = []
+    options = ckpt.Options(on_event=events.append)
+    ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=options)
+    ckpt.load(tmp_path / "a", options=options)
+    assert events and "slow" not in [event.kind for event in events]

@@ -31,34 +31,6 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def v0_named(run):
-    with ocp.CheckpointManager(run, item_names=("state",)) as manager:
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(tree(9)))
-        return manager.restore(3, args=args)["state"]
-
-
-def v1_load(run):
-    return ocp_v1.load(run / "3", tree(9))
-
-
-def v1_checkpointer(run):
-    with ocp_v1.training.Checkpointer(run) as checkpointer:
-        return checkpointer.load(3, tree(9))
-
-
-def v1_checkpointables(run):
-    return ocp_v1.load_checkpointables(run / "3", {"state": tree(9)})["state"]
-
-
-@pytest.mark.parametrize(
-    "read",
-    [v0_named, v1_load, v1_checkpointer, v1_checkpointables],
-    ids=lambda read: read.__name__,
-)
-def test_orbax_reads_the_one_state_by_its_own_defaults(run, read):
-    same(read(run), tree())
-
-
 def test_we_read_the_one_state_by_every_name(run):
     same(ckpt.load(run / "3"), tree())
     same(ckpt.load(run / "3" / "state"), tree())
@@ -68,17 +40,6 @@ def test_we_read_the_one_state_by_every_name(run):
     assert list(ckpt.inspect(run / "3").items) == ["state"]
     with pytest.raises(ckpt.CheckpointNotFound, match="state"):
         ckpt.load(run / "3", item="other")
-
-
-def test_a_state_is_restored_by_position_as_it_was_saved(run):
-    with ckpt.Checkpointer(run) as checkpointer:
-        latest = checkpointer.restore_latest(tree(9))
-        assert list(latest) == ["state"] and latest.step == 3
-        same(latest["state"], tree())
-        same(latest.state, tree())
-        again = checkpointer.restore(3, tree(9))
-        same(again["state"], tree())
-    same(ckpt.restore(run / "3", tree(9))["state"], tree())
 
 
 @pytest.mark.parametrize("how", ["restore_latest", "restore", "function"])
@@ -94,12 +55,6 @@ def test_a_state_and_items_together_are_refused(run, how):
                 call(tree(), **more)
         with pytest.raises(TypeError, match="passed twice"):
             call(items={"state": tree()}, state=tree())
-
-
-def test_one_state_where_items_were_saved_names_them(tmp_path):
-    ckpt.save(tmp_path / "c", model=tree(), rest=tree())
-    with pytest.raises(ckpt.CheckpointNotFound, match="model, rest"):
-        ckpt.restore(tmp_path / "c", tree())
 
 
 def test_items_called_metadata_and_metrics(tmp_path):

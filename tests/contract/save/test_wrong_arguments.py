@@ -45,7 +45,8 @@ TYPOS = {
     "metric": ("metrics", "save"),
     "forse": ("force", "save"),
     "metdata": ("metadata", "save"),
-    "opions": ("options", ""),
+    "item": ("items", ""),
+    "option": ("options", ""),
     "mising": ("missing", "restore"),
     "ony": ("only", "restore"),
     "unexpectd": ("unexpected", "restore"),
@@ -60,10 +61,9 @@ def test_an_item_named_almost_like_an_argument(calls, typo):
     meant, of = TYPOS[typo]
     for name, call in calls.items():
         if of in name:
-            with pytest.raises(
-                TypeError, match=f"{typo}. looks like the (argument|setting) '{meant}'"
-            ):
+            with pytest.raises(TypeError, match="items=") as caught:
                 call(**{typo: 3})
+            assert caught.match(f"'{typo}' looks like the (argument|setting) '{meant}'")
 
 
 def test_by_items_any_name_is_one(tmp_path):
@@ -92,33 +92,39 @@ IMPOSSIBLE_NAMES = ["", ".", "..", "a/b", "/etc", ".hidden", "metrics.tree", "ck
                     "\ud800", "a\nb", "é" * 128, "x" * 201, "a\tb", "a\\b"]  # fmt: skip
 
 
-NO_METRICS = [{"loss": "0.5"}, {"loss": None}, {"loss": [1]}, {1: 0.5}, "loss", 0.5]
+NO_METRICS = [{"loss": "0.5"}, {"loss": None}, {"loss": [1]}, {"loss": np.ones(2)}, {1: 0.5}]
+NO_METRICS += ["loss", 0.5, [1.0]]
 NO_SETTINGS = [
-    {"best_metric": "loss"},
-    {"best_metric": "loss", "best_mode": "least"},
-    {"best_mode": "min"},
-    {"max_to_keep": 2, "keep_policy": ckpt.keep.latest(3)},
-    {"save_interval_steps": 2, "save_policy": ckpt.when.every_steps(3)},
-    {"max_to_keep": 0},
-    {"max_to_keep": -1},
-    {"save_interval_steps": 0},
-    {"keep_period": 0},
-    {"step_format_fixed_length": 0},
-    {"max_to_kep": 3},
+    ({"best_metric": "loss"}, TypeError, "best_mode"),
+    ({"best_metric": "loss", "best_mode": "least"}, ValueError, "'min' or 'max'"),
+    ({"best_mode": "min"}, (TypeError, ValueError), None),
+    ({"max_to_keep": 2, "keep_policy": ckpt.keep.latest(3)}, TypeError, "not both"),
+    ({"save_interval_steps": 2, "save_policy": ckpt.when.every_steps(3)}, TypeError, "not both"),
+    ({"keep_period": 2}, TypeError, "keep_period"),
+    *[({"max_to_keep": one}, (TypeError, ValueError), None) for one in (0, -1)],
+    ({"save_interval_steps": 0}, (TypeError, ValueError), None),
+    ({"keep_period": 0}, (TypeError, ValueError), None),
+    ({"step_format_fixed_length": 0}, (TypeError, ValueError), None),
+    ({"max_to_kep": 3}, (TypeError, ValueError), None),
 ]
 EVERY_100 = r"save_policy=ckpt\.when\.every_steps\(100\)"
 # What is called with the directory and a Checkpointer, its error, what that says.
 REFUSED = [
-    *[(call, TypeError, None) for call in (saves(tree(), model=tree()), saves(), saves(items={}))],
-    (saves(tree(), items={"model": tree()}), TypeError, None),
+    *[(call, TypeError, "nothing to save") for call in (saves(), lambda root, run: run.save(0))],
+    (saves(items={}), TypeError, None),
+    *[
+        (call, TypeError, "not both")
+        for more in ({"model": tree()}, {"items": {"model": tree()}})
+        for call in (saves(tree(), **more), a_step(0, **more))
+    ],
+    (lambda root, run: run.best_step(), ckpt.CheckpointError, "best_metric"),
     *[(saves(items={name: tree()}), ValueError, "name of an item") for name in IMPOSSIBLE_NAMES],
-    *[(a_step(1, metrics=one), TypeError, "items|number") for one in NO_METRICS],
-    *[(a_step(one), (TypeError, ValueError), None) for one in (-1, 1.5, "1", None, True)],
+    *[(a_step(1, metrics=one), TypeError, "items|number|metrics") for one in NO_METRICS],
     *[
         (saves(tree(), metadata={"x": one}), (TypeError, ValueError), None)
         for one in (object(), np.ones(2), {1, 2})
     ],
-    *[(settings(**one), (TypeError, ValueError), None) for one in NO_SETTINGS],
+    *[(settings(**one), error, told) for one, error, told in NO_SETTINGS],
     (settings(save_policy=100), TypeError, EVERY_100),
     # with a line break in it, acknowledged steps were not listed, and training began anew
     *[

@@ -1,6 +1,7 @@
 """Classes of containers: what comes back without a target, what a target decides."""
 
 import collections
+import dataclasses
 import sys
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import ckpt_core as ckpt
 from tests.contract.faults.crafted.signed import read_record, write_record
 from tests.support.same_bits import bits
-from tests.support.trees import Keyed, Keyless, Moments, Registered, assert_same, round_trip
+from tests.support.trees import Keyed, Keyless, Moments, Plain, Registered, assert_same, round_trip
 
 
 def test_custom_nodes(tmp_path):
@@ -106,3 +107,46 @@ def test_a_saved_structure_whose_keys_are_a_text_or_stand_twice_is_damage(tmp_pa
         write_record(tmp_path / "a", record)
         with pytest.raises(ckpt.CheckpointCorrupt):
             ckpt.load(tmp_path / "a", {"a": 0, "b": 0})
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inner: Any
+    b: Any = None
+
+
+@dataclasses.dataclass
+class OtherOrder:
+    first: Any
+    second: Any
+
+
+jax.tree_util.register_dataclass(OtherOrder, ["second", "first"], [])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Plain(1.5, 2),
+        Frozen(Plain([1, 2], None)),
+        Registered(1.5, 2),
+        OtherOrder(1, 2),
+        {"deep": [Registered(Moments(1, Frozen(2)), 3)]},
+        Registered(1.5, 2, ("x", 2)),  # pyright: ignore[reportArgumentType]
+    ],
+    ids=repr,
+)
+def test_dataclasses_come_back_as_what_they_were(tmp_path, value):
+    ckpt.save(tmp_path / "one", value)
+    found = ckpt.load(tmp_path / "one")
+    assert type(found) is type(value) and found == value
+
+
+def test_what_cannot_be_made_again_comes_back_as_a_dict_of_its_fields(tmp_path, monkeypatch):
+    ckpt.save(tmp_path / "one", {"p": Frozen(1.5), "o": OtherOrder(2.5, 1)})
+    for cls in (Frozen, OtherOrder):
+        fields = [*(field.name for field in dataclasses.fields(cls)), "new"]
+        changed = dataclasses.make_dataclass(cls.__name__, fields)
+        monkeypatch.setattr(sys.modules[__name__], cls.__name__, changed)
+    found = ckpt.load(tmp_path / "one")
+    assert found == {"p": {"inner": 1.5, "b": None}, "o": {"first": 2.5, "second": 1}}

@@ -16,12 +16,12 @@ from tests.support.children import environment
 from tests.support.trees import (
     QUICK,
     SPECS,
+    abstract,
     assert_same,
     meshes,
     numbers,
     round_trip,
     sharded,
-    with_shardings,
 )
 
 SHAPES = {"small": (24, 24), "large": (1200, 312), "vector": (48, 1)}
@@ -73,7 +73,7 @@ def test_every_sharding_to_every_other(tmp_path, source):
             for name, leaf in tree.items()
             if fits(leaf.shape, mesh, spec)
         }
-        got = ckpt.load(tmp_path / "c", with_shardings(like), unexpected="ignore")
+        got = ckpt.load(tmp_path / "c", abstract(like), unexpected="ignore")
         assert_same(got, like, sharding=True)
 
 
@@ -146,7 +146,7 @@ def test_shardings_of_every_make(tmp_path):
         "device": SingleDeviceSharding(devices[6]),
     }
     tree = {name: jax.device_put(numbers((16, 8)), one) for name, one in shardings.items()}
-    for got in (round_trip(tmp_path, tree), ckpt.load(tmp_path / "c", with_shardings(tree))):
+    for got in (round_trip(tmp_path, tree), ckpt.load(tmp_path / "c", abstract(tree))):
         assert_same(got, tree)
         assert {name: array.sharding for name, array in got.items()} == shardings
 
@@ -229,4 +229,20 @@ def test_eight_devices_to_fewer_and_back_with_no_argument(tmp_path, devices):
     tree = {"w": jnp.arange(96.0).reshape(8, 12), "k": jax.random.split(jax.random.key(0), 8)}
     assert_same(ckpt.load(tmp_path / "back"), tree)
     wanted = jax.device_put(tree, rows)
-    assert_same(ckpt.load(tmp_path / "back", with_shardings(wanted)), wanted, sharding=True)
+    assert_same(ckpt.load(tmp_path / "back", abstract(wanted)), wanted, sharding=True)
+
+
+@pytest.mark.parametrize(("saved", "spec"), [(8, P("x")), (8, P()), (2, P("x"))])
+def test_the_report_names_what_lies_elsewhere_now(tmp_path, saved, spec):
+    devices = jax.devices()
+    sharding = NamedSharding(Mesh(np.array(devices[:saved]), ("x",)), spec)
+    tree = {"w": jax.device_put(jnp.arange(16.0), sharding), "n": np.ones(2), "s": 3}
+    ckpt.save(tmp_path / "one", model=tree)
+    for target, expected in (
+        (jnp.zeros(16), ("model/w",)),  # on the default device, chosen by nobody
+        (jax.device_put(jnp.zeros(16), devices[3]), ("model/w",)),
+        (jax.device_put(jnp.zeros(16), sharding), ()),
+    ):
+        restored = ckpt.restore(tmp_path / "one", model={**tree, "w": target})
+        assert restored.report.resharded == expected
+        assert np.asarray(restored["model"]["w"]).tolist() == list(range(16))

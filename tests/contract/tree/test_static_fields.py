@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -384,23 +383,6 @@ def test_numbers_that_no_float_can_be_are_refused(tmp_path):
     path = crafted(tmp_path / "one", [(None, {"fields": {"meta": ["float", "x"]}})])
     with pytest.raises(ckpt.StructureMismatch, match="r/meta"):
         ckpt.load(path, {"a": [1, None], "r": Registered(0.0, 3)})
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["width", "kind"]
-)
-@dataclasses.dataclass
-class Wide:
-    w: Any
-    width: int
-    kind: Any
-
-
-def test_static_fields_come_back(tmp_path):
-    ckpt.save(tmp_path / "c", {"layer": Wide(jnp.ones(2), 8, np.dtype("int8"))})
-    got = ckpt.load(tmp_path / "c")["layer"]
-    assert type(got) is Wide
-    assert (got.width, got.kind) == (8, np.dtype("int8"))
 
 
 @pytest.mark.parametrize(

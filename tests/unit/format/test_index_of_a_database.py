@@ -18,6 +18,7 @@ from ckpt_core import CheckpointCorrupt
 from ckpt_core._options import MIB
 from ckpt_core._storage import Extent, Location, new_context, read_index
 from ckpt_core._storage.database import Inner, NodeRef, decode_manifest, decode_node
+from tests.contract.faults.crafted.by_hand import varint
 from tests.support.damage import failing_reads
 
 _names = st.lists(
@@ -150,13 +151,6 @@ def test_what_is_signed_but_senseless_is_refused_or_read_never_another_error(
     data = signed(bytes(content[: len(content) - cut]) + more, magic)
     with contextlib.suppress(ValueError):
         decode_manifest(data) if name == "manifest" else decode_node(data, b"")
-
-
-def varint(number: int) -> bytes:
-    out = b""
-    while number > 127:
-        out, number = out + bytes([number & 127 | 128]), number >> 7
-    return out + bytes([number])
 
 
 _NODE, _MANIFEST = 0x0CDB20DE, 0x0CDB3A2A
