@@ -8,15 +8,15 @@ from pathlib import Path
 Losses = Sequence[tuple[int, float]]
 """(step, loss) of the steps that one process computed."""
 
-WIDTH, HEIGHT = 860, 360
-LEFT, RIGHT, TOP, BOTTOM = 64, 836, 52, 250
+WIDTH, HEIGHT = 380, 348  # as narrow as a telephone, where words keep their size
+SHOWN = 400  # pixels across, where there is room
+LEFT, RIGHT, TOP, BOTTOM = 66, 366, 66, 226
 COLOURS = ("#3f51b5", "#2e7d32", "#b3392f", "#8e6c00", "#00838f", "#6a1b9a", "#455a64", "#ad1457")
 STYLE = (
-    "text { font-family: Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2430; } "
-    ".title { font-weight: bold; font-size: 15px; }  .soft { fill: #5b6475; } "
+    "text { font-family: Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2430; } "
+    ".title { font-weight: bold; font-size: 14px; }  .soft { fill: #4b5464; } "
     "polyline, path { fill: none; } "
-    "@media (max-width: 500px) { text { font-size: 16px; } .title { font-size: 20px; } } "
-    "@media (prefers-color-scheme: dark) { text { fill: #e2e4ea; } .soft { fill: #a3abba; } rect { fill: #1e2129; } "
+    "@media (prefers-color-scheme: dark) { text { fill: #e2e4ea; } .soft { fill: #b4bbc8; } rect { fill: #1e2129; } "
     '[stroke="#c5cad6"] { stroke: #5a6275; } [stroke="#5b6475"] { stroke: #a3abba; } '
     '[stroke="#1f2430"] { stroke: #e2e4ea; } [stroke="#3f51b5"] { stroke: #9fa8da; } '
     '[stroke="#2e7d32"] { stroke: #81c784; } [stroke="#b3392f"] { stroke: #ef8a80; } '
@@ -69,16 +69,17 @@ def draw(path: Path, straight: Losses, lives: Sequence[tuple[Losses, bool]]) -> 
                 cross(across, down),
             ]
     shapes += _axes(last_step, low, high)
-    heading = f"{kills} times kill -9 in the middle of a save: the loss is the same, to the bit"
+    heading = f"{kills} times kill -9 in the middle of a save:", "the loss is the same, to the bit"
     path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{SHOWN}" height="{SHOWN * HEIGHT / WIDTH:.0f}" '
         'role="img" aria-labelledby="title desc">\n'
-        f'<title id="title">{heading}</title>\n'
+        f'<title id="title">{" ".join(heading)}</title>\n'
         f'<desc id="desc">Loss by step of a run that was not stopped (grey, broad), and of {len(lives)} processes '
         "that were killed and resumed, one colour a process. The lines lie on each other.</desc>\n"
         f"<style>{STYLE}</style>\n"
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff" stroke="#c5cad6"/>\n'
-        f'<text x="{LEFT}" y="30" class="title">{heading}</text>\n'
+        f'<text x="14" y="26" class="title">{heading[0]}</text>\n'
+        f'<text x="14" y="45" class="title">{heading[1]}</text>\n'
         + "\n".join(shapes)
         + "\n</svg>\n"
     )
@@ -92,8 +93,8 @@ def _axes(last_step: int, low: float, high: float) -> list[str]:
         (LEFT - 8, (BOTTOM + HEIGHT) / 2, "end", "process"),
         (LEFT, HEIGHT - 10, "start", "step 0"),
         (RIGHT, HEIGHT - 10, "end", f"step {last_step}"),
-        (RIGHT, TOP + 4, "end", "broad and grey: the run that nobody killed"),
-        (RIGHT, TOP + 22, "end", "coloured: one process each; x: kill -9"),
+        (RIGHT, TOP + 8, "end", "broad and grey: nobody killed it"),
+        (RIGHT, TOP + 26, "end", "coloured: one process each; x: kill -9"),
     ]
     return [
         f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" stroke="#c5cad6"/>',
