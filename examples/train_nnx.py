@@ -1,8 +1,8 @@
 """Training that survives `kill -9`: Flax NNX, Optax and Grain in one checkpoint.
 
     python examples/train_nnx.py --directory runs/first   # kill it when you like, start it again
-    python examples/train_nnx.py --demo                   # kills it in five saves and compares every bit
-    python examples/train_nnx.py --check                  # the short form: one kill
+    python examples/train_nnx.py --demo                   # does that and compares every bit
+    python examples/train_nnx.py --check                  # the short form: one interruption
 
 All code for checkpoints is in `train`.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import tempfile
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ from typing import Any
 import jax
 import optax
 from _charlm import CharTransformer, make_data, make_optimizer
+from _record import LossLog, write_fingerprint
 from flax import nnx
 
 import ckpt_core as ckpt
-from ckpt_core.testing import assert_exact_resume
-
-INTERVAL = 8  # steps between saves
 
 
 @nnx.jit(donate_argnums=(0, 1))
@@ -49,65 +46,48 @@ def train(
     optimizer = make_optimizer(model, total_steps)
     data = make_data(seed=0)
 
-    with ckpt.Checkpointer(directory, save_interval_steps=INTERVAL, max_to_keep=2) as checkpointer:
+    with ckpt.Checkpointer(directory, save_interval_steps=8, max_to_keep=2) as checkpointer:
         restored = checkpointer.restore_latest(model=model, optimizer=optimizer, data=data)
         first_step = restored.step + 1 if restored else 0
         print(f"starting at step {first_step}", flush=True)
 
         for step in range(first_step, total_steps):
             loss = train_step(model, optimizer, next(data))
+            report(step, loss=loss)
             if checkpointer.save(step, model=model, optimizer=optimizer, data=data):
                 print(f"saving step {step}", flush=True)  # it continues in the background
-            report(step, loss=loss)
 
     return model, optimizer, data
 
 
-def demonstrate(directory: Path | None, total_steps: int, kills: list[int]) -> None:
-    """Kills runs (SIGKILL) at these steps and starts them again; raises if a bit differs from a run that nobody kills."""
-    training = functools.partial(train, total_steps=total_steps)
-    with tempfile.TemporaryDirectory(dir=directory) as place:
-        compiled_once = {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": f"{place}/jax_cache",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        os.environ |= compiled_once | os.environ
-        found = assert_exact_resume(training, interrupt_at=kills, by="SIGKILL", directory=place)
-    print(f"interrupted_at={found.interrupted_at}, resumed_from={found.resumed_from}")
-    killed = zip(found.interrupted_at, found.resumed_from, strict=True)
-    unfinished = sum(step % INTERVAL == 0 and resumed <= step for step, resumed in killed)
-    print(f"kills: {len(kills)}, in the middle of a save: {unfinished}")
-    print(f"OK: {found.leaves} values are those of the uninterrupted run, bit for bit")
-
-
-def show(step: int, loss: jax.Array) -> None:
-    """Prints the loss of a step."""
-    print(f"step {step}: {float(loss):.4f}", flush=True)
-
-
-def main() -> None:
-    """Parses the command line."""
+def main() -> int:
+    """Parses the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("demo"), help="what the run writes")
     parser.add_argument("--steps", type=int, default=81)
-    parser.add_argument("--demo", action="store_true", help="kill, resume, compare: two minutes")
-    parser.add_argument(
-        "--check", action="store_true", help="the same with one kill, in the temporary directory"
-    )
+    parser.add_argument("--demo", action="store_true", help="kill, resume, compare")
+    parser.add_argument("--check", action="store_true", help="only check that resuming is exact")
     arguments = parser.parse_args()
-    directory, steps = arguments.directory.expanduser().resolve(), arguments.steps
+
+    if arguments.demo:
+        from kill_and_resume import demonstrate
+
+        return demonstrate(arguments.directory, arguments.steps)
 
     if arguments.check:
-        demonstrate(None, steps, [steps * 3 // 4])
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    if arguments.demo:
-        demonstrate(directory, steps, [*range(INTERVAL, steps, 2 * INTERVAL)])  # every second save
-    else:
-        train(directory / "checkpoints", show, steps)
+        from ckpt_core.testing import assert_exact_resume
+
+        training = functools.partial(train, total_steps=arguments.steps)
+        middle = arguments.steps * 3 // 4
+        print(assert_exact_resume(training, interrupt_at=middle, by="SIGKILL"))
+        return 0
+
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    log = LossLog(arguments.directory / "losses.jsonl")
+    model, optimizer, data = train(arguments.directory / "checkpoints", log.append, arguments.steps)
+    write_fingerprint(arguments.directory / "fingerprint.json", model, optimizer, data)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,5 +1,6 @@
 """The examples run as a user starts them: in processes of their own, from the command line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -35,10 +36,16 @@ def _run_example(compiled: dict[str, str], name: str, *arguments: str) -> str:
 def test_train_nnx_goes_on_where_it_stopped(run_example, tmp_path):
     pytest.importorskip("flax")
     pytest.importorskip("grain")
-    arguments = ("train_nnx.py", "--directory", str(tmp_path), "--steps", "9")
-    assert "starting at step 0" in run_example(*arguments)
-    # the run is over and its last save, of step 8, is there: starting again trains nothing more
-    assert "starting at step 9" in run_example(*arguments)
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run_example("train_nnx.py", "--directory", str(straight), "--steps", "17")
+    assert "starting at step 0" in run_example(
+        "train_nnx.py", "--directory", str(stopped), "--steps", "17"
+    )
+    # the run is over and its last save, of step 16, is there: starting again trains nothing more
+    again = run_example("train_nnx.py", "--directory", str(stopped), "--steps", "17")
+    assert "starting at step 17" in again
+    prints = [json.loads((run / "fingerprint.json").read_text()) for run in (straight, stopped)]
+    assert prints[0] == prints[1]
 
 
 def test_train_nnx_resumes_exactly(run_example):
