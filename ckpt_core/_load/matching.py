@@ -15,7 +15,7 @@ from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
-from ckpt_core._load import constants, functions
+from ckpt_core._load import constants
 from ckpt_core._load.derived import under_rules
 from ckpt_core._load.live_objects import copier
 from ckpt_core._load.non_tree import (
@@ -244,7 +244,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")
     elif request.rules.rename is None and code_and_constants(root):
-        functions.refuse_missing(item, root)
+        constants.refuse_without_functions(item, root)
     by_result = {
         result: targets[position]
         for result, position in enumerate(positions)
@@ -265,11 +265,13 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
-    same = functions.without_static(flat.root) == functions.without_static(item.root)
+    same = constants.without_static(flat.root) == constants.without_static(item.root)
     found = Match()
     if same and flat.root != item.root and request.only is None:
         constants.compare(found, item, flat, request.rules, everything=True)
-    item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
+    item = replace(
+        item, root=flat.root if same else constants.with_functions_of(flat.root, item.root)
+    )
     plan = _plan_as_saved(item, request)
     plan.match = found
     if len(plan.positions) < len(item.paths):

@@ -10,8 +10,7 @@ from typing import Any
 from ckpt_core import _adapters
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._lazy import jax
-from ckpt_core._load import functions
-from ckpt_core._load.functions import nodes_in
+from ckpt_core._load.constants import NO_FUNCTION, nodes_in
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
 from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
@@ -247,7 +246,10 @@ def _advice_for(
         hints.append('unexpected="ignore" keeps the functions of the target')
     if "static" in kinds:
         hints.append('static="target" keeps the values of the target')
-    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
+    of_functions = [one for one in mismatches if one.kind == "function"]
+    gone = any(one.wanted == NO_FUNCTION for one in of_functions)
+    moved = gone and any(one.saved == NO_FUNCTION for one in of_functions)
+    both_sides = {"missing", "unexpected"} <= kinds or moved
     if both_sides and (rules.rename is None or idle):
         such_as = f", such as rename={renames}" if renames else ""
         hints.append("rename= maps saved paths to wanted ones" + such_as)
