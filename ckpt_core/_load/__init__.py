@@ -13,8 +13,8 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
-from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Opening, run
+from ckpt_core._load.matching import detached
 from ckpt_core._load.plans import report_of
 from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules
 from ckpt_core._load.request import collect_targets as collect_targets

@@ -5,19 +5,18 @@ from __future__ import annotations
 import difflib
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ckpt_core import _adapters
-from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
+from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import constants
 from ckpt_core._load.derived import under_rules
-from ckpt_core._load.live_objects import copier
 from ckpt_core._load.non_tree import (
     as_json,
     as_numpy_state,
@@ -58,6 +57,7 @@ from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
+from ckpt_core.arguments import with_article
 
 _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
 """Leaves of targets that are taken as they are, beside those of jax."""
@@ -273,43 +273,13 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
         item, root=flat.root if same else constants.with_functions_of(flat.root, item.root)
     )
     plan = _plan_as_saved(item, request)
-    plan.match = found
-    if len(plan.positions) < len(item.paths):
-        if not plan.positions:
-            return ItemPlan(item, constant(like))
-        _keep_the_rest(plan, now)
-    for result, position in enumerate(plan.positions):
-        if position is None:
-            continue
-        leaf = now.get(item.paths[position])
-        spec = item.specs[position]
-        if (
-            isinstance(leaf, jax.Array)
-            and spec.kind in ("jax", "key")
-            and tuple(leaf.shape) == spec.shape
-        ):
-            (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
-
-    def make(leaves: list[Any]) -> Any:
-        adapter.set_state(like, unflatten(item.root, leaves, resolve=importable_type))
-        return like
-
-    plan.make, plan.live = make, [(like, False)]
-    return plan
-
-
-def _keep_the_rest(plan: ItemPlan, now: Mapping[Path, Any]) -> None:
-    """Makes a plan of some leaves (``only=``) one of all, with the object's present values for the others; raises
-    StructureMismatch if it has nothing at the path of one.
-    """
-    item, wanted = plan.item, {at: n for n, at in enumerate(plan.positions) if at is not None}
-    rest = [at for at in range(len(item.paths)) if at not in wanted]
+    read = {at: result for result, at in enumerate(plan.positions) if at is not None}
+    if item.paths and not read:
+        return ItemPlan(item, constant(like))
     lacking = [
-        Mismatch(
-            format_path(item.paths[at]), "unexpected", str(item.specs[at]), None, None, item.name
-        )
-        for at in rest
-        if item.paths[at] not in now
+        Mismatch(format_path(path), "unexpected", str(item.specs[at]), None, None, item.name)
+        for at, path in enumerate(item.paths)
+        if at not in read and path not in now
     ]
     if lacking:
         raise StructureMismatch(
@@ -317,9 +287,20 @@ def _keep_the_rest(plan: ItemPlan, now: Mapping[Path, Any]) -> None:
             advice="only= keeps what the object has there, and it has nothing: leave out only=, or give the object these "
             "leaves first.",
         )
-    plan.targets = {at: plan.targets[n] for at, n in wanted.items() if n in plan.targets}
-    plan.positions = [at if at in wanted else None for at in range(len(item.paths))]
-    plan.kept = [now[path] if at not in wanted else None for at, path in enumerate(item.paths)]
+    targets = {at: plan.targets[n] for at, n in read.items() if n in plan.targets}
+    for at in targets:
+        leaf, spec = now.get(item.paths[at]), item.specs[at]
+        fits = isinstance(leaf, jax.Array) and tuple(leaf.shape) == spec.shape
+        if fits and spec.kind in ("jax", "key"):
+            (targets[at],) = like_targets(item, [(at, spec, leaf)])
+
+    def make(leaves: list[Any]) -> Any:
+        adapter.set_state(like, unflatten(item.root, leaves, resolve=importable_type))
+        return like
+
+    positions = [at if at in read else None for at in range(len(item.paths))]
+    kept = [None if at in read else now[path] for at, path in enumerate(item.paths)]
+    return ItemPlan(item, make, positions, kept, targets, found, live=[(like, False)])
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
@@ -425,3 +406,48 @@ def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> Non
             UserWarning,
             stacklevel=2,
         )
+
+
+def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
+    """The function from a live object in ``like`` to its copy. Its first call copies all, together: if originals share arrays or
+    submodules, their copies do, too. It raises UnsupportedLeaf if one cannot be copied; ``item`` is for the message.
+    """
+    made: dict[int, Any] = {}
+
+    def copy(obj: Any) -> Any:
+        if not made:
+            of_adapter: dict[int, dict[int, tuple[Path, Any]]] = {}
+            for path, one in _adapters.live_objects(like):
+                found = of_adapter.setdefault(id(_adapters.adapter_for(one)), {})
+                found.setdefault(id(one), (path, one))
+            for found in of_adapter.values():
+                copies = _adapters.copies_of([one for _, one in found.values()])
+                for (path, one), copied in zip(found.values(), copies, strict=True):
+                    if copied is None:
+                        raise _not_copied(path, one, item)
+                    made[id(one)] = copied
+        return made[id(obj)]
+
+    return copy
+
+
+def _not_copied(path: Path, obj: Any, item: str) -> UnsupportedLeaf:
+    where, name = format_path(path), type(obj).__name__
+    item = item if item.isidentifier() else "state"
+    return UnsupportedLeaf(
+        f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To set it in place, "
+        f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
+        leaf=where,
+        type_name=name,
+    )
+
+
+def detached(like: Any) -> Any:
+    """``like`` with a copy of each live object, so that the caller may change the originals."""
+    copy = copier(like)
+
+    def expand(obj: Any, _: Path) -> Any:
+        return None if _adapters.adapter_for(obj) is None else ((), lambda _: copy(obj))
+
+    flat = flatten(like, expand=expand, keep=True)
+    return unflatten(flat.root, flat.leaves)
