@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
     ``SUFFIXES``.
     """
     folder, _, name = location.path.rpartition("/")
-    inside = Location(folder, location.local, storage_options=location.storage_options)
+    inside = replace(location, path=folder)
     if location.local:
         if kind_at(location.path) != "file":
             return None
