@@ -24,7 +24,7 @@ from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
 from ckpt_core._lazy import jax
 from ckpt_core._load.plans import ItemPlan, constant
-from ckpt_core._load.targets import as_jax
+from ckpt_core._load.targets import refuse_narrowing
 from ckpt_core._read import read_special
 from ckpt_core._saved import (
     Checkpoint,
@@ -179,8 +179,10 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
     array = read_special(checkpoint, saved, context)
     if saved.form == "array":
         tree = saved.tree
-        as_numpy = tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves)
-        return array if as_numpy else as_jax(array, saved.name)
+        if tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves):
+            return array
+        refuse_narrowing(array.dtype.name, saved.name)
+        return jax.device_put(array)
     if array.ndim == 0 or array.dtype != np.uint32:
         raise CheckpointCorrupt(
             f"item {saved.name!r}: {array.dtype}{list(array.shape)} is no random key",

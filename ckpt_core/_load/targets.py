@@ -207,11 +207,9 @@ PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
 
 
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
-    """Kind, dtype and shape of the loaded leaf; a saved array stays an array. A new state may hold a Python number where the
-    trained one has an array. If the array became a Python number, later steps would compute in another dtype.
+    """Kind, dtype and shape of a leaf that is wanted as a Python number; a saved array stays an array. A new state may hold a
+    number where the trained one has an array. If the array became a Python number, later steps would compute in another dtype.
     """
-    if wanted.kind not in PYTHON_NUMBERS or saved.kind in PYTHON_NUMBERS:
-        return wanted
     if saved.kind not in _NUMBERS:
         return wanted
     kinds = {_family(saved.numpy_dtype), _family(wanted.numpy_dtype)}
@@ -322,77 +320,51 @@ def value_of(
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
         return placing.place_key(saved.shape, spec.dtype, target.sharding, keyed)
-    if spec.kind == "jax" and parts and spec.dtype == saved.dtype == saved.stored_dtype:
-        logical = parts  # stored, saved and wanted dtype are one: no conversion
-    elif spec.kind == "jax" and any(isinstance(part, jax.Array) for part in parts.values()):
-        logical = parts  # cast as it was read, into memory that XLA owns
-    else:
-        logical = _logical(saved, spec, parts, path, cast)
     if spec.kind == "jax":
-        dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
-        if saved.detail == "weak" and spec.dtype == saved.dtype and logical:
+        logical, dtype = parts, None
+        # as stored; or cast as it was read, into memory that XLA owns
+        as_read = spec.dtype == saved.dtype == saved.stored_dtype and parts
+        if not as_read and not any(isinstance(part, jax.Array) for part in parts.values()):
+            logical = _logical(saved, spec, parts, path, cast)
+        if not logical:
+            dtype = dtype_from_name(spec.dtype or saved.dtype)
+        elif saved.detail == "weak" and spec.dtype == saved.dtype:
             (part,) = logical.values()
             weak = placing.place_weak(part, target.sharding)
             if weak is not None:
                 return weak
         return placing.place(saved.shape, target.sharding, logical, dtype)
-    (array,) = logical.values()
+    (array,) = _logical(saved, spec, parts, path, cast).values()
     if saved.kind == "key":
         return array
-    if spec.kind == "numpy" == saved.kind and (spec.dtype, spec.detail) == (saved.dtype, ""):
-        spec = LeafSpec("numpy", spec.dtype, spec.shape, saved.detail)
-    return _host_value(array, spec)
+    if spec.kind == "numpy":
+        as_saved = saved.kind == "numpy" and (spec.dtype, spec.detail) == (saved.dtype, "")
+        big_endian = (saved if as_saved else spec).detail == ">"
+        return array.astype(array.dtype.newbyteorder(">")) if big_endian else array
+    return array[()] if spec.kind == "numpy_scalar" else from_host_array(array, spec)
 
 
 def _logical(
     saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path, cast: bool
 ) -> dict[Region, Array]:
     """The stored parts, converted to the saved dtype, or to that of the target if it has one."""
-    made: dict[Region, Array] = {}
-    lost: list[Array] = []
-    for region, part in parts.items():
-        made[region], beyond = _converted(as_logical(part, saved), saved, spec, cast)
-        lost += [beyond] if beyond.size else []
-    if lost:
-        raise _does_not_fit(saved, spec, lost, path, cast)
-    return made
-
-
-def _does_not_fit(
-    saved: LeafSpec, spec: LeafSpec, lost: list[Array], path: Path, cast: bool
-) -> StructureMismatch:
-    count, first = sum(beyond.size for beyond in lost), lost[0].flat[0]
-    shown = (
-        f"{saved}, of which {count:,} do not fit, such as {first}" if saved.shape else str(first)
-    )
-    advice = "A saved number does not fit the wanted dtype."
-    if saved.kind in _PYTHON_FLOATS and not cast:
-        advice += " cast=True rounds it, unless it is too large."
-    return StructureMismatch(
-        [Mismatch(format_path(path), "dtype", shown, str(spec))], advice=advice
-    )
-
-
-def _host_value(array: Array, spec: LeafSpec) -> Any:
-    if spec.kind == "numpy":
-        return array.astype(array.dtype.newbyteorder(">")) if spec.detail == ">" else array
-    if spec.kind == "numpy_scalar":
-        return array[()]
-    return from_host_array(array, spec)
-
-
-def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, cast: bool) -> tuple[Array, Array]:
-    """The array in the wanted dtype, and the values that are lost by that."""
+    made = {region: as_logical(part, saved) for region, part in parts.items()}
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":
-        return array, array.reshape(-1)[:0]
-    dtype = dtype_from_name(spec.dtype)
+        return made
+    dtype, lost = dtype_from_name(spec.dtype), list[Array]()
     number = saved.kind in _PYTHON_FLOATS
     # what jit makes of a Python float is weakly typed, and rounded: such a target asks for that
     rounds = not number or cast or spec.detail == "weak"
-    return converted(array, dtype, rounds=rounds, overflows=not number)
-
-
-def as_jax(array: Array, where: str) -> Any:
-    """A jax array from a host array; raises instead of narrowing 64-bit data to 32 bits."""
-    refuse_narrowing(array.dtype.name, where)
-    return jax.device_put(array)
+    for region, array in made.items():
+        made[region], beyond = converted(array, dtype, rounds=rounds, overflows=not number)
+        lost += [beyond] if beyond.size else []
+    if not lost:
+        return made
+    count, shown = sum(beyond.size for beyond in lost), str(lost[0].flat[0])
+    if saved.shape:
+        shown = f"{saved}, of which {count:,} do not fit, such as {shown}"
+    advice = "A saved number does not fit the wanted dtype."
+    if number and not cast:
+        advice += " cast=True rounds it, unless it is too large."
+    mismatch = Mismatch(format_path(path), "dtype", shown, str(spec))
+    raise StructureMismatch([mismatch], advice=advice)
