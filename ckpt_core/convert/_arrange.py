@@ -84,15 +84,16 @@ def _reading(source: Source) -> Callable[[Sequence[Slot]], Iterator[Array]]:
 
 
 def _put_together(slot: Slot, source: Source) -> Array:
-    """What a rule makes of arrays; one of them is in memory beside the result."""
+    """What a rule makes of arrays; one row of them is in memory beside the result."""
     recipe, slots = slot.place
-    view, stacked = recipe.view, slot.spec.shape[: len(recipe.sources[0].row)]
-    joined: Array = np.empty((*stacked, *view.tensor), slot.spec.numpy_dtype)
-    for part, values in zip(recipe.sources, source.read(slots), strict=True):
-        region, place = recipe.joins(part, values.shape)
-        joined[(*part.row, ...)][place] = values[(*region_slices(region), ...)]
-    axes = (*range(len(stacked)), *(len(stacked) + axis for axis in view.transpose))
-    return np.ascontiguousarray(joined.reshape((*stacked, *view.reshaped)).transpose(axes))
+    made: Array = np.empty(slot.spec.shape, slot.spec.numpy_dtype)
+    stacked, values = made.shape[: made.ndim - len(recipe.view.transpose)], source.read(slots)
+    for index, row in zip(itertools.product(*map(range, stacked)), recipe.rows, strict=True):
+        tensors = [next(values) for _ in row]
+        made[(*index, ...)] = recipe.row(
+            [one[(*region_slices(recipe.region(one.shape)), ...)] for one in tensors]
+        )
+    return made
 
 
 def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
@@ -124,7 +125,7 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
         name = str(path[0])
-        parts = [slots[part.leaf] for part in recipe.sources]
+        parts = [slots[leaf] for row in recipe.rows for leaf in row]
         if name in arrays and parts == [arrays[name][1]]:
             found.append(arrays[name])
         else:
