@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
@@ -31,19 +29,17 @@ from ckpt_core._load.targets import (
     PYTHON_NUMBERS,
     SavedLeaf,
     Target,
+    Wanted,
     check_room,
     is_deleted,
     kind_of_result,
     like_targets,
     plain_targets,
-    wanted_spec,
 )
 from ckpt_core._read import with_specs
-from ckpt_core._results import LeafInfo
 from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import (
-    FlatTree,
     Node,
     Path,
     code_and_constants,
@@ -52,15 +48,12 @@ from ckpt_core._tree import (
     importable_type,
     unflatten,
 )
-from ckpt_core._tree.abstract import Placeholders, as_abstract
+from ckpt_core._tree.abstract import Placeholders
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
 from ckpt_core.arguments import with_article
-
-_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
-"""Leaves of targets that are taken as they are, beside those of jax."""
 
 
 def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
@@ -136,29 +129,16 @@ def plan_item(
     expand = _adapters.expander(
         lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
     )
-    flat = flatten(like, expand=expand, keep=True)
-    return _plan_strict(item, flat, like, request, live, checkpoint.path)
+    wanted = Wanted.of(like, flatten(like, expand=expand, keep=True), live)
+    return _plan_strict(item, wanted, request, checkpoint.path)
 
 
-def _plan_strict(
-    item: SavedItem,
-    flat: FlatTree,
-    like: Any,
-    request: Request,
-    live: list[tuple[Any, bool]],
-    where: str,
-) -> ItemPlan:
-    """The plan for a target that the item must match, except for what the request allows. ``flat`` is ``like`` with live
-    objects replaced by their states. ``live`` has these, each with whether it may occur twice; ``where`` is for messages.
-    """
-    given, places = flat.leaves, None
-    ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
-    if any(not issubclass(cls, ordinary) for cls in set(map(type, given))):
-        flat, places = _as_asked(flat)
-    wanted = list(map(wanted_spec, flat.paths, flat.leaves))
+def _plan_strict(item: SavedItem, wanted: Wanted, request: Request, where: str) -> ItemPlan:
+    """The plan for a target that the item must match, except for what the request allows; ``where`` is for messages."""
+    like, flat, live = wanted.like, wanted.flat, wanted.live
     if request.name_rules is not None:
-        item = under_rules(where, item, request.name_rules, flat.paths, wanted)
-    found = _matched(item, flat, wanted, like, request, live, places)
+        item = under_rules(where, item, request.name_rules, flat.paths, wanted.specs)
+    found = _matched(item, wanted, request)
     at_once = not request.restores or request.options.atomic_restore
     set_parts = _adapters.setter_of_parts(like) if live and not at_once else None
     targets = dict[int, Target]()
@@ -167,11 +147,11 @@ def _plan_strict(
         for result, position in enumerate(found.source):
             if position is None or (saved := item.specs[position]).kind in TEXT_KINDS:
                 continue
-            spec = wanted[result] or saved
+            spec = wanted.specs[result] or saved
             if spec.kind in PYTHON_NUMBERS:
                 spec = kind_of_result(saved, spec)
             results.append(result)
-            entries.append((position, spec, flat.leaves[result]))
+            entries.append((position, spec, wanted.leaves[result]))
         made = like_targets(item, entries, request.sharding)
         targets = dict(zip(results, made, strict=True))
         if request.sharding is None and set_parts is None:  # else each frees an old array
@@ -181,7 +161,7 @@ def _plan_strict(
         item,
         functools.partial(unflatten, flat.root),
         found.source,
-        given,
+        flat.leaves,
         targets,
         found,
         flat.paths,
@@ -191,42 +171,35 @@ def _plan_strict(
     )
 
 
-def _matched(
-    item: SavedItem,
-    flat: FlatTree,
-    wanted: list[LeafSpec | None],
-    like: Any,
-    request: Request,
-    live: list[tuple[Any, bool]],
-    places: Placeholders | None,
-) -> Match:
+def _matched(item: SavedItem, wanted: Wanted, request: Request) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
     rules, left_alone = request.rules, frozenset[str]()
-    if live or not isinstance(item, NativeItem):  # else the paths are those of the target
-        item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
-    selected = None if request.only is None else _selection(request.only, item.name, like)
+    flat, places = wanted.flat, wanted.places
+    if wanted.live or not isinstance(item, NativeItem):  # else the paths are those of the target
+        item, rules, left_alone = under_wanted_paths(item, wanted, request)
+    selected = None if request.only is None else _selection(request.only, item.name, wanted.like)
     everything = selected is None
     if left_alone:
         selected = _less(selected, lambda path: format_path(path) in left_alone)
     loaded = selected
-    if places is not None and places.paths:
+    if places.paths:
         cover, rename = places.cover, rules.rename
         loaded = _less(selected, lambda path: cover(path) or cover(renamed_path(path, rename)))
     found = match(
         item.leaves,
-        list(zip(flat.paths, wanted, strict=True)),
+        list(zip(flat.paths, wanted.specs, strict=True)),
         rules,
         selected=loaded,
         item=item.name or None,
     )
-    if places is not None:
+    if places.paths and rules.missing != "keep":
         found.mismatches += _placeholders_for_nothing(places, item, rules)
     before, now = code_and_constants(item.root), code_and_constants(flat.root)
     if before != now or (now and rules.rename is not None):
         constants.compare(found, item, flat, rules, everything)
-    _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
-    if live and selected is not None and not found.mismatches:
-        _tell_of_abstract_rest(found, flat, item)
+    _refuse_abstract_kept(found, wanted, item, everything, selected)
+    if wanted.live and selected is not None and not found.mismatches:
+        _warn_of_abstract_rest(found, wanted, item)
     return found
 
 
@@ -318,19 +291,6 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     return selector(only, item=item)
 
 
-def _as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
-    """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and its placeholders. Leaves of ``inspect``
-    that are no jax arrays are wanted as they were saved.
-    """
-    leaves = [
-        SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
-        if isinstance(leaf, LeafInfo) and leaf.kind != "jax"
-        else as_abstract(leaf)
-        for leaf in flat.leaves
-    ]
-    return replace(flat, leaves=leaves), Placeholders(flat.paths, leaves)
-
-
 def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
     """The selection without the paths that are left out."""
 
@@ -343,9 +303,7 @@ def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
 def _placeholders_for_nothing(
     places: Placeholders, item: SavedItem, rules: MatchRules
 ) -> list[Mismatch]:
-    """A mismatch for each placeholder below which nothing was saved, unless that is allowed."""
-    if not places.paths or rules.missing == "keep":
-        return []
+    """A mismatch for each placeholder below which nothing was saved."""
     saved: set[tuple[str, ...]] = set()
     for path in item.paths:
         text = tuple(map(str, renamed_path(path, rules.rename)))
@@ -360,12 +318,7 @@ def _placeholders_for_nothing(
 
 
 def _refuse_abstract_kept(
-    found: Match,
-    flat: FlatTree,
-    wanted: Sequence[LeafSpec | None],
-    item: SavedItem,
-    everything: bool,
-    selected: Select | None,
+    found: Match, wanted: Wanted, item: SavedItem, everything: bool, selected: Select | None
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
     deleted arrays hold no value to keep. With ``only=`` (not ``everything``) abstract leaves may stay abstract, but not one
@@ -375,7 +328,8 @@ def _refuse_abstract_kept(
         entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"
     }
     without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
-    for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
+    leaves = zip(wanted.flat.paths, wanted.leaves, wanted.specs, found.source, strict=True)
+    for path, leaf, spec, source in leaves:
         if source is not None:
             continue
         chosen = selected is None or (spec is not None and selected(path, spec))
@@ -392,11 +346,11 @@ def _refuse_abstract_kept(
             found.mismatches[at] = replace(found.mismatches[at], wanted=now)
 
 
-def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> None:
+def _warn_of_abstract_rest(found: Match, wanted: Wanted, item: SavedItem) -> None:
     """Warns if ``only=`` leaves leaves of a live object abstract: it cannot compute with them."""
     rest = [
         format_path(path)
-        for path, leaf, source in zip(flat.paths, flat.leaves, found.source, strict=True)
+        for path, leaf, source in zip(wanted.flat.paths, wanted.leaves, found.source, strict=True)
         if source is None and isinstance(leaf, jax.ShapeDtypeStruct)
     ]
     if rest:

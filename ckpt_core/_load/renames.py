@@ -13,35 +13,37 @@ from ckpt_core._lazy import jax
 from ckpt_core._load.constants import NO_FUNCTION, nodes_in
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
+from ckpt_core._load.targets import Wanted
 from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
-from ckpt_core._tree import FlatTree, Path, flatten, format_path, stored_paths
+from ckpt_core._tree import Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
 
 
 def under_wanted_paths(
-    item: SavedItem, flat: FlatTree, like: Any, request: Request, live: Sequence[tuple[Any, bool]]
+    item: SavedItem, wanted: Wanted, request: Request
 ) -> tuple[SavedItem, MatchRules, Set[str]]:
     """The item, the rules by which its paths become those of a target, and wanted paths that stay as they are. The paths are
     renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by what the adapter knows of
-    names that have changed. The tensors of a file get the paths that fit their names. ``live`` has the target's live objects,
-    each with whether it may occur twice.
+    names that have changed. The tensors of a file get the paths that fit their names.
     """
     rules, left_alone = request.rules, frozenset[str]()
     if isinstance(item, ExtentItem):
         names = renamed_names(item, rules.rename, request.renames)
-        paths = _paths_of_names(names, flat.paths)
+        paths = _paths_of_names(names, wanted.flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
-    elif request.renames and (known := _adapter_of_renames(live)) is not None:
+    elif request.renames and (known := _adapter_of_renames(wanted.live)) is not None:
         renamed: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
         rules = replace(rules, rename=lambda path: renamed.get(path, path))
     if isinstance(item, OrbaxItem):
         rules = replace(rules, loose_keys=True)
-        rules = _then(rules, _names_of_orbax(item, like, rules.rename))
-    adapter: Any = _adapters.adapter_for(like)
+        rules = _then(rules, _names_of_orbax(item, wanted.like, rules.rename))
+    adapter: Any = _adapters.adapter_for(wanted.like)
     if isinstance(adapter, _adapters.verbs.Aligns):
         now = rules.rename or (lambda path: path)
         saved = {now(format_path(path)): spec for path, spec in item.leaves}
-        moved, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
+        moved, left_alone = adapter.align(
+            wanted.like, saved, ordered=not isinstance(item, OrbaxItem)
+        )
         rules = _then(rules, moved)
     return item, rules, left_alone
 

@@ -14,8 +14,10 @@ from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, Unsu
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
 from ckpt_core._load.request import Request
+from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
-from ckpt_core._tree import Path, format_path
+from ckpt_core._tree import FlatTree, Path, format_path
+from ckpt_core._tree.abstract import Placeholders, as_abstract
 from ckpt_core._tree.casts import casts_at_once, converted
 from ckpt_core._tree.leaves import LeafSpec, as_logical, describe, dtype_from_name, from_host_array
 from ckpt_core.arguments import an, with_article
@@ -49,7 +51,38 @@ class SavedLeaf:
         self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
 
 
-def wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
+_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
+"""Leaves of targets that are taken as they are, beside those of jax."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The target of one item, as leaves."""
+
+    like: Any  # what the caller passed; of a load the copy of a live object
+    flat: FlatTree  # with the states of live objects in their places
+    live: Sequence[tuple[Any, bool]]  # these, with whether one may stand there twice
+    leaves: Sequence[Any]  # with a ``jax.ShapeDtypeStruct`` for any description of an array
+    specs: Sequence[LeafSpec | None]  # what each asks for; None for one as it was saved
+    places: Placeholders
+
+    @classmethod
+    def of(cls, like: Any, flat: FlatTree, live: Sequence[tuple[Any, bool]]) -> Wanted:
+        """Leaves of ``inspect`` that are no jax arrays are wanted as they were saved."""
+        leaves, places = flat.leaves, Placeholders((), ())
+        ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
+        if any(not issubclass(kind, ordinary) for kind in set(map(type, leaves))):
+            leaves = [
+                SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
+                if isinstance(leaf, LeafInfo) and leaf.kind != "jax"
+                else as_abstract(leaf)
+                for leaf in leaves
+            ]
+            places = Placeholders(flat.paths, leaves)
+        return cls(like, flat, live, leaves, list(map(_wanted_spec, flat.paths, leaves)), places)
+
+
+def _wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
     """Kind, dtype and shape that a leaf of a target asks for; None for one that is wanted as it was saved. Raises UnsupportedLeaf
     if it is traced, or of a type that no checkpoint can hold.
     """
