@@ -182,7 +182,7 @@ def _matched(item: SavedItem, wanted: Wanted, request: Request) -> Match:
     if left_alone:
         selected = _less(selected, lambda path: format_path(path) in left_alone)
     loaded = selected
-    if places.paths:
+    if places is not None and places.paths:
         cover, rename = places.cover, rules.rename
         loaded = _less(selected, lambda path: cover(path) or cover(renamed_path(path, rename)))
     found = match(
@@ -192,7 +192,7 @@ def _matched(item: SavedItem, wanted: Wanted, request: Request) -> Match:
         selected=loaded,
         item=item.name or None,
     )
-    if places.paths and rules.missing != "keep":
+    if places is not None and rules.missing != "keep":
         found.mismatches += _placeholders_for_nothing(places, item, rules)
     before, now = code_and_constants(item.root), code_and_constants(flat.root)
     if before != now or (now and rules.rename is not None):

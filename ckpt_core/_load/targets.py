@@ -64,12 +64,12 @@ class Wanted:
     live: Sequence[tuple[Any, bool]]  # these, with whether one may stand there twice
     leaves: Sequence[Any]  # with a ``jax.ShapeDtypeStruct`` for any description of an array
     specs: Sequence[LeafSpec | None]  # what each asks for; None for one as it was saved
-    places: Placeholders
+    places: Placeholders | None  # that hold ``...``
 
     @classmethod
     def of(cls, like: Any, flat: FlatTree, live: Sequence[tuple[Any, bool]]) -> Wanted:
         """Leaves of ``inspect`` that are no jax arrays are wanted as they were saved."""
-        leaves, places = flat.leaves, Placeholders((), ())
+        leaves, places = flat.leaves, None
         ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
         if any(not issubclass(kind, ordinary) for kind in set(map(type, leaves))):
             leaves = [
