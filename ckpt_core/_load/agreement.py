@@ -134,28 +134,19 @@ class Identity(NamedTuple):
 
 
 def _judged(texts: list[str]) -> str:
-    """On process 0, from what all load: whether any sets live objects; raises as ``_refuse_different`` does."""
-    same = [Identity(*json.loads(one)) for one in texts]
-    if _is_one_path(same) and len({one.found for one in same}) > 1:
-        raise replaced(same[0].path)  # one opened the old one, the other the new one
-    _refuse_different(same)
-    return _SETS if any(one.sets for one in same) else ""
-
-
-def _is_one_path(same: Sequence[Identity]) -> bool:
-    """Whether all opened one path; between two renames, the old checkpoint has a hidden name beside it."""
-    places = [one.path.rpartition("/") for one in same]
-    shown = {name for _, _, name in places if not name.startswith(".ckpt-")}
-    return len(shown) <= 1 and len({folder for folder, _, _ in places}) == 1
-
-
-def _refuse_different(identities: Sequence[Identity]) -> None:
-    """Raises CheckpointError on process 0, before any proceeds, if processes load different checkpoints or leaves: a global
-    array would be made of shards of different arrays. All must name the same leaves with the same dtypes and shardings, or at
-    least those that others share; what a process places on its own devices alone is its own.
+    """On process 0, before any proceeds, from what all load: whether any sets live objects. Raises CheckpointError if they load
+    different checkpoints or leaves: a global array would be made of shards of different arrays. All must name the same leaves
+    with the same dtypes and shardings, or at least those that others share; what a process places on its own devices alone is
+    its own.
     """
-    indexed = [*enumerate(identities)]
-    same = [(index, one) for index, one in indexed if one.attempt]
+    all_of = [Identity(*json.loads(one)) for one in texts]
+    places = [one.path.rpartition("/") for one in all_of]
+    # between two renames, the old checkpoint has a hidden name beside it
+    shown = {name for _, _, name in places if not name.startswith(".ckpt-")}
+    one_path = len(shown) <= 1 and len({folder for folder, _, _ in places}) == 1
+    if one_path and len({one.found for one in all_of}) > 1:
+        raise replaced(all_of[0].path)  # one opened the old one, the other the new one
+    same = [(index, one) for index, one in enumerate(all_of) if one.attempt]
     for index, one in same[1:]:
         first, other = same[0]
         if one.attempt != other.attempt:
@@ -163,18 +154,15 @@ def _refuse_different(identities: Sequence[Identity]) -> None:
                 f"process {first} loads {other.path} and process {index} {one.path}, which are different "
                 "checkpoints: all processes must load the same step of one directory"
             )
-    runs = sorted({(first, last) for _, one in indexed for first, last in one.on})
-    named, end = set[int](), 0
-    for first, last in runs:
-        named.update(range(max(first, end), last + 1))
-        end = max(end, last + 1)
-    sharing = [(index, one) for index, one in indexed if one.on or index in named]
-    if len({one.beyond for _, one in sharing}) > 1 and len({o.everything for _, o in sharing}) > 1:
+    runs = {(first, last) for one in all_of for first, last in one.on}
+    named = {index for first, last in runs for index in range(first, last + 1)}
+    sharing = [(index, one) for index, one in enumerate(all_of) if one.on or index in named]
+    if len({one.beyond for _, one in sharing}) > 1:
         first, other = sharing[0]
-        index, one = next(
-            (index, one) for index, one in sharing if one.everything != other.everything
-        )
-        raise NotTogether(
-            f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
-            f"process {first}: all processes must load the same"
-        )
+        for index, one in sharing:
+            if one.everything != other.everything:
+                raise NotTogether(
+                    f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
+                    f"process {first}: all processes must load the same"
+                )
+    return _SETS if any(one.sets for one in all_of) else ""
