@@ -158,9 +158,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     wanted = detached(like)
     request = request_from("load_async", wanted, arguments)
     options, together = replace(request.options, broadcast=False), None
-    if (
-        not request.as_numpy
-    ):  # taken on the caller's thread: background threads would begin rounds in any order
+    if not request.as_numpy:  # here: background threads would begin rounds in any order
         together = this_run().round("load", options.timeout_secs)
     request = replace(request, together=together, options=options, abandoned=nobody_is_left)
     pending = PendingLoad(

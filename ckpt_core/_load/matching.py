@@ -17,7 +17,6 @@ from ckpt_core._load import constants
 from ckpt_core._load.derived import under_rules
 from ckpt_core._load.non_tree import (
     as_json,
-    as_numpy_state,
     plan_non_tree,
     refuse_other_form,
     wants_plain_values,
@@ -107,7 +106,9 @@ def plan_item(
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
         tree = with_specs(checkpoint, tree, context)
-        return _plan_as_saved(tree, replace(request, dtype="")).then(as_numpy_state)
+        plan = _plan_as_saved(tree, replace(request, dtype=""))
+        # the tuple or dict that numpy's ``set_state`` takes
+        return plan.then(lambda value: value if isinstance(value, dict) else tuple(value))
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf

@@ -58,11 +58,13 @@ def plan_non_tree(
 
         return ItemPlan(saved, make, live=[(like, False)], is_pipeline=True)
     if saved.form == "files":
-        return ItemPlan(saved, constant(saved_files(checkpoint, saved)))
-    if saved.form == "json":
-        return ItemPlan(saved, constant(json_value(checkpoint, saved)))
-    assert isinstance(saved, OrbaxItem)  # ckpt itself writes none of the other forms
-    return ItemPlan(saved, constant(_special_value(checkpoint, saved, context)))
+        value = saved_files(checkpoint, saved)
+    elif not isinstance(saved, OrbaxItem):  # ckpt itself writes no other form than this
+        value = parse_json(checkpoint.read_file(saved.file("data.json")), saved.file("data.json"))
+    else:
+        special = saved.form in ("array", "jax_key")
+        value = _special_value(checkpoint, saved, context) if special else saved.value
+    return ItemPlan(saved, constant(value))
 
 
 _PLAIN_LEAVES = frozenset({"int", "bigint", "float", "bool", "str"})
@@ -98,19 +100,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: as_json(part) for key, part in value.items()}
     return list(map(as_json, value)) if isinstance(value, list | tuple) else value
-
-
-def as_numpy_state(value: Any) -> Any:
-    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
-    return value if isinstance(value, dict) else tuple(value)
-
-
-def json_value(checkpoint: Checkpoint, saved: SavedItem) -> Any:
-    """The value of an item that is plain JSON."""
-    if isinstance(saved, OrbaxItem):
-        return saved.value
-    file = saved.file("data.json")
-    return parse_json(checkpoint.read_file(file), file)
 
 
 def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:

@@ -31,9 +31,7 @@ class ItemPlan:
     targets: dict[int, Target] = field(default_factory=dict[int, Target])  # of arrays that are read
     match: Match | None = None  # for the report; None without a target
     paths: Sequence[Path] = ()  # of the target's leaves, for patterns; empty without a target
-    live: Sequence[
-        tuple[Any, bool]
-    ] = ()  # objects in the target, with whether one may stand there twice
+    live: Sequence[tuple[Any, bool]] = ()  # objects in the target, as in ``Wanted``
     is_pipeline: bool = False  # set first and without leaves, so that it prefetches
     # Of one object that can be set in parts: sets values by path, and returns the arrays that it then holds.
     set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None = None

@@ -35,9 +35,7 @@ class Target:
     regions: list[Region]  # of the stored array, which this process reads
     # To which readers cast block by block, to save memory; None if they must not.
     dtype: np.dtype[Any] | None
-    may_map: (
-        bool  # whether the result may be a mapped file: a jax array must share no memory with one
-    )
+    may_map: bool  # the result may be a mapped file: a jax array must share no memory with one
 
 
 class SavedLeaf:
