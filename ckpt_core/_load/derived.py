@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -135,7 +136,8 @@ def _made(
             cut = [joined] * len(cut)  # they do not fit: reported as a difference of shapes
     made: list[_Made] = []
     begin = 0
-    rows = tuple(tuple(position[name] for name in row) for row in bound.sources)
+    tensors = [tuple(position[name] for name in row) for row in bound.sources]
+    rows = tuple(zip(itertools.product(*map(range, bound.counts)), tensors, strict=True))
     for path, view, shape in zip(bound.results, views, cut, strict=True):
         if view is None or view.tensor != shape:
             view = unchanged(shape)

@@ -222,6 +222,7 @@ def like_targets(
     named = (one for one in asked if isinstance(one, jax.sharding.NamedSharding))
     mesh = next((one.mesh for one in named if one.mesh.size > 1), None)
     targets: list[Target] = []
+    known: dict[Any, Target] = {}  # many leaves are alike
     for (position, spec, leaf), own in zip(wanted, asked, strict=True):
         chosen = own
         if spec.kind not in ("jax", "key"):
@@ -230,7 +231,10 @@ def like_targets(
             chosen = _chosen(item, position, sharding)
         elif own is None and not isinstance(leaf, jax.Array):
             chosen = _saved_sharding(item, position, mesh)
-        targets.append(_target(item, position, spec, chosen, False))
+        key = item.specs[position], spec, chosen
+        if key not in known:
+            known[key] = _target(item, position, spec, chosen, False)
+        targets.append(known[key])
     return targets
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 
 from ckpt_core._layout.regions import Region, region_shape
@@ -30,23 +29,19 @@ class DerivedReader:
         renamed: dict[int, Want] = {}  # by number in the batch
         for number, want in enumerate(batch):
             recipe = item.recipes[want.leaf]
-            tensor = recipe.rows[0][0]
+            ((_, (tensor, *_)), *_) = recipe.rows
             if recipe == Recipe.of(tensor, item.base.specs[tensor].shape):
                 renamed[number] = want._replace(leaf=tensor)
                 continue
-            spec = item.specs[want.leaf]
-            found[number] = buffers(want, spec.numpy_dtype)
-            stacked = spec.shape[: len(spec.shape) - len(recipe.view.transpose)]
-            jobs += self._rows(recipe, stacked, found[number])
+            found[number] = buffers(want, item.specs[want.leaf].numpy_dtype)
+            jobs += self._rows(recipe, found[number])
         read, more = self._reader.plan([*renamed.values()])
         found |= zip(renamed, (parts for _, parts in read), strict=True)
         return [(want, found[number]) for number, want in enumerate(batch)], jobs + more
 
-    def _rows(
-        self, recipe: Recipe, stacked: tuple[int, ...], parts: dict[Region, Array]
-    ) -> Iterator[Job]:
+    def _rows(self, recipe: Recipe, parts: dict[Region, Array]) -> Iterator[Job]:
         """A job for each row of the stacked dimensions of which some region holds a part."""
-        for index, row in zip(itertools.product(*map(range, stacked)), recipe.rows, strict=True):
+        for index, row in recipe.rows:
             takers: list[Share] = []
             for region, buffer in parts.items():
                 leading = list(zip(index, region, strict=False))

@@ -99,7 +99,8 @@ class ExtentItem(SavedItem):
 class Recipe(NamedTuple):
     """How a leaf is made: the tensors of a row are joined along an axis, and seen by a view; rows are stacked."""
 
-    rows: tuple[tuple[int, ...], ...]  # positions of tensors, for each index of stacked dimensions
+    # Positions of tensors, by index in the stacked dimensions.
+    rows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     axis: int
     # Of a leaf that is split off its only tensor, the part along the axis; None: all of each.
     part: tuple[int, int] | None
@@ -108,7 +109,7 @@ class Recipe(NamedTuple):
     @classmethod
     def of(cls, leaf: int, shape: tuple[int, ...]) -> Recipe:
         """That of a leaf which is one tensor as it is."""
-        return cls(((leaf,),), 0, None, unchanged(shape))
+        return cls((((), (leaf,)),), 0, None, unchanged(shape))
 
     def region(self, shape: tuple[int, ...]) -> Region:
         """What the leaf takes of a tensor of this shape."""

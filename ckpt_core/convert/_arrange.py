@@ -87,8 +87,8 @@ def _put_together(slot: Slot, source: Source) -> Array:
     """What a rule makes of arrays; one row of them is in memory beside the result."""
     recipe, slots = slot.place
     made: Array = np.empty(slot.spec.shape, slot.spec.numpy_dtype)
-    stacked, values = made.shape[: made.ndim - len(recipe.view.transpose)], source.read(slots)
-    for index, row in zip(itertools.product(*map(range, stacked)), recipe.rows, strict=True):
+    values = source.read(slots)
+    for index, row in recipe.rows:
         tensors = [next(values) for _ in row]
         made[(*index, ...)] = recipe.row(
             [one[(*region_slices(recipe.region(one.shape)), ...)] for one in tensors]
@@ -125,7 +125,7 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
         name = str(path[0])
-        parts = [slots[leaf] for row in recipe.rows for leaf in row]
+        parts = [slots[leaf] for _, row in recipe.rows for leaf in row]
         if name in arrays and parts == [arrays[name][1]]:
             found.append(arrays[name])
         else:
