@@ -76,7 +76,7 @@ _Nodes = Mapping[Path, tuple[Path, Node]]
 """Path and node of all in a structure but its leaves, by the path (after renaming) at which both sides are compared."""
 
 
-def _by_place(root: Node, rules: MatchRules, saved: bool) -> _Nodes:
+def _nodes_of(root: Node, rules: MatchRules, saved: bool) -> _Nodes:
     """Saved paths are renamed; keys become text if the rules say so."""
     as_text, found = rules.loose_keys or rules.rename is not None, dict[Path, tuple[Path, Node]]()
     for path, node in nodes_in(root):
@@ -92,7 +92,7 @@ def compare(
     nowhere, as in a live object, and a text, which is often a name, are a warning. If not ``everything`` is
     restored, only containers count that are restored whole.
     """
-    before, now = _by_place(item.root, rules, True), _by_place(flat.root, rules, False)
+    before, now = _nodes_of(item.root, rules, True), _nodes_of(flat.root, rules, False)
     if everything and rules.unexpected == "error":
         known = {entry.path for entry in found.mismatches}
         found.mismatches += [
@@ -111,24 +111,13 @@ def compare(
     for place, (path, node) in now.items():
         if not node.static or place not in before or path in parts:
             continue
-        old, new = compared_values(before[place][1].static), compared_values(node.static)
-        if not old:
-            continue
-        old, new = _by_places(old, new), _by_places(new, old)
-        fields = {name.partition("/")[0] for name in old} & {name.partition("/")[0] for name in new}
-        moved = _are_permuted(old, new)
-        names = (*new, *old) if node.kind == "custom" else filter(old.__contains__, new)
-        for name in dict.fromkeys(names):
-            one, other = old.get(name, _ABSENT), new.get(name, _ABSENT)
-            how = _differs(one, other) if name.partition("/")[0] in fields else ""
-            if how and name not in old and not name.rpartition("/")[2].isdigit():
-                how = "text" if name.partition("/")[0] not in old else how  # a new setting
-            if how:
-                where = "/".join([*([format_path(path)] if path else []), name])
-                both = _shown(one), _shown(other)
-                mismatch = Mismatch(where, "static", *both, None, item.name or None)
-                grave = (how == "value" or moved) and node.kind == "custom"
-                (found.mismatches if grave else others).append(mismatch)
+        custom = node.kind == "custom"
+        for name, one, other, is_grave in _values(before[place][1].static, node.static, custom):
+            where = "/".join([*([format_path(path)] if path else []), name])
+            mismatch = Mismatch(
+                where, "static", _shown(one), _shown(other), None, item.name or None
+            )
+            (found.mismatches if is_grave and custom else others).append(mismatch)
     if others and not found.mismatches:
         _warn(others)
 
@@ -229,6 +218,26 @@ def wraps_any(root: Node) -> bool:
 def _name(node: Node) -> str:
     """The function that a node is or wraps; empty if there is none."""
     return node.type_name if node.kind == "code" else static_function(node.static)
+
+
+def _values(saved: str, wanted: str, custom: bool) -> Iterator[tuple[str, Any, Any, bool]]:
+    """Name, saved and wanted value, and whether it changes what is computed, of each that differs in a field of both sides."""
+    before, now = compared_values(saved), compared_values(wanted)
+    if not before:
+        return
+    before, now = _by_places(before, now), _by_places(now, before)
+    fields = [{name.partition("/")[0] for name in side} for side in (before, now)]
+    moved = _are_permuted(before, now)
+    names = (*now, *before) if custom else filter(before.__contains__, now)
+    for name in dict.fromkeys(names):
+        one, other = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        field = name.partition("/")[0]
+        how = _differs(one, other) if all(field in side for side in fields) else ""
+        is_new = name not in before and not name.rpartition("/")[2].isdigit()
+        if how and is_new and field not in before:
+            how = "text"
+        if how:
+            yield name, one, other, how == "value" or moved
 
 
 def _differs(one: Any, other: Any) -> str:
