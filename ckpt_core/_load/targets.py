@@ -288,8 +288,19 @@ def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]]) -> No
         for position, target, leaf in placed
         if target.sharding is None and target.spec.kind in ("jax", "key")
     ]
-    if unplaced and jax.process_count() > 1:
-        _refuse_nowhere(item, [at for at, _, leaf in unplaced if not isinstance(leaf, jax.Array)])
+    several = bool(unplaced) and jax.process_count() > 1
+    for position, _, leaf in unplaced if several else ():
+        described = item.shardings[position]
+        if described is None or isinstance(leaf, jax.Array):
+            continue
+        where = format_path(item.paths[position])
+        kind = described.get("sharding_type")
+        on = described.get("device_str") or (described.get("device_mesh") or {}).get("mesh")
+        raise CheckpointError(
+            f"item {item.name!r}: several processes run and the saved sharding does not fit their devices: "
+            f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
+            "or load with sharding= or as_numpy=True"
+        )
     free = placing.free_bytes()
     needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
@@ -298,21 +309,6 @@ def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]]) -> No
             "default device: spread them by a target with shardings or load with sharding=, or keep them on "
             "the host with as_numpy=True"
         )
-
-
-def _refuse_nowhere(item: SavedItem, positions: Sequence[int]) -> None:
-    """Raises CheckpointError for a leaf that was saved with a sharding, which these devices do not allow."""
-    for position in positions:
-        described = item.shardings[position]
-        if described is not None:
-            where = format_path(item.paths[position])
-            kind = described.get("sharding_type")
-            on = described.get("device_str") or (described.get("device_mesh") or {}).get("mesh")
-            raise CheckpointError(
-                f"item {item.name!r}: several processes run and the saved sharding does not fit their devices: "
-                f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
-                "or load with sharding= or as_numpy=True"
-            )
 
 
 def _dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:

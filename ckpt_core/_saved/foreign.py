@@ -46,7 +46,9 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
     if location.local:
         if kind_at(location.path) != "file":
             return None
-    elif folder.endswith(":/") or not _exists(inside, name):  # a bucket's name alone is no file
+    elif folder.endswith(":/"):  # a bucket's name alone is no file
+        return None
+    elif not StoreFiles(inside, new_context()).read(name, 0, np.empty(1, np.uint8)):
         return None
     return _opened(location.path, inside, backend, name)
 
@@ -57,11 +59,6 @@ def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
     """
     name = _chosen(_names_in(location), location.path)
     return None if name is None else _opened(location.path, location, backend, name)
-
-
-def _exists(folder: Location, name: str) -> bool:
-    files = StoreFiles(folder, new_context())
-    return files.read(name, 0, np.empty(1, np.uint8)) == 1
 
 
 def _names_in(folder: Location) -> list[str]:
