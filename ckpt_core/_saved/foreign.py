@@ -44,13 +44,12 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
     folder, _, name = location.path.rpartition("/")
     inside = replace(location, path=folder)
     if location.local:
-        if kind_at(location.path) != "file":
-            return None
-    elif folder.endswith(":/"):  # a bucket's name alone is no file
-        return None
-    elif not StoreFiles(inside, new_context()).read(name, 0, np.empty(1, np.uint8)):
-        return None
-    return _opened(location.path, inside, backend, name)
+        there = kind_at(location.path) == "file"
+    else:  # a bucket's name alone is no file
+        byte, there = np.empty(1, np.uint8), False
+        if not folder.endswith(":/"):
+            there = StoreFiles(inside, new_context()).read(name, 0, byte) == 1
+    return _opened(location.path, inside, backend, name) if there else None
 
 
 def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
