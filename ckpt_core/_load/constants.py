@@ -1,5 +1,5 @@
-"""What is recorded and is no state, but changes what is computed: functions, of which only the names are recorded (Equinox modules
-contain activation functions), static values, and settings of jax. The target supplies them.
+"""What is recorded and is no state, but changes what is computed: the names of functions (Equinox modules contain activation
+functions), static values, and settings of jax. The target supplies them.
 """
 
 from __future__ import annotations
