@@ -8,15 +8,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
-from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Opening, run
+from ckpt_core._load.matching import detached
 from ckpt_core._load.plans import report_of
-from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules
+from ckpt_core._load.request import NO_STATE, NOT_SAVED, How, Only, Rename, Request, Rules
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
@@ -29,33 +29,17 @@ Like = TypeVar("Like")
 Key = TypeVar("Key")
 
 
-class _How(TypedDict, total=False):
-    """The arguments of ``load`` by name, for type checkers."""
-
-    item: str | None
-    only: Only
-    rename: Rename
-    rules: Rules
-    sharding: Any
-    as_numpy: bool
-    cast: Any
-    missing: str
-    unexpected: str
-    static: str
-    options: Options | None
-
-
 _Path = str | os.PathLike[str]
 
 
 @overload
-def load(path: _Path, like: None = None, /, **how: Unpack[_How]) -> Any: ...
+def load(path: _Path, like: None = None, /, **how: Unpack[How]) -> Any: ...
 @overload
-def load(path: _Path, like: dict[Key, Any], /, **how: Unpack[_How]) -> dict[Key, Any]: ...
+def load(path: _Path, like: dict[Key, Any], /, **how: Unpack[How]) -> dict[Key, Any]: ...
 @overload
-def load(path: _Path, like: list[Any], /, **how: Unpack[_How]) -> list[Any]: ...
+def load(path: _Path, like: list[Any], /, **how: Unpack[How]) -> list[Any]: ...
 @overload
-def load(path: _Path, like: Like, /, **how: Unpack[_How]) -> Like: ...
+def load(path: _Path, like: Like, /, **how: Unpack[How]) -> Like: ...
 def load(
     path: str | os.PathLike[str],
     like: Any = None,
@@ -174,9 +158,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     wanted = detached(like)
     request = request_from("load_async", wanted, arguments)
     options, together = replace(request.options, broadcast=False), None
-    if (
-        not request.as_numpy
-    ):  # taken on the caller's thread: background threads would begin rounds in any order
+    if not request.as_numpy:  # here: background threads would begin rounds in any order
         together = this_run().round("load", options.timeout_secs)
     request = replace(request, together=together, options=options, abandoned=nobody_is_left)
     pending = PendingLoad(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ckpt_core._devices.shardings import where_text
@@ -20,8 +20,8 @@ _SETS = "sets"
 
 
 class LoadAgreement:
-    """The agreements of one load between several processes. The load is a block of it: if the block fails, the other processes get
-    the error where they wait next. Processes agree once after reading. A restore without ``atomic_restore`` also agrees after
+    """The agreements of one load between several processes. The load is a block of it: if the block fails, the others get the
+    error where they wait next. Processes agree once after reading. A restore without ``atomic_restore`` also agrees after
     planning, so that none changes an object while another cannot match the checkpoint. So does a load that sends arrays between
     processes: who makes another call would never join a collective. If any process sets live objects, they agree last that all
     have: else one would train from a step that another did not get.
@@ -34,8 +34,8 @@ class LoadAgreement:
         self._plans_first = call == "restore" or options.broadcast
         call = f"{call} with broadcast" if options.broadcast else call
         self._round = request.together or processes.round(call, options.timeout_secs)
-        self._broadcast = options.broadcast
-        self._alike = step is not None  # as for ``identity_of``
+        self._options = options
+        self._alike = step is not None  # all load this checkpoint, even if no array lies on several
         self._identity = ""
         self._sets = False  # whether any process sets live objects; known after the first agreement
         self._waits = False  # whether the others wait for this process once more
@@ -56,13 +56,13 @@ class LoadAgreement:
 
     def planned(self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]) -> Reading:
         """Waits, if need be, until all processes have planned; returns the function that reads leaves."""
-        sets = any(plan.live for plan in plans)
-        self._identity = identity_of(checkpoint.path, checkpoint.attempt, plans, self._alike, sets)
+        self._identity = self._identity_of(checkpoint, plans)
         if self._plans_first:
             self._sets = self._agree(self._identity, _judged) == _SETS
-        if not self._broadcast:
+        if not self._options.broadcast:
             return read_leaves
-        return functools.partial(read_and_send, self._agree, self._round.processes.index)
+        process = self._round.processes.index
+        return functools.partial(read_and_send, lambda: self._agree("", lambda _: ""), process)
 
     def read(self, sets_objects: bool) -> None:
         """Waits until all processes have read; if any then ``sets_objects``, the rest of the block is waited for, too."""
@@ -76,14 +76,49 @@ class LoadAgreement:
         self._waits = True
         return answer
 
-
-def _judged(texts: list[str]) -> str:
-    """On process 0, from what all load: whether any sets live objects; raises as ``_refuse_different`` does."""
-    same = [Identity(*json.loads(one)) for one in texts]
-    if _is_one_path(same) and len({one.found for one in same}) > 1:
-        raise replaced(same[0].path)  # one opened the old one, the other the new one
-    _refuse_different(same)
-    return _SETS if any(one.sets for one in same) else ""
+    def _identity_of(self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]) -> str:
+        """What this process loads, for process 0. With broadcast every leaf counts as one that others share, and the size of the
+        rounds in which leaves are sent; of what lies on one process alone only that it is loaded.
+        """
+        in_rounds = self._options.max_host_bytes if self._options.broadcast else 0
+        everything, beyond = (hashlib.sha256(str(in_rounds).encode()) for _ in range(2))
+        on = set[int]()
+        known: dict[Any, tuple[str, set[int]]] = {}  # a sharding may have 100,000 devices
+        for plan in plans:
+            for result, target in plan.targets.items():
+                sharding: Any = target.sharding
+                if sharding is None and not in_rounds:
+                    continue
+                key = sharding, target.spec.shape
+                if key not in known:
+                    known[key] = "", set()
+                    if sharding is not None:
+                        holders = {device.process_index for device in sharding.device_set}
+                        text = where_text(sharding, True, target.spec.shape, own=False)
+                        known[key] = text, holders
+                where, holders = known[key]
+                leaf = plan.item.name, plan.positions[result], target.spec.dtype
+                everything.update(repr((*leaf, where)).encode(errors="surrogatepass"))
+                if holders - {self._round.processes.index}:
+                    on |= holders
+                elif not in_rounds:
+                    continue
+                shown = "" if in_rounds and len(holders) < 2 else where
+                beyond.update(repr((*leaf, shown)).encode(errors="surrogatepass"))
+        sent = checkpoint.attempt if self._alike or on else ""
+        if in_rounds:
+            on.update(range(self._round.processes.count))
+        return json.dumps(
+            Identity(
+                checkpoint.path,
+                sent,
+                everything.hexdigest(),
+                beyond.hexdigest(),
+                runs_of(sorted(on)),
+                any(plan.live for plan in plans),
+                checkpoint.attempt,
+            )
+        )
 
 
 class Identity(NamedTuple):
@@ -94,54 +129,24 @@ class Identity(NamedTuple):
     everything: str  # digest of all leaves that have a sharding, with their dtypes and shardings
     beyond: str  # the same of those that lie on other processes, too, or on others alone
     on: Sequence[Sequence[int]]  # processes that hold these, as runs, so that messages stay short
-    sets: bool = False  # live objects
-    found: str = ""  # token of the save, never left out
+    sets: bool  # live objects
+    found: str  # token of the save, never left out
 
 
-def identity_of(
-    path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool, sets: bool = False
-) -> str:
-    """The ``Identity`` of this process as text, for process 0. With ``alike`` all must load this checkpoint, even if no array
-    lies on several processes: a step of a Checkpointer.
+def _judged(texts: list[str]) -> str:
+    """On process 0, before any proceeds, from what all load: whether any sets live objects. Raises CheckpointError if they load
+    different checkpoints or leaves: a global array would be made of shards of different arrays. All must name the same leaves
+    with the same dtypes and shardings, or at least those that others share; what a process places on its own devices alone is
+    its own.
     """
-    everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()
-    known: dict[Any, tuple[str, bool]] = {}  # a sharding may have 100,000 devices
-    for plan in plans:
-        for result, target in plan.targets.items():
-            sharding: Any = target.sharding
-            if sharding is None:
-                continue
-            key = sharding, target.spec.shape
-            if key not in known:
-                text = where_text(sharding, True, target.spec.shape, own=False)
-                known[key] = text, sharding.is_fully_addressable
-                if not sharding.is_fully_addressable:
-                    on |= {device.process_index for device in sharding.device_set}
-            where, is_own = known[key]
-            leaf = (plan.item.name, plan.positions[result], target.spec.dtype, where)
-            data = repr(leaf).encode(errors="surrogatepass")
-            everything.update(data)
-            if not is_own:
-                beyond.update(data)
-    sent = attempt if alike or on else ""
-    digests = everything.hexdigest(), beyond.hexdigest()
-    return json.dumps([path, sent, *digests, runs_of(sorted(on)), sets, attempt])
-
-
-def _is_one_path(same: Sequence[Identity]) -> bool:
-    """Whether all opened one path; between two renames, the old checkpoint has a hidden name beside it."""
-    places = [one.path.rpartition("/") for one in same]
+    all_of = [Identity(*json.loads(one)) for one in texts]
+    places = [one.path.rpartition("/") for one in all_of]
+    # between two renames, the old checkpoint has a hidden name beside it
     shown = {name for _, _, name in places if not name.startswith(".ckpt-")}
-    return len(shown) <= 1 and len({folder for folder, _, _ in places}) == 1
-
-
-def _refuse_different(identities: Sequence[Identity]) -> None:
-    """Raises CheckpointError on process 0, before any proceeds, if processes load different checkpoints or leaves: a global
-    array would be made of shards of different arrays. All must name the same leaves with the same dtypes and shardings, or at
-    least those that others share; what a process places on its own devices alone is its own.
-    """
-    indexed = [*enumerate(identities)]
-    same = [(index, one) for index, one in indexed if one.attempt]
+    one_path = len(shown) <= 1 and len({folder for folder, _, _ in places}) == 1
+    if one_path and len({one.found for one in all_of}) > 1:
+        raise replaced(all_of[0].path)  # one opened the old one, the other the new one
+    same = [(index, one) for index, one in enumerate(all_of) if one.attempt]
     for index, one in same[1:]:
         first, other = same[0]
         if one.attempt != other.attempt:
@@ -149,18 +154,15 @@ def _refuse_different(identities: Sequence[Identity]) -> None:
                 f"process {first} loads {other.path} and process {index} {one.path}, which are different "
                 "checkpoints: all processes must load the same step of one directory"
             )
-    runs = sorted({(first, last) for _, one in indexed for first, last in one.on})
-    named, end = set[int](), 0
-    for first, last in runs:
-        named.update(range(max(first, end), last + 1))
-        end = max(end, last + 1)
-    sharing = [(index, one) for index, one in indexed if one.on or index in named]
-    if len({one.beyond for _, one in sharing}) > 1 and len({o.everything for _, o in sharing}) > 1:
+    runs = {(first, last) for one in all_of for first, last in one.on}
+    named = {index for first, last in runs for index in range(first, last + 1)}
+    sharing = [(index, one) for index, one in enumerate(all_of) if one.on or index in named]
+    if len({one.beyond for _, one in sharing}) > 1:
         first, other = sharing[0]
-        index, one = next(
-            (index, one) for index, one in sharing if one.everything != other.everything
-        )
-        raise NotTogether(
-            f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
-            f"process {first}: all processes must load the same"
-        )
+        for index, one in sharing:
+            if one.everything != other.everything:
+                raise NotTogether(
+                    f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
+                    f"process {first}: all processes must load the same"
+                )
+    return _SETS if any(one.sets for one in all_of) else ""

@@ -1,29 +1,42 @@
-"""What is recorded and is no state: static values of a target, and settings of jax. Both change what is computed."""
+"""What is recorded and is no state, but changes what is computed: the names of functions (Equinox modules contain activation
+functions), static values, and settings of jax. The target supplies them.
+"""
 
 from __future__ import annotations
 
+import difflib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckpt_core._adapters import SavedDict
-from ckpt_core._errors import Mismatch
+from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._lazy import JAX_SETTINGS, jax
-from ckpt_core._load import functions
 from ckpt_core._load.request import Request
 from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._saved import SavedItem
 from ckpt_core._tree import (
+    LEAF,
     FlatTree,
     Node,
     Path,
     compared_values,
     format_path,
+    static_function,
     unflatten,
 )
+from ckpt_core._tree.code import same_function
 from ckpt_core._tree.match import Match, MatchRules, renamed_path
 from ckpt_core._words import some
 
+NO_FUNCTION = "no function"
+"""The ``saved`` or ``wanted`` of a mismatch, on the side that has no function there."""
+_BRING_THEM = (
+    "Functions are code: a checkpoint records their names only. Pass a target that has them, such as "
+    "load(path, model), where an abstract model will do (equinox.filter_eval_shape(make_model, key)); "
+    'or leave them out with only="**", which gives the arrays in dicts.'
+)
 _ABSENT: tuple[()] = ()
 """What a field has at a place beyond its end."""
 
@@ -43,7 +56,7 @@ def unread(
         for position, saved in enumerate(item.paths):
             for length in range(1, len(saved)):
                 first.setdefault(saved[:length], position)
-        for at, node in functions.nodes_in(item.root):
+        for at, node in nodes_in(item.root):
             if node.kind == "dict":
                 renamed = tuple(map(str, renamed_path(at, request.rules.rename)))
                 dicts[renamed] = node, first.get(at, 0)
@@ -58,6 +71,19 @@ def unread(
     return tree
 
 
+_Nodes = Mapping[Path, tuple[Path, Node]]
+"""Path and node of all in a structure but its leaves, by the path (after renaming) at which both sides are compared."""
+
+
+def _nodes_of(root: Node, rules: MatchRules, saved: bool) -> _Nodes:
+    """Saved paths are renamed; keys become text if the rules say so."""
+    as_text, found = rules.loose_keys or rules.rename is not None, dict[Path, tuple[Path, Node]]()
+    for path, node in nodes_in(root):
+        place = renamed_path(path, rules.rename) if saved else path
+        found[tuple(map(str, place)) if as_text else place] = path, node
+    return found
+
+
 def compare(
     found: Match, item: SavedItem, flat: FlatTree, rules: MatchRules, everything: bool
 ) -> None:
@@ -65,9 +91,14 @@ def compare(
     nowhere, as in a live object, and a text, which is often a name, are a warning. If not ``everything`` is
     restored, only containers count that are restored whole.
     """
+    before, now = _nodes_of(item.root, rules, True), _nodes_of(flat.root, rules, False)
     if everything and rules.unexpected == "error":
         known = {entry.path for entry in found.mismatches}
-        found.mismatches += functions.differing(item, flat.root, rules, known)
+        found.mismatches += [
+            Mismatch(path, "function", one, other, nearest, item.name or None)
+            for path, one, other, nearest in _functions(before, now, rules)
+            if path not in known
+        ]
     if rules.static == "target":
         return
     parts = set[Path]()
@@ -75,36 +106,137 @@ def compare(
         pairs = zip(flat.paths, found.source, strict=True)
         kept = [path for path, source in pairs if source is None]
         parts = {path[:end] for path in kept for end in range(len(path) + 1)}
-    saved = {
-        functions.compared_path(path, True, rules): compared_values(node.static)
-        for path, node in functions.nodes_in(item.root)
-        if node.static
-    }
     others: list[Mismatch] = []
-    for path, node in functions.nodes_in(flat.root):
-        before = saved.get(functions.compared_path(path, False, rules)) if node.static else None
-        if not before or path in parts:
+    for place, (path, node) in now.items():
+        if not node.static or place not in before or path in parts:
             continue
-        now = compared_values(node.static)
-        before, now = _by_places(before, now), _by_places(now, before)
-        fields = {name.partition("/")[0] for name in before} & {
-            name.partition("/")[0] for name in now
-        }
-        moved = _are_permuted(before, now)
-        names = (*now, *before) if node.kind == "custom" else filter(before.__contains__, now)
-        for name in dict.fromkeys(names):
-            one, other = before.get(name, _ABSENT), now.get(name, _ABSENT)
-            how = _differs(one, other) if name.partition("/")[0] in fields else ""
-            if how and name not in before and not name.rpartition("/")[2].isdigit():
-                how = "text" if name.partition("/")[0] not in before else how  # a new setting
-            if how:
-                where = "/".join([*([format_path(path)] if path else []), name])
-                both = _shown(one), _shown(other)
-                mismatch = Mismatch(where, "static", *both, None, item.name or None)
-                grave = (how == "value" or moved) and node.kind == "custom"
-                (found.mismatches if grave else others).append(mismatch)
+        custom = node.kind == "custom"
+        for name, one, other, is_grave in _values(before[place][1].static, node.static, custom):
+            where = "/".join([*([format_path(path)] if path else []), name])
+            mismatch = Mismatch(
+                where, "static", _shown(one), _shown(other), None, item.name or None
+            )
+            (found.mismatches if is_grave and custom else others).append(mismatch)
     if others and not found.mismatches:
         _warn(others)
+
+
+def _functions(
+    before: _Nodes, now: _Nodes, rules: MatchRules
+) -> Iterator[tuple[str, str, str, str | None]]:
+    """Path, saved and wanted function, and the most similar path on the other side, of functions that differ or are on one side
+    only. A side without any function misses none: its functions were filtered out, as they are no state. A filtered target has
+    None in their places, so a function of a field that no longer exists is a mismatch.
+    """
+    old, new = (
+        {
+            place: (format_path(path), name)
+            for place, (path, node) in nodes.items()
+            if (name := _name(node))
+        }
+        for nodes in (before, now)
+    )
+    gone = {place: entry for place, entry in old.items() if place not in new}
+    if gone and not any(node.kind == "code" for _, node in now.values()):
+        empty = {place for place, (_, node) in now.items() if node.kind == "none"}
+        for place in list(gone):
+            if not empty.isdisjoint(place[:length] for length in range(len(place) + 1)):
+                del gone[place]
+    came: dict[Path, tuple[str, str]] = {}
+    if rules.missing == "error" and any(node.kind == "code" for _, node in before.values()):
+        for place, entry in new.items():
+            # earlier versions of ckpt did not record a function that a container wraps
+            wrapped = place in before and before[place][1].kind == "custom"
+            if place not in old and not wrapped:
+                came[place] = entry
+    for place, (path, name) in new.items():
+        if place in old and not same_function(old[place][1], name):
+            yield path, old[place][1], name, None
+    for path, name in gone.values():
+        yield path, name, NO_FUNCTION, _nearest(path, name, came.values())
+    for path, name in came.values():
+        yield path, NO_FUNCTION, name, _nearest(path, name, gone.values())
+
+
+def _nearest(path: str, name: str, others: Collection[tuple[str, str]]) -> str | None:
+    """The most similar path on the other side; paths of the same function are preferred."""
+    same = [other for other, theirs in others if same_function(theirs, name)]
+    candidates = same or [other for other, _ in others]
+    close = difflib.get_close_matches(path, candidates[:200], n=1, cutoff=0.0 if same else 0.6)
+    return close[0] if close else None
+
+
+def refuse_without_functions(item: SavedItem, root: Node) -> None:
+    """Raises StructureMismatch if the structure has functions that no target supplied; it lists all, and what to pass."""
+    missing = [
+        Mismatch(format_path(path), "function", name, None, None, item.name or None)
+        for path, node in nodes_in(root)
+        if (name := _name(node)) and node.make is None
+    ]
+    if missing:
+        raise StructureMismatch(missing, advice=_BRING_THEM)
+
+
+def with_functions_of(live: Node, saved: Node) -> Node:
+    """The saved structure, with the functions of the ``live`` structure at the same paths."""
+    return _filled(saved, {path: node for path, node in nodes_in(live) if node.kind == "code"}, ())
+
+
+def _filled(root: Node, known: Mapping[Path, Node], path: Path) -> Node:
+    if root.kind == "code":
+        return known.get(path, root)
+    children = tuple(
+        child if child is LEAF else _filled(child, known, (*path, key))
+        for key, child in zip(root.keys, root.children, strict=True)
+    )
+    return replace(root, children=children) if children else root
+
+
+def without_static(root: Node) -> Node:
+    """The structure without static fields, as earlier versions of ckpt recorded it."""
+    children = (child if child is LEAF else without_static(child) for child in root.children)
+    return replace(root, static="", children=tuple(children))
+
+
+def nodes_in(root: Node) -> Iterator[tuple[Path, Node]]:
+    """Path and node of everything in a structure but its leaves."""
+    if root.kind == "expanded":
+        yield from nodes_in(root.children[0])
+    elif root.kind != "leaf":
+        yield (), root
+        for key, child in zip(root.keys, root.children, strict=True):
+            if child is not LEAF:
+                yield from (((key, *path), node) for path, node in nodes_in(child))
+
+
+def wraps_any(root: Node) -> bool:
+    """Whether a container in the structure wraps a function that has no node of its own."""
+    return any(static_function(node.static) for _, node in nodes_in(root))
+
+
+def _name(node: Node) -> str:
+    """The function that a node is or wraps; empty if there is none."""
+    return node.type_name if node.kind == "code" else static_function(node.static)
+
+
+def _values(saved: str, wanted: str, custom: bool) -> Iterator[tuple[str, Any, Any, bool]]:
+    """Name, saved and wanted value, and whether it changes what is computed, of each that differs in a field of both sides."""
+    before, now = compared_values(saved), compared_values(wanted)
+    if not before:
+        return
+    before, now = _by_places(before, now), _by_places(now, before)
+    fields = [{name.partition("/")[0] for name in side} for side in (before, now)]
+    moved = _are_permuted(before, now)
+    names = (*now, *before) if custom else filter(before.__contains__, now)
+    for name in dict.fromkeys(names):
+        one, other = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        field = name.partition("/")[0]
+        how = _differs(one, other) if all(field in side for side in fields) else ""
+        is_new = name not in before and not name.rpartition("/")[2].isdigit()
+        if how and is_new and field not in before:
+            how = "text"
+        if how:
+            yield name, one, other, how == "value" or moved
 
 
 def _differs(one: Any, other: Any) -> str:

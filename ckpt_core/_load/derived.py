@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
 from ckpt_core._format.rules import Bound, Rule, View, bind, resized, unchanged, view_of
-from ckpt_core._saved import (
-    DerivedItem,
-    ExtentItem,
-    Recipe,
-    SavedItem,
-    Source,
-)
+from ckpt_core._saved import DerivedItem, ExtentItem, Recipe, SavedItem
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import LeafSpec, leaf_spec
 
@@ -141,31 +136,21 @@ def _made(
             cut = [joined] * len(cut)  # they do not fit: reported as a difference of shapes
     made: list[_Made] = []
     begin = 0
+    tensors = [tuple(position[name] for name in row) for row in bound.sources]
+    rows = tuple(zip(itertools.product(*map(range, bound.counts)), tensors, strict=True))
     for path, view, shape in zip(bound.results, views, cut, strict=True):
-        sources: list[Source] = []
-        for index, row in zip(_indices(bound.counts), bound.sources, strict=True):
-            start = -begin
-            for name, size in zip(row, sizes, strict=True):
-                sources.append(Source(position[name], index, start))
-                start += size
         if view is None or view.tensor != shape:
             view = unchanged(shape)
             plain = rule.groups is None or all(len(group) == 1 for group in rule.groups)
             if plain and rule.transpose is not None:
                 view = replace(view, transpose=rule.transpose)
-        result = (*bound.counts, *view.leaf)
-        spec = leaf_spec("jax", firsts[0].dtype, result)
-        made.append((path, spec, Recipe(tuple(sources), rule.axis, view)))
-        if len(bound.results) > 1 and shape != joined:
-            begin += shape[rule.axis]
+        part = None
+        if shape != joined:
+            part = begin, begin + shape[rule.axis]
+            begin = part[1]
+        spec = leaf_spec("jax", firsts[0].dtype, (*bound.counts, *view.leaf))
+        made.append((path, spec, Recipe(rows, rule.axis, part, view)))
     return made
-
-
-def _indices(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
-    for count in counts:
-        found = [(*index, number) for index in found for number in range(count)]
-    return found
 
 
 def _view(rule: Rule, wanted: tuple[int, ...] | None, stacked: int, joined: int) -> View | None:

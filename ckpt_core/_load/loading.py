@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -185,8 +184,9 @@ def _read_item(
         for result, target in plan.targets.items()
         if (position := plan.positions[result]) is not None
     ]
-    # a large array takes seconds, and is counted at its end
-    watch = None if operation.listener is None else functools.partial(_under_way, operation)
+    watch: Callable[[int], None] | None = None
+    if operation.listener is not None:  # a large array takes seconds, and is counted at its end
+        watch = lambda more: operation.tell_progress(operation.done_bytes + more)  # noqa: E731
     # closed: an error of this loop that somebody keeps would keep threads, files and buffers
     reads = contextlib.nullcontext(())
     if wants:  # else the database is not opened
@@ -212,10 +212,6 @@ def _read_item(
     if in_place is not None:
         in_place.end_of_item()
     return leaves
-
-
-def _under_way(operation: Operation, more: int) -> None:
-    operation.tell_progress(operation.done_bytes + more)
 
 
 def _share(checkpoint: Checkpoint, plans: Sequence[ItemPlan], leaves: list[list[Any]]) -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ckpt_core import _adapters
-from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
+from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
-from ckpt_core._load import constants, functions
+from ckpt_core._load import constants
 from ckpt_core._load.derived import under_rules
-from ckpt_core._load.live_objects import copier
 from ckpt_core._load.non_tree import (
     as_json,
-    as_numpy_state,
     plan_non_tree,
     refuse_other_form,
     wants_plain_values,
@@ -31,19 +27,17 @@ from ckpt_core._load.targets import (
     PYTHON_NUMBERS,
     SavedLeaf,
     Target,
+    Wanted,
     check_room,
     is_deleted,
     kind_of_result,
     like_targets,
     plain_targets,
-    wanted_spec,
 )
 from ckpt_core._read import with_specs
-from ckpt_core._results import LeafInfo
 from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._storage import StoreContext
 from ckpt_core._tree import (
-    FlatTree,
     Node,
     Path,
     code_and_constants,
@@ -51,14 +45,11 @@ from ckpt_core._tree import (
     format_path,
     unflatten,
 )
-from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_abstract
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, MatchRules, covers, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 from ckpt_core._words import some
-from ckpt_core.arguments import nearest
-
-_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
-"""Leaves of targets that are taken as they are, beside those of jax."""
+from ckpt_core.arguments import nearest, with_article
 
 
 def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
@@ -112,7 +103,9 @@ def plan_item(
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
         tree = with_specs(checkpoint, tree, context)
-        return _plan_as_saved(tree, replace(request, dtype="")).then(as_numpy_state)
+        plan = _plan_as_saved(tree, replace(request, dtype=""))
+        # the tuple or dict that numpy's ``set_state`` takes
+        return plan.then(lambda value: value if isinstance(value, dict) else tuple(value))
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, adapter, like, context)
     # arrays of an Orbax item are opened to learn the spec of every leaf
@@ -134,29 +127,16 @@ def plan_item(
     expand = _adapters.expander(
         lambda path: constants.unread(item, dicts, path, request), stand_in=copy, live=live
     )
-    flat = flatten(like, expand=expand, keep=True)
-    return _plan_strict(item, flat, like, request, live, checkpoint.path)
+    wanted = Wanted.of(like, flatten(like, expand=expand, keep=True), live)
+    return _plan_strict(item, wanted, request, checkpoint.path)
 
 
-def _plan_strict(
-    item: SavedItem,
-    flat: FlatTree,
-    like: Any,
-    request: Request,
-    live: list[tuple[Any, bool]],
-    where: str,
-) -> ItemPlan:
-    """The plan for a target that the item must match, except for what the request allows. ``flat`` is ``like`` with live
-    objects replaced by their states. ``live`` has these, each with whether it may occur twice; ``where`` is for messages.
-    """
-    given, places = flat.leaves, None
-    ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
-    if any(not issubclass(cls, ordinary) for cls in set(map(type, given))):
-        flat, places = _as_asked(flat)
-    wanted = list(map(wanted_spec, flat.paths, flat.leaves))
+def _plan_strict(item: SavedItem, wanted: Wanted, request: Request, where: str) -> ItemPlan:
+    """The plan for a target that the item must match, except for what the request allows; ``where`` is for messages."""
+    like, flat, live = wanted.like, wanted.flat, wanted.live
     if request.name_rules is not None:
-        item = under_rules(where, item, request.name_rules, flat.paths, wanted)
-    found = _matched(item, flat, wanted, like, request, live, places)
+        item = under_rules(where, item, request.name_rules, flat.paths, wanted.specs)
+    found = _matched(item, wanted, request)
     at_once = not request.restores or request.options.atomic_restore
     set_parts = _adapters.setter_of_parts(like) if live and not at_once else None
     targets = dict[int, Target]()
@@ -165,11 +145,11 @@ def _plan_strict(
         for result, position in enumerate(found.source):
             if position is None or (saved := item.specs[position]).kind in TEXT_KINDS:
                 continue
-            spec = wanted[result] or saved
+            spec = wanted.specs[result] or saved
             if spec.kind in PYTHON_NUMBERS:
                 spec = kind_of_result(saved, spec)
             results.append(result)
-            entries.append((position, spec, flat.leaves[result]))
+            entries.append((position, spec, wanted.leaves[result]))
         made = like_targets(item, entries, request.sharding)
         targets = dict(zip(results, made, strict=True))
         if request.sharding is None and set_parts is None:  # else each frees an old array
@@ -179,7 +159,7 @@ def _plan_strict(
         item,
         functools.partial(unflatten, flat.root),
         found.source,
-        given,
+        flat.leaves,
         targets,
         found,
         flat.paths,
@@ -189,20 +169,13 @@ def _plan_strict(
     )
 
 
-def _matched(
-    item: SavedItem,
-    flat: FlatTree,
-    wanted: list[LeafSpec | None],
-    like: Any,
-    request: Request,
-    live: list[tuple[Any, bool]],
-    places: Sequence[Path] | None,
-) -> Match:
+def _matched(item: SavedItem, wanted: Wanted, request: Request) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
     rules, left_alone = request.rules, frozenset[str]()
-    if live or not isinstance(item, NativeItem):  # else the paths are those of the target
-        item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
-    selected = None if request.only is None else _selection(request.only, item.name, like)
+    flat, places = wanted.flat, wanted.places
+    if wanted.live or not isinstance(item, NativeItem):  # else the paths are those of the target
+        item, rules, left_alone = under_wanted_paths(item, wanted, request)
+    selected = None if request.only is None else _selection(request.only, item.name, wanted.like)
     everything = selected is None
     if left_alone:
         selected = _less(selected, lambda path: format_path(path) in left_alone)
@@ -212,19 +185,19 @@ def _matched(
         loaded = _less(selected, lambda path: cover(path) or cover(renamed_path(path, rename)))
     found = match(
         item.leaves,
-        list(zip(flat.paths, wanted, strict=True)),
+        list(zip(flat.paths, wanted.specs, strict=True)),
         rules,
         selected=loaded,
         item=item.name or None,
     )
-    if places is not None:
+    if places and rules.missing != "keep":
         found.mismatches += _placeholders_for_nothing(places, item, rules)
     before, now = code_and_constants(item.root), code_and_constants(flat.root)
     if before != now or (now and rules.rename is not None):
         constants.compare(found, item, flat, rules, everything)
-    _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
-    if live and selected is not None and not found.mismatches:
-        _tell_of_abstract_rest(found, flat, item)
+    _refuse_abstract_kept(found, wanted, item, everything, selected)
+    if wanted.live and selected is not None and not found.mismatches:
+        _warn_of_abstract_rest(found, wanted, item)
     return found
 
 
@@ -242,7 +215,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")
     elif request.rules.rename is None and code_and_constants(root):
-        functions.refuse_missing(item, root)
+        constants.refuse_without_functions(item, root)
     by_result = {
         result: targets[position]
         for result, position in enumerate(positions)
@@ -263,49 +236,21 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
     flat = flatten(adapter.get_state(like), expand=_adapters.expander(sets=False), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # use its present container classes if they are the saved ones: they need not be importable
-    same = functions.without_static(flat.root) == functions.without_static(item.root)
+    same = constants.without_static(flat.root) == constants.without_static(item.root)
     found = Match()
     if same and flat.root != item.root and request.only is None:
         constants.compare(found, item, flat, request.rules, everything=True)
-    item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
+    item = replace(
+        item, root=flat.root if same else constants.with_functions_of(flat.root, item.root)
+    )
     plan = _plan_as_saved(item, request)
-    plan.match = found
-    if len(plan.positions) < len(item.paths):
-        if not plan.positions:
-            return ItemPlan(item, constant(like))
-        _keep_the_rest(plan, now)
-    for result, position in enumerate(plan.positions):
-        if position is None:
-            continue
-        leaf = now.get(item.paths[position])
-        spec = item.specs[position]
-        if (
-            isinstance(leaf, jax.Array)
-            and spec.kind in ("jax", "key")
-            and tuple(leaf.shape) == spec.shape
-        ):
-            (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
-
-    def make(leaves: list[Any]) -> Any:
-        adapter.set_state(like, unflatten(item.root, leaves))
-        return like
-
-    plan.make, plan.live = make, [(like, False)]
-    return plan
-
-
-def _keep_the_rest(plan: ItemPlan, now: Mapping[Path, Any]) -> None:
-    """Makes a plan of some leaves (``only=``) one of all, with the object's present values for the others; raises
-    StructureMismatch if it has nothing at the path of one.
-    """
-    item, wanted = plan.item, {at: n for n, at in enumerate(plan.positions) if at is not None}
-    rest = [at for at in range(len(item.paths)) if at not in wanted]
+    read = {at: result for result, at in enumerate(plan.positions) if at is not None}
+    if item.paths and not read:
+        return ItemPlan(item, constant(like))
     lacking = [
-        Mismatch(
-            format_path(item.paths[at]), "unexpected", str(item.specs[at]), None, None, item.name
-        )
-        for at in rest
-        if item.paths[at] not in now
+        Mismatch(format_path(path), "unexpected", str(item.specs[at]), None, None, item.name)
+        for at, path in enumerate(item.paths)
+        if at not in read and path not in now
     ]
     if lacking:
         raise StructureMismatch(
@@ -313,9 +258,20 @@ def _keep_the_rest(plan: ItemPlan, now: Mapping[Path, Any]) -> None:
             advice="only= keeps what the object has there, and it has nothing: leave out only=, or give the object these "
             "leaves first.",
         )
-    plan.targets = {at: plan.targets[n] for at, n in wanted.items() if n in plan.targets}
-    plan.positions = [at if at in wanted else None for at in range(len(item.paths))]
-    plan.kept = [now[path] if at not in wanted else None for at, path in enumerate(item.paths)]
+    targets = {at: plan.targets[n] for at, n in read.items() if n in plan.targets}
+    for at in targets:
+        leaf, spec = now.get(item.paths[at]), item.specs[at]
+        fits = isinstance(leaf, jax.Array) and tuple(leaf.shape) == spec.shape
+        if fits and spec.kind in ("jax", "key"):
+            (targets[at],) = like_targets(item, [(at, spec, leaf)])
+
+    def make(leaves: list[Any]) -> Any:
+        adapter.set_state(like, unflatten(item.root, leaves))
+        return like
+
+    positions = [at if at in read else None for at in range(len(item.paths))]
+    kept = [None if at in read else now[path] for at, path in enumerate(item.paths)]
+    return ItemPlan(item, make, positions, kept, targets, found, live=[(like, False)])
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
@@ -334,20 +290,6 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     return selector(only, item=item)
 
 
-def _as_asked(flat: FlatTree) -> tuple[FlatTree, list[Path]]:
-    """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and the places that hold ``...``: what was
-    saved there is left out. Leaves of ``inspect`` that are no jax arrays are wanted as they were saved.
-    """
-    leaves = [
-        SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
-        if isinstance(leaf, LeafInfo) and leaf.kind != "jax"
-        else as_abstract(leaf)
-        for leaf in flat.leaves
-    ]
-    places = [path for path, leaf in zip(flat.paths, leaves, strict=True) if leaf is ...]
-    return replace(flat, leaves=leaves), places
-
-
 def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
     """The selection without the paths that are left out."""
 
@@ -360,9 +302,7 @@ def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
 def _placeholders_for_nothing(
     places: Sequence[Path], item: SavedItem, rules: MatchRules
 ) -> list[Mismatch]:
-    """A mismatch for each placeholder below which nothing was saved, unless that is allowed."""
-    if not places or rules.missing == "keep":
-        return []
+    """A mismatch for each placeholder below which nothing was saved."""
     saved: set[tuple[str, ...]] = set()
     for path in item.paths:
         text = tuple(map(str, renamed_path(path, rules.rename)))
@@ -377,12 +317,7 @@ def _placeholders_for_nothing(
 
 
 def _refuse_abstract_kept(
-    found: Match,
-    flat: FlatTree,
-    wanted: Sequence[LeafSpec | None],
-    item: SavedItem,
-    everything: bool,
-    selected: Select | None,
+    found: Match, wanted: Wanted, item: SavedItem, everything: bool, selected: Select | None
 ) -> None:
     """Adds to ``found`` a mismatch for each leaf that must come from the checkpoint and is missing there: abstract leaves and
     deleted arrays hold no value to keep. With ``only=`` (not ``everything``) abstract leaves may stay abstract, but not one
@@ -392,7 +327,8 @@ def _refuse_abstract_kept(
         entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"
     }
     without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
-    for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
+    leaves = zip(wanted.flat.paths, wanted.leaves, wanted.specs, found.source, strict=True)
+    for path, leaf, spec, source in leaves:
         if source is not None:
             continue
         chosen = selected is None or (spec is not None and selected(path, spec))
@@ -409,11 +345,11 @@ def _refuse_abstract_kept(
             found.mismatches[at] = replace(found.mismatches[at], wanted=now)
 
 
-def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> None:
+def _warn_of_abstract_rest(found: Match, wanted: Wanted, item: SavedItem) -> None:
     """Warns if ``only=`` leaves leaves of a live object abstract: it cannot compute with them."""
     rest = [
         format_path(path)
-        for path, leaf, source in zip(flat.paths, flat.leaves, found.source, strict=True)
+        for path, leaf, source in zip(wanted.flat.paths, wanted.leaves, found.source, strict=True)
         if source is None and isinstance(leaf, jax.ShapeDtypeStruct)
     ]
     if rest:
@@ -423,3 +359,48 @@ def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> Non
             UserWarning,
             stacklevel=2,
         )
+
+
+def copier(like: Any, item: str = "") -> Callable[[Any], Any]:
+    """The function from a live object in ``like`` to its copy. Its first call copies all, together: if originals share arrays or
+    submodules, their copies do, too. It raises UnsupportedLeaf if one cannot be copied; ``item`` is for the message.
+    """
+    made: dict[int, Any] = {}
+
+    def copy(obj: Any) -> Any:
+        if not made:
+            of_adapter: dict[int, dict[int, tuple[Path, Any]]] = {}
+            for path, one in _adapters.live_objects(like):
+                found = of_adapter.setdefault(id(_adapters.adapter_for(one)), {})
+                found.setdefault(id(one), (path, one))
+            for found in of_adapter.values():
+                copies = _adapters.copies_of([one for _, one in found.values()])
+                for (path, one), copied in zip(found.values(), copies, strict=True):
+                    if copied is None:
+                        raise _not_copied(path, one, item)
+                    made[id(one)] = copied
+        return made[id(obj)]
+
+    return copy
+
+
+def _not_copied(path: Path, obj: Any, item: str) -> UnsupportedLeaf:
+    where, name = format_path(path), type(obj).__name__
+    item = item if item.isidentifier() else "state"
+    return UnsupportedLeaf(
+        f"{where}: load changes nothing that it is given, and {with_article(name)} cannot be copied. To set it in place, "
+        f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
+        leaf=where,
+        type_name=name,
+    )
+
+
+def detached(like: Any) -> Any:
+    """``like`` with a copy of each live object, so that the caller may change the originals."""
+    copy = copier(like)
+
+    def expand(obj: Any, _: Path) -> Any:
+        return None if _adapters.adapter_for(obj) is None else ((), lambda _: copy(obj))
+
+    flat = flatten(like, expand=expand, keep=True)
+    return unflatten(flat.root, flat.leaves)

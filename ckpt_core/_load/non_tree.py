@@ -24,7 +24,7 @@ from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
 from ckpt_core._lazy import jax
 from ckpt_core._load.plans import ItemPlan, constant
-from ckpt_core._load.targets import as_jax
+from ckpt_core._load.targets import refuse_narrowing
 from ckpt_core._read import read_special
 from ckpt_core._saved import (
     Checkpoint,
@@ -57,11 +57,13 @@ def plan_non_tree(
             check_state(like, state)
         return ItemPlan(saved, make, live=[(like, False)], is_pipeline=True)
     if saved.form == "files":
-        return ItemPlan(saved, constant(saved_files(checkpoint, saved)))
-    if saved.form == "json":
-        return ItemPlan(saved, constant(json_value(checkpoint, saved)))
-    assert isinstance(saved, OrbaxItem)  # ckpt itself writes none of the other forms
-    return ItemPlan(saved, constant(_special_value(checkpoint, saved, context)))
+        value = saved_files(checkpoint, saved)
+    elif not isinstance(saved, OrbaxItem):  # ckpt itself writes no other form than this
+        value = parse_json(checkpoint.read_file(saved.file("data.json")), saved.file("data.json"))
+    else:
+        special = saved.form in ("array", "jax_key")
+        value = _special_value(checkpoint, saved, context) if special else saved.value
+    return ItemPlan(saved, constant(value))
 
 
 _PLAIN_LEAVES = frozenset({"int", "bigint", "float", "bool", "str"})
@@ -97,19 +99,6 @@ def as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: as_json(part) for key, part in value.items()}
     return list(map(as_json, value)) if isinstance(value, list | tuple) else value
-
-
-def as_numpy_state(value: Any) -> Any:
-    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
-    return value if isinstance(value, dict) else tuple(value)
-
-
-def json_value(checkpoint: Checkpoint, saved: SavedItem) -> Any:
-    """The value of an item that is plain JSON."""
-    if isinstance(saved, OrbaxItem):
-        return saved.value
-    file = saved.file("data.json")
-    return parse_json(checkpoint.read_file(file), file)
 
 
 def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:
@@ -178,8 +167,10 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: StoreConte
     array = read_special(checkpoint, saved, context)
     if saved.form == "array":
         tree = saved.tree
-        as_numpy = tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves)
-        return array if as_numpy else as_jax(array, saved.name)
+        if tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves):
+            return array
+        refuse_narrowing(array.dtype.name, saved.name)
+        return jax.device_put(array)
     if array.ndim == 0 or array.dtype != np.uint32:
         raise CheckpointCorrupt(
             f"item {saved.name!r}: {array.dtype}{list(array.shape)} is no random key",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_core._load import functions
+from ckpt_core._load.constants import wraps_any
 from ckpt_core._load.targets import Target, is_resharded
 from ckpt_core._results import RestoreReport
 from ckpt_core._saved import OrbaxItem, SavedItem
@@ -31,9 +31,7 @@ class ItemPlan:
     targets: dict[int, Target] = field(default_factory=dict[int, Target])  # of arrays that are read
     match: Match | None = None  # for the report; None without a target
     paths: Sequence[Path] = ()  # of the target's leaves, for patterns; empty without a target
-    live: Sequence[
-        tuple[Any, bool]
-    ] = ()  # objects in the target, with whether one may stand there twice
+    live: Sequence[tuple[Any, bool]] = ()  # objects in the target, as in ``Wanted``
     is_pipeline: bool = False  # set first and without leaves, so that it prefetches
     # Of one object that can be set in parts: sets values by path, and returns the arrays that it then holds.
     set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None = None
@@ -97,7 +95,7 @@ def pruned(node: Node, keep: set[int], counter: Iterator[int] | None = None) -> 
 
 def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
     """The container with the children that are left; None if none of them has a leaf."""
-    if len(left) == len(node.children) and not functions.wraps_any(node):
+    if len(left) == len(node.children) and not wraps_any(node):
         return replace(node, children=tuple(child for _, child in left), make=None)
     if not any(child.kind != "none" for _, child in left):
         return None

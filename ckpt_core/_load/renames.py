@@ -10,38 +10,37 @@ from typing import Any
 from ckpt_core import _adapters
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._lazy import jax
-from ckpt_core._load import functions
-from ckpt_core._load.functions import nodes_in
+from ckpt_core._load.constants import NO_FUNCTION, nodes_in
 from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
+from ckpt_core._load.targets import Wanted
 from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
-from ckpt_core._tree import FlatTree, Path, flatten, format_path, stored_paths
+from ckpt_core._tree import Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
 
 
 def under_wanted_paths(
-    item: SavedItem, flat: FlatTree, like: Any, request: Request, live: Sequence[tuple[Any, bool]]
+    item: SavedItem, wanted: Wanted, request: Request
 ) -> tuple[SavedItem, MatchRules, Set[str]]:
     """The item, the rules by which its paths become those of a target, and wanted paths that stay as they are. The paths are
     renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by what the adapter knows of
-    names that have changed. The tensors of a file get the paths that fit their names. ``live`` has the target's live objects,
-    each with whether it may occur twice.
+    names that have changed. The tensors of a file get the paths that fit their names.
     """
     rules, left_alone = request.rules, frozenset[str]()
     if isinstance(item, ExtentItem):
         names = renamed_names(item, rules.rename, request.renames)
-        paths = _paths_of_names(names, flat.paths)
+        paths = _paths_of_names(names, wanted.flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
-    elif request.renames and (known := _adapter_of_renames(live)) is not None:
+    elif request.renames and (known := _adapter_of_renames(wanted.live)) is not None:
         renamed: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
         rules = replace(rules, rename=lambda path: renamed.get(path, path))
     if isinstance(item, OrbaxItem):
         rules = replace(rules, loose_keys=True)
-        rules = _then(rules, _names_of_orbax(item, like, rules.rename))
-    if align := _adapters.method(_adapters.adapter_for(like), "align"):
+        rules = _then(rules, _names_of_orbax(item, wanted.like, rules.rename))
+    if align := _adapters.method(_adapters.adapter_for(wanted.like), "align"):
         now = rules.rename or (lambda path: path)
         saved = {now(format_path(path)): spec for path, spec in item.leaves}
-        moved, left_alone = align(like, saved, ordered=not isinstance(item, OrbaxItem))
+        moved, left_alone = align(wanted.like, saved, ordered=not isinstance(item, OrbaxItem))
         rules = _then(rules, moved)
     return item, rules, left_alone
 
@@ -245,7 +244,10 @@ def _advice_for(
         hints.append('unexpected="ignore" keeps the functions of the target')
     if "static" in kinds:
         hints.append('static="target" keeps the values of the target')
-    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
+    of_functions = [one for one in mismatches if one.kind == "function"]
+    gone = any(one.wanted == NO_FUNCTION for one in of_functions)
+    moved = gone and any(one.saved == NO_FUNCTION for one in of_functions)
+    both_sides = {"missing", "unexpected"} <= kinds or moved
     if both_sides and (rules.rename is None or idle):
         such_as = f", such as rename={renames}" if renames else ""
         hints.append("rename= maps saved paths to wanted ones" + such_as)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -30,6 +30,22 @@ Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
 """A function gets the path as text; a filter of a framework, what the framework gives it."""
 Rename = Mapping[str, str] | Callable[[str], str] | None
 Rules = Iterable[Rule | Mapping[str, Any]] | None
+
+
+class How(TypedDict, total=False):
+    """The arguments of ``load`` by name, for type checkers."""
+
+    item: str | None
+    only: Only
+    rename: Rename
+    rules: Rules
+    sharding: Any
+    as_numpy: bool
+    cast: Any
+    missing: str
+    unexpected: str
+    static: str
+    options: Options | None
 
 
 class _NoState:
@@ -182,24 +198,16 @@ def collect_targets(
     return {"state": state}
 
 
-_NAMES = frozenset(
-    (
-        *("only", "rename", "rules", "cast", "missing", "unexpected", "static"),
-        *("options", "sharding", "as_numpy"),
-    )
-)
-
-
 def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Request:
     """The request of ``function``, which takes its keywords as ``**arguments``; raises TypeError for one that ``load`` does not
     have, or that cannot be combined with ``like``.
     """
     if "like" in arguments:
         raise TypeError(f"like comes without a name: write {function}(..., like)")
-    unknown = sorted(set(arguments) - _NAMES)
+    unknown = sorted(set(arguments) - set(How.__annotations__))
     if unknown:
         name = unknown[0]
-        known = meant(name, {"item", *_NAMES})
+        known = meant(name, {*How.__annotations__})
         if not known.startswith(":"):
             known += (
                 f". A target comes without a name: write {function}(..., {name}), or if it is the target of an item of that "

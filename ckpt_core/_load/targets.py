@@ -14,10 +14,18 @@ from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, Unsu
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
 from ckpt_core._load.request import Request
+from ckpt_core._results import LeafInfo
 from ckpt_core._saved import SavedItem
-from ckpt_core._tree import Path, format_path
+from ckpt_core._tree import FlatTree, Path, format_path
 from ckpt_core._tree.casts import casts_at_once, converted
-from ckpt_core._tree.leaves import LeafSpec, as_logical, describe, dtype_from_name, from_host_array
+from ckpt_core._tree.leaves import (
+    LeafSpec,
+    as_abstract,
+    as_logical,
+    describe,
+    dtype_from_name,
+    from_host_array,
+)
 from ckpt_core.arguments import an, with_article
 
 _NUMBERS = ("jax", "numpy", "numpy_scalar")
@@ -33,9 +41,7 @@ class Target:
     regions: list[Region]  # of the stored array, which this process reads
     # To which readers cast block by block, to save memory; None if they must not.
     dtype: np.dtype[Any] | None
-    may_map: (
-        bool  # whether the result may be a mapped file: a jax array must share no memory with one
-    )
+    may_map: bool  # the result may be a mapped file: a jax array must share no memory with one
 
 
 class SavedLeaf:
@@ -49,7 +55,38 @@ class SavedLeaf:
         self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
 
 
-def wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
+_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
+"""Leaves of targets that are taken as they are, beside those of jax."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The target of one item, as leaves."""
+
+    like: Any  # what the caller passed; of a load the copy of a live object
+    flat: FlatTree  # with the states of live objects in their places
+    live: Sequence[tuple[Any, bool]]  # these, with whether one may stand there twice
+    leaves: Sequence[Any]  # with a ``jax.ShapeDtypeStruct`` for any description of an array
+    specs: Sequence[LeafSpec | None]  # what each asks for; None for one as it was saved
+    places: Sequence[Path]  # that hold ``...``
+
+    @classmethod
+    def of(cls, like: Any, flat: FlatTree, live: Sequence[tuple[Any, bool]]) -> Wanted:
+        """Leaves of ``inspect`` that are no jax arrays are wanted as they were saved."""
+        leaves, places = flat.leaves, list[Path]()
+        ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
+        if any(not issubclass(kind, ordinary) for kind in set(map(type, leaves))):
+            leaves = [
+                SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
+                if isinstance(leaf, LeafInfo) and leaf.kind != "jax"
+                else as_abstract(leaf)
+                for leaf in leaves
+            ]
+            places = [path for path, leaf in zip(flat.paths, leaves, strict=True) if leaf is ...]
+        return cls(like, flat, live, leaves, list(map(_wanted_spec, flat.paths, leaves)), places)
+
+
+def _wanted_spec(path: Path, leaf: Any) -> LeafSpec | None:
     """Kind, dtype and shape that a leaf of a target asks for; None for one that is wanted as it was saved. Raises UnsupportedLeaf
     if it is traced, or of a type that no checkpoint can hold.
     """
@@ -191,6 +228,7 @@ def like_targets(
     named = (one for one in asked if isinstance(one, jax.sharding.NamedSharding))
     mesh = next((one.mesh for one in named if one.mesh.size > 1), None)
     targets: list[Target] = []
+    known: dict[Any, Target] = {}  # many leaves are alike
     for (position, spec, leaf), own in zip(wanted, asked, strict=True):
         chosen = own
         if spec.kind not in ("jax", "key"):
@@ -199,7 +237,10 @@ def like_targets(
             chosen = _chosen(item, position, sharding)
         elif own is None and not isinstance(leaf, jax.Array):
             chosen = _saved_sharding(item, position, mesh)
-        targets.append(_target(item, position, spec, chosen, False))
+        key = item.specs[position], spec, chosen
+        if key not in known:
+            known[key] = _target(item, position, spec, chosen, False)
+        targets.append(known[key])
     return targets
 
 
@@ -207,11 +248,9 @@ PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
 
 
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
-    """Kind, dtype and shape of the loaded leaf; a saved array stays an array. A new state may hold a Python number where the
-    trained one has an array. If the array became a Python number, later steps would compute in another dtype.
+    """Kind, dtype and shape of a leaf that is wanted as a Python number; a saved array stays an array. A new state may hold a
+    number where the trained one has an array. If the array became a Python number, later steps would compute in another dtype.
     """
-    if wanted.kind not in PYTHON_NUMBERS or saved.kind in PYTHON_NUMBERS:
-        return wanted
     if saved.kind not in _NUMBERS:
         return wanted
     kinds = {_family(saved.numpy_dtype), _family(wanted.numpy_dtype)}
@@ -255,8 +294,19 @@ def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]]) -> No
         for position, target, leaf in placed
         if target.sharding is None and target.spec.kind in ("jax", "key")
     ]
-    if unplaced and jax.process_count() > 1:
-        _refuse_nowhere(item, [at for at, _, leaf in unplaced if not isinstance(leaf, jax.Array)])
+    several = bool(unplaced) and jax.process_count() > 1
+    for position, _, leaf in unplaced if several else ():
+        described = item.shardings[position]
+        if described is None or isinstance(leaf, jax.Array):
+            continue
+        where = format_path(item.paths[position])
+        kind = described.get("sharding_type")
+        on = described.get("device_str") or (described.get("device_mesh") or {}).get("mesh")
+        raise CheckpointError(
+            f"item {item.name!r}: several processes run and the saved sharding does not fit their devices: "
+            f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
+            "or load with sharding= or as_numpy=True"
+        )
     free = placing.free_bytes()
     needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
@@ -265,21 +315,6 @@ def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]]) -> No
             "default device: spread them by a target with shardings or load with sharding=, or keep them on "
             "the host with as_numpy=True"
         )
-
-
-def _refuse_nowhere(item: SavedItem, positions: Sequence[int]) -> None:
-    """Raises CheckpointError for a leaf that was saved with a sharding, which these devices do not allow."""
-    for position in positions:
-        described = item.shardings[position]
-        if described is not None:
-            where = format_path(item.paths[position])
-            kind = described.get("sharding_type")
-            on = described.get("device_str") or (described.get("device_mesh") or {}).get("mesh")
-            raise CheckpointError(
-                f"item {item.name!r}: several processes run and the saved sharding does not fit their devices: "
-                f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
-                "or load with sharding= or as_numpy=True"
-            )
 
 
 def _dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
@@ -322,77 +357,51 @@ def value_of(
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
         return placing.place_key(saved.shape, spec.dtype, target.sharding, keyed)
-    if spec.kind == "jax" and parts and spec.dtype == saved.dtype == saved.stored_dtype:
-        logical = parts  # stored, saved and wanted dtype are one: no conversion
-    elif spec.kind == "jax" and any(isinstance(part, jax.Array) for part in parts.values()):
-        logical = parts  # cast as it was read, into memory that XLA owns
-    else:
-        logical = _logical(saved, spec, parts, path, cast)
     if spec.kind == "jax":
-        dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
-        if saved.detail == "weak" and spec.dtype == saved.dtype and logical:
+        logical, dtype = parts, None
+        # as stored; or cast as it was read, into memory that XLA owns
+        as_read = spec.dtype == saved.dtype == saved.stored_dtype and parts
+        if not as_read and not any(isinstance(part, jax.Array) for part in parts.values()):
+            logical = _logical(saved, spec, parts, path, cast)
+        if not logical:
+            dtype = dtype_from_name(spec.dtype or saved.dtype)
+        elif saved.detail == "weak" and spec.dtype == saved.dtype:
             (part,) = logical.values()
             weak = placing.place_weak(part, target.sharding)
             if weak is not None:
                 return weak
         return placing.place(saved.shape, target.sharding, logical, dtype)
-    (array,) = logical.values()
+    (array,) = _logical(saved, spec, parts, path, cast).values()
     if saved.kind == "key":
         return array
-    if spec.kind == "numpy" == saved.kind and (spec.dtype, spec.detail) == (saved.dtype, ""):
-        spec = LeafSpec("numpy", spec.dtype, spec.shape, saved.detail)
-    return _host_value(array, spec)
+    if spec.kind == "numpy":
+        as_saved = saved.kind == "numpy" and (spec.dtype, spec.detail) == (saved.dtype, "")
+        big_endian = (saved if as_saved else spec).detail == ">"
+        return array.astype(array.dtype.newbyteorder(">")) if big_endian else array
+    return array[()] if spec.kind == "numpy_scalar" else from_host_array(array, spec)
 
 
 def _logical(
     saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path, cast: bool
 ) -> dict[Region, Array]:
     """The stored parts, converted to the saved dtype, or to that of the target if it has one."""
-    made: dict[Region, Array] = {}
-    lost: list[Array] = []
-    for region, part in parts.items():
-        made[region], beyond = _converted(as_logical(part, saved), saved, spec, cast)
-        lost += [beyond] if beyond.size else []
-    if lost:
-        raise _does_not_fit(saved, spec, lost, path, cast)
-    return made
-
-
-def _does_not_fit(
-    saved: LeafSpec, spec: LeafSpec, lost: list[Array], path: Path, cast: bool
-) -> StructureMismatch:
-    count, first = sum(beyond.size for beyond in lost), lost[0].flat[0]
-    shown = (
-        f"{saved}, of which {count:,} do not fit, such as {first}" if saved.shape else str(first)
-    )
-    advice = "A saved number does not fit the wanted dtype."
-    if saved.kind in _PYTHON_FLOATS and not cast:
-        advice += " cast=True rounds it, unless it is too large."
-    return StructureMismatch(
-        [Mismatch(format_path(path), "dtype", shown, str(spec))], advice=advice
-    )
-
-
-def _host_value(array: Array, spec: LeafSpec) -> Any:
-    if spec.kind == "numpy":
-        return array.astype(array.dtype.newbyteorder(">")) if spec.detail == ">" else array
-    if spec.kind == "numpy_scalar":
-        return array[()]
-    return from_host_array(array, spec)
-
-
-def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, cast: bool) -> tuple[Array, Array]:
-    """The array in the wanted dtype, and the values that are lost by that."""
+    made = {region: as_logical(part, saved) for region, part in parts.items()}
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":
-        return array, array.reshape(-1)[:0]
-    dtype = dtype_from_name(spec.dtype)
+        return made
+    dtype, lost = dtype_from_name(spec.dtype), list[Array]()
     number = saved.kind in _PYTHON_FLOATS
     # what jit makes of a Python float is weakly typed, and rounded: such a target asks for that
     rounds = not number or cast or spec.detail == "weak"
-    return converted(array, dtype, rounds=rounds, overflows=not number)
-
-
-def as_jax(array: Array, where: str) -> Any:
-    """A jax array from a host array; raises instead of narrowing 64-bit data to 32 bits."""
-    refuse_narrowing(array.dtype.name, where)
-    return jax.device_put(array)
+    for region, array in made.items():
+        made[region], beyond = converted(array, dtype, rounds=rounds, overflows=not number)
+        lost += [beyond] if beyond.size else []
+    if not lost:
+        return made
+    count, shown = sum(beyond.size for beyond in lost), str(lost[0].flat[0])
+    if saved.shape:
+        shown = f"{saved}, of which {count:,} do not fit, such as {shown}"
+    advice = "A saved number does not fit the wanted dtype."
+    if number and not cast:
+        advice += " cast=True rounds it, unless it is too large."
+    mismatch = Mismatch(format_path(path), "dtype", shown, str(spec))
+    raise StructureMismatch([mismatch], advice=advice)

@@ -2,14 +2,13 @@
 
 Leaves are read in rounds of at most 64 MiB for each process. In each round every process reads its share, all agree that every
 read succeeded, and then replicated regions are exchanged over the devices. All compute the same rounds, from shapes, shardings
-and ``max_host_bytes``; they compare digests of these before the first round.
+and ``max_host_bytes``, which they have compared before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import math
 from collections import Counter
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._devices import collectives
-from ckpt_core._errors import CheckpointError
 from ckpt_core._layout.chunks import rows_per_block
 from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
 from ckpt_core._layout.writers import WriterTurns
@@ -42,7 +40,6 @@ class _Layout:
 
     holders: dict[Region, tuple[int, ...]]  # all holders of each region of this process, ascending
     regions_each: int  # the most distinct regions that one process holds
-    digest: str  # of all devices and regions; equal on processes that see the same layout
 
 
 @functools.lru_cache(4096)
@@ -51,12 +48,8 @@ def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
     if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return None
     found: dict[Region, set[int]] = {}
-    seen = hashlib.sha256()
-    entries = sharding.devices_indices_map(shape).items()
-    for device, index in sorted(entries, key=lambda entry: entry[0].id):
-        region = to_region(index, shape)
-        found.setdefault(region, set()).add(device.process_index)
-        seen.update(repr((device.id, region)).encode())
+    for device, index in sharding.devices_indices_map(shape).items():
+        found.setdefault(to_region(index, shape), set()).add(device.process_index)
     each = Counter(one for holders in found.values() for one in holders)
     if len(each) == 1:
         return None
@@ -65,7 +58,7 @@ def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
         for region, holders in sorted(found.items())
         if process in holders
     }
-    return _Layout(mine, max(each.values()), seen.hexdigest())
+    return _Layout(mine, max(each.values()))
 
 
 class _Step(NamedTuple):
@@ -89,7 +82,7 @@ class _Piece(NamedTuple):
 
 
 def read_and_send(
-    agree: Callable[[str, Callable[[list[str]], str]], str],
+    agree: Callable[[], object],
     process: int,
     checkpoint: Checkpoint,
     item: SavedItem,
@@ -101,11 +94,10 @@ def read_and_send(
     """What ``read_leaves`` yields, but each replicated region is read by one process only, which verifies and sends it. Every
     process of the load must call it, with the same leaves and shardings. ``agree`` waits for all of them, so that none waits in
     a collective for one that failed; ``process`` is the index of this one. Raises CheckpointCorrupt if any process read damaged
-    data, and CheckpointError if processes load different leaves or shardings, or an exchange failed.
+    data, and CheckpointError if an exchange failed.
     """
     limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
     layouts = [_layout(want.sharding, item.specs[want.leaf].shape, process) for want in wants]
-    agree(_digest(item, wants, layouts, limit_bytes), _same_for_all)
     turns = WriterTurns()  # so that all read about the same number of bytes
     rounds = [
         (steps, *_pieces(item, steps, turns))
@@ -123,7 +115,7 @@ def read_and_send(
             read = [next(source)[1] for _ in steps]
             # all memory before the processes agree: none waits in a collective for one that has too little
             rooms = {holders: _room(pieces, read, process) for holders, pieces in shared.items()}
-            agree("read", _same_for_all)
+            agree()
             # sorted: if two groups share processes, these all run the two collectives in one order
             for holders in sorted(shared):
                 _receive(shared[holders], *rooms[holders], holders, read)
@@ -135,17 +127,6 @@ def read_and_send(
                 if step.last:
                     yield step.want, parts
                     parts = {}
-
-
-def _same_for_all(texts: list[str]) -> str:
-    """Called on process 0: raises CheckpointError if a process loads something else."""
-    other = next((index for index, text in enumerate(texts) if text != texts[0]), None)
-    if other is not None:
-        raise CheckpointError(
-            f"process {other} loads other leaves, or onto other shardings, than process 0: with "
-            "Options(broadcast=True) all processes must load the same"
-        )
-    return ""
 
 
 def _pieces(
@@ -255,16 +236,6 @@ def _rounds(steps: Sequence[_Step], limit_bytes: int) -> Iterator[list[_Step]]:
         size_bytes += step.size_bytes
     if one:
         yield one
-
-
-def _digest(
-    item: SavedItem, wants: Sequence[Want], layouts: Sequence[_Layout | None], limit_bytes: int
-) -> str:
-    """Equal on two processes that load the same leaves with the same shardings and rounds."""
-    seen = hashlib.sha256(repr((item.name, limit_bytes)).encode())
-    for want, layout in zip(wants, layouts, strict=True):
-        seen.update(repr((want.leaf, "" if layout is None else layout.digest)).encode())
-    return seen.hexdigest()
 
 
 def _rows_of(region: Region, rows: tuple[int, int] | None) -> Region:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 
-from ckpt_core._layout.regions import Region
+from ckpt_core._layout.regions import Region, region_shape
 from ckpt_core._read.extents import ExtentReader
 from ckpt_core._read.wants import Array, Job, Reads, Share, Want, aligned, buffers, take
-from ckpt_core._saved import DerivedItem, Recipe, Source
+from ckpt_core._saved import DerivedItem, Recipe
 
 
 class DerivedReader:
@@ -30,7 +29,7 @@ class DerivedReader:
         renamed: dict[int, Want] = {}  # by number in the batch
         for number, want in enumerate(batch):
             recipe = item.recipes[want.leaf]
-            tensor = recipe.sources[0].leaf
+            ((_, (tensor, *_)), *_) = recipe.rows
             if recipe == Recipe.of(tensor, item.base.specs[tensor].shape):
                 renamed[number] = want._replace(leaf=tensor)
                 continue
@@ -42,22 +41,23 @@ class DerivedReader:
 
     def _rows(self, recipe: Recipe, parts: dict[Region, Array]) -> Iterator[Job]:
         """A job for each row of the stacked dimensions of which some region holds a part."""
-        for row, sources in itertools.groupby(recipe.sources, key=lambda source: source.row):
+        for index, row in recipe.rows:
             takers: list[Share] = []
             for region, buffer in parts.items():
-                stacked = list(zip(row, region, strict=False))
-                if buffer.size and all(start <= n < stop for n, (start, stop) in stacked):
-                    place = tuple(n - start for n, (start, _) in stacked)
-                    takers.append((region[len(row) :], buffer[(*place, ...)]))
+                leading = list(zip(index, region, strict=False))
+                if buffer.size and all(start <= n < stop for n, (start, stop) in leading):
+                    place = tuple(n - start for n, (start, _) in leading)
+                    takers.append((region[len(index) :], buffer[(*place, ...)]))
             if takers:
-                yield functools.partial(self._make_row, recipe, list(sources), takers)
+                yield functools.partial(self._make_row, recipe, row, takers)
 
-    def _make_row(self, recipe: Recipe, sources: Sequence[Source], takers: list[Share]) -> None:
+    def _make_row(self, recipe: Recipe, row: Sequence[int], takers: list[Share]) -> None:
         """Job: reads the tensors of a row, and gives each region its part."""
-        specs, view = self._item.base.specs, recipe.view
-        joined = aligned(view.tensor, specs[sources[0].leaf].numpy_dtype)
-        for source in sources:
-            region, place = recipe.joins(source, specs[source.leaf].shape)
-            for job in self._reader.jobs(source.leaf, [(region, joined[place])]):
+        tensors: list[Array] = []
+        for leaf in row:
+            spec = self._item.base.specs[leaf]
+            region = recipe.region(spec.shape)
+            tensors.append(aligned(region_shape(region), spec.numpy_dtype))
+            for job in self._reader.jobs(leaf, [(region, tensors[-1])]):
                 job()
-        take(joined.reshape(view.reshaped).transpose(view.transpose), takers)
+        take(recipe.row(tensors), takers)

@@ -128,20 +128,13 @@ def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: StoreContext) -
         return item
     arrays = _opened_arrays(checkpoint, item, context)
     impls: dict[str, str] = {}
-    for file in _array_metadata_files(checkpoint, item):
-        data = checkpoint.backend.read(checkpoint.path, file)
-        impls |= orbax_read.load_key_impls(data, file) if data else {}
+    directory = f"{checkpoint.path}/{item.directory}" if item.directory else checkpoint.path
+    for name in checkpoint.backend.files(directory):
+        if name.startswith("array_metadatas/"):
+            data = checkpoint.backend.read(checkpoint.path, item.file(name))
+            impls |= orbax_read.load_key_impls(data, item.file(name)) if data else {}
     specs = [_orbax_spec(leaf, arrays, impls.get(leaf.name)) for leaf in item.tree.leaves]
     return replace(item, specs=specs)
-
-
-def _array_metadata_files(checkpoint: Checkpoint, item: OrbaxItem) -> list[str]:
-    directory = f"{checkpoint.path}/{item.directory}" if item.directory else checkpoint.path
-    return [
-        item.file(name)
-        for name in checkpoint.backend.files(directory)
-        if name.startswith("array_metadatas/")
-    ]
 
 
 def _orbax_spec(

@@ -49,9 +49,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     none for it.
     """
     size = math.prod(shape) * dtype.itemsize
-    if (
-        size > sys.maxsize - _ALIGNMENT
-    ):  # more bytes than addresses, for which numpy raises ValueError
+    if size > sys.maxsize - _ALIGNMENT:  # more than addresses: numpy would raise ValueError
         raise MemoryError(f"no memory for {size} bytes: {dtype.name}{list(shape)}")
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     offset = -memory.ctypes.data % _ALIGNMENT

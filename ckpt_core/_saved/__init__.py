@@ -10,7 +10,6 @@ from ckpt_core._saved.checkpoint import OrbaxItem as OrbaxItem
 from ckpt_core._saved.checkpoint import Recipe as Recipe
 from ckpt_core._saved.checkpoint import Replaced as Replaced
 from ckpt_core._saved.checkpoint import SavedItem as SavedItem
-from ckpt_core._saved.checkpoint import Source as Source
 from ckpt_core._saved.checkpoint import naming as naming
 from ckpt_core._saved.checkpoint import replaced as replaced
 from ckpt_core._saved.checkpoint import with_path as with_path

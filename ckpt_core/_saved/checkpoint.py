@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format.orbax_read import OrbaxTree
@@ -95,36 +97,31 @@ class ExtentItem(SavedItem):
     sizes_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-class Source(NamedTuple):
-    """A saved tensor that a rule puts into a wanted leaf."""
-
-    leaf: int  # its position in the item
-    row: tuple[int, ...]  # where it goes in the stacked dimensions
-    # Of its first element in the joined tensor, along ``Recipe.axis``; negative if the leaf begins later than the tensor.
-    start: int
-
-
 class Recipe(NamedTuple):
-    """How a leaf is made: tensors are joined along an axis, seen by a view, and stacked."""
+    """How a leaf is made: the tensors of a row are joined along an axis, and seen by a view; rows are stacked."""
 
-    sources: tuple[Source, ...]  # those of a row stand together
+    # Positions of tensors, by index in the stacked dimensions.
+    rows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     axis: int
+    # Of a leaf that is split off its only tensor, the part along the axis; None: all of each.
+    part: tuple[int, int] | None
     view: View
 
     @classmethod
     def of(cls, leaf: int, shape: tuple[int, ...]) -> Recipe:
         """That of a leaf which is one tensor as it is."""
-        return cls((Source(leaf, (), 0),), 0, unchanged(shape))
+        return cls((((), (leaf,)),), 0, None, unchanged(shape))
 
-    def joins(self, source: Source, shape: tuple[int, ...]) -> tuple[Region, tuple[Any, ...]]:
-        """The region of a source of this shape that the leaf takes, and its place in the joined tensor, as an index."""
-        if not shape:
-            return (), (...,)
-        axis, start = self.axis, source.start
-        first, last = max(0, start), min(self.view.tensor[axis], start + shape[axis])
-        last = max(first, last)  # a tensor that another leaf takes
-        region = (*whole(shape[:axis]), (first - start, last - start), *whole(shape[axis + 1 :]))
-        return region, (*[slice(None)] * axis, slice(first, last))
+    def region(self, shape: tuple[int, ...]) -> Region:
+        """What the leaf takes of a tensor of this shape."""
+        if self.part is None:
+            return whole(shape)
+        return (*whole(shape[: self.axis]), self.part, *whole(shape[self.axis + 1 :]))
+
+    def row(self, tensors: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """One row of the leaf, made of these regions of its tensors."""
+        joined = tensors[0] if len(tensors) == 1 else np.concatenate(tensors, self.axis)
+        return joined.reshape(self.view.reshaped).transpose(self.view.transpose)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -32,11 +33,8 @@ _FIRST_READ_BYTES = 256 * KIB
 """Holds the header of most files, so that opening one takes one request."""
 
 
-class _Placed(NamedTuple):
-    """A tensor, and the file that it is in."""
-
-    file: str
-    tensor: safetensors.Tensor
+_Placed = list[tuple[str, safetensors.Tensor]]
+"""Tensors, each with the file that it is in."""
 
 
 def open_file(location: Location, backend: Backend) -> Checkpoint | None:
@@ -44,13 +42,14 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
     ``SUFFIXES``.
     """
     folder, _, name = location.path.rpartition("/")
-    inside = Location(folder, location.local, storage_options=location.storage_options)
+    inside = replace(location, path=folder)
     if location.local:
-        if kind_at(location.path) != "file":
-            return None
-    elif folder.endswith(":/") or not _exists(inside, name):  # a bucket's name alone is no file
-        return None
-    return _opened(location.path, inside, backend, name)
+        there = kind_at(location.path) == "file"
+    else:  # a bucket's name alone is no file
+        byte, there = np.empty(1, np.uint8), False
+        if not folder.endswith(":/"):
+            there = StoreFiles(inside, new_context()).read(name, 0, byte) == 1
+    return _opened(location.path, inside, backend, name) if there else None
 
 
 def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
@@ -59,11 +58,6 @@ def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
     """
     name = _chosen(_names_in(location), location.path)
     return None if name is None else _opened(location.path, location, backend, name)
-
-
-def _exists(folder: Location, name: str) -> bool:
-    files = StoreFiles(folder, new_context())
-    return files.read(name, 0, np.empty(1, np.uint8)) == 1
 
 
 def _names_in(folder: Location) -> list[str]:
@@ -108,34 +102,29 @@ def _opened(path: str, folder: Location, backend: Backend, name: str) -> Checkpo
         placed = _listed(places, headers, name)
     else:
         headers = _headers(folder, backend, [name])
-        placed = [_Placed(name, tensor) for tensor in headers[name].tensors]
+        placed = [(name, tensor) for tensor in headers[name].tensors]
     logger.info("%s: safetensors, without checksums: loading unchecked", path)
     texts = itertools.chain.from_iterable(header.metadata.items() for header in headers.values())
-    sizes = {file: header.file_bytes for file, header in headers.items()}
-    item = _item(placed, sizes)
+    names = tuple(tensor.name for _, tensor in placed)
+    item = ExtentItem(
+        name="state",
+        form="tree",
+        root=Node("dict", names, (LEAF,) * len(names)),
+        paths=[(name,) for name in names],
+        specs=[leaf_spec("jax", tensor.dtype, tensor.shape) for _, tensor in placed],
+        shardings=[None] * len(names),
+        files=[file for file, _ in placed],
+        offsets=[tensor.offset for _, tensor in placed],
+        sizes_bytes={file: header.file_bytes for file, header in headers.items()},
+    )
     return Checkpoint(
         path, folder, backend, {item.name: item}, True, {**dict(texts), **metadata} or None
     )
 
 
-def _item(placed: Sequence[_Placed], sizes_bytes: Mapping[str, int]) -> ExtentItem:
-    names = tuple(entry.tensor.name for entry in placed)
-    return ExtentItem(
-        name="state",
-        form="tree",
-        root=Node("dict", names, (LEAF,) * len(names)),
-        paths=[(name,) for name in names],
-        specs=[leaf_spec("jax", entry.tensor.dtype, entry.tensor.shape) for entry in placed],
-        shardings=[None] * len(names),
-        files=[entry.file for entry in placed],
-        offsets=[entry.tensor.offset for entry in placed],
-        sizes_bytes=sizes_bytes,
-    )
-
-
 def _listed(
     places: Mapping[str, str], headers: Mapping[str, safetensors.Header], index: str
-) -> list[_Placed]:
+) -> _Placed:
     """The tensors that an index lists, each in the file that it names."""
     found = {
         (file, tensor.name): tensor for file, header in headers.items() for tensor in header.tensors
@@ -150,7 +139,7 @@ def _listed(
     if len(found) > len(places):
         extra = next(name for file, name in found if places.get(name) != file)
         logger.warning("%s leaves out tensors of its files, such as %r", index, extra)
-    return [_Placed(file, found[file, name]) for name, file in places.items()]
+    return [(file, found[file, name]) for name, file in places.items()]
 
 
 def _headers(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import difflib
+import heapq
 import os
 import shlex
 from dataclasses import replace
@@ -61,12 +61,11 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
 
 def open_in(backend: Backend, path: str, local: bool, options: Options | None = None) -> Checkpoint:
     """The same where ``resolve`` gave ``path``, absolute or a URL, and ``local`` before: for one of the steps of a run."""
-    stored = None if options is None else options.storage_options
-    location = Location(path, local, storage_options=stored)
+    location = Location(path, local, storage_options=options and options.storage_options)
     before = None
     for _ in range(MOST_TRIES):
         try:
-            opened = _open(location, backend)
+            return _open(location, backend)
         except (CheckpointNotFound, CheckpointCorrupt) as raised:
             # A file that is looked for in a directory just when another takes its place may be deleted already.
             if local and (now := _standing(path)) != before:
@@ -75,9 +74,6 @@ def open_in(backend: Backend, path: str, local: bool, options: Options | None = 
             if (error := with_path(raised, path)) is raised:
                 raise
             raise error from raised
-        if stored is None:
-            return opened
-        return replace(opened, location=replace(opened.location, storage_options=stored))
     raise replaced(path)
 
 
@@ -94,30 +90,28 @@ def _standing(path: str) -> tuple[int, ...]:
 
 
 def _open(location: Location, backend: Backend) -> Checkpoint:
-    text, local = location.path, location.local
+    text, folder, local = location.path, location, location.local
     if text.endswith(foreign.SUFFIXES) and (file := foreign.open_file(location, backend)):
         return file
-    aside = backend.replaced(text)
-    if aside is not None:
+    if (aside := backend.replaced(text)) is not None:
         # a save with overwrite=True was killed between its two renames: load the old checkpoint
-        text = aside
+        text, location = aside, replace(location, path=aside)
     record = backend.read(text, RECORD_FILE)
+    if record is None and not local:
+        if not backend.is_checkpoint(text):  # it may be half deleted
+            return _open_folder(folder, backend)
+        record = backend.read(text, RECORD_FILE)  # committed since the first look
     if record is not None:
-        return _open_ours(text, local, backend, record)
-    if not local and not backend.is_checkpoint(text):  # it may be half deleted
-        return _open_folder(location, backend)
-    if not local and (record := backend.read(text, RECORD_FILE)) is not None:
-        return _open_ours(text, local, backend, record)  # committed since the first look
+        return _open_ours(location, backend, record)
     described = backend.read(text, orbax_write.STEP_METADATA)
     step = _parse_step(described) if described else {}
     if MARKER in step.get("custom_metadata", {}):
         raise _no_record(text)
     tree = backend.read(text, orbax_write.ITEM_METADATA)
     if tree is not None:
-        return _open_flat(
-            text, local, backend, orbax_read.load_item_metadata(tree, orbax_write.ITEM_METADATA)
-        )
-    return _open_orbax(text, local, backend, step) or _open_folder(location, backend)
+        flat = orbax_read.load_item_metadata(tree, orbax_write.ITEM_METADATA)
+        return _open_flat(location, backend, flat)
+    return _open_orbax(location, backend, step) or _open_folder(folder, backend)
 
 
 def _open_folder(location: Location, backend: Backend) -> Checkpoint:
@@ -136,12 +130,12 @@ def _no_record(path: str) -> CheckpointCorrupt:
     )
 
 
-def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeCheckpoint:
+def _open_ours(location: Location, backend: Backend, data: bytes) -> NativeCheckpoint:
     """A checkpoint that ckpt wrote; ``data`` is the content of its ckpt.json."""
     record = load_record(data)
     return NativeCheckpoint(
-        path,
-        Location(path, local),
+        location.path,
+        location,
         backend,
         {name: _native_item(name, item, record) for name, item in record.items.items()},
         record.single,
@@ -184,16 +178,15 @@ def _parse_step(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _open_flat(path: str, local: bool, backend: Backend, tree: orbax_read.OrbaxTree) -> Checkpoint:
+def _open_flat(location: Location, backend: Backend, tree: OrbaxTree) -> Checkpoint:
     """A checkpoint whose path is the directory of one item: written flat by Orbax, or by ckpt."""
+    path = location.path
     if tree.required_record:
-        parent, name = (
-            os.path.split(path) if local else (path.rpartition("/")[0], path.rpartition("/")[2])
-        )
+        parent, _, name = path.rpartition("/")
         record = backend.read(parent, RECORD_FILE)
         if record is None:
             raise _no_record(path)
-        opened = _open_ours(parent, local, backend, record)
+        opened = _open_ours(replace(location, path=parent), backend, record)
         for item in opened.items.values():
             if name == item.directory:
                 return replace(opened, items={item.name: item}, single=True)
@@ -201,22 +194,19 @@ def _open_flat(path: str, local: bool, backend: Backend, tree: orbax_read.OrbaxT
             f"{path}: the record of {parent} has no item {name!r}", file=RECORD_FILE
         )
     logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
-    item = _orbax_tree_item(path, backend, "", "", tree)
-    return Checkpoint(path, Location(path, local), backend, {"": item}, True)
+    return Checkpoint(path, location, backend, {"": _orbax_tree(path, backend, "", "", tree)}, True)
 
 
-def _orbax_tree_item(
-    path: str, backend: Backend, name: str, directory: str, tree: OrbaxTree
+def _orbax_tree(
+    path: str, backend: Backend, name: str, directory: str, tree: OrbaxTree, form: str = "tree"
 ) -> OrbaxItem:
     """A pytree item that Orbax wrote, without specs: dtypes and shapes are known of opened arrays only."""
-    prefix = f"{directory}/" if directory else ""
-    shardings: dict[str, dict[str, Any]] = {}
-    data = backend.read(path, prefix + orbax_write.SHARDING_FILE)
-    if data:
-        shardings = orbax_read.load_shardings(data, prefix + orbax_write.SHARDING_FILE)
+    file = f"{directory}/{orbax_write.SHARDING_FILE}".lstrip("/")
+    data = backend.read(path, file)
+    shardings = orbax_read.load_shardings(data, file) if data else {}
     return OrbaxItem(
         name=name,
-        form="tree",
+        form=form,
         root=tree.root,
         paths=[leaf.path for leaf in tree.leaves],
         shardings=[shardings.get(leaf.name) for leaf in tree.leaves],
@@ -226,11 +216,9 @@ def _orbax_tree_item(
     )
 
 
-def _open_orbax(
-    path: str, local: bool, backend: Backend, step: dict[str, Any]
-) -> Checkpoint | None:
+def _open_orbax(location: Location, backend: Backend, step: dict[str, Any]) -> Checkpoint | None:
     """A step directory that Orbax wrote, with one subdirectory for each item; None if there is none."""
-    handlers = step.get("item_handlers")
+    path, handlers = location.path, step.get("item_handlers")
     handlers = handlers if isinstance(handlers, dict) else {}
     items: dict[str, SavedItem] = {}
     metrics: dict[str, float] = {}
@@ -255,9 +243,7 @@ def _open_orbax(
             "with save(step, default=state), since save(step, state) stores 'state'",
             path,
         )
-    return Checkpoint(
-        path, Location(path, local), backend, items, single, step.get("custom_metadata"), metrics
-    )
+    return Checkpoint(path, location, backend, items, single, step.get("custom_metadata"), metrics)
 
 
 def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem | None:
@@ -271,13 +257,8 @@ def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem
         tree = orbax_read.load_item_metadata(data, f"{directory}/{orbax_write.ITEM_METADATA}")
         if tree.required_record:
             raise _no_record(path)
-        item = _orbax_tree_item(path, backend, name, directory, tree)
-        return replace(
-            item,
-            form={"array": "array", "jax_key": "jax_key", "numpy_key": "numpy_key"}.get(
-                known, "tree"
-            ),
-        )
+        form = known if known in ("array", "jax_key", "numpy_key") else "tree"
+        return _orbax_tree(path, backend, name, directory, tree, form)
     if known in ("array", "jax_key"):
         return OrbaxItem(name, known, directory=directory)
     for file in ("metadata", "data.json", "metrics"):
@@ -285,19 +266,15 @@ def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem
         if data is not None:
             value = parse_json(data, f"{name}/{file}")
             return OrbaxItem(name, "json", value=value, directory=name)
-    if any(part.startswith("process_") for part in _files_in(backend, path, name)):
-        return OrbaxItem(name, "process", directory=name)
-    return None
+    files = backend.files(f"{path}/{name}")
+    states = any(file.startswith("process_") and "/" not in file for file in files)
+    return OrbaxItem(name, "process", directory=name) if states else None
 
 
 def _is_tree(backend: Backend, path: str, name: str) -> bool:
     """Whether arrays lie there: then the item has lost its metadata, and is not one of any files."""
     files = backend.files(f"{path}/{name}")
     return any(file == INDEX_FILE or file.endswith(_OF_ARRAYS) for file in files)
-
-
-def _files_in(backend: Backend, path: str, name: str) -> list[str]:
-    return [part.rpartition("/")[2] for part in backend.files(f"{path}/{name}") if "/" not in part]
 
 
 def not_found(path: str, backend: Backend) -> CheckpointNotFound:
@@ -336,34 +313,27 @@ def _beside(path: str, backend: Backend) -> str:
     return f"; beside {where} are {', '.join(beside)}"
 
 
-def _suggestions(parent: str, wanted: str, backend: Backend) -> list[str]:
-    """Names like the wanted one, or else checkpoints, or else all; a number stands for a step, so others are near ones."""
-    inside = _nearest(backend.children(parent), wanted)
-    found = [name for name in inside if backend.is_checkpoint(f"{parent}/{name}")]
-    named = [name for name in inside if not name.isdigit()]  # a run is no checkpoint
-    if wanted.isdigit() and found:
-        steps = [name for name in found if name.isdigit()]
-        near = sorted(steps, key=lambda name: abs(int(name) - int(wanted)))[:3]
-        return [name for name in found if name in near] or found[-5:]
-    close = difflib.get_close_matches(wanted, {*found, *named}, n=3, cutoff=0.3)
-    return close or found[-5:] or named[-5:]
-
-
 _MOST_LOOKS = 32
 """Into so many folders a message looks for what was meant: beside it there may be 100,000, each a request to a bucket."""
 
 
-def _nearest(names: list[str], wanted: str) -> list[str]:
-    """The names to look into: of too many, those that stand beside the wanted one when sorted."""
-    by_length = sorted(names, key=lambda text: (len(text), text))
-    if len(names) <= _MOST_LOOKS:
-        return by_length
-    by_letters, near, half = sorted(names), set[str](), _MOST_LOOKS // 4
-    at = bisect.bisect([(len(text), text) for text in by_length], (len(wanted), wanted))
-    near.update(by_length[max(0, at - half) : at + half])
-    at = bisect.bisect(by_letters, wanted)
-    near.update(by_letters[max(0, at - half) : at + half])
-    return sorted(near, key=lambda text: (len(text), text))
+def _suggestions(parent: str, wanted: str, backend: Backend) -> list[str]:
+    """Names like the wanted one, or else checkpoints, or else all; a number stands for a step, so others are near ones."""
+
+    def distance(name: str) -> tuple[bool, int]:
+        if wanted.isdigit() and name.isdigit():
+            return False, abs(int(name) - int(wanted))
+        return wanted.isdigit(), len({*name} ^ {*wanted})  # letters that one of them lacks
+
+    inside = heapq.nsmallest(_MOST_LOOKS, backend.children(parent), key=distance)
+    inside.sort(key=lambda text: (len(text), text))
+    found = [name for name in inside if backend.is_checkpoint(f"{parent}/{name}")]
+    named = [name for name in inside if not name.isdigit()]  # a run is no checkpoint
+    if wanted.isdigit() and found:
+        near = sorted(filter(str.isdigit, found), key=distance)[:3]
+        return [name for name in found if name in near] or found[-5:]
+    close = difflib.get_close_matches(wanted, {*found, *named}, n=3, cutoff=0.3)
+    return close or found[-5:] or named[-5:]
 
 
 def refuse_file_for_steps(path: str) -> None:

@@ -66,15 +66,16 @@ def arranged(source: FlatTree, asked: Arrangement, where: str) -> FlatTree:
 
 @each
 def _put_together(slot: Slot) -> Array:
-    """What a rule makes of arrays; one of them is in memory beside the result."""
+    """What a rule makes of arrays; one row of them is in memory beside the result."""
     recipe, slots = slot.place
-    view, stacked = recipe.view, slot.spec.shape[: len(recipe.sources[0].row)]
-    joined: Array = np.empty((*stacked, *view.tensor), slot.spec.numpy_dtype)
-    for part, values in zip(recipe.sources, arrays_of(slots), strict=True):
-        region, place = recipe.joins(part, values.shape)
-        joined[(*part.row, ...)][place] = values[(*region_slices(region), ...)]
-    axes = (*range(len(stacked)), *(len(stacked) + axis for axis in view.transpose))
-    return np.ascontiguousarray(joined.reshape((*stacked, *view.reshaped)).transpose(axes))
+    made: Array = np.empty(slot.spec.shape, slot.spec.numpy_dtype)
+    values = arrays_of(slots)
+    for index, row in recipe.rows:
+        tensors = [next(values) for _ in row]
+        made[(*index, ...)] = recipe.row(
+            [one[(*region_slices(recipe.region(one.shape)), ...)] for one in tensors]
+        )
+    return made
 
 
 def _selected(leaves: _Leaves, only: Any, where: str) -> _Leaves:
@@ -103,7 +104,7 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
     found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
     for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
         name = str(path[0])
-        parts = [slots[part.leaf] for part in recipe.sources]
+        parts = [slots[leaf] for _, row in recipe.rows for leaf in row]
         if name in arrays and parts == [arrays[name][1]]:
             found.append(arrays[name])
         else:
