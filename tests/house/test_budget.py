@@ -16,14 +16,14 @@ from tests.support.paths import INTEGRATIONS, PACKAGE, ROOT, modules
 
 # What the house weighs. These numbers only fall.
 SUMS = {
-    "lines of ckpt_core": 40_710,
-    "characters of ckpt_core": 1_747_135,
-    "lines of the integrations": 12_714,
-    "characters of the integrations": 526_068,
-    "files of both": 289,
-    "lines of tests": 59_035,
-    "lines of tests that import private names": 8_483,
-    "files of tests": 404,
+    "lines of ckpt_core": 39_989,
+    "characters of ckpt_core": 1_724_711,
+    "lines of the integrations": 12_536,
+    "characters of the integrations": 520_934,
+    "files of both": 267,
+    "lines of tests": 57_850,
+    "lines of tests that import private names": 8_447,
+    "files of tests": 378,
     "words of pages": 19_848,
     "sentences of pages above 35 words": 0,
 }
