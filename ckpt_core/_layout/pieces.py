@@ -1,4 +1,4 @@
-"""What is read of a file: pieces with the wanted regions of an array that lies there in C order; few reads for many ranges. Pure."""
+"""What is read of a file: pieces with the wanted regions of an array that lies there in C order. Pure."""
 
 from __future__ import annotations
 
@@ -88,23 +88,3 @@ def gaps(size_bytes: int, covered: Iterable[tuple[int, int]]) -> list[tuple[int,
     if position < size_bytes:
         found.append((position, size_bytes))
     return found
-
-
-def coalesce(
-    ranges: Iterable[tuple[int, int]], *, gap_bytes: int, limit_bytes: int
-) -> list[tuple[int, int, list[int]]]:
-    """``(offset, length, members)`` for each of few reads that hold all ``(offset, length)`` ranges; members are indices
-    into ``ranges``. Ranges at most ``gap_bytes`` apart are joined, unless the read would exceed ``limit_bytes``.
-    """
-    entries = sorted((offset, length, position) for position, (offset, length) in enumerate(ranges))
-    reads: list[tuple[int, int, list[int]]] = []
-    for offset, length, position in entries:
-        if reads:
-            start, size, members = reads[-1]
-            end = max(start + size, offset + length)
-            if offset <= start + size + gap_bytes and end - start <= limit_bytes:
-                members.append(position)
-                reads[-1] = (start, end - start, members)
-                continue
-        reads.append((offset, length, [position]))
-    return reads

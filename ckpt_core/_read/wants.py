@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._layout.pieces import coalesce
 from ckpt_core._layout.regions import Region, region_shape, region_size, region_slices, whole
 from ckpt_core._options import MIB
+from ckpt_core._storage import coalesce
 
 _ALIGNMENT = 64
 """Bytes. On CPU, jax uses host memory without a copy only if its address is a multiple of this."""

@@ -21,6 +21,7 @@ from ckpt_core._storage.encode import joined as joined
 from ckpt_core._storage.files import DataFiles as DataFiles
 from ckpt_core._storage.files import PastCache as PastCache
 from ckpt_core._storage.files import StoreFiles as StoreFiles
+from ckpt_core._storage.files import coalesce as coalesce
 from ckpt_core._storage.location import INDEX_FILE as INDEX_FILE
 from ckpt_core._storage.location import KeyValues as KeyValues
 from ckpt_core._storage.location import Location as Location

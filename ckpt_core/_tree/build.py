@@ -49,8 +49,10 @@ def _build(node: Node, leaves: Iterator[Any]) -> Any:
             return children
         case "custom" if len(set(node.keys)) < len(node.keys):
             return children  # a dict would hold the last of those that share a key
+        case _ if node.type_name.startswith(DEFAULTDICT):
+            return _saved_defaultdict(node, children)
         case _:
-            return _saved_dict(node, children)
+            return dict(zip(node.keys, children, strict=True))
 
 
 _MADE = (
@@ -61,11 +63,9 @@ _FACTORIES: dict[str, Any] = {"None": None, **{type_name(made): made for made in
 """The only default factories that a checkpoint may name: calling any other would be unsafe."""
 
 
-def _saved_dict(node: Node, children: list[Any]) -> dict[Any, Any]:
-    """A dict, or a defaultdict if one was saved and its factory is in ``_FACTORIES``."""
+def _saved_defaultdict(node: Node, children: list[Any]) -> dict[Any, Any]:
+    """A defaultdict if its factory is in ``_FACTORIES``, or else a dict."""
     entries = zip(node.keys, children, strict=True)
-    if not node.type_name.startswith(DEFAULTDICT):
-        return dict(entries)
     factory = node.type_name.removeprefix(DEFAULTDICT)
     if factory in _FACTORIES:
         return collections.defaultdict(_FACTORIES[factory], entries)
