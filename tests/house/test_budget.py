@@ -35,8 +35,8 @@ BUDGETS = {
     "load with a target": (30, 142, 109),
     "restore_latest of an NNX model": (46, 216, 158),
     "open and restore": (57, 260, 198),
-    "Checkpointer.save": (35, 187, 131),
-    "Checkpointer.save with two tiers": (41, 221, 246),
+    "Checkpointer.save": (35, 187, 133),
+    "Checkpointer.save with two tiers": (41, 221, 248),
 }
 # leaf of so many bytes -> Python calls for each further one, of a save and of a load
 CALLS_PER_LEAF = {16: (2, 14), 1024: (3, 14), 4 * 2**20: (13, 58)}
