@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckpt_core._directory import Backend, write_pieces
+from ckpt_core._directory import write_pieces
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._exchange import BLOCK_BYTES, Key, Lacking, open_plain
 from ckpt_core._format.part import contains
@@ -21,7 +21,8 @@ from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
 from ckpt_core._options import MIB
-from ckpt_core._run.tiers.judge import CopyState, Source, State, WholeStep, cause_of
+from ckpt_core._run.tiers.folders import Folders, Target
+from ckpt_core._run.tiers.judge import CopyState, Source, WholeStep, cause_of
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._verify import verify_part
 
@@ -32,16 +33,6 @@ _STALLED_SECS = 10.0
 """``finish`` gives up if no byte moves, here or to a partner, for this time."""
 Pieces = Callable[[int], Iterator[bytes]]
 """The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
-
-
-class Target(NamedTuple):
-    """Where a part is brought."""
-
-    path: str  # of the step's directory
-    backend: Backend
-    durable: bool  # whether it is fsynced
-    # Called right before the commit; raises if the part is not wanted there any more.
-    may_commit: Callable[[], None]
 
 
 def bring(key: Key, pieces: Pieces, target: Target) -> None:
@@ -106,7 +97,7 @@ def fetch_first(
 
 def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
     if source.process == peers.index:
-        offered = peers.offers.find(key)
+        offered = peers.served(key)
         if offered is None:
             raise Lacking("it was here and is gone")
         bring(key, pieces_of_directory(offered.path, offered.names), target)
@@ -142,12 +133,10 @@ class Mender:
     files.
     """
 
-    def __init__(self, peers: Peers, target: Callable[[int], Target]) -> None:
+    def __init__(self, peers: Peers, folders: Folders) -> None:
         self._peers = peers
-        self._target = target
+        self._folders = folders
         self._missing: dict[int, tuple[str, Sequence[Source]]] = {}  # step -> token, sources
-        # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
-        self._useless: dict[tuple[int, str], tuple[State, str]] = {}
         self._lock = threading.Lock()
 
     def note(self, steps: Mapping[int, WholeStep]) -> None:
@@ -158,33 +147,6 @@ class Mender:
             if self._peers.index in whole.sources
         }
 
-    def state(self, step: int, token: str | None, path: str, max_host_bytes: int) -> State:
-        """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
-        ``try_again``, a damaged one until another copy replaces it.
-        """
-        found: State = "damaged"
-        try:
-            report = verify_part(path, max_host_bytes)
-            problem = "" if report.ok else str(report.problems[0])
-        except Exception as error:  # whatever it is: the other processes wait for the answer
-            found, problem = "unread", str(error) or type(error).__name__
-        if problem and token is not None:
-            self._useless[step, token] = found, problem
-        return found if problem else "whole"
-
-    def excludes(self, step: int, token: str) -> bool:
-        """Whether this process's own part of a save was found damaged, or could not be read."""
-        return (step, token) in self._useless
-
-    def why_unread(self, step: int, token: str) -> str:
-        """Why this process's own part could not be read; empty if that was not tried, or worked."""
-        state, why = self._useless.get((step, token), ("whole", ""))
-        return why if state == "unread" else ""
-
-    def try_again(self) -> None:
-        """What could not be read may be readable now."""
-        self._useless = {one: why for one, why in self._useless.items() if why[0] != "unread"}
-
     def mend(self, step: int) -> None:
         """Gets this process's part of a whole step, if it lacks it; blocks meanwhile. Raises CheckpointNotFound if it may not
         be brought here, else what ``fetch_first`` does.
@@ -193,12 +155,10 @@ class Mender:
             if step not in self._missing:
                 return
             token, sources = self._missing[step]
-            mine, target = self._peers.index, self._target(step)
+            mine, target = self._peers.index, self._folders.own_target(step)
             lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
             source, failures = fetch_first((step, token), sources, self._peers, target, lost)
-            for writer in (source.writer, mine):  # its partner asks for the latter
-                self._peers.offers.put(Key(step, token, writer), target.path)
-            state, why = self._useless.pop((step, token), ("", ""))
+            state, why = self._folders.useless.pop((step, token), ("", ""))
             was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
             there = f"process {source.process}"
             logger.warning(
@@ -218,16 +178,11 @@ class _Cancelled(CheckpointError):
 class Copier:
     """Fetches the parts of the processes that have this one as partner, one step at a time; others can fetch them here."""
 
-    def __init__(
-        self,
-        peers: Peers,
-        # of process, step, and what raises if it is not wanted any more
-        target: Callable[[int, int, Callable[[], None]], Target],
-    ) -> None:
+    def __init__(self, peers: Peers, folders: Folders) -> None:
         self.sources: Sequence[int] = peers.sources
         self.active = peers.copies
         self._peers = peers
-        self._target = target
+        self._folders = folders
         self._state: CopyState = "idle" if self.active else "off"
         self._now: tuple[int, str] = (-1, "")
         self._cancelled = threading.Event()
@@ -293,10 +248,9 @@ class Copier:
             self._waits_since = None
 
         try:
-            target = self._target(key.writer, key.step, may_go_on)
-            if self._peers.offers.path(key) != target.path:  # else copied before the last restart
+            target = self._folders.copy_target(key.writer, key.step, may_go_on)
+            if target.token != key.token:  # else it was copied before the last restart
                 bring(key, pieces, target)
-                self._peers.offers.put(key, target.path)
         finally:
             self._waits_since = time.monotonic()
             with contextlib.suppress(ConnectionError):

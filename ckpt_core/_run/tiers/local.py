@@ -28,7 +28,7 @@ from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.ended import name_other_runs
 from ckpt_core._run.tiers.fetch import Copier, Mender
-from ckpt_core._run.tiers.folders import Folders, folder_of, local_root, offered_of
+from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
     Judgement,
     LocalParts,
@@ -41,7 +41,7 @@ from ckpt_core._run.tiers.judge import (
     unread_of,
     vote,
 )
-from ckpt_core._run.tiers.peers import Offers, Table, exchange_addresses, heard_when_they_meet
+from ckpt_core._run.tiers.peers import Table, exchange_addresses, heard_when_they_meet
 from ckpt_core._run.tiers.save import LocalSave, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
@@ -99,13 +99,13 @@ class LocalTier:
         self._found = Judgement({}, {})  # by the last look
         self._has_saved = False
         shared = directory.path if directory.local and not directory.read_only else None
-        self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
+        self._peers = peers = exchange_addresses(processes, options, folders.find, shared)
         self._judged = Table(processes, f"{peers.folder}/judged")
         self._groups = Table(processes, f"{peers.folder}/groups")
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
-        self._mender = Mender(peers, folders.own_target)
-        self._copier = Copier(peers, folders.copy_target)
+        self._mender = Mender(peers, folders)
+        self._copier = Copier(peers, folders)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
         self._copied: int | None = None
@@ -221,7 +221,6 @@ class LocalTier:
         self._found = self._found.without(gone)
         self._copier.cancel()
         self._folders.delete(gone)
-        self._peers.offers.keep(lambda key: not gone(key.step))
 
     def forget(self, run: RunFile) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
@@ -237,14 +236,9 @@ class LocalTier:
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
-        excluded, call = self._mender.excludes, "look at the local steps"
+        call = "look at the local steps"
         with heard_when_they_meet(self._processes, call):
-            places = [
-                place
-                for place in self._folders.look(self._run)
-                if not (place.seen.own and excluded(place.seen.step, place.seen.token))
-            ]
-        self._peers.offers.replace(offered_of(places, self._processes.index))
+            places = self._folders.look(self._run)
         seen = LocalParts(
             [place.seen for place in places],
             not self._read_only,
@@ -265,11 +259,10 @@ class LocalTier:
                 absent,
             )
         self._complete = {step: whole.token for step, whole in found.steps.items()}
-        own = [place for place in places if place.seen.own]
         self._opened = {
-            place.seen.step: place.opened
-            for place in own
-            if self._complete.get(place.seen.step) == place.seen.token
+            seen.step: opened
+            for seen, opened in places
+            if seen.own and self._complete.get(seen.step) == seen.token
         }
         self._mender.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
@@ -358,8 +351,6 @@ class LocalTier:
                 self._copied = step
                 self._copier.copy(step, save.token)
             kept |= complete.keys() & {self._protected, self._copied}
-        if save.part is not None:
-            self._peers.offers.keep(lambda key: key.step in kept)
         self._complete = {one: complete[one] for one in kept}
         sources = self._copier.sources if self._copier.active else ()
         self._folders.retain(kept, save.job.target, sources)
@@ -418,9 +409,9 @@ class LocalTier:
                         "step %d is not restored from local directories: %s", step, error
                     )
                     if unread is not None:
-                        why = self._mender.why_unread(step, token or "") or unread
+                        why = self._folders.why_unread(step, token or "") or unread
                         found, kind = unread_of(step, why, unread), OSError.__name__
-                        self._mender.try_again()
+                        self._folders.try_again()
                         if not alone:
                             self.look()  # it is there as before
                     else:
@@ -431,7 +422,7 @@ class LocalTier:
                     mark_agreed(found, kind)  # by the agreement on it
                     return found
         finally:
-            self._mender.try_again()
+            self._folders.try_again()
 
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
@@ -456,10 +447,7 @@ class LocalTier:
 
     def _state(self, step: int) -> State:
         """Whether every byte of this process's part is as it was saved."""
-        path, limit_bytes = self._folders.own.path(step), self._options.max_host_bytes
-        if not self._folders.backend.exists(path):
-            return "damaged"
-        return self._mender.state(step, self._complete.get(step), path, limit_bytes)
+        return self._folders.state(step, self._complete.get(step), self._options.max_host_bytes)
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""

@@ -1,4 +1,4 @@
-"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer; and what each offers."""
+"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import hmac
 import json
 import os
 import secrets
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpt_core._directory import (
     SECRET_FILE,
-    PosixBackend,
     make_secret,
     read_secret,
     this_machine,
@@ -26,15 +24,13 @@ from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._exchange import (
     IDLE_SECS,
     Connection,
-    Key,
-    Offered,
     Peer,
+    ServedParts,
     Server,
     choose_address,
     route_to,
     routes_of,
 )
-from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, Round, coordinator_host
@@ -53,55 +49,12 @@ _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
 
 
-class Offers:
-    """The parts that other processes may fetch from this one; may be used by any thread."""
-
-    def __init__(self) -> None:
-        self._read = PosixBackend().read
-        self._paths: dict[Key, str] = {}
-        self._lock = threading.Lock()
-
-    def put(self, key: Key, path: str) -> None:
-        """Offers the part at a path."""
-        with self._lock:
-            self._paths[key] = path
-
-    def replace(self, paths: dict[Key, str]) -> None:
-        """Offers these parts and no other."""
-        with self._lock:
-            self._paths = dict(paths)
-
-    def keep(self, wanted: Callable[[Key], bool]) -> None:
-        """Offers no longer those that are not wanted."""
-        with self._lock:
-            self._paths = {key: path for key, path in self._paths.items() if wanted(key)}
-
-    def path(self, key: Key) -> str | None:
-        """Where a part is."""
-        with self._lock:
-            return self._paths.get(key)
-
-    def find(self, key: Key) -> Offered | None:
-        """The files of a part, from its record; a ``ServedParts``. Raises OSError if the record cannot be read now."""
-        path = self.path(key)
-        if path is None:
-            return None
-        try:
-            data = self._read(path, RECORD_FILE)
-            record = None if data is None else load_record(data)
-            if record is None or record.token != key.token:
-                return None  # it was replaced in the meantime
-            return Offered(path, (RECORD_FILE, *record.beside))
-        except CheckpointError:
-            return None
-
-
 @dataclass(frozen=True)
 class Peers:
     """The processes of a run, and where each serves its local steps."""
 
     processes: Processes
-    offers: Offers  # the parts that this process gives
+    served: ServedParts  # finds the parts that this process gives
     secret: str  # what every request carries
     server: Server | None  # that of this process; None if it serves nothing
     folder: str = ""  # where each process has put its address; see ``Processes.put``
@@ -199,7 +152,7 @@ def heard_when_they_meet(processes: Processes, call: str = _CALL) -> Generator[N
 
 
 def exchange_addresses(
-    processes: Processes, options: Options, offers: Offers, directory: str | None = None
+    processes: Processes, options: Options, served: ServedParts, directory: str | None = None
 ) -> Peers:
     """Starts this process's server and tells where it is; all processes must call it. What process 0 answers has a few
     hundred bytes, whatever the number of processes: where another one serves is asked when something is fetched from it. The
@@ -208,7 +161,7 @@ def exchange_addresses(
     """
     machine = _name(this_machine())
     if processes.count == 1:
-        return Peers(processes, offers, "", None, hosts=((machine, False),))
+        return Peers(processes, served, "", None, hosts=((machine, False),))
     together, machines = processes.round(_CALL, options.timeout_secs), list[str]()
     private, why, refused = _private(options, directory if processes.index == 0 else None)
     network, route = _name(this_network()), route_to(coordinator_host())
@@ -230,9 +183,9 @@ def exchange_addresses(
     if private is None and processes.index == 0 and not refused:
         logger.warning("local directories: %s. %s", why, _OPEN)
     proof = "" if private is None else _derived(private, "proof", nonce)
-    server, address = _serve(choose_address(network, route, routes), secret, offers)
+    server, address = _serve(choose_address(network, route, routes), secret, served)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    peers = Peers(processes, offers, secret, server, f"peers/{nonce[:16]}", idle_secs)
+    peers = Peers(processes, served, secret, server, f"peers/{nonce[:16]}", idle_secs)
     try:
         port = 0 if server is None else server.port
         processes.put(f"{peers.folder}/{processes.index}", json.dumps([address, port]))
@@ -266,10 +219,10 @@ def _derived(private: bytes, what: str, nonce: str) -> str:
     return hmac.new(private, f"ckpt {what} {nonce}".encode(), hashlib.sha256).hexdigest()
 
 
-def _serve(address: str | None, secret: str, offers: Offers) -> tuple[Server | None, str]:
+def _serve(address: str | None, secret: str, served: ServedParts) -> tuple[Server | None, str]:
     try:
         if address is not None:
-            return Server(address, secret, offers.find), address
+            return Server(address, secret, served), address
         logger.warning(
             "no address is known at which other hosts could reach this process: they cannot fetch local steps from it"
         )

@@ -14,12 +14,11 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
 from ckpt_core._options import KIB
 from ckpt_core._run.tiers.fetch import Copier
@@ -201,9 +200,6 @@ class LocalSave(Save):
     def commit(self) -> None:
         self.may_have_replaced = True
         self.attempt.commit()
-        if self.part is not None:  # before any process hears that all have committed
-            key = Key(cast(int, self.job.step), self.token, self.part.writer)
-            self._peers.offers.put(key, self.job.target)
         # before the last agreement: live processes still hold their claims
         self._folders.discard_leftovers(of_others=False)
 

@@ -10,9 +10,10 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._exchange import Key, Server
-from ckpt_core._run.tiers.fetch import Target, fetch_first
+from ckpt_core._run.tiers.fetch import fetch_first
+from ckpt_core._run.tiers.folders import Target
 from ckpt_core._run.tiers.judge import Source
-from ckpt_core._run.tiers.peers import Offers, Peers
+from ckpt_core._run.tiers.peers import Peers
 from tests.support.counted_service import Keys
 
 SECRET = "s" * 64
@@ -31,7 +32,7 @@ def sources(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
             servers.append(Server("127.0.0.1", SECRET, served))
             keys.put(f"at/{number}", json.dumps(["127.0.0.1", servers[-1].port]))
         here: Any = type("Here", (), {"index": 0, "count": 1 + len(shelves), "get": keys.get})()
-        return Peers(here, Offers(), SECRET, None, "at", 5.0)
+        return Peers(here, lambda _: None, SECRET, None, "at", 5.0)
 
     yield begin
     for server in servers:

@@ -15,8 +15,8 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._exchange import Connection, Key, Offered, Peer, Server
-from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
-from ckpt_core._run.tiers.peers import Offers
+from ckpt_core._run.tiers.fetch import bring, pieces_of_directory
+from ckpt_core._run.tiers.folders import Target
 from ckpt_core._saved.checkpoint import NativeCheckpoint
 from ckpt_core._saved.opening import open_checkpoint
 
@@ -196,11 +196,9 @@ def saved(tmp_path: Path) -> tuple[Path, Key]:
 
 def brought(saved: tuple[Path, Key], target: Path, key: Key | None = None) -> None:
     path, own = saved
-    offers = Offers()
-    offers.put(own, str(path))
-    offered = offers.find(own)
-    assert isinstance(offered, Offered)
-    pieces = pieces_of_directory(offered.path, offered.names)
+    opened = open_checkpoint(path)
+    assert isinstance(opened, NativeCheckpoint)
+    pieces = pieces_of_directory(str(path), ("ckpt.json", *opened.record.beside))
     bring(key or own, pieces, Target(str(target), PosixBackend(), True, lambda: None))
 
 

@@ -21,7 +21,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
 from ckpt_core._exchange import Connection, Key, Offered
-from ckpt_core._run.tiers.peers import Offers, Peers, exchange_addresses
+from ckpt_core._run.tiers.peers import Peers, exchange_addresses
 
 KEY = Key(3, "token", 1)
 
@@ -78,12 +78,12 @@ def _met(
 ) -> tuple[list[Peers], _Meeting]:
     part.mkdir(exist_ok=True)
     (part / "ckpt.json").write_bytes(b"weights")
-    offers = Offers()
-    offers.find = lambda key: Offered(str(part), ("ckpt.json",)) if key == KEY else None
+    offered = Offered(str(part), ("ckpt.json",))
     meeting = _Meeting(count)
 
     def one(index: int) -> Peers:
-        return exchange_addresses(meeting.of(index), options[index], offers, directory)
+        served = {KEY: offered}.get
+        return exchange_addresses(meeting.of(index), options[index], served, directory)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count))), meeting
