@@ -242,6 +242,7 @@ class LocalTier:
         seen = LocalParts(
             [place.seen for place in places],
             not self._read_only,
+            self._peers.server is not None,
             [*self._folders.unread.values()],
             [*self._folders.others.items()],
         )
@@ -270,8 +271,7 @@ class LocalTier:
     def _judge(self, values: list[str]) -> str:
         """On process 0: which steps are whole, from what all see."""
         everyone = [LocalParts.parse(text) for text in values]
-        machines, serving = zip(*self._peers.hosts, strict=True)
-        found = judge(everyone, machines, serving)
+        found = judge(everyone, self._peers.machines)
         return found.dump(len(everyone), self._judged.publish)
 
     def opening(self, step: int) -> _load.Opening:

@@ -33,7 +33,7 @@ from ckpt_core._exchange import (
 )
 from ckpt_core._operation import logger
 from ckpt_core._options import Options
-from ckpt_core._processes import Processes, Round, coordinator_host
+from ckpt_core._processes import Processes, coordinator_host
 from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
 
 _CALL = "open local steps"
@@ -59,8 +59,7 @@ class Peers:
     server: Server | None  # that of this process; None if it serves nothing
     folder: str = ""  # where each process has put its address; see ``Processes.put``
     idle_secs: float = IDLE_SECS  # maximum time in which a connection moves no byte
-    # On process 0: for each process its machine, and whether others can fetch from it.
-    hosts: tuple[tuple[str, bool], ...] = ()
+    machines: tuple[str, ...] = ()  # on process 0: that of each process
     copies: bool = False  # whether each process has a partner, which keeps copies of its parts
     sources: tuple[int, ...] = ()  # the processes that have this one as partner
     _found: dict[int, Peer] = field(default_factory=dict[int, Peer])
@@ -159,41 +158,69 @@ def exchange_addresses(
     secret is made in ``directory``, the persistent one in a file system. Raises CheckpointError if the processes have no
     secret in common, or ``Options.partners`` of one gave no other process.
     """
-    machine = _name(this_machine())
+    machine, machines = _name(this_machine()), list[str]()
     if processes.count == 1:
-        return Peers(processes, served, "", None, hosts=((machine, False),))
-    together, machines = processes.round(_CALL, options.timeout_secs), list[str]()
-    private, why, refused = _private(options, directory if processes.index == 0 else None)
+        return Peers(processes, served, "", None, machines=(machine,))
+    private, why, error = _private(options, directory)
+    partner: ChosenPartner = None
+    try:
+        partner = choose_partner(options.partners, processes.index, processes.count)
+    except Exception as raised:
+        error = error or f"has no partner: {type(raised).__name__}: {raised}"
     network, route = _name(this_network()), route_to(coordinator_host())
+    proof = "" if private is None else _derived(private, "proof")
+    mine = _Introduced(machine, network, route, partner, error, proof, why)
 
     def answer_all(texts: list[str]) -> str:
         while _ended:  # all have closed what was closed here before they came to this call
             whose, folder = _ended.pop()
             whose.drop(folder)
-        parsed = [text.split(" ") for text in texts]
-        machines.extend(machine for machine, _, _ in parsed)
-        routes = routes_of([(network, route or None) for _, network, route in parsed])
-        return json.dumps([secrets.token_hex(_SECRET_BYTES), private is not None, routes])
+        introduced = [_Introduced(*json.loads(text)) for text in texts]
+        machines.extend(one.machine for one in introduced)
+        failed = [
+            f"process {index} {one.error}" for index, one in enumerate(introduced) if one.error
+        ]
+        problem = failed[0] if failed else _strangers(introduced)
+        partners = all_partners([one.partner for one in introduced], machines)
+        without = [index for index, one in enumerate(partners) if one is None]
+        nonce = secrets.token_hex(_SECRET_BYTES)
+        if copies := not problem and not without:
+            for index, sources in enumerate(inverted(partners)):
+                processes.put(f"{_folder(nonce)}/{index}/sources", json.dumps(sources))
+        routes = routes_of([(one.network, one.route) for one in introduced])
+        return json.dumps([nonce, routes, problem, without[:5], copies])
 
-    mine = f"{machine} {network} {route or ''}"
-    nonce, has_file, routes = json.loads(together.decide(mine, answer_all))
-    if private is None and has_file:  # process 0 has made one meanwhile
-        private, why, refused = _private(options, directory)
-    secret = nonce if private is None else _derived(private, "fetch", nonce)
-    if private is None and processes.index == 0 and not refused:
+    together = processes.round(_CALL, options.timeout_secs)
+    nonce, routes, problem, without, copies = json.loads(
+        together.decide(json.dumps(mine), answer_all)
+    )
+    if problem:
+        raise CheckpointError(problem)
+    if private is None and processes.index == 0:
         logger.warning("local directories: %s. %s", why, _OPEN)
-    proof = "" if private is None else _derived(private, "proof", nonce)
+    if partner is not None and without:
+        logger.warning(
+            "Options.partners is set here, but not on processes %s: no copies are made", without
+        )
+    secret, folder = nonce if private is None else _derived(private, nonce), _folder(nonce)
     server, address = _serve(choose_address(network, route, routes), secret, served)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    peers = Peers(processes, served, secret, server, f"peers/{nonce[:16]}", idle_secs)
+    peers = Peers(
+        processes, served, secret, server, folder, idle_secs, tuple(machines), copies=copies
+    )
     try:
         port = 0 if server is None else server.port
-        processes.put(f"{peers.folder}/{processes.index}", json.dumps([address, port]))
-        introduced = _Introduced(port > 0, None, refused, proof, why)
-        return _introduce(peers, together, introduced, options, machines)
+        processes.put(f"{folder}/{processes.index}", json.dumps([address, port]))
+        sources = processes.get(f"{folder}/{processes.index}/sources") if copies else None
+        return replace(peers, sources=tuple(json.loads(sources or "[]")))
     except BaseException:
         peers.withdraw()
         raise
+
+
+def _folder(nonce: str) -> str:
+    """Where the processes put what concerns one opening; see ``Processes.put``."""
+    return f"peers/{nonce[:16]}"
 
 
 def _name(place: str) -> str:
@@ -214,9 +241,9 @@ def _private(options: Options, directory: str | None) -> tuple[bytes | None, str
         return None, f"{os.path.join(directory or '', SECRET_FILE)} holds no secret: {error}", ""
 
 
-def _derived(private: bytes, what: str, nonce: str) -> str:
+def _derived(private: bytes, what: str) -> str:
     """What only who knows the secret can compute; says nothing of the secret itself."""
-    return hmac.new(private, f"ckpt {what} {nonce}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(private, f"ckpt {what}".encode(), hashlib.sha256).hexdigest()
 
 
 def _serve(address: str | None, secret: str, served: ServedParts) -> tuple[Server | None, str]:
@@ -232,52 +259,15 @@ def _serve(address: str | None, secret: str, served: ServedParts) -> tuple[Serve
 
 
 class _Introduced(NamedTuple):
-    """What one process says of itself once it serves."""
+    """What one process says of itself."""
 
-    serves: bool  # whether others can fetch from it
+    machine: str
+    network: str
+    route: str | None  # its address on the network by which it reaches the coordinator
     partner: ChosenPartner  # see ``judge.choose_partner``
     error: str  # why it cannot take part
     proof: str  # that it knows the secret, or nothing
     why: str  # it has no secret
-
-
-def _introduce(
-    peers: Peers, together: Round, mine: _Introduced, options: Options, machines: Sequence[str]
-) -> Peers:
-    """Agrees that all processes can take part, and who keeps copies of whose parts."""
-    processes, hosts = peers.processes, list[tuple[str, bool]]()
-    try:
-        partner = choose_partner(options.partners, processes.index, processes.count)
-        mine = mine._replace(partner=partner)
-    except Exception as raised:
-        error = mine.error or f"has no partner: {type(raised).__name__}: {raised}"
-        mine = mine._replace(error=error)
-    table = Table(processes, f"{peers.folder}/partners")
-
-    def answer_all(texts: list[str]) -> str:
-        introduced = [_Introduced(*json.loads(text)) for text in texts]
-        hosts.extend(
-            (machine, one.serves) for machine, one in zip(machines, introduced, strict=True)
-        )
-        failed = [
-            f"process {index} {one.error}" for index, one in enumerate(introduced) if one.error
-        ]
-        problem = failed[0] if failed else _strangers(introduced)
-        partners = all_partners([one.partner for one in introduced], machines)
-        without = [index for index, partner in enumerate(partners) if partner is None]
-        rows = [json.dumps(sources) for sources in inverted(partners)]
-        copies = not problem and not without
-        return json.dumps([problem, without[:5], table.publish(rows) if copies else ""])
-
-    problem, without, rows = json.loads(together.decide(json.dumps(mine), answer_all))
-    if problem:
-        raise CheckpointError(problem)
-    if mine.partner is not None and without:
-        logger.warning(
-            "Options.partners is set here, but not on processes %s: no copies are made", without
-        )
-    sources = tuple(json.loads(table.row(rows))) if rows else ()
-    return replace(peers, hosts=tuple(hosts), copies=bool(rows), sources=sources)
 
 
 def _strangers(introduced: Sequence[_Introduced]) -> str:

@@ -56,21 +56,15 @@ def opening(processes: int, moved: bool) -> Traffic:
     """Addresses, partners and a first look at two steps; with ``moved``, each process is on another host than before."""
     traffic = Traffic(processes)
     machines = [f"{n // HOST_PROCESSES:010x}" for n in range(processes)]
-    network = [f"{machine} {machine} 10.128.200.1" for machine in machines]
-    traffic.agree(
-        network,
-        lambda _: json.dumps([DIGEST, True, {one: "10.128.0.1" for one in machines[:5:4]}]),
-        OPENING,
-    )
-    serving = [json.dumps([True, "host", "", DIGEST, ""])] * processes
-
+    said = [json.dumps([one, one, "10.128.200.1", "host", "", DIGEST, ""]) for one in machines]
     partners: list[ChosenPartner] = ["host"] * processes
 
     def introduce(table: Table) -> str:
-        rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
-        return json.dumps(["", [], table.publish(rows)])
+        table.publish([json.dumps(some) for some in inverted(all_partners(partners, machines))])
+        routes = {one: "10.128.0.1" for one in machines[:5:4]}
+        return json.dumps([DIGEST, routes, "", [], True])
 
-    traffic.agree(serving, introduce, OPENING)
+    traffic.agree(said, introduce, OPENING)
 
     def part(step: int, index: int) -> Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
@@ -81,7 +75,7 @@ def opening(processes: int, moved: bool) -> Traffic:
 
     def look(table: Table) -> str:
         everyone = [LocalParts.parse(text) for text in texts]
-        return judge(everyone, machines, [True] * processes).dump(processes, table.publish)
+        return judge(everyone, machines).dump(processes, table.publish)
 
     traffic.agree(texts, look, LOOKING)
     return traffic

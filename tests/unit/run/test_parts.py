@@ -51,9 +51,12 @@ def judged(
     serving: list[bool] | None = None,
     mends: bool = True,
 ) -> Judgement:
-    told = [LocalParts.parse(LocalParts(parts, mends).dump()) for parts in everyone]
-    names = machines or [str(n) for n in range(len(everyone))]
-    found = judge(told, names, serving or [True] * len(everyone))
+    serves = serving or [True] * len(everyone)
+    told = [
+        LocalParts.parse(LocalParts(parts, mends, serves[n]).dump())
+        for n, parts in enumerate(everyone)
+    ]
+    found = judge(told, machines or [str(n) for n in range(len(everyone))])
     _every_process_hears(found, len(everyone))
     return found
 
