@@ -3,7 +3,7 @@
 The only module that opens sockets. Nothing is pushed: the process that needs files fetches them. A request names a part
 of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``; with ``done`` instead, the process that makes
 copies of the part says that it has ended. A server gives what its ``ServedParts`` lists, to who knows the secret of the
-job: path and file names come from there alone, so no request can reach another file.
+job: paths come from there alone, so no request can reach another file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal, NamedTuple, cast
@@ -103,13 +102,6 @@ class Key(NamedTuple):
     writer: int  # index of the process that wrote the part
 
 
-class Peer(NamedTuple):
-    """Where a process serves its parts."""
-
-    address: str
-    port: int  # 0 if it serves nothing
-
-
 class Lacking(ConnectionError):
     """The peer was reached, and does not have the part: asked once more, it would say so again."""
 
@@ -122,11 +114,11 @@ def _authorization(secret: str) -> str:
 class Connection:
     """A connection to a peer, from which files are fetched one after the other. It fails if no byte comes for ``idle_secs``."""
 
-    def __init__(self, peer: Peer, secret: str, idle_secs: float = IDLE_SECS) -> None:
+    def __init__(self, address: str, port: int, secret: str, idle_secs: float = IDLE_SECS) -> None:
         self._used = time.monotonic()
-        self._where = f"{peer.address}:{peer.port}"
+        self._where = f"{address}:{port}"
         self._headers = {"Authorization": _authorization(secret)}
-        self._http = http.client.HTTPConnection(peer.address, peer.port, timeout=idle_secs)
+        self._http = http.client.HTTPConnection(address, port, timeout=idle_secs)
 
     def say_done(self, key: Key) -> None:
         """Tells the peer that this process needs no more of a part; raises as ``pieces``."""
@@ -175,14 +167,6 @@ class Connection:
 # ---------------------------------------------------------------------------------------- server
 
 
-@dataclass(frozen=True)
-class Offered:
-    """The files of one part; a request names one by its position in ``names``."""
-
-    path: str
-    names: tuple[str, ...]  # relative to ``path``
-
-
 def open_plain(path: str) -> io.FileIO:
     """Opens a file for reading; neither follows a link nor waits at a pipe. Raises OSError for anything but a regular
     file.
@@ -194,8 +178,10 @@ def open_plain(path: str) -> io.FileIO:
     raise OSError(errno.EINVAL, "no regular file", path)
 
 
-ServedParts = Callable[[Key], Offered | None]
-"""Looks a part up; None if this process does not have it, OSError if it cannot tell. Called from any thread."""
+ServedParts = Callable[[Key], Sequence[str] | None]
+"""The paths of the files of a part: a request names one by its position. None if this process does not have the part,
+OSError if it cannot tell. Called from any thread.
+"""
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -213,27 +199,22 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.served = served
         self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
         self._last_used = time.monotonic()
-        self._open = dict[Any, bool]()  # connection -> whether it showed the secret
+        self._open = set[Any]()  # connections
         self._lock = threading.Lock()
-        self._ended = False
         super().__init__((address, 0), _Handler)
         self.port: int = self.server_address[1]
         self._thread = threading.Thread(
             target=self.serve_forever, args=(_POLL_SECS,), name="ckpt-exchange", daemon=True
         )
-        try:
-            self._thread.start()
-        except RuntimeError:  # the system has no thread for it
-            self.server_close()
-            raise
+        self._thread.start()
 
     @property
     def last_used(self) -> float:
-        """When, by the monotonic clock, a process of the job was last connected: now, if one is. One that moves no
-        byte is cut off after ``IDLE_SECS``.
+        """When, by the monotonic clock, somebody was last connected: now, if somebody is. One that moves no byte is cut
+        off after ``IDLE_SECS``.
         """
         with self._lock:
-            return time.monotonic() if any(self._open.values()) else self._last_used
+            return time.monotonic() if self._open else self._last_used
 
     def was_done(self, key: Key) -> bool:
         """Whether a process said that it needs a part no longer; of a few recent parts."""
@@ -241,31 +222,25 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def close(self) -> None:
         """Ends all transfers and closes the port; may be called again."""
+        _wake(self.socket)  # else serve_forever would look at the end only after its poll
+        self.shutdown()
+        self.server_close()
         with self._lock:
-            ended, self._ended = self._ended, True
             for connection in self._open:
                 _wake(connection)
-        if not ended:
-            _wake(self.socket)  # else serve_forever would look at the end only after its poll
-            self.shutdown()
-            self.server_close()
         self._thread.join(2 * IDLE_SECS)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
-            if self._ended or len(self._open) >= _MOST_CONNECTIONS:
+            if len(self._open) >= _MOST_CONNECTIONS:
                 return False
-            self._open[request] = False
+            self._open.add(request)
         return True
-
-    def use(self, request: Any) -> None:
-        """Notes that a connection is one of the job."""
-        with self._lock:
-            self._open[request] = True
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            if self._open.pop(request, False):
+            if request in self._open:
+                self._open.remove(request)
                 self._last_used = time.monotonic()
         super().shutdown_request(request)
 
@@ -286,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECS
     # head and body of an answer are two writes: the second would wait for what acknowledges the first, 40 ms
     disable_nagle_algorithm = True
-    _found: tuple[Key, Offered | None] | None = None  # the part that was asked for last
+    _found: tuple[Key, Sequence[str] | None] | None = None  # the part that was asked for last
 
     def do_GET(self) -> None:
         """Answers one request."""
@@ -295,7 +270,6 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, server.authorized):
             self._refuse(HTTPStatus.FORBIDDEN)
             return
-        server.use(self.connection)
         asked = _PATH.fullmatch(self.path)
         if asked is None:
             self._refuse(HTTPStatus.NOT_FOUND)
@@ -308,7 +282,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if self._found is None or self._found[0] != key:
                 self._found = key, server.served(key)
-            file = _open_offered(self._found[1], int(asked[4]))
+            paths = self._found[1] or ()
+            if int(asked[4]) >= len(paths):
+                raise FileNotFoundError(errno.ENOENT, "no such file of a part")
+            file = open_plain(paths[int(asked[4])])
         except OSError as error:  # a file that its disk does not give says nothing about the part
             if error.errno in _NO_FILE:  # deleted in the meantime, as a rule
                 self._refuse(HTTPStatus.NOT_FOUND)
@@ -343,10 +320,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """The default writes a line to stderr for every request."""
-
-
-def _open_offered(offered: Offered | None, position: int) -> io.FileIO:
-    """One file of a part; FileNotFoundError if there is no such part, or none so far."""
-    if offered is None or position >= len(offered.names):
-        raise FileNotFoundError(errno.ENOENT, "not offered")
-    return open_plain(os.path.join(offered.path, offered.names[position]))

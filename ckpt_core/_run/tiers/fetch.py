@@ -22,7 +22,7 @@ from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.folders import Folders, Target
-from ckpt_core._run.tiers.judge import CopyState, Source, WholeStep, cause_of
+from ckpt_core._run.tiers.judge import CopyState, Source, cause_of
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._verify import verify_part
 
@@ -30,7 +30,7 @@ _VERIFY_BYTES = 256 * MIB
 """Maximum host memory in which a part is verified, if no chunk is larger."""
 _LOOK_SECS = 0.2
 _STALLED_SECS = 10.0
-"""``finish`` gives up if no byte moves, here or to a partner, for this time."""
+"""``finish`` gives up if no partner is connected for this time."""
 Pieces = Callable[[int], Iterator[bytes]]
 """The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
 
@@ -97,10 +97,10 @@ def fetch_first(
 
 def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
     if source.process == peers.index:
-        offered = peers.served(key)
-        if offered is None:
+        paths = peers.served(key)
+        if paths is None:
             raise Lacking("it was here and is gone")
-        bring(key, pieces_of_directory(offered.path, offered.names), target)
+        bring(key, pieces_of_files(paths), target)
         return
     with contextlib.closing(peers.connect(source.process)) as connection:
         bring(key, lambda position: connection.pieces(key, position), target)
@@ -116,59 +116,37 @@ def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[by
         yield piece
 
 
-def pieces_of_directory(path: str, names: tuple[str, ...]) -> Pieces:
+def pieces_of_files(paths: Sequence[str]) -> Pieces:
     """The files of a part in a directory of this host."""
 
     def pieces(position: int) -> Iterator[bytes]:
-        with open_plain(os.path.join(path, names[position])) as file:
+        with open_plain(paths[position]) as file:
             while piece := file.read(BLOCK_BYTES):
                 yield piece
 
     return pieces
 
 
-class Mender:
-    """Gets the parts that this process lacks or that are damaged here, from wherever they are whole. Each process does so by
-    itself, when it opens the step: all have agreed on the sources before, in ``judge.judge``, and the others only serve
-    files.
+def fetch_lost(
+    step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
+) -> None:
+    """Gets this process's part of a whole step, which it lacks or which is damaged here, from wherever it is whole; blocks
+    meanwhile. All have agreed on the sources before, in ``judge.judge``, and the others only serve files. Raises
+    CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
     """
-
-    def __init__(self, peers: Peers, folders: Folders) -> None:
-        self._peers = peers
-        self._folders = folders
-        self._missing: dict[int, tuple[str, Sequence[Source]]] = {}  # step -> token, sources
-        self._lock = threading.Lock()
-
-    def note(self, steps: Mapping[int, WholeStep]) -> None:
-        """Takes over what all agreed on."""
-        self._missing = {
-            step: (whole.token, whole.sources[self._peers.index])
-            for step, whole in steps.items()
-            if self._peers.index in whole.sources
-        }
-
-    def mend(self, step: int) -> None:
-        """Gets this process's part of a whole step, if it lacks it; blocks meanwhile. Raises CheckpointNotFound if it may not
-        be brought here, else what ``fetch_first`` does.
-        """
-        with self._lock:
-            if step not in self._missing:
-                return
-            token, sources = self._missing[step]
-            mine, target = self._peers.index, self._folders.own_target(step)
-            lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
-            source, failures = fetch_first((step, token), sources, self._peers, target, lost)
-            state, why = self._folders.useless.pop((step, token), ("", ""))
-            was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
-            there = f"process {source.process}"
-            logger.warning(
-                "%s: this process's part of the step %s; it was fetched from %s and verified%s",
-                target.path,
-                was.get(state, "was missing"),
-                "another folder of this host" if source.process == mine else there,
-                f", after failures {'; '.join(failures)}" if failures else "",
-            )
-            del self._missing[step]
+    mine, target = peers.index, folders.own_target(step)
+    lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
+    source, failures = fetch_first((step, token), sources, peers, target, lost)
+    state, why = folders.useless.pop((step, token), ("", ""))
+    was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
+    there = f"process {source.process}"
+    logger.warning(
+        "%s: this process's part of the step %s; it was fetched from %s and verified%s",
+        target.path,
+        was.get(state, "was missing"),
+        "another folder of this host" if source.process == mine else there,
+        f", after failures {'; '.join(failures)}" if failures else "",
+    )
 
 
 class _Cancelled(CheckpointError):
@@ -187,8 +165,6 @@ class Copier:
         self._now: tuple[int, str] = (-1, "")
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
-        # since when its thread waits for another process; None while it waits for its own disk
-        self._waits_since: float | None = None
 
     @property
     def report(self) -> list[Any]:
@@ -204,7 +180,7 @@ class Copier:
     def copy(self, step: int, token: str) -> None:
         """Begins to copy a step that all processes have committed; ends copying another one."""
         self._cancelled.set()
-        self._now, self._state, self._waits_since = (step, token), "busy", time.monotonic()
+        self._now, self._state = (step, token), "busy"
         self._cancelled = cancelled = threading.Event()
         try:
             work, given = self._work, (step, token, cancelled)
@@ -239,20 +215,15 @@ class Copier:
         connection = self._peers.connect(key.writer)
 
         def pieces(position: int) -> Iterator[bytes]:
-            self._waits_since = time.monotonic()
             for piece in connection.pieces(key, position):
                 may_go_on()
-                self._waits_since = None
                 yield piece
-                self._waits_since = time.monotonic()
-            self._waits_since = None
 
         try:
             target = self._folders.copy_target(key.writer, key.step, may_go_on)
             if target.token != key.token:  # else it was copied before the last restart
                 bring(key, pieces, target)
         finally:
-            self._waits_since = time.monotonic()
             with contextlib.suppress(ConnectionError):
                 connection.close()  # it may have stopped midway through a file
                 connection.say_done(key)
@@ -267,17 +238,15 @@ class Copier:
             self._state = "idle"
 
     def finish(self, timeout_secs: float) -> None:
-        """Blocks until the copies of the last step are made, here and of this process's part; gives up when nothing moves any
-        more, or at the timeout. A part that is being written or verified here counts as moving, and so does one that a
-        partner is connected for: it may write it meanwhile.
+        """Blocks until the copies of the last step are made, here and of this process's part; gives up at the timeout, or
+        once no partner is connected any more. What this process fetches ends by itself, if no byte comes.
         """
-        server, deadline = self._peers.server, time.monotonic() + timeout_secs
+        server, moved = self._peers.server, time.monotonic()
+        deadline = moved + timeout_secs
         while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
-            # to write and verify a large part takes a while
-            moved = now if self._waits_since is None else self._waits_since
-            moved = max(moved, server.last_used if server is not None else 0.0)
             fetched = server is None or server.was_done(Key(*self._now, self._peers.index))
-            if (fetched and not self.busy) or now - moved > _STALLED_SECS:
+            moved = now if self.busy else max(moved, 0.0 if server is None else server.last_used)
+            if not self.busy and (fetched or now - moved > _STALLED_SECS):
                 return
             time.sleep(_LOOK_SECS)
 

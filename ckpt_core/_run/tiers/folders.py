@@ -30,7 +30,7 @@ from ckpt_core._directory import (
     resolve,
 )
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
-from ckpt_core._exchange import Key, Offered
+from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import logger
@@ -153,7 +153,7 @@ class Folders:
         self.unread, self._unread_own = beside | own, own
         return found
 
-    def find(self, key: Key) -> Offered | None:
+    def find(self, key: Key) -> list[str] | None:
         """The files of a part that lies here or beside it, a ``ServedParts``; OSError if some cannot be read now."""
         unread = dict[int, Unread]()
         for steps, _, opened in self._opened(unread, unread, key.step):
@@ -161,7 +161,7 @@ class Folders:
             if record.token != key.token or (steps is self.own and key[:2] in self.useless):
                 continue
             if contains((record.part or _part_of(steps)).serves, key.writer):
-                return Offered(opened.path, (RECORD_FILE, *record.beside))
+                return [f"{opened.path}/{name}" for name in (RECORD_FILE, *record.beside)]
         for one in unread.values():
             if one.errno:
                 raise OSError(one.errno, one.why)

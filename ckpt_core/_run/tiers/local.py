@@ -27,7 +27,7 @@ from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.ended import name_other_runs
-from ckpt_core._run.tiers.fetch import Copier, Mender
+from ckpt_core._run.tiers.fetch import Copier, fetch_lost
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
     Judgement,
@@ -100,11 +100,10 @@ class LocalTier:
         self._has_saved = False
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, folders.find, shared)
-        self._judged = Table(processes, f"{peers.folder}/judged")
-        self._groups = Table(processes, f"{peers.folder}/groups")
+        self._judged = Table(processes, peers.folder, "judged")
+        self._groups = Table(processes, peers.folder, "groups")
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
-        self._mender = Mender(peers, folders)
         self._copier = Copier(peers, folders)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
@@ -265,7 +264,6 @@ class LocalTier:
             for seen, opened in places
             if seen.own and self._complete.get(seen.step) == seen.token
         }
-        self._mender.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
     def _judge(self, values: list[str]) -> str:
@@ -278,7 +276,11 @@ class LocalTier:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
 
         def open_part() -> Any:
-            self._mender.mend(step)
+            whole = self._found.steps.get(step)
+            if whole is not None and whole.sources:  # this process lacks its part
+                (sources,) = whole.sources.values()
+                fetch_lost(step, whole.token, sources, self._peers, self._folders)
+                whole.sources.clear()
             found = self._opened.get(step)
             if self.reads_alone:  # replaced meanwhile, it is opened anew
                 self._opened.pop(step, None)

@@ -24,7 +24,6 @@ from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._exchange import (
     IDLE_SECS,
     Connection,
-    Peer,
     ServedParts,
     Server,
     choose_address,
@@ -43,8 +42,6 @@ _OPEN = (
     "coordinator's port can read it there, and fetch the local steps of every process. Set "
     "Options(peer_secret_file=) to a file with 32 random bytes and the mode 0600, the same on each host"
 )
-_ended: list[tuple[Processes, str]] = []
-"""On process 0: the folders of what it closed. The others may be about to read in them, until all have come to the next opening."""
 _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
 
@@ -57,36 +54,39 @@ class Peers:
     served: ServedParts  # finds the parts that this process gives
     secret: str  # what every request carries
     server: Server | None  # that of this process; None if it serves nothing
-    folder: str = ""  # where each process has put its address; see ``Processes.put``
+    folder: str = ""  # below it each process has one at the service; see ``Processes.put``
     idle_secs: float = IDLE_SECS  # maximum time in which a connection moves no byte
     machines: tuple[str, ...] = ()  # on process 0: that of each process
     copies: bool = False  # whether each process has a partner, which keeps copies of its parts
     sources: tuple[int, ...] = ()  # the processes that have this one as partner
-    _found: dict[int, Peer] = field(default_factory=dict[int, Peer])
+    _found: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
 
     @property
     def index(self) -> int:
         """Of this process."""
         return self.processes.index
 
-    def find(self, process: int) -> Peer:
-        """Where a process serves; asked of the coordination service once. ConnectionError if it is not known, or has ended."""
+    def find(self, process: int) -> tuple[str, int]:
+        """Address and port at which a process serves, asked of the coordination service once; port 0 if it serves nothing.
+        ConnectionError if it is not known, or has ended.
+        """
         if process not in self._found:
             try:
-                text = self.processes.get(f"{self.folder}/{process}")
+                text = self.processes.get(f"{self.folder}/{process}/address")
             except BarrierTimeout as error:
                 raise ConnectionError(str(error)) from error
             if text is None:
                 raise ConnectionError(f"process {process} has ended")
-            self._found[process] = Peer(*json.loads(text))
+            address, port = json.loads(text)
+            self._found[process] = address, port
         return self._found[process]
 
     def connect(self, process: int) -> Connection:
         """A connection to a process; ConnectionError if it serves nothing."""
-        peer = self.find(process)
-        if not peer.port:
+        address, port = self.find(process)
+        if not port:
             raise ConnectionError(f"process {process} serves nothing")
-        return Connection(peer, self.secret, idle_secs=self.idle_secs)
+        return Connection(address, port, self.secret, self.idle_secs)
 
     def close(self) -> None:
         """Serves no longer; may be called again."""
@@ -94,12 +94,10 @@ class Peers:
             self.server.close()
 
     def withdraw(self) -> None:
-        """Serves no longer, and takes the address back; the tables go when directories are opened the next time."""
+        """Serves no longer, and takes back all that concerns this process."""
         self.close()
         if self.folder:
             self.processes.drop(f"{self.folder}/{self.index}")
-            if self.index == 0:
-                _ended.append((self.processes, self.folder))
 
 
 class Table:
@@ -107,35 +105,35 @@ class Table:
     to every process: with a row for each in it, bytes would grow with the square of their number.
     """
 
-    def __init__(self, processes: Processes, name: str) -> None:
+    def __init__(self, processes: Processes, folder: str, name: str) -> None:
         self._processes = processes
+        self._folder = folder  # that of ``Peers``
         self._name = name
         self._number, self._rows = 0, list[str]()  # of the newest table, on process 0
         self._read = ("", "")  # the newest table, and the row of it that this process has read
 
     def publish(self, rows: list[str]) -> str:
         """On process 0, while it decides: the name of the table for the answer; empty if all rows are. Equal rows are not
-        published again. The table before is deleted: each process has read its row before it sends a value for this decision.
+        published again; others take their place, as each process has read its row before it sends a value for this decision.
         """
         if not any(rows):
             return ""
         if rows != self._rows:
+            self._number, self._rows = self._number + 1, rows
             for process, row in enumerate(rows):
                 if row:
-                    self._processes.put(f"{self._name}/{self._number + 1}/{process}", row)
-            self._processes.drop(f"{self._name}/{self._number}")
-            self._number, self._rows = self._number + 1, rows
+                    key = f"{self._folder}/{process}/{self._name}"
+                    self._processes.put(key, f"{self._number} {row}")
             self._read = str(self._number), rows[0]
         return str(self._number)
 
     def row(self, table: str) -> str:
         """This process's row of the table with the name that the answer had; empty if it has none."""
-        if not table:
-            return ""
-        if table != self._read[0]:
-            key = f"{self._name}/{table}/{self._processes.index}"
-            self._read = table, self._processes.get(key) or ""
-        return self._read[1]
+        if table and table != self._read[0]:
+            key = f"{self._folder}/{self._processes.index}/{self._name}"
+            number, _, row = (self._processes.get(key) or "").partition(" ")
+            self._read = table, row if number == table else ""
+        return self._read[1] if table else ""
 
 
 @contextlib.contextmanager
@@ -172,9 +170,6 @@ def exchange_addresses(
     mine = _Introduced(machine, network, route, partner, error, proof, why)
 
     def answer_all(texts: list[str]) -> str:
-        while _ended:  # all have closed what was closed here before they came to this call
-            whose, folder = _ended.pop()
-            whose.drop(folder)
         introduced = [_Introduced(*json.loads(text)) for text in texts]
         machines.extend(one.machine for one in introduced)
         failed = [
@@ -210,7 +205,7 @@ def exchange_addresses(
     )
     try:
         port = 0 if server is None else server.port
-        processes.put(f"{folder}/{processes.index}", json.dumps([address, port]))
+        processes.put(f"{folder}/{processes.index}/address", json.dumps([address, port]))
         sources = processes.get(f"{folder}/{processes.index}/sources") if copies else None
         return replace(peers, sources=tuple(json.loads(sources or "[]")))
     except BaseException:

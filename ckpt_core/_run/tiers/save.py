@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +37,6 @@ BLOCK = 8
 
 States = dict[str, dict[str, str]]
 """Of data pipelines: item -> file name -> content."""
-Sent = Literal["none", "sent", "large"]
-"""A process has no states of data pipelines, sends them to others, or does not, as they are too large."""
 
 
 class NotReplaced(CheckpointError):
@@ -60,17 +58,10 @@ class StepToSave:
     release: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True)
-class Holding:
-    """What one process holds."""
-
-    digest: str  # 22 letters, equal on processes that hold the same, apart from states
-    states: States  # of its data pipelines; empty if it has none, or ``sent`` is ``"large"``
-    sent: Sent = "none"
-
-
-def holding_of(items: Sequence[PreparedItem]) -> Holding:
-    """What this process holds, from items whose arrays are on the host."""
+def holding_of(items: Sequence[PreparedItem], index: int) -> tuple[str, States]:
+    """What process ``index`` holds, from items whose arrays are on the host: 22 letters, equal on processes that can replace
+    each other, and the states of its data pipelines. States that are too large to be sent belong to it alone.
+    """
     digest = hashlib.sha256()
     states: States = {}
     for item in sorted(items, key=lambda item: item.name):
@@ -86,10 +77,10 @@ def holding_of(items: Sequence[PreparedItem]) -> Holding:
             if item.plan is not None:
                 digest.update(item.plan.coverage.encode())
     size_bytes = sum(len(text) for files in states.values() for text in files.values())
-    same = base64.b64encode(digest.digest()[:16]).decode().rstrip("=")
     if size_bytes > MOST_STATE_BYTES:
-        return Holding(same, {}, "large")
-    return Holding(same, states, "sent" if states else "none")
+        states = {}
+        digest.update(f"process {index}".encode())
+    return base64.b64encode(digest.digest()[:16]).decode().rstrip("="), states
 
 
 def _values(item: PreparedItem) -> list[Any]:
@@ -113,15 +104,12 @@ def _digest(array: ArrayToWrite) -> str:
     return found.hexdigest()
 
 
-def groups_of(everyone: Sequence[tuple[str, Sent]]) -> list[list[int]]:
-    """On process 0: the groups of processes that hold the same, from the digest of each and what it sends of its states."""
-    kinds = {sent for _, sent in everyone}
-    if "large" in kinds:
-        return [[index] for index in range(len(everyone))]
+def groups_of(digests: Sequence[str], with_states: bool) -> list[list[int]]:
+    """On process 0: the groups of processes that hold the same; of those that send each other states, blocks."""
     same: dict[str, list[int]] = {}
-    for index, (digest, _) in enumerate(everyone):
+    for index, digest in enumerate(digests):
         same.setdefault(digest, []).append(index)
-    if "sent" not in kinds:
+    if not with_states:
         return [*same.values()]
     strides = ((some, -(-len(some) // BLOCK)) for some in same.values())
     return [some[first::stride] for some, stride in strides for first in range(stride)]
@@ -141,17 +129,12 @@ def with_states(items: Sequence[PreparedItem], states: Sequence[States]) -> list
     return [replace(item, others=others_of(item)) for item in items]
 
 
-def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> list[Any]:
-    """What one of several processes offers in agreement 1, in about 120 bytes. ``copied`` is its report for ``judge_copies``."""
-    return [token, held.digest, held.sent, copied]
-
-
 def combine_offers(offers: Sequence[Sequence[Any]], groups: Table) -> list[Any]:
-    """On process 0: the answer to what all offered in agreement 1, the same to all: the token that all have, where each finds
-    its group, and what ``judge_copies`` says.
+    """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report for
+    ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies`` says.
     """
-    rows = [""] * len(offers)
-    for group in groups_of([(digest, sent) for _, digest, sent, _ in offers]):
+    rows, digests = [""] * len(offers), [digest for _, digest, *_ in offers]
+    for group in groups_of(digests, any(sends for _, _, sends, _ in offers)):
         text = dump_runs(runs_of(group))
         for index in group:
             rows[index] = text
@@ -212,17 +195,19 @@ class LocalSave(Save):
 
     def _agree_to_start(self) -> None:
         """All processes agree on token, groups and copies, before anything is written."""
-        job, copied, held = self.job, list[Any](), list[Holding]()
+        job, copied, states = self.job, list[Any](), States()
         index, processes = job.processes.index, job.processes
 
         def states_of(process: int) -> str:  # the key at the coordination service
             return f"{self._peers.folder}/{process}/states"
 
         def offer() -> list[Any]:  # once the arrays are on the host
-            copied[:], held[:] = self._copier.report, [holding_of(self.items)]
-            if held[0].states:
-                processes.put(states_of(index), json.dumps(held[0].states))
-            return offer_of(self.token, held[0], copied)
+            copied[:] = self._copier.report
+            digest, held = holding_of(self.items, index)
+            states.update(held)
+            if states:
+                processes.put(states_of(index), json.dumps(states))
+            return [self.token, digest, bool(states), copied]
 
         settings = {
             "the step": job.step,
@@ -232,7 +217,7 @@ class LocalSave(Save):
         self.token, groups, self.copies, protected = answer
         self.protected = (copied[1], copied[2]) if protected else None
         self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
-        if held[0].states:
+        if states:
             group = (n for first, last in part.serves for n in range(first, last + 1))
             texts = [processes.get(states_of(process)) for process in group if process != index]
             if None in texts:

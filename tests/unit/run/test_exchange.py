@@ -14,8 +14,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._exchange import Connection, Key, Offered, Peer, Server
-from ckpt_core._run.tiers.fetch import bring, pieces_of_directory
+from ckpt_core._exchange import Connection, Key, Server
+from ckpt_core._run.tiers.fetch import bring, pieces_of_files
 from ckpt_core._run.tiers.folders import Target
 from ckpt_core._saved.checkpoint import NativeCheckpoint
 from ckpt_core._saved.opening import open_checkpoint
@@ -35,7 +35,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
     os.symlink("/etc/hostname", part / "link")
     os.mkfifo(part / "pipe")
     (part / "folder").mkdir()
-    offered = Offered(str(part), ("ckpt.json", "data", "link", "gone", "pipe", "folder"))
+    names = ("ckpt.json", "data", "link", "gone", "pipe", "folder")
+    offered = [str(part / name) for name in names]
     server = Server("127.0.0.1", SECRET, lambda key: offered if key == KEY else None)
     try:
         yield server, part
@@ -44,7 +45,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
 
 
 def fetched(server: Server, position: Any, key: Key = KEY, secret: str = SECRET) -> bytes:
-    connection = Connection(Peer("127.0.0.1", server.port), secret)
+    connection = Connection("127.0.0.1", server.port, secret)
     try:
         return b"".join(connection.pieces(key, position))
     finally:
@@ -152,7 +153,7 @@ def test_a_server_that_is_away(tmp_path):
 def test_a_peer_that_hangs_is_given_up(answers):
     """Before it answers, and in the middle of a file."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(Peer("127.0.0.1", listener.getsockname()[1]), SECRET, idle_secs=0.2)
+        connection = Connection("127.0.0.1", listener.getsockname()[1], SECRET, idle_secs=0.2)
         held: list[socket.socket] = []
 
         def answer() -> None:
@@ -175,7 +176,7 @@ def test_a_file_that_becomes_shorter_is_noticed(served):
     server, part = served
     with (part / "data").open("r+b") as file:
         file.truncate(256 * 5000 * 40)  # sparse, larger than what sockets hold
-    connection = Connection(Peer("127.0.0.1", server.port), SECRET)
+    connection = Connection("127.0.0.1", server.port, SECRET)
     pieces = connection.pieces(KEY, 1)
     next(pieces)
     os.truncate(part / "data", 100)
@@ -198,7 +199,7 @@ def brought(saved: tuple[Path, Key], target: Path, key: Key | None = None) -> No
     path, own = saved
     opened = open_checkpoint(path)
     assert isinstance(opened, NativeCheckpoint)
-    pieces = pieces_of_directory(str(path), ("ckpt.json", *opened.record.beside))
+    pieces = pieces_of_files([str(path / one) for one in ("ckpt.json", *opened.record.beside)])
     bring(key or own, pieces, Target(str(target), PosixBackend(), True, lambda: None))
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
-from ckpt_core._exchange import Connection, Key, Offered
+from ckpt_core._exchange import Connection, Key
 from ckpt_core._run.tiers.peers import Peers, exchange_addresses
 
 KEY = Key(3, "token", 1)
@@ -78,7 +78,7 @@ def _met(
 ) -> tuple[list[Peers], _Meeting]:
     part.mkdir(exist_ok=True)
     (part / "ckpt.json").write_bytes(b"weights")
-    offered = Offered(str(part), ("ckpt.json",))
+    offered = [str(part / "ckpt.json")]
     meeting = _Meeting(count)
 
     def one(index: int) -> Peers:
@@ -126,7 +126,7 @@ def test_who_reads_the_service_cannot_fetch(tmp_path, how):
             assert private.hex() not in said and peers[0].secret not in said
             if said.isascii() and said.isprintable():
                 with pytest.raises(ConnectionError, match="403 Forbidden"):
-                    _fetch(Connection(peers[0].find(1), said))
+                    _fetch(Connection(*peers[0].find(1), said))
     finally:
         for one in peers:
             one.close()

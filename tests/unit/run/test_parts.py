@@ -200,11 +200,9 @@ def test_all_copy_the_same_steps():
 
 
 def test_who_holds_the_same():
-    assert groups_of([("a", "none"), ("b", "none"), ("a", "none")]) == [[0, 2], [1]]
-    assert groups_of([("a", "sent")] * 2) == [[0, 1]]
-    # states that are too large stay with their process, so that nobody can stand in for it
-    assert groups_of([("a", "sent"), ("a", "large")]) == [[0], [1]]
-    blocks = groups_of([("a", "sent")] * 20 + [("b", "sent")])
+    assert groups_of("aba", False) == [[0, 2], [1]]
+    assert groups_of("aa", True) == [[0, 1]]
+    blocks = groups_of("a" * 20 + "b", True)
     assert blocks == [[*range(first, 20, 3)] for first in range(3)] + [[20]]
 
 
