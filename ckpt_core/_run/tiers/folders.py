@@ -22,7 +22,6 @@ from ckpt_core._directory import (
     Backend,
     LockFile,
     PosixBackend,
-    StepNames,
     is_locked,
     lock_folder,
     refuse_file,
@@ -36,7 +35,7 @@ from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._operation import logger
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.run_file import RunFile
-from ckpt_core._run.steps import Steps
+from ckpt_core._run.steps import RunDirectory, Steps
 from ckpt_core._run.tiers.judge import Seen, State, Unread, is_unread
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 from ckpt_core._verify import verify_part
@@ -101,20 +100,12 @@ class Place(NamedTuple):
 class Folders:
     """The folder of one process, and those that lie beside it in ``root``, the run's folder in the local directory."""
 
-    def __init__(
-        self,
-        root: str,
-        persistent: str,
-        index: int,
-        count: int,
-        names: StepNames,
-        *,
-        durable: bool,
-    ) -> None:
-        self.path = f"{root}/process_{index}-of-{count}"
+    def __init__(self, root: str, directory: RunDirectory) -> None:
+        self._index, self._count = directory.processes.index, directory.processes.count
+        self.path = f"{root}/process_{self._index}-of-{self._count}"
         self.backend = PosixBackend()
-        self.own = Steps(self.path, True, self.backend, names)  # of each a part
-        self._persistent = persistent
+        self.own = Steps(self.path, True, self.backend, directory.steps.names)  # of each a part
+        self._persistent = directory.path
         self.lease = self._lease(self.path)
         # What the last look could not read, though nothing says that it is damaged; MAX_STEP if a folder could not be listed.
         self.unread: dict[int, Unread] = {}
@@ -123,9 +114,7 @@ class Folders:
         # Step and token of own parts that are left out -> whether damaged or unread, and what was found.
         self.useless: dict[tuple[int, str], tuple[State, str]] = {}
         self._root = root
-        self._index = index
-        self._count = count
-        self._durable = durable
+        self._options = directory.options
         self._leases_of_others: list[Lease] = []
         self._use = _use(root)
 
@@ -167,7 +156,7 @@ class Folders:
                 raise OSError(one.errno, one.why)
         return None
 
-    def state(self, step: int, token: str | None, max_host_bytes: int) -> State:
+    def state(self, step: int, token: str | None) -> State:
         """Whether this process's own part is as it was saved. If not, it is left out: one that could not be read until
         ``try_again``, a damaged one until another copy replaces it.
         """
@@ -176,7 +165,7 @@ class Folders:
         if not self.backend.exists(path):
             return found
         try:
-            report = verify_part(path, max_host_bytes)
+            report = verify_part(path, self._options.max_host_bytes)
             problem = "" if report.ok else str(report.problems[0])
         except Exception as error:  # whatever it is: the other processes wait for the answer
             found, problem = "unread", str(error) or type(error).__name__
@@ -330,7 +319,7 @@ class Folders:
             if self.lease.claimed:
                 self.lease.check()
 
-        return Target(self.own.path(step), self.backend, self._durable, may_commit)
+        return Target(self.own.path(step), self.backend, self._options.durable, may_commit)
 
     def copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
         """Where the copy of another process's part goes."""
@@ -342,7 +331,7 @@ class Folders:
         copies = self._steps(f"{self.path}/{_copies_of(source, self._count)}")
         path = copies.path(step)
         there = copies.token(os.path.basename(path))
-        return Target(path, self.backend, self._durable, may_commit, there)
+        return Target(path, self.backend, self._options.durable, may_commit, there)
 
     # ---------------------------------------------------------------------------------- delete
 

@@ -75,14 +75,7 @@ class LocalTier:
         self._root = root
         with heard_when_they_meet(processes):
             self._run_folder = folder_of(run, root, directory.path)
-            self._folders = folders = Folders(
-                self._run_folder,
-                directory.path,
-                processes.index,
-                processes.count,
-                directory.steps.names,
-                durable=options.durable,
-            )
+            self._folders = folders = Folders(self._run_folder, directory)
             if not directory.read_only:
                 folders.clean()
         self.directory = folders.path
@@ -449,7 +442,7 @@ class LocalTier:
 
     def _state(self, step: int) -> State:
         """Whether every byte of this process's part is as it was saved."""
-        return self._folders.state(step, self._complete.get(step), self._options.max_host_bytes)
+        return self._folders.state(step, self._complete.get(step))
 
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
