@@ -40,7 +40,6 @@ STATE = {
     "ckpt_core._operation": {"_watcher"},  # one thread reports on all operations
     "ckpt_core._processes": {"_absent"},  # for whom this process waits, for those reports
     "ckpt_core._run.preemption": {"_calls", "_listeners", "_previous"},  # signals of this process
-    "ckpt_core._run.tiers.peers": {"_ended"},  # keys of closed runs, which the next one removes
     "ckpt_core._storage.arrays": {"_alive"},  # files that a forked child must close
     "ckpt_keras._assets": {"_saved_beside"},  # Keras' hooks get no argument of ours
     "ckpt_keras._session": {"_RUNNING"},  # one fit at a time may write a directory

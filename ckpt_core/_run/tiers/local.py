@@ -27,7 +27,6 @@ from ckpt_core._run.in_flight import SaveSlot, wait_for_others
 from ckpt_core._run.run_file import RunFile
 from ckpt_core._run.steps import RunDirectory, find_run
 from ckpt_core._run.tiers.ended import name_other_runs
-from ckpt_core._run.tiers.fetch import Copier, fetch_lost
 from ckpt_core._run.tiers.folders import Folders, folder_of, local_root
 from ckpt_core._run.tiers.judge import (
     Judgement,
@@ -41,8 +40,13 @@ from ckpt_core._run.tiers.judge import (
     unread_of,
     vote,
 )
-from ckpt_core._run.tiers.peers import Table, exchange_addresses, heard_when_they_meet
-from ckpt_core._run.tiers.save import LocalSave, StepToSave
+from ckpt_core._run.tiers.peers import (
+    Table,
+    exchange_addresses,
+    fetch_lost,
+    heard_when_they_meet,
+)
+from ckpt_core._run.tiers.save import Copier, LocalSave, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
 

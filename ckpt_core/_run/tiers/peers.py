@@ -1,15 +1,19 @@
-"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer."""
+"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer, and how parts of them are fetched.
+
+A copy is equal to the original to the byte, ckpt.json included, and appears by the same commit as a save.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
 import os
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -19,21 +23,38 @@ from ckpt_core._directory import (
     read_secret,
     this_machine,
     this_network,
+    write_pieces,
 )
-from ckpt_core._errors import BarrierTimeout, CheckpointError
+from ckpt_core._errors import BarrierTimeout, CheckpointCorrupt, CheckpointError
 from ckpt_core._exchange import (
+    BLOCK_BYTES,
     IDLE_SECS,
     Connection,
+    Key,
+    Lacking,
     ServedParts,
     Server,
     choose_address,
+    open_plain,
     route_to,
     routes_of,
 )
+from ckpt_core._format.part import contains
+from ckpt_core._format.record import RECORD_FILE, load_record
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._operation import logger
-from ckpt_core._options import Options
+from ckpt_core._options import MIB, Options
 from ckpt_core._processes import Processes, coordinator_host
-from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
+from ckpt_core._run.tiers.folders import Folders, Target
+from ckpt_core._run.tiers.judge import (
+    ChosenPartner,
+    Source,
+    all_partners,
+    cause_of,
+    choose_partner,
+    inverted,
+)
+from ckpt_core._verify import verify_part
 
 _CALL = "open local steps"
 _SECRET_BYTES = 32
@@ -44,6 +65,12 @@ _OPEN = (
 )
 _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
+_VERIFY_BYTES = 256 * MIB
+"""Maximum host memory in which a part is verified, if no chunk is larger."""
+Pieces = Callable[[int], Iterator[bytes]]
+"""The content of a file of a part, block by block: 0 is ckpt.json, then come its files by name."""
+
+# ----------------------------------------------------------------------------------------- peers
 
 
 @dataclass(frozen=True)
@@ -279,3 +306,120 @@ def _strangers(introduced: Sequence[_Introduced]) -> str:
                 "name a file with the same bytes on each host"
             )
     return ""
+
+
+# ----------------------------------------------------------------------------------------- fetch
+
+
+def bring(key: Key, pieces: Pieces, target: Target) -> None:
+    """Brings a part and verifies it. If anything is wrong, nothing remains of it. Raises
+    CheckpointCorrupt if it is damaged, or another one; ConnectionError if it could not be fetched.
+    """
+    head = b"".join(_bounded(pieces(0), most_bytes(RECORD_FILE), RECORD_FILE))
+    record = load_record(head)
+    serves = record.part is None or contains(record.part.serves, key.writer)
+    if record.token != key.token or not serves:
+        raise CheckpointCorrupt(
+            f"{RECORD_FILE}: another part than that of process {key.writer} of step {key.step}",
+            file=RECORD_FILE,
+        )
+    with target.backend.begin(
+        target.path, overwrite=True, durable=target.durable, token=key.token
+    ) as attempt:
+        for position, name in enumerate(record.beside, 1):
+            content = _bounded(pieces(position), record.files[name].size_bytes, name)
+            write_pieces(os.path.join(attempt.path, name), content, durable=target.durable)
+        attempt.make_durable(RECORD_FILE, head)
+        report = verify_part(attempt.path, _VERIFY_BYTES)
+        if not report.ok:
+            problem = report.problems[0]
+            raise CheckpointCorrupt(str(problem), file=problem.file, leaf=problem.leaf)
+        target.may_commit()
+        attempt.commit()
+
+
+def fetch_first(
+    save: tuple[int, str], sources: Sequence[Source], peers: Peers, target: Target, what: str
+) -> tuple[Source, list[str]]:
+    """Brings a part from the first of its sources that gives it, another process or another folder of this one; also
+    returns what the sources before answered. CheckpointCorrupt says what each answered, if none has the part whole. OSError: it could not be written here, or one
+    source could not be asked or could not read it.
+    """
+    failures: list[str] = []
+    refused: OSError | None = None
+    unasked: Exception | None = None  # why one that may have it could not be asked
+    for source in sources:
+        try:
+            _bring_from(source, Key(*save, source.writer), peers, target)
+        except (CheckpointError, OSError) as error:
+            failures.append(f"from process {source.process}: {error}")
+            if isinstance(error, ConnectionError):  # nothing of this machine
+                if not isinstance(error, Lacking):
+                    unasked = error
+                continue
+            if isinstance(error, OSError) and (cause := cause_of(error)):
+                refused = error
+                if cause == "room":  # nor would there be for what another source gives
+                    break
+        else:
+            return source, failures
+    text = f"{what}: {'; '.join(failures)}"
+    if refused is not None:
+        raise OSError(refused.errno, text) from refused
+    if unasked is not None:
+        raise OSError(errno.EHOSTUNREACH, text) from unasked
+    raise CheckpointCorrupt(text)
+
+
+def _bring_from(source: Source, key: Key, peers: Peers, target: Target) -> None:
+    if source.process == peers.index:
+        paths = peers.served(key)
+        if paths is None:
+            raise Lacking("it was here and is gone")
+        bring(key, pieces_of_files(paths), target)
+        return
+    with contextlib.closing(peers.connect(source.process)) as connection:
+        bring(key, lambda position: connection.pieces(key, position), target)
+
+
+def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[bytes]:
+    """The pieces; raises CheckpointCorrupt as soon as they are more than the file can have."""
+    left = size_bytes
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise CheckpointCorrupt(f"{name} has more than {size_bytes} bytes", file=name)
+        yield piece
+
+
+def pieces_of_files(paths: Sequence[str]) -> Pieces:
+    """The files of a part in a directory of this host."""
+
+    def pieces(position: int) -> Iterator[bytes]:
+        with open_plain(paths[position]) as file:
+            while piece := file.read(BLOCK_BYTES):
+                yield piece
+
+    return pieces
+
+
+def fetch_lost(
+    step: int, token: str, sources: Sequence[Source], peers: Peers, folders: Folders
+) -> None:
+    """Gets this process's part of a whole step, which it lacks or which is damaged here, from wherever it is whole; blocks
+    meanwhile. All have agreed on the sources before, in ``judge.judge``, and the others only serve files. Raises
+    CheckpointNotFound if it may not be brought here, else what ``fetch_first`` does.
+    """
+    mine, target = peers.index, folders.own_target(step)
+    lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
+    source, failures = fetch_first((step, token), sources, peers, target, lost)
+    state, why = folders.useless.pop((step, token), ("", ""))
+    was = {"damaged": f"was damaged ({why})", "unread": f"could not be read ({why})"}
+    there = f"process {source.process}"
+    logger.warning(
+        "%s: this process's part of the step %s; it was fetched from %s and verified%s",
+        target.path,
+        was.get(state, "was missing"),
+        "another folder of this host" if source.process == mine else there,
+        f", after failures {'; '.join(failures)}" if failures else "",
+    )

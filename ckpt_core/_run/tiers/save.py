@@ -1,4 +1,4 @@
-"""Saves into local directories: each process writes the shards it holds, and all commit or none.
+"""Saves into local directories: each process writes the shards it holds, and all commit or none; then partners copy their parts.
 
 The part of a step that one process wrote is of use for another if both hold the same: the same regions of all distributed
 arrays, and equal values of all else, numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
@@ -9,22 +9,25 @@ states of its whole block. A block is spread over the job, so that its processes
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._errors import CheckpointError
+from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
+from ckpt_core._operation import logger
 from ckpt_core._options import KIB
-from ckpt_core._run.tiers.fetch import Copier
 from ckpt_core._run.tiers.folders import Folders
-from ckpt_core._run.tiers.judge import judge_copies
-from ckpt_core._run.tiers.peers import Peers, Table
+from ckpt_core._run.tiers.judge import CopyState, judge_copies
+from ckpt_core._run.tiers.peers import Peers, Table, bring
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._save.protocol import Save
@@ -34,6 +37,9 @@ MOST_STATE_BYTES = 64 * KIB
 """Maximum size of a process's pipeline states that are sent to the other processes of its block."""
 BLOCK = 8
 """Maximum number of processes that get each other's pipeline states."""
+_LOOK_SECS = 0.2
+_STALLED_SECS = 10.0
+"""``Copier.finish`` gives up if no partner is connected for this time."""
 
 States = dict[str, dict[str, str]]
 """Of data pipelines: item -> file name -> content."""
@@ -225,3 +231,123 @@ class LocalSave(Save):
                     "states of data pipelines are gone from the coordination service"
                 )
             self.items = with_states(self.items, [json.loads(text or "") for text in texts])
+
+
+class _Cancelled(CheckpointError):
+    """The copy is not wanted any more."""
+
+
+class Copier:
+    """Fetches the parts of the processes that have this one as partner, one step at a time; others can fetch them here."""
+
+    def __init__(self, peers: Peers, folders: Folders) -> None:
+        self.sources: Sequence[int] = peers.sources
+        self.active = peers.copies
+        self._peers = peers
+        self._folders = folders
+        self._state: CopyState = "idle" if self.active else "off"
+        self._now: tuple[int, str] = (-1, "")
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def report(self) -> list[Any]:
+        """What ``judge_copies`` gets of this process."""
+        state = self._state
+        return [state, *self._now] if state in ("busy", "done") else [state, -1, ""]
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are being made."""
+        return self._state == "busy"
+
+    def copy(self, step: int, token: str) -> None:
+        """Begins to copy a step that all processes have committed; ends copying another one."""
+        self._cancelled.set()
+        self._now, self._state = (step, token), "busy"
+        self._cancelled = cancelled = threading.Event()
+        try:
+            work, given = self._work, (step, token, cancelled)
+            self._thread = threading.Thread(None, work, "ckpt-partner", given, daemon=True)
+            self._thread.start()
+        except RuntimeError:  # the interpreter is about to end
+            self._thread, self._state = None, "idle"
+
+    def _work(self, step: int, token: str, cancelled: threading.Event) -> None:
+        done = True
+        for source in self.sources:
+            try:
+                self._copy(Key(step, token, source), cancelled)
+            except _Cancelled:
+                done = False
+            except Exception as error:
+                done = False
+                logger.warning(
+                    "step %d: no copy of the part of process %d was made here: %s",
+                    step,
+                    source,
+                    error,
+                )
+        if not cancelled.is_set():  # else another step may be copied already
+            self._state = "done" if done else "idle"
+
+    def _copy(self, key: Key, cancelled: threading.Event) -> None:
+        def may_go_on() -> None:
+            if cancelled.is_set():
+                raise _Cancelled(f"the copy of step {key.step} is not wanted any more")
+
+        connection = self._peers.connect(key.writer)
+
+        def pieces(position: int) -> Iterator[bytes]:
+            for piece in connection.pieces(key, position):
+                may_go_on()
+                yield piece
+
+        try:
+            target = self._folders.copy_target(key.writer, key.step, may_go_on)
+            if target.token != key.token:  # else it was copied before the last restart
+                bring(key, pieces, target)
+        finally:
+            with contextlib.suppress(ConnectionError):
+                connection.close()  # it may have stopped midway through a file
+                connection.say_done(key)
+            connection.close()
+
+    def cancel(self) -> None:
+        """Stops copying; returns when nothing more is committed, or after 20 s."""
+        self._cancelled.set()
+        if self._thread is not None:
+            self._thread.join(2 * _STALLED_SECS)
+        if self._state != "off":
+            self._state = "idle"
+
+    def finish(self, timeout_secs: float) -> None:
+        """Blocks until the copies of the last step are made, here and of this process's part; gives up at the timeout, or
+        once no partner is connected any more. What this process fetches ends by itself, if no byte comes.
+        """
+        server, moved = self._peers.server, time.monotonic()
+        deadline = moved + timeout_secs
+        while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
+            fetched = server is None or server.was_done(Key(*self._now, self._peers.index))
+            moved = now if self.busy else max(moved, 0.0 if server is None else server.last_used)
+            if not self.busy and (fetched or now - moved > _STALLED_SECS):
+                return
+            time.sleep(_LOOK_SECS)
+
+    def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
+        """Finishes; also copies the newest of ``steps`` (with their tokens), if copies of an earlier one were still being
+        made then. The timeout is for all of it.
+        """
+        if not self.active:
+            return
+        try:
+            deadline = time.monotonic() + timeout_secs
+            self.finish(timeout_secs)
+            newest = max(steps.items(), default=self._now)
+            if self._state in ("busy", "done") and newest != self._now:
+                self.copy(*newest)
+                self.finish(deadline - time.monotonic())
+        except BaseException:  # an interrupt: its thread must not go on
+            self._cancelled.set()
+            raise
+        self.cancel()

@@ -10,10 +10,9 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._exchange import Key, Server
-from ckpt_core._run.tiers.fetch import fetch_first
 from ckpt_core._run.tiers.folders import Target
 from ckpt_core._run.tiers.judge import Source
-from ckpt_core._run.tiers.peers import Peers
+from ckpt_core._run.tiers.peers import Peers, fetch_first
 from tests.support.counted_service import Keys
 
 SECRET = "s" * 64

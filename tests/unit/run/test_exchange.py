@@ -15,8 +15,8 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._exchange import Connection, Key, Server
-from ckpt_core._run.tiers.fetch import bring, pieces_of_files
 from ckpt_core._run.tiers.folders import Target
+from ckpt_core._run.tiers.peers import bring, pieces_of_files
 from ckpt_core._saved.checkpoint import NativeCheckpoint
 from ckpt_core._saved.opening import open_checkpoint
 
