@@ -429,7 +429,7 @@ class LocalTier:
         if not self._copier.active or step != newest:
             return
         self._copied = step
-        if self._folders.lease.claimed and not self._copier.busy:
+        if self._folders.lease.claimed and self._copier.report[0] != "busy":
             self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:

@@ -298,7 +298,7 @@ def _strangers(introduced: Sequence[_Introduced]) -> str:
     for index, one in enumerate(introduced):
         if one.proof != first.proof:
             theirs, ours = (
-                f"has {'a' if said.proof else 'no'} secret{f' ({said.why})' if said.why else ''}"
+                f"has no secret ({said.why})" if said.why else "has a secret"
                 for said in (one, first)
             )
             return (

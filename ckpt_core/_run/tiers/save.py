@@ -201,14 +201,13 @@ class LocalSave(Save):
 
     def _agree_to_start(self) -> None:
         """All processes agree on token, groups and copies, before anything is written."""
-        job, copied, states = self.job, list[Any](), States()
+        job, copied, states = self.job, self._copier.report, States()
         index, processes = job.processes.index, job.processes
 
         def states_of(process: int) -> str:  # the key at the coordination service
             return f"{self._peers.folder}/{process}/states"
 
         def offer() -> list[Any]:  # once the arrays are on the host
-            copied[:] = self._copier.report
             digest, held = holding_of(self.items, index)
             states.update(held)
             if states:
@@ -221,7 +220,7 @@ class LocalSave(Save):
         }
         answer = self.agree(settings, offer, lambda offers: combine_offers(offers, self._groups))
         self.token, groups, self.copies, protected = answer
-        self.protected = (copied[1], copied[2]) if protected else None
+        self.protected = copied[1:] if protected else None
         self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
         if states:
             group = (n for first, last in part.serves for n in range(first, last + 1))
@@ -231,10 +230,6 @@ class LocalSave(Save):
                     "states of data pipelines are gone from the coordination service"
                 )
             self.items = with_states(self.items, [json.loads(text or "") for text in texts])
-
-
-class _Cancelled(CheckpointError):
-    """The copy is not wanted any more."""
 
 
 class Copier:
@@ -251,15 +246,9 @@ class Copier:
         self._thread: threading.Thread | None = None
 
     @property
-    def report(self) -> list[Any]:
-        """What ``judge_copies`` gets of this process."""
-        state = self._state
-        return [state, *self._now] if state in ("busy", "done") else [state, -1, ""]
-
-    @property
-    def busy(self) -> bool:
-        """Whether copies are being made."""
-        return self._state == "busy"
+    def report(self) -> tuple[CopyState, int, str]:
+        """What ``judge_copies`` gets of this process: the state, and of which step and token."""
+        return (self._state, *self._now)
 
     def copy(self, step: int, token: str) -> None:
         """Begins to copy a step that all processes have committed; ends copying another one."""
@@ -278,23 +267,22 @@ class Copier:
         for source in self.sources:
             try:
                 self._copy(Key(step, token, source), cancelled)
-            except _Cancelled:
-                done = False
             except Exception as error:
                 done = False
-                logger.warning(
-                    "step %d: no copy of the part of process %d was made here: %s",
-                    step,
-                    source,
-                    error,
-                )
+                if not cancelled.is_set():
+                    logger.warning(
+                        "step %d: no copy of the part of process %d was made here: %s",
+                        step,
+                        source,
+                        error,
+                    )
         if not cancelled.is_set():  # else another step may be copied already
             self._state = "done" if done else "idle"
 
     def _copy(self, key: Key, cancelled: threading.Event) -> None:
         def may_go_on() -> None:
             if cancelled.is_set():
-                raise _Cancelled(f"the copy of step {key.step} is not wanted any more")
+                raise CheckpointError(f"the copy of step {key.step} is not wanted any more")
 
         connection = self._peers.connect(key.writer)
 
@@ -329,8 +317,9 @@ class Copier:
         deadline = moved + timeout_secs
         while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
             fetched = server is None or server.was_done(Key(*self._now, self._peers.index))
-            moved = now if self.busy else max(moved, 0.0 if server is None else server.last_used)
-            if not self.busy and (fetched or now - moved > _STALLED_SECS):
+            busy = self._state == "busy"
+            moved = now if busy else max(moved, 0.0 if server is None else server.last_used)
+            if not busy and (fetched or now - moved > _STALLED_SECS):
                 return
             time.sleep(_LOOK_SECS)
 
