@@ -1,14 +1,12 @@
 """Files of local checkpoints from one process to another: HTTP on the job's own network.
 
 The only module that opens sockets. Nothing is pushed: the process that needs files fetches them. A request names a part
-of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``; with ``done`` instead, the process that makes
-copies of the part says that it has ended. A server gives what its ``ServedParts`` lists, to who knows the secret of the
-job: paths come from there alone, so no request can reach another file.
+of a step and the number of a file in it, ``/<step>/<token>/<writer>/<n>``. A server gives what its ``ServedParts`` lists,
+to who knows the secret of the job: paths come from there alone, so no request can reach another file.
 """
 
 from __future__ import annotations
 
-import collections
 import errno
 import hmac
 import http.client
@@ -21,10 +19,10 @@ import socketserver
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ckpt_core._options import MIB
 from ckpt_core._platform import NO_LINK, READ
@@ -36,12 +34,10 @@ _MOST_REASON = 100
 """Maximum length of what is repeated of a refusal."""
 _MOST_CONNECTIONS = 32
 """Further ones are refused, and their processes try another source, or later."""
-_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
+_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8})")
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
 """Errors of ``open_plain`` that say that a file is not there, or is none; others, that it cannot be read now."""
 _POLL_SECS = 0.5
-_REMEMBERED = 16
-_SEND_BYTES = 8 * MIB
 _LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
 
@@ -63,28 +59,25 @@ def route_to(host: str) -> str | None:
         return None
 
 
-def routes_of(everyone: Sequence[tuple[str, str | None]]) -> dict[str, str] | None:
-    """On process 0, from the network namespace of each process and its route to the coordinator: at most two namespaces, each
-    with its first route that is not loopback; None if all processes are in one namespace.
+def far_route(everyone: Sequence[tuple[str, str | None]]) -> str | None:
+    """On process 0, from the network namespace of each process and its route to the coordinator: the first route that is not
+    loopback, empty if there is none; None if all processes are in one namespace.
     """
-    routes: dict[str, str] = {}
-    for network, address in everyone:
-        if len(routes) < 2 and address is not None and not _is_loopback(address):
-            routes.setdefault(network, address)
-    return routes if len({network for network, _ in everyone}) > 1 else None
+    if len({network for network, _ in everyone}) == 1:
+        return None
+    return next((one for _, one in everyone if one and not _is_loopback(one)), "")
 
 
-def choose_address(network: str, mine: str | None, routes: Mapping[str, str] | None) -> str | None:
+def choose_address(mine: str | None, far: str | None) -> str | None:
     """The address at which a process listens; None if it has none that others could reach. In one network namespace
     that is loopback. Otherwise it is ``mine``, the route to the coordinator; where that is loopback, as on the
-    coordinator's own host, the route to a process in another namespace.
+    coordinator's own host, the route to a process elsewhere.
     """
-    if routes is None:
+    if far is None:
         return _LOOPBACK
     if mine is not None and not _is_loopback(mine):
         return mine
-    there = next((address for other, address in routes.items() if other != network), None)
-    return None if there is None else route_to(there)
+    return route_to(far) if far else None
 
 
 def _is_loopback(address: str) -> bool:
@@ -120,12 +113,7 @@ class Connection:
         self._headers = {"Authorization": _authorization(secret)}
         self._http = http.client.HTTPConnection(address, port, timeout=idle_secs)
 
-    def say_done(self, key: Key) -> None:
-        """Tells the peer that this process needs no more of a part; raises as ``pieces``."""
-        for _ in self.pieces(key, "done"):
-            break  # there is nothing to be said
-
-    def pieces(self, key: Key, position: int | Literal["done"]) -> Iterator[bytes]:
+    def pieces(self, key: Key, position: int) -> Iterator[bytes]:
         """The content of one file, block by block. Raises Lacking if the peer does not have the file, ConnectionError
         if it does not answer, cannot read the file, or stopped midway.
         """
@@ -197,7 +185,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.authorized = _authorization(secret).encode()
         self.served = served
-        self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
         self._last_used = time.monotonic()
         self._open = set[Any]()  # connections
         self._lock = threading.Lock()
@@ -215,10 +202,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """
         with self._lock:
             return time.monotonic() if self._open else self._last_used
-
-    def was_done(self, key: Key) -> bool:
-        """Whether a process said that it needs a part no longer; of a few recent parts."""
-        return key in self.done
 
     def close(self) -> None:
         """Ends all transfers and closes the port; may be called again."""
@@ -275,10 +258,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND)
             return
         key = Key(int(asked[1]), asked[2], int(asked[3]))
-        if asked[4] == "done":
-            server.done.append(key)
-            self._answer(HTTPStatus.OK, 0)
-            return
         try:
             if self._found is None or self._found[0] != key:
                 self._found = key, server.served(key)
@@ -299,13 +278,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, file: Any) -> None:
         size_bytes = os.fstat(file.fileno()).st_size
         self._answer(HTTPStatus.OK, size_bytes)
-        sent = 0
-        while sent < size_bytes:
-            count = self.connection.sendfile(file, sent, min(_SEND_BYTES, size_bytes - sent))
-            if count == 0:  # the file became shorter: the receiver sees that bytes are missing
-                self.close_connection = True
-                return
-            sent += count
+        if size_bytes and self.connection.sendfile(file, 0, size_bytes) < size_bytes:
+            self.close_connection = (
+                True  # it became shorter: the receiver sees that bytes are missing
+            )
 
     def _refuse(self, status: HTTPStatus, reason: str | None = None) -> None:
         self.close_connection = True

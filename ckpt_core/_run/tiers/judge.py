@@ -279,8 +279,8 @@ def inverted(partners: Sequence[int | None]) -> list[list[int]]:
     return sources
 
 
-# without partners; has copied none, or could not; is copying; has copied
-CopyState = Literal["off", "idle", "busy", "done"]
+# has copied none, or could not; is copying; has copied
+CopyState = Literal["idle", "busy", "done"]
 """Of the copies that one process makes: of which step, see ``judge_copies``."""
 
 
@@ -290,7 +290,7 @@ def judge_copies(reports: Sequence[Any]) -> tuple[bool, bool]:
     part. While any process still copies, none begins with another step.
     """
     states = {state for state, _, _ in reports}
-    return not {"off", "busy"} & states, states == {"done"} and len({*map(tuple, reports)}) == 1
+    return "busy" not in states, states == {"done"} and len({*map(tuple, reports)}) == 1
 
 
 # -------------------------------------------------------------- after a restore that failed
@@ -377,30 +377,21 @@ def unread_of(step: int, why: object, error: Exception) -> CheckpointError | OSE
         "restore an older step by its number: restore(step, ...)"
     )
     number = error.errno if isinstance(error, OSError) else None
-    unread = CheckpointError(text) if number is None else OSError(number, text)
-    unread.__cause__ = error
-    return unread
+    return CheckpointError(text) if number is None else OSError(number, text)
 
 
 def damage_of(directory: str, step: int, error: Exception) -> CheckpointCorrupt:
     """What is raised if no other tier has a step that could not be restored because of ``error``."""
     named = error if isinstance(error, CheckpointCorrupt) else None
-    damage = CheckpointCorrupt(
-        f"{directory}: step {step}: {error}",
-        file=named and named.file,
-        leaf=named and named.leaf,
-    )
-    damage.__cause__ = error
-    return damage
+    text = f"{directory}: step {step}: {error}"
+    return CheckpointCorrupt(text, file=named and named.file, leaf=named and named.leaf)
 
 
 def misfit_of(directory: str, step: int, error: Exception) -> Misfit:
     """The same where all parts are whole, but do not have what this restore wants."""
-    misfit = Misfit(
+    return Misfit(
         f"{directory}: step {step} is not damaged, but the local directories do not have it for these "
         f"shardings: {error}. From them each process restores what its own devices held at the save, and none does so "
         "alone (as_numpy=True). Restore with the shardings of the save; for others, save it to the "
         "persistent directory before: save(..., force=True)"
     )
-    misfit.__cause__ = error
-    return misfit

@@ -341,7 +341,7 @@ class LocalTier:
         """
         complete = {**self._complete, step: save.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
-        if self._copier.active:
+        if self._peers.copies:
             if save.protected and save.protected in self._complete.items():  # not saved once more
                 self._protected = save.protected[0]
             elif self._protected not in self._complete:
@@ -351,8 +351,7 @@ class LocalTier:
                 self._copier.copy(step, save.token)
             kept |= complete.keys() & {self._protected, self._copied}
         self._complete = {one: complete[one] for one in kept}
-        sources = self._copier.sources if self._copier.active else ()
-        self._folders.retain(kept, save.job.target, sources)
+        self._folders.retain(kept, save.job.target, self._peers.sources)
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
@@ -418,6 +417,7 @@ class LocalTier:
                         made = damage_of if fits else misfit_of
                         found = made(self.directory, step, error)
                         kind = type(found).__name__
+                    found.__cause__ = unread or error
                     mark_agreed(found, kind)  # by the agreement on it
                     return found
         finally:
@@ -426,7 +426,7 @@ class LocalTier:
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
         newest = max(self._complete, default=None)
-        if not self._copier.active or step != newest:
+        if not self._peers.copies or step != newest:
             return
         self._copied = step
         if self._folders.lease.claimed and self._copier.report[0] != "busy":

@@ -35,9 +35,9 @@ from ckpt_core._exchange import (
     ServedParts,
     Server,
     choose_address,
+    far_route,
     open_plain,
     route_to,
-    routes_of,
 )
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, load_record
@@ -192,9 +192,9 @@ def exchange_addresses(
         partner = choose_partner(options.partners, processes.index, processes.count)
     except Exception as raised:
         error = error or f"has no partner: {type(raised).__name__}: {raised}"
-    network, route = _name(this_network()), route_to(coordinator_host())
+    route = route_to(coordinator_host())
     proof = "" if private is None else _derived(private, "proof")
-    mine = _Introduced(machine, network, route, partner, error, proof, why)
+    mine = _Introduced(machine, _name(this_network()), route, partner, error, proof, why)
 
     def answer_all(texts: list[str]) -> str:
         introduced = [_Introduced(*json.loads(text)) for text in texts]
@@ -209,13 +209,11 @@ def exchange_addresses(
         if copies := not problem and not without:
             for index, sources in enumerate(inverted(partners)):
                 processes.put(f"{_folder(nonce)}/{index}/sources", json.dumps(sources))
-        routes = routes_of([(one.network, one.route) for one in introduced])
-        return json.dumps([nonce, routes, problem, without[:5], copies])
+        far = far_route([(one.network, one.route) for one in introduced])
+        return json.dumps([nonce, far, problem, without[:5], copies])
 
     together = processes.round(_CALL, options.timeout_secs)
-    nonce, routes, problem, without, copies = json.loads(
-        together.decide(json.dumps(mine), answer_all)
-    )
+    nonce, far, problem, without, copies = json.loads(together.decide(json.dumps(mine), answer_all))
     if problem:
         raise CheckpointError(problem)
     if private is None and processes.index == 0:
@@ -225,7 +223,7 @@ def exchange_addresses(
             "Options.partners is set here, but not on processes %s: no copies are made", without
         )
     secret, folder = nonce if private is None else _derived(private, nonce), _folder(nonce)
-    server, address = _serve(choose_address(network, route, routes), secret, served)
+    server, address = _serve(choose_address(route, far), secret, served)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
     peers = Peers(
         processes, served, secret, server, folder, idle_secs, tuple(machines), copies=copies

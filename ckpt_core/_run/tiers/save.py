@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, dump_runs, parse_runs, runs_of
 from ckpt_core._operation import logger
@@ -121,21 +121,7 @@ def groups_of(digests: Sequence[str], with_states: bool) -> list[list[int]]:
     return [some[first::stride] for some, stride in strides for first in range(stride)]
 
 
-def with_states(items: Sequence[PreparedItem], states: Sequence[States]) -> list[PreparedItem]:
-    """The items of a save, with these pipeline states of other processes."""
-
-    def others_of(item: PreparedItem) -> dict[str, bytes]:
-        return {
-            name: text.encode(errors="surrogateescape")
-            for one in states
-            for name, text in one.get(item.name, {}).items()
-            if name not in item.state_files
-        }
-
-    return [replace(item, others=others_of(item)) for item in items]
-
-
-def combine_offers(offers: Sequence[Sequence[Any]], groups: Table) -> list[Any]:
+def combine_offers(offers: Sequence[Sequence[Any]], groups: Table, partners: bool) -> list[Any]:
     """On process 0: the answer to what all offered in agreement 1 (token, digest, whether it sends states, and the report for
     ``judge_copies``), the same to all: the token that all have, where each finds its group, and what ``judge_copies`` says.
     """
@@ -144,7 +130,8 @@ def combine_offers(offers: Sequence[Sequence[Any]], groups: Table) -> list[Any]:
         text = dump_runs(runs_of(group))
         for index in group:
             rows[index] = text
-    return [offers[0][0], groups.publish(rows), *judge_copies([copied for *_, copied in offers])]
+    copies = judge_copies([copied for *_, copied in offers]) if partners else (False, False)
+    return [offers[0][0], groups.publish(rows), *copies]
 
 
 class LocalSave(Save):
@@ -218,8 +205,12 @@ class LocalSave(Save):
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        answer = self.agree(settings, offer, lambda offers: combine_offers(offers, self._groups))
-        self.token, groups, self.copies, protected = answer
+        partners = self._peers.copies
+
+        def combine(offers: list[Any]) -> list[Any]:
+            return combine_offers(offers, self._groups, partners)
+
+        self.token, groups, self.copies, protected = self.agree(settings, offer, combine)
         self.protected = copied[1:] if protected else None
         self.part = part = Part(index, processes.count, parse_runs(self._groups.row(groups)))
         if states:
@@ -229,18 +220,26 @@ class LocalSave(Save):
                 raise CheckpointError(
                     "states of data pipelines are gone from the coordination service"
                 )
-            self.items = with_states(self.items, [json.loads(text or "") for text in texts])
+            received = [json.loads(text or "") for text in texts]
+            for at, item in enumerate(self.items):
+                files = {
+                    name: text for one in received for name, text in one.get(item.name, {}).items()
+                }
+                others = {
+                    name: text.encode(errors="surrogateescape")
+                    for name, text in files.items()
+                    if name not in item.state_files
+                }
+                self.items[at] = replace(item, others=others)
 
 
 class Copier:
     """Fetches the parts of the processes that have this one as partner, one step at a time; others can fetch them here."""
 
     def __init__(self, peers: Peers, folders: Folders) -> None:
-        self.sources: Sequence[int] = peers.sources
-        self.active = peers.copies
         self._peers = peers
         self._folders = folders
-        self._state: CopyState = "idle" if self.active else "off"
+        self._state: CopyState = "idle"
         self._now: tuple[int, str] = (-1, "")
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
@@ -264,7 +263,7 @@ class Copier:
 
     def _work(self, step: int, token: str, cancelled: threading.Event) -> None:
         done = True
-        for source in self.sources:
+        for source in self._peers.sources:
             try:
                 self._copy(Key(step, token, source), cancelled)
             except Exception as error:
@@ -296,18 +295,16 @@ class Copier:
             if target.token != key.token:  # else it was copied before the last restart
                 bring(key, pieces, target)
         finally:
-            with contextlib.suppress(ConnectionError):
-                connection.close()  # it may have stopped midway through a file
-                connection.say_done(key)
             connection.close()
+            copied = f"{self._peers.folder}/{key.writer}/copied"  # or given up: it may end
+            self._peers.processes.put(copied, f"{key.step} {key.token}")
 
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed, or after 20 s."""
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join(2 * _STALLED_SECS)
-        if self._state != "off":
-            self._state = "idle"
+        self._state = "idle"
 
     def finish(self, timeout_secs: float) -> None:
         """Blocks until the copies of the last step are made, here and of this process's part; gives up at the timeout, or
@@ -316,18 +313,26 @@ class Copier:
         server, moved = self._peers.server, time.monotonic()
         deadline = moved + timeout_secs
         while self._state in ("busy", "done") and (now := time.monotonic()) < deadline:
-            fetched = server is None or server.was_done(Key(*self._now, self._peers.index))
+            fetched = server is None or self._is_copied()
             busy = self._state == "busy"
             moved = now if busy else max(moved, 0.0 if server is None else server.last_used)
             if not busy and (fetched or now - moved > _STALLED_SECS):
                 return
             time.sleep(_LOOK_SECS)
 
+    def _is_copied(self) -> bool:
+        """Whether this process's partner needs no more of its part of the last step."""
+        step, token = self._now
+        with contextlib.suppress(BarrierTimeout):  # the service has ended, and so has the partner
+            key = f"{self._peers.folder}/{self._peers.index}/copied"
+            return self._peers.processes.get(key) == f"{step} {token}"
+        return True
+
     def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
         """Finishes; also copies the newest of ``steps`` (with their tokens), if copies of an earlier one were still being
         made then. The timeout is for all of it.
         """
-        if not self.active:
+        if not self._peers.copies:
             return
         try:
             deadline = time.monotonic() + timeout_secs
