@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import weakref
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ckpt_core import _load
-from ckpt_core._directory import MAX_STEP
+from ckpt_core._directory import MAX_STEP, make_secret
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -64,7 +65,12 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
         if processes.count == 1:
             raise
         refusal = error  # the others are about to find the run, and to meet
-    run = find_run(directory, make=not directory.read_only and refusal is None)
+    options, make = directory.options, not directory.read_only and refusal is None
+    first = processes.index == 0 < processes.count - 1
+    if first and make and directory.local and options.peer_secret_file is None:
+        with contextlib.suppress(OSError):  # it is met again where all meet
+            make_secret(directory.path)  # the others go on once process 0 has found the run
+    run = find_run(directory, make=make)
     with heard_when_they_meet(processes):
         if refusal is not None:
             raise refusal
@@ -274,8 +280,8 @@ class LocalTier:
 
         def open_part() -> Any:
             whole = self._found.steps.get(step)
-            if whole is not None and whole.sources:  # this process lacks its part
-                (sources,) = whole.sources.values()
+            if whole and whole.sources and whole.token == self._complete.get(step):
+                (sources,) = whole.sources.values()  # this process lacks its part
                 fetch_lost(step, whole.token, sources, self._peers, self._folders)
                 whole.sources.clear()
             found = self._opened.get(step)

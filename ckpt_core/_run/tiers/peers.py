@@ -180,13 +180,13 @@ def exchange_addresses(
 ) -> Peers:
     """Starts this process's server and tells where it is; all processes must call it. What process 0 answers has a few
     hundred bytes, whatever the number of processes: where another one serves is asked when something is fetched from it. The
-    secret is made in ``directory``, the persistent one in a file system. Raises CheckpointError if the processes have no
-    secret in common, or ``Options.partners`` of one gave no other process.
+    secret is in ``directory``, the persistent one in a file system: process 0 has made it before. Raises CheckpointError if the
+    processes have no secret in common, or ``Options.partners`` of one gave no other process.
     """
     machine, machines = _name(this_machine()), list[str]()
     if processes.count == 1:
         return Peers(processes, served, "", None, machines=(machine,))
-    private, why, error = _private(options, directory)
+    private, why, error = _private(options, directory, processes.index == 0)
     partner: ChosenPartner = None
     try:
         partner = choose_partner(options.partners, processes.index, processes.count)
@@ -248,17 +248,20 @@ def _name(place: str) -> str:
     return base64.b64encode(hashlib.sha256(place.encode()).digest())[:10].decode()
 
 
-def _private(options: Options, directory: str | None) -> tuple[bytes | None, str, str]:
+def _private(options: Options, directory: str | None, first: bool) -> tuple[bytes | None, str, str]:
     """The secret that is in a file; else None, with why there is none, and why the file of the options is refused."""
     given = options.peer_secret_file
     if given is None and directory is None:
         return None, "there is no file for a secret of the job", ""
+    path = os.path.join(directory or "", SECRET_FILE)
     try:
-        return read_secret(os.fspath(given or make_secret(directory or ""))), "", ""
+        if first and given is None:
+            make_secret(directory or "")
+        return read_secret(os.fspath(given or path)), "", ""
     except (OSError, CheckpointError) as error:
         if given is not None:  # raised on every process, once all have met
             return None, "", f"has no secret: Options.peer_secret_file: {error}"
-        return None, f"{os.path.join(directory or '', SECRET_FILE)} holds no secret: {error}", ""
+        return None, f"{path} holds no secret: {error}", ""
 
 
 def _derived(private: bytes, what: str) -> str:

@@ -80,6 +80,8 @@ def _met(
     (part / "ckpt.json").write_bytes(b"weights")
     offered = [str(part / "ckpt.json")]
     meeting = _Meeting(count)
+    if directory is not None:
+        make_secret(directory)
 
     def one(index: int) -> Peers:
         served = {KEY: offered}.get
