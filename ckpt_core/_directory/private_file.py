@@ -9,7 +9,6 @@ import stat
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.syscalls import link_new, remove, sync_file
-from ckpt_core._directory.writing import make_directories
 from ckpt_core._errors import CheckpointError
 from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
 
@@ -53,7 +52,6 @@ def make_secret(directory: str) -> str:
     path = os.path.join(directory, SECRET_FILE)
     if os.path.lexists(path):
         return path
-    make_directories(directory, durable=True)
     temporary = hidden_names.make(hidden_names.TEMPORARY, directory, SECRET_FILE)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600)
     try:

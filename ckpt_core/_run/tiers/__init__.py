@@ -221,11 +221,14 @@ class Tiers:
         ours, listing, stray = opened[-1]
         if stray:
             _warn(stray, _FROM_RESTORE)
-        if self._changes_files and os.access(self.directory, os.W_OK):
-            newer = (one for one in sorted(listing.names) if one >= step)  # the next save moves it
-            paths = (self._persistent.path(one, listing) for one in newer)
-            if why := next(filter(None, map(why_immovable, paths)), ""):
-                logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
+        writable = self._changes_files and os.access(self.directory, os.W_OK)
+        for one in sorted(listing.names) if writable else ():
+            if one >= step:  # the next save moves what is newer
+                path = ours.path if one == step else self._persistent.path(one, listing)
+                if not os.access(path, os.W_OK):
+                    why = why_immovable(path)
+                    logger.warning("%s: step %d is restored, but %s", self.directory, step, why)
+                    break
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
 
     def _stray(self, step: int, opened: Record, listing: Listing, by_number: bool) -> str:

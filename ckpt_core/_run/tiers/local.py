@@ -65,12 +65,15 @@ def open_local(given: str | os.PathLike[str], directory: RunDirectory) -> LocalT
         if processes.count == 1:
             raise
         refusal = error  # the others are about to find the run, and to meet
-    options, make = directory.options, not directory.read_only and refusal is None
-    first = processes.index == 0 < processes.count - 1
-    if first and make and directory.local and options.peer_secret_file is None:
-        with contextlib.suppress(OSError):  # it is met again where all meet
-            make_secret(directory.path)  # the others go on once process 0 has found the run
-    run = find_run(directory, make=make)
+    run = find_run(directory, make=not directory.read_only and refusal is None)
+
+    def make() -> None:
+        if directory.options.peer_secret_file is None:
+            with contextlib.suppress(OSError):  # it is met again where all meet
+                make_secret(directory.path)
+
+    if processes.count > 1 and directory.local and not directory.read_only:
+        processes.round("make a secret", directory.options.timeout_secs).first(make)
     with heard_when_they_meet(processes):
         if refusal is not None:
             raise refusal
