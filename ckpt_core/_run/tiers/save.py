@@ -9,6 +9,7 @@ states of its whole block. A block is spread over the job, so that its processes
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import hashlib
 import json
@@ -241,6 +242,8 @@ class Copier:
         self._folders = folders
         self._state: CopyState = "idle"
         self._now: tuple[int, str] = (-1, "")
+        # tokens of the last steps of which copies ended: who still waits for one must not miss it for the next
+        self._ended: collections.deque[str] = collections.deque(maxlen=4)
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -296,8 +299,10 @@ class Copier:
                 bring(key, pieces, target)
         finally:
             connection.close()
+            if key.token not in self._ended:
+                self._ended.append(key.token)
             copied = f"{self._peers.folder}/{key.writer}/copied"  # or given up: it may end
-            self._peers.processes.put(copied, f"{key.step} {key.token}")
+            self._peers.processes.put(copied, " ".join(self._ended))
 
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed, or after 20 s."""
@@ -322,10 +327,9 @@ class Copier:
 
     def _is_copied(self) -> bool:
         """Whether this process's partner needs no more of its part of the last step."""
-        step, token = self._now
         with contextlib.suppress(BarrierTimeout):  # the service has ended, and so has the partner
             key = f"{self._peers.folder}/{self._peers.index}/copied"
-            return self._peers.processes.get(key) == f"{step} {token}"
+            return self._now[1] in (self._peers.processes.get(key) or "").split(" ")
         return True
 
     def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
